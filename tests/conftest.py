@@ -122,25 +122,27 @@ def as_for_users(monkeypatch):
 
 
 @functools.cache
-def _what_trainers_compiled():
-    """What the trainers of a process have compiled, by all that decides it."""
+def _what_trainings_compiled():
+    """What the trainings of a process have compiled, by all that decides it."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def compile_once():
-    """Let trainers with equal settings share what they compile: tracing it is most of a short run."""
-    from training.loop.trainer import Trainer  # noqa: PLC0415 (most tests need nothing of training/)
+    """Let trainings share what they compile if their updates are equal: tracing it is most of a short run."""
+    from training.loop.program import Program  # noqa: PLC0415 (most tests need nothing of training/)
 
-    compiled, original = _what_trainers_compiled(), Trainer._compiled
+    compiled, original = _what_trainings_compiled(), Program.of
 
-    def lookup(trainer):
-        settings = dataclasses.replace(trainer._settings, data=(), validation_data=())
-        key = repr((settings, trainer._description.config, trainer._data.labels, jax.config.jax_enable_x64))
+    def lookup(plan, *arguments):
+        elsewhere = {"data": (), "validation_data": (), "start_from": plan.settings.start_from and "a model"}
+        others = {"seed": 0, "eval_every": 1, "checkpoint_every": 1, "patience": 0, "max_to_keep": 1, "explosion": 2.0}
+        settings = dataclasses.replace(plan.settings, **elsewhere, **others)
+        key = repr((settings, plan.description.config, plan.description.labels, jax.config.jax_enable_x64))
         if key not in compiled:
-            compiled[key] = original(trainer)
-        return compiled[key]
+            compiled[key] = original(plan, *arguments)._replace(plan=None)
+        return compiled[key]._replace(plan=plan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_compiled", lookup)
+        patch.setattr(Program, "of", lookup)
         yield

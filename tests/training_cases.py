@@ -1,15 +1,19 @@
 """What the tests of training share: tiny data sets, settings and runs."""
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from training.data.batches import Batches, Source
 from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document
 from training.data.store import LabeledStore, PairStore, Splits, TokenStore
 from training.data.tokenizers import CharacterTokenizer
-from training.loop.trainer import Trainer
+from training.loop.program import Plan
+from training.loop.trainer import Watch, train
+from training.mesh.processes import Processes
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
 from training.settings import Settings
@@ -45,6 +49,11 @@ def settings_for(task: str, **values: Any) -> Settings:
     layers = {"L_enc": 1, "L_dec": 1} if task == "ed" else {"L": 1}
     more = {"p_mask": 0.3} if task == "e" else GATO_SETTINGS if task == "gato" else {}
     return settings_from({**TINY, **layers, **more, "dropout": 0.0, **values}, task=task)
+
+
+def batched(source: Callable[..., Source], *stores: Any, batch_size: int, seed: int = 0, **options: Any) -> Batches:
+    """The batches of a source's examples."""
+    return Batches(source(*stores, **options), batch_size=batch_size, seed=seed)
 
 
 def data_for(settings: Settings) -> RunData:
@@ -104,6 +113,17 @@ class Witness:
         self.warnings.append(message)
 
 
+class Trainer(NamedTuple):
+    """A training that is ready to begin."""
+
+    plan: Plan
+    files: RunDirectory
+    watch: Watch
+
+    def train(self) -> dict[str, float]:
+        return train(*self)
+
+
 def make_trainer(
     directory: Any, settings: Settings, *, initial: Any = None, fingerprints: dict[str, str] | None = None, **stops: int
 ) -> tuple[Trainer, Witness]:
@@ -119,6 +139,5 @@ def make_trainer(
     interrupts = Interrupts()
     witness = Witness(interrupts, **stops)
     clock = itertools.count().__next__
-    options: Any = {"interrupts": interrupts, "observer": witness, "clock": lambda: float(clock()), "initial": initial}
-    trainer = Trainer(description, data, files, **options)
-    return trainer, witness
+    watch = Watch(interrupts, witness, lambda: float(clock()), Processes())
+    return Trainer(Plan.of(description, data, initial), files, watch), witness

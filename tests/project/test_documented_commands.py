@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from training.commands import settings_table
-from training.commands.train import parser, read_settings, with_task
+from training.commands.resolving import resolve
+from training.commands.train import given_by, parser, with_task
 from training.loop.optimizers import optimizer_from
 from training.presets import PRESETS
 from training.settings import flag
 from training.tasks import TASKS, settings_from
-from training.tasks.models import check_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,7 +45,7 @@ def main_of(name):
 
 def train_settings(words):
     arguments = parser().parse_args(with_task(words))
-    return read_settings(arguments)
+    return resolve(given_by(arguments))
 
 
 def test_there_are_commands_to_test():
@@ -62,7 +62,6 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
         module.parser().parse_args(arguments)
     elif arguments[0] in TASKS:
         settings = train_settings(arguments)  # what runs/ has here does not matter
-        check_sizes(settings)
         optimizer_from(settings)
     else:
         assert arguments[0] == "--run"
@@ -108,7 +107,6 @@ def test_a_preset_is_accepted(name, tmp_path):
     task, values = PRESETS[name]
     settings = train_settings([task, "--run", str(tmp_path / "new"), "--preset", name])
     assert settings == settings_from(values, task=task)
-    check_sizes(settings)
     optimizer_from(settings)
 
 

@@ -1,13 +1,12 @@
 """Runs whose layers share parameters: the settings, the files, and the model that comes back from them."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 
 from algorithms import ALBERT, init_d_transformer
 from tests.training_cases import N_V, make_trainer, settings_for
+from training.commands.resolving import Given, Model, resolve
 from training.interchange.starting import start_from
 from training.loop.flops import step_flops
 from training.runs.directory import load_run
@@ -52,11 +51,12 @@ def test_a_run_is_saved_and_trained_further(tmp_path, values):
         make_trainer(tmp_path / "run", settings)[0].train()
         run = load_run(tmp_path / "run")
         further = settings_for("e", start_from=str(tmp_path / "run"))
-        start = start_from(further, ())
+        start = start_from(further).fitted(further)
     assert values["L"] == run.config.L
     assert len(run.theta.layers.attention.W_o) == values["L"] // run.config.shared_layers == values["L"] // 2
-    assert start.settings.shared_layers == 2
-    assert start.settings.variant == values.get("variant", "BERT")
+    given = Given("e", None, {}, {}, {"start_from": start.name, "l_max": 7}, model=Model(start.name, start.sizes))
+    found = resolve(given)
+    assert (found.shared_layers, found.variant) == (2, values.get("variant", "BERT"))
     np.testing.assert_array_equal(start.theta.layers.attention.W_o, run.theta.layers.attention.W_o)
     with pytest.raises(SettingsError, match=r"other sizes \(shared_layers 2 instead of 1\)"):
-        start_from(dataclasses.replace(further, shared_layers=1), ("shared_layers",))
+        resolve(given._replace(file={"shared_layers": 1}))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from training.loop.trainer import Preview
+from training.loop.program import Preview
 from training.settings import GROUPS, SETTINGS, Settings, flag
 from training.tasks import TASKS
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from training.commands.arguments import did_you_mean
-from training.commands.train import read_settings
+from training.commands.resolving import resolve
+from training.commands.train import given_by
 from training.commands.train import train as train_by
 from training.mesh.cpu import as_devices
 from training.mesh.processes import Processes
@@ -63,8 +64,8 @@ def train(
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
     with interrupts if in_main_thread else contextlib.nullcontext():
         try:
-            found = read_settings(arguments)
-            as_devices(n_places(found.mesh))
+            found = given_by(arguments)
+            as_devices(n_places(resolve(found).mesh))
             train_by(arguments, found, interrupts, Processes())
         except Interrupted:
             raise KeyboardInterrupt(f"the training of {run} was interrupted; call train again to resume it") from None

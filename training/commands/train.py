@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import math
 import os
 import platform
 import re
@@ -35,6 +34,7 @@ from training.commands.arguments import Parser, add_cache, at_least, local
 from training.commands.dry_run import described
 from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
+from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import say, show
 from training.data.corpora import SOURCES
@@ -44,21 +44,21 @@ from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
-from training.loop.trainer import Trainer
+from training.loop.program import Plan, preview
+from training.loop.trainer import Watch
+from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
 from training.mesh.idle import accelerators, over_all
-from training.mesh.padding import padded_size
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
-from training.mesh.shape import check_sizes as check_mesh
 from training.mesh.shape import n_places
 from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, MANY, SETTINGS, Settings, SettingsError, flag
-from training.tasks import TASKS, Task, settings_from, settings_to_json
-from training.tasks.models import check_sizes, config_to_json, model_config
+from training.settings import GROUPS, KINDS, SETTINGS, SettingsError, flag
+from training.tasks import TASKS, Task, settings_to_json
+from training.tasks.models import config_to_json, model_config
 
 COMMON = (
     "help", "help_all", "dry_run", "run", "preset", "epochs", "data", "tokenizer", "N_V", "l_max", "variant", "L",
@@ -182,45 +182,16 @@ def with_task(argv: Sequence[str]) -> list[str]:
     return [RunDirectory(run).description().settings.task, *argv]
 
 
-def read_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings, by precedence: flags, --config, --preset, those that the run began with, defaults. Raises
-    SettingsError if the file cannot be read or a setting is invalid, and RunError if the run is of another task.
-    """
-    values: dict[str, Any] = {}
+def given_by(arguments: argparse.Namespace) -> Given:
+    """Return what a command line gives. Raises SettingsError or RunError if a file cannot be read."""
     files = RunDirectory(arguments.run)
-    if files.config.is_file():
-        began = files.description().settings
-        if began.task != arguments.task:
-            raise RunError(f"--run: expected a run of task {arguments.task}, got one of {began.task}; name another one")
-        values = settings_to_json(began)
-    return settings_from(_absolute(values | _asked(arguments)), task=arguments.task)
-
-
-def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings given by flags, file and preset."""
-    values: dict[str, Any] = {}
-    if getattr(arguments, "preset", None):
-        values |= PRESETS[arguments.preset][1]
-    if arguments.config:
-        values |= _settings_file(arguments.config)
-    values |= {name: value for name, value in vars(arguments).items() if name in SETTINGS}
-    if arguments.epochs is None:
-        return values
-    if "steps" in vars(arguments):
-        raise SettingsError("--epochs: expected no --steps beside it, got both; leave one out")
-    if not 0 < arguments.epochs < MANY:
-        raise SettingsError(f"--epochs: expected a number above 0, got {arguments.epochs}")
-    return values | {"steps": MANY - 1}  # `_with_epochs` has the number, once the data are read
-
-
-def _with_epochs(arguments: argparse.Namespace, settings: Settings, data: RunData) -> Settings:
-    """Return the settings with the number of steps, and of warmup steps, for --epochs."""
-    if arguments.epochs is None:
-        return settings
-    steps = math.ceil(arguments.epochs * data.train.n_examples / settings.batch_size)
-    counted = argparse.Namespace(**vars(arguments) | {"epochs": None, "steps": max(steps, 1)})
-    found = read_settings(counted)
-    return dataclasses.replace(settings, steps=found.steps, warmup=found.warmup)
+    began = files.description().settings if files.config.is_file() else None
+    preset = PRESETS[arguments.preset][1] if getattr(arguments, "preset", None) else {}
+    file = _settings_file(arguments.config) if arguments.config else {}
+    flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
+    adapts = {"lora_rank": began.lora_rank if began else 0, **preset, **file, **flags}["lora_rank"]
+    preset, file, flags = (_absolute(values, adapts=bool(adapts)) for values in (preset, file, flags))
+    return Given(arguments.task, began, preset, file, flags, arguments.epochs)
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
@@ -237,7 +208,7 @@ def _settings_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
     """Make the paths of files absolute, so that the run works from every directory."""
 
     def absolute(name: Any) -> Any:
@@ -249,41 +220,38 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
         return f"{Path(path).absolute()}{'' if weight is None else name.removeprefix(path)}"
 
     files = {name: values[name] for name in FILES if isinstance(values.get(name), list | tuple)}
-    if values.get("lora_rank") and values.get("start_from"):  # read again whenever the run is loaded
+    if adapts and values.get("start_from"):  # read again whenever the run is loaded
         values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
 
 
-def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
+def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
     """Train, and print the model's figures and a sample."""
-    check_sizes(settings)
+    settings, files = resolve(given), RunDirectory(arguments.run)
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
-    if not settings.start_from:  # whose sizes are not read yet
-        check_mesh(settings)
-    files = RunDirectory(arguments.run)
-    settings, note = over_all(settings, accelerators(), chosen="mesh" in _asked(arguments) or files.exists())
+    settings, note = over_all(settings, accelerators(), chosen="mesh" in given.chosen or files.exists())
+    given = given._replace(flags={**given.flags, "mesh": settings.mesh})
     if note and processes.is_main:
         say(f"note: {note}")
     if arguments.dry_run:
-        _preview(arguments, settings, interrupts, processes)
+        _preview(arguments, given, interrupts, processes)
         return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
-        description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, files, interrupts, processes)
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
-        display = Display(settings, quiet=arguments.quiet) if processes.is_main else Silence(settings)
-        options = {"interrupts": interrupts, "observer": display, "clock": time.perf_counter, "initial": initial}
-        trainer = Trainer(description, data, files, processes=processes, **options)
+        plan = Plan.of(description, data, initial)
         if processes.is_main:
             files.resume(description) if began else files.begin(description, data.tokenizer)
             for note in data.notes:
                 say(f"note: {note}")
+        display = Display(settings, quiet=arguments.quiet) if processes.is_main else Silence(settings)
         try:
-            results = trainer.train()
+            results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes))
         finally:
             display.close()
         processes.leave()
@@ -297,25 +265,25 @@ def train(arguments: argparse.Namespace, settings: Settings, interrupts: Interru
         print(f"The run is in {files.path}.", flush=True)
 
 
-def _preview(arguments: argparse.Namespace, settings: Settings, interrupts: Interrupts, processes: Processes) -> None:
+def _preview(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
     """Print the settings and the cost of an update; the run's directory is not touched."""
-    files = RunDirectory(arguments.run)
-    description, data, initial = _prepared(arguments, settings, files, interrupts, processes)
-    options = {"interrupts": interrupts, "observer": Silence(settings), "clock": time.perf_counter, "initial": initial}
-    preview = Trainer(description, data, files, processes=processes, **options).preview()
+    description, data, initial = _prepared(arguments, given, RunDirectory(arguments.run), interrupts, processes)
+    cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
     processes.leave()
     if processes.is_main:
-        print(described(description.settings, preview, data.n_tokens))
+        print(described(description.settings, cost, data.n_tokens))
 
 
 def _prepared(
-    arguments: argparse.Namespace, settings: Settings, files: RunDirectory, interrupts: Interrupts, processes: Processes
+    arguments: argparse.Namespace, given: Given, files: RunDirectory, interrupts: Interrupts, processes: Processes
 ) -> tuple[Description, RunData, Any]:
     """Return the run's description, its data, and the parameters to start from (None: random ones)."""
-    began = files.exists()
-    reads = settings.start_from and (settings.lora_rank or not began)
-    start = start_from(settings, _asked(arguments), functools.partial(run_of, cache=arguments.cache)) if reads else None
-    settings = start.settings if start else settings
+    began, settings, start = files.exists(), resolve(given), None
+    if settings.start_from and (settings.lora_rank or not began):
+        start = start_from(settings, functools.partial(run_of, cache=arguments.cache))
+        given = given._replace(model=Model(start.name, start.sizes))
+        settings = resolve(given)
+        start = start.fitted(settings)
     with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
             "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
@@ -323,12 +291,11 @@ def _prepared(
             "progress": reading.tokenized,
         }
         data = interrupts.run(lambda: load_run_data(settings, **options))
-    settings = _with_epochs(arguments, settings, data)
     if settings.start_from:
         config = start.config if start else files.description().config
     else:
         config = model_config(settings, data.tokenizer.N_V)
-    check_mesh(settings, padded_size(config.N_V, settings.vocabulary_multiple))
+    settings = resolve(given._replace(n_examples=data.train.n_examples, N_V=config.N_V))
     description = Description(settings, config, data.labels, data.fingerprints | (start.fingerprints if start else {}))
     if began:
         files.check_continues(description)
@@ -400,7 +367,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
-            settings = read_settings(arguments)
+            given = given_by(arguments)
+            settings = resolve(given)
             keep_memory()
             compilation_cache.begin(arguments, alone=not arguments.coordinator)
             if arguments.coordinator:
@@ -408,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _join(arguments, processes)
             else:
                 as_devices(n_places(settings.mesh))
-            train(arguments, settings, interrupts, processes)
+            train(arguments, given, interrupts, processes)
         except (ValueError, RuntimeError, OSError) as error:
             if processes.count > 1 and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
                 error = RuntimeError(f"another process is gone: {str(error).splitlines()[0]}; {_advice(arguments)}")

@@ -1,10 +1,11 @@
 """Batches of examples, as NumPy arrays: the batch of step s depends on (seed, s, batch_size) alone.
 
-    data = NextTokens(splits.train, l_max=128, batch_size=32, seed=0)       # "chunks", "windows", "packed"
-    data = MaskedTokens(splits.train, l_max=128, batch_size=32, seed=0)     # the paper's rule or BERT's
-    data = SequencePairs(splits.train, l_max=64, batch_size=32, seed=0)
-    data = LabeledTexts(splits.train, l_max=64, batch_size=32, seed=0)
+    source = NextTokens(splits.train, l_max=128)       # "chunks", "windows", "packed"
+    source = MaskedTokens(splits.train, l_max=128)     # the paper's rule or BERT's
+    source = SequencePairs(splits.train, l_max=64)
+    source = LabeledTexts(splits.train, l_max=64)
 
+    data = Batches(source, batch_size=32, seed=0)
     data.batch(step)                    # the batch of any step
     data.batch(step, rows=slice(0, 8))  # the rows that one of several processes needs
     data.batches(first_step)            # endless iterator, prefetched in the background by grain
@@ -18,11 +19,10 @@ of an evaluation: they have length 0, a mask that is false everywhere and the la
 """
 
 import abc
-import copy
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,45 +36,87 @@ NOISE = 3  # separates the random numbers of the noise from those of the batches
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
-class Dataset(abc.ABC):
-    """Base class of the data sets; see the module's docstring.
+class Order(Protocol):
+    """An endless order of examples."""
+
+    def __getitem__(self, position: Any, /) -> Any:
+        """Return the index of the example at a position."""
+        ...
+
+
+def shuffled(first: int, end: int, seed: int) -> Any:
+    """Return the order of the examples `first` to `end` − 1, shuffled anew in every epoch, as grain's data set."""
+    import grain
+
+    return grain.MapDataset.range(first, end).seed(seed).shuffle().repeat()
+
+
+class Source(abc.ABC):
+    """Examples by index.
 
     Attributes:
+        n: number of examples.
         l_max: maximum number of tokens in a sequence.
-        batch_size: examples in a batch, over all processes.
-        seed: decides the order of the examples and every random choice in them.
-        n_examples: examples in one epoch.
-        fingerprint: hash of everything that decides the batches.
+        identity: everything else that decides the examples.
         n_too_long: number of examples with more than l_max tokens, if they are treated differently.
         too_long: how they are treated, in words.
     """
 
     n_too_long: int = 0
     too_long: str = ""
-    _noise: Noise | None = None
 
-    def __init__(self, *identity: object, n_examples: int, l_max: int, batch_size: int, seed: int) -> None:
-        if batch_size < 1:
-            raise DataError(f"batch_size: expected at least 1, got {batch_size}")
-        if not 0 <= seed < 1 << 32:
-            raise DataError(f"seed: expected 0 to 2³² − 1, got {seed}")
-        self.l_max = l_max
-        self.batch_size = batch_size
-        self.seed = seed
-        self.n_examples = n_examples
-        self.fingerprint = fingerprint(type(self).__name__, *identity, l_max, batch_size, seed)
+    def __init__(self, *identity: object, n: int, l_max: int) -> None:
+        self.identity, self.n, self.l_max = identity, n, l_max
 
-    @functools.cached_property
-    def _order(self) -> Any:
-        """The examples in the order of training, endlessly."""
-        import grain
-
-        return grain.MapDataset.range(self.n_examples).seed(self.seed).shuffle().repeat()
+    @abc.abstractmethod
+    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
+        """Return `rows` of the batch of the examples with these indices; −1 gives an empty row."""
 
     @property
     def tokens_per_byte(self) -> float | None:
         """Predicted tokens per UTF-8 byte of the text; None if the tokens do not decode to the exact text."""
         return None
+
+    def order(self, seed: int) -> Order:
+        """Return the order of training."""
+        return shuffled(0, self.n, seed)
+
+    def fingerprint(self, batch_size: int, seed: int) -> str:
+        """Return the hash of everything that decides the batches of this size."""
+        return fingerprint(type(self).__name__, *self.identity, self.l_max, batch_size, seed)
+
+
+class Batches:
+    """The batches of a source, for training with `noise` if given; see the module's docstring.
+
+    Attributes:
+        source: the examples.
+        batch_size: examples in a batch, over all processes.
+        seed: decides the order of the examples and every random choice in them.
+        n_examples: examples in one epoch.
+        fingerprint: hash of everything that decides the batches.
+    """
+
+    def __init__(self, source: Source, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:
+        """Raise DataError for a bad batch_size or seed."""
+        if batch_size < 1:
+            raise DataError(f"batch_size: expected at least 1, got {batch_size}")
+        if not 0 <= seed < 1 << 32:
+            raise DataError(f"seed: expected 0 to 2³² − 1, got {seed}")
+        self.source, self.batch_size, self.seed, self._noise = source, batch_size, seed, noise
+        self.n_examples, self.fingerprint = source.n, source.fingerprint(batch_size, seed)
+        if noise is not None:
+            sizes = source.l_max, batch_size, seed
+            self.fingerprint = fingerprint("Noisy", self.fingerprint, noise.noise, noise.deletion, *sizes)
+
+    @functools.cached_property
+    def _order(self) -> Order:
+        return self.source.order(self.seed)
+
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """As the source's."""
+        return self.source.tokens_per_byte
 
     @property
     def n_steps(self) -> int:
@@ -83,24 +125,13 @@ class Dataset(abc.ABC):
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
         """Return the training batch of a step, counted from 0, or some of its rows: the same as in the whole batch."""
-        batch = self._batch(step, rows)
+        first = step * self.batch_size
+        indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
+        batch = self.source.examples(indices, rows, np.random.default_rng([self.seed, step]))
         if self._noise is None:
             return batch
         rng = np.random.default_rng([self.seed, NOISE, step])
-        return self._noise(batch, rng, rows, (self.batch_size, self.l_max))
-
-    def with_noise(self, noise: Noise) -> Self:
-        """Return the data set with noise in its training batches."""
-        other = copy.copy(self)
-        other._noise = noise
-        sizes = self.l_max, self.batch_size, self.seed
-        other.fingerprint = fingerprint("Noisy", self.fingerprint, noise.noise, noise.deletion, *sizes)
-        return other
-
-    def _batch(self, step: int, rows: slice) -> Batch:
-        first = step * self.batch_size
-        indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
-        return self.examples(indices, rows, np.random.default_rng([self.seed, step]))
+        return self._noise(batch, rng, rows, (self.batch_size, self.source.l_max))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
         """Return an endless iterator over the batches, starting at a step; two threads prefetch them."""
@@ -116,11 +147,7 @@ class Dataset(abc.ABC):
             first = step * self.batch_size
             indices = np.arange(first, first + self.batch_size)
             indices[indices >= self.n_examples] = -1
-            yield self.examples(indices, rows, np.random.default_rng([EVALUATION, step]))
-
-    @abc.abstractmethod
-    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """Return `rows` of the batch of the examples with these indices; −1 gives an empty row."""
+            yield self.source.examples(indices, rows, np.random.default_rng([EVALUATION, step]))
 
 
 def _padded(store: TokenStore, starts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
@@ -165,7 +192,7 @@ def _whole(store: TokenStore, indices: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return starts, np.where(indices < 0, 0, store.offsets[indices + 1] - starts).astype(np.int32)
 
 
-class NextTokens(Dataset):
+class NextTokens(Source):
     """Sequences for next-token prediction: the target of column t is x[t + 1].
 
     Modes:
@@ -181,13 +208,13 @@ class NextTokens(Dataset):
     true in the columns whose target is part of an answer.
 
     Raises:
-        DataError: l_max < 2, training data shorter than one sequence, an unknown mode, a bad batch_size or
-            seed; conversations that are not packed, or that are all too long.
+        DataError: l_max < 2, training data shorter than one sequence, an unknown mode;
+            conversations that are not packed, or that are all too long.
     """
 
     too_long = "conversations are left out"
 
-    def __init__(self, store: TokenStore, *, l_max: int, batch_size: int, seed: int = 0, mode: str = "chunks") -> None:
+    def __init__(self, store: TokenStore, *, l_max: int, mode: str = "chunks") -> None:
         if mode not in ("chunks", "windows", "packed"):
             raise DataError(f"there is no mode {mode!r}; choose chunks, windows or packed")
         self.mode = mode
@@ -202,13 +229,13 @@ class NextTokens(Dataset):
             offsets = store.offsets[[0, -1]] if mode == "windows" else store.offsets
             self._chunks = Chunks(offsets, l_max, overlap=1)
             kept = np.arange(len(self._chunks))
-        n_examples = len(kept)
+        n = len(kept)
         if mode == "packed":
             lengths = self._chunks.locate(kept)[1]
             order, self._row_starts = pack(lengths, l_max)
             self._packed = kept[order]
-            n_examples = len(self._row_starts) - 1
-        super().__init__(store.fingerprint, mode, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
+            n = len(self._row_starts) - 1
+        super().__init__(store.fingerprint, mode, n=n, l_max=l_max)
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -219,7 +246,7 @@ class NextTokens(Dataset):
         return (self.store.n_tokens - n_bos) / self.store.n_bytes
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Dataset.examples`."""
+        """As `Source.examples`."""
         if self.mode == "packed":
             return self._packed_rows(indices[rows])
         starts, lengths = _located(self._chunks, indices[rows])
@@ -249,7 +276,7 @@ class NextTokens(Dataset):
         return {"x": x, "segment_ids": segment_ids, "positions": positions, "loss_mask": loss_mask}
 
 
-class MaskedTokens(Dataset):
+class MaskedTokens(Source):
     """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}.
 
     Rules:
@@ -261,16 +288,7 @@ class MaskedTokens(Dataset):
         DataError: as `NextTokens`, and if p_mask is not between 0 and 1.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        *,
-        l_max: int,
-        batch_size: int,
-        seed: int = 0,
-        p_mask: float = 0.15,
-        rule: str = "paper",
-    ) -> None:
+    def __init__(self, store: TokenStore, *, l_max: int, p_mask: float = 0.15, rule: str = "paper") -> None:
         if rule not in ("paper", "bert"):
             raise DataError(f"there is no masking rule {rule!r}; choose paper or bert")
         if not 0 < p_mask < 1:
@@ -279,11 +297,10 @@ class MaskedTokens(Dataset):
         self.p_mask = p_mask
         self.rule = rule
         self._chunks = Chunks(store.offsets, l_max, overlap=0)
-        identity = store.fingerprint, rule, p_mask
-        super().__init__(*identity, n_examples=len(self._chunks), l_max=l_max, batch_size=batch_size, seed=seed)
+        super().__init__(store.fingerprint, rule, p_mask, n=len(self._chunks), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Dataset.examples`."""
+        """As `Source.examples`."""
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
         others = rng.integers(
             self.store.N_V - (3 if self.store.special is None else 0), size=(len(indices), self.l_max), dtype=np.int32
@@ -299,21 +316,19 @@ class MaskedTokens(Dataset):
         return {"x": x, "x_masked": np.where(loss_mask, replacement, x), "loss_mask": loss_mask, "length": lengths}
 
 
-class SequencePairs(Dataset):
+class SequencePairs(Source):
     """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
 
     A pair is left out if either side, with bos and eos, has more than l_max tokens: training on fragments would
     teach the model to translate fragments.
 
     Raises:
-        DataError: no pair fits, or a bad l_max, pad_multiple, batch_size or seed.
+        DataError: no pair fits, or a bad pad_multiple.
     """
 
     too_long = "pairs are left out"
 
-    def __init__(
-        self, store: PairStore, *, l_max: int, batch_size: int, seed: int = 0, pad_multiple: int | None = None
-    ) -> None:
+    def __init__(self, store: PairStore, *, l_max: int, pad_multiple: int | None = None) -> None:
         """A batch is l_max wide, or, with pad_multiple, as wide as its longest sequence, rounded up to a multiple."""
         if pad_multiple is not None and pad_multiple < 1:
             raise DataError(f"pad_multiple: expected at least 1, got {pad_multiple}")
@@ -323,7 +338,7 @@ class SequencePairs(Dataset):
         self._kept = _fitting(longest, l_max, f"{store.source.part} pairs")
         self.n_too_long = len(store) - len(self._kept)
         identity = store.source.fingerprint, store.target.fingerprint, pad_multiple
-        super().__init__(*identity, n_examples=len(self._kept), l_max=l_max, batch_size=batch_size, seed=seed)
+        super().__init__(*identity, n=len(self._kept), l_max=l_max)
 
     def _width(self, lengths: np.ndarray) -> int:
         if self.pad_multiple is None:
@@ -335,34 +350,32 @@ class SequencePairs(Dataset):
         return _padded(store, starts[rows], lengths[rows], self._width(lengths)), lengths[rows]
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Dataset.examples`."""
+        """As `Source.examples`."""
         z, z_length = self._side(self.store.source, indices, rows)
         x, x_length = self._side(self.store.target, indices, rows)
         return {"z": z, "z_length": z_length, "x": x, "x_length": x_length}
 
 
-class LabeledTexts(Dataset):
+class LabeledTexts(Source):
     """Texts and their classes: {"x", "length", "label"}.
 
     A text with more than l_max tokens is cut to its first l_max − 1 tokens and eos.
 
     Raises:
-        DataError: a bad l_max, batch_size or seed.
+        DataError: a bad l_max.
     """
 
     too_long = "texts are cut"
 
-    def __init__(self, store: LabeledStore, *, l_max: int, batch_size: int, seed: int = 0) -> None:
+    def __init__(self, store: LabeledStore, *, l_max: int) -> None:
         if l_max < 2:
             raise DataError(f"l_max: expected at least 2, for bos and eos, got {l_max}")
         self.store = store
         self.n_too_long = int(np.count_nonzero(store.text.lengths > l_max))
-        super().__init__(
-            store.text.fingerprint, store.names, n_examples=len(store), l_max=l_max, batch_size=batch_size, seed=seed
-        )
+        super().__init__(store.text.fingerprint, store.names, n=len(store), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Dataset.examples`."""
+        """As `Source.examples`."""
         indices = indices[rows]
         starts, lengths = _whole(self.store.text, indices)
         lengths = np.minimum(lengths, self.l_max)

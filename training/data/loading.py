@@ -1,14 +1,13 @@
 """The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.batches import Dataset, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, SequencePairs, Source
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
@@ -34,18 +33,20 @@ from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_config
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
-    "d": lambda store, settings, _, **sizes: NextTokens(store, mode=settings.rows, **sizes),
-    "e": lambda store, settings, _, **sizes: MaskedTokens(
-        store, p_mask=settings.p_mask, rule=settings.masking, **sizes
-    ),
-    "ed": lambda store, settings, _, **sizes: SequencePairs(store, **sizes),
-    "classify": lambda store, settings, _, **sizes: LabeledTexts(store, **sizes),
-    "gato": lambda store, settings, tokenizer, **sizes: Modalities(
-        store, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
-    ),
+EXAMPLES: dict[str, Callable[[Any, Settings], Source]] = {
+    "d": lambda store, settings: NextTokens(store, l_max=settings.l_max, mode=settings.rows),
+    "e": lambda store, s: MaskedTokens(store, l_max=s.l_max, p_mask=s.p_mask, rule=s.masking),
+    "ed": lambda store, settings: SequencePairs(store, l_max=settings.l_max),
+    "classify": lambda store, settings: LabeledTexts(store, l_max=settings.l_max),
+    "gato": lambda store, settings: NextTokens(store, l_max=settings.l_max, mode="packed"),
 }
-"""Makes the data set of each task from the store of a part, the settings, and the tokenizer."""
+"""Makes the examples of each task from the store of a part and the settings."""
+BATCHES: dict[str, Callable[..., Batches]] = {
+    "gato": lambda source, settings, tokenizer, **sizes: Modalities(
+        source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
+    )
+}
+"""Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
     "text": tokenize_text,
     "pairs": tokenize_pairs,
@@ -65,8 +66,8 @@ class RunData:
     corpus: Corpus[Any]  # the records, split
     tokenizer: Tokenizer  # tokenizes them
     stores: Splits[Any]  # the tokens of each part
-    train: Dataset  # the training batches
-    validation: Dataset  # the held-out batches
+    train: Batches  # the training batches
+    validation: Batches  # the held-out batches
     labels: tuple[str, ...] = ()  # the names of the classes by index; empty except for classification
     notes: tuple[str, ...] = ()  # notes for the user, such as examples left out or cut
 
@@ -112,30 +113,41 @@ def load_run_data(
         tokenizer = _tokenizer(settings, corpus, tasks)
     size = corpus.n_bytes
     stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
-    make = functools.partial(make_dataset, settings, tokenizer=tokenizer)
-    train = mixture(stores.train, corpus.files, weights, make) if weights else make(stores.train)
+
+    def examples(store: Any) -> Source:
+        return EXAMPLES[settings.task](store, settings)
+
+    train = mixture(stores.train, corpus.files, weights, examples) if weights else examples(stores.train)
     if tasks:
         stored = [task_store(task.train, tokenizer, part="train") for task in tasks]
-        train = Mixture([train, *map(make, stored)], [1.0] * (1 + len(tasks)))
-        train.too_long = "pairs and labeled texts are left out"
+        parts = [train, *map(examples, stored)]
+        train = Mixture(parts, [1.0] * len(parts), too_long="pairs and labeled texts are left out")
+    noise = None
     if settings.token_noise or settings.token_deletion:
         probabilities = {"noise": settings.token_noise, "deletion": settings.token_deletion}
-        train = train.with_noise(Noise(special=tokenizer.special_tokens, N_V=tokenizer.N_V, **probabilities))
+        noise = Noise(special=tokenizer.special_tokens, N_V=tokenizer.N_V, **probabilities)
     data = RunData(
         corpus=corpus,
         tokenizer=tokenizer,
         stores=stores,
-        train=train,
-        validation=make(stores.validation),
+        train=batches_of(settings, train, tokenizer, noise),
+        validation=make_dataset(settings, stores.validation, tokenizer=tokenizer),
         labels=getattr(stores.train, "names", ()),
     )
     return dataclasses.replace(data, notes=tuple(_notes(data, settings)))
 
 
-def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Dataset:
-    """Return the data set of a part of the data; gato needs the tokenizer. Raises DataError if no example fits."""
-    sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    return DATASETS[settings.task](store, settings, tokenizer, **sizes)
+def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Batches:
+    """Return the batches of a part of the data; gato needs the tokenizer. Raises DataError if no example fits."""
+    return batches_of(settings, EXAMPLES[settings.task](store, settings), tokenizer)
+
+
+def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise | None = None) -> Batches:
+    """Return the batches of a task's examples."""
+    sizes = {"batch_size": settings.batch_size, "seed": settings.seed}
+    if settings.task in BATCHES:
+        return BATCHES[settings.task](source, settings, tokenizer, **sizes)
+    return Batches(source, noise=noise, **sizes)
 
 
 def _corpus(
@@ -201,7 +213,7 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
 
 
 def _notes(data: RunData, settings: Settings) -> list[str]:
-    corpus, stores, train, validation = data.corpus, data.stores, data.train, data.validation
+    corpus, stores, train, validation = data.corpus, data.stores, data.train.source, data.validation.source
     notes = [
         f"{path} has {len(found)} text files, read in order of their names"
         for path in (weighted(name).path for name in (*settings.data, *settings.validation_data))

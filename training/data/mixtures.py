@@ -1,7 +1,6 @@
 """Mixtures: each batch draws its examples from several files, in proportion to their weights."""
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.data.batches import Batch, Dataset
-from training.data.records import DataError
+from training.data.batches import Batch, Order, Source, shuffled
+from training.data.records import DataError, fingerprint
 from training.data.store import LabeledStore, PairStore, token_stores
 
 
@@ -57,34 +56,34 @@ def weights_of(data: Sequence[Weighted]) -> list[float]:
     return given
 
 
-class Mixture(Dataset):
-    """Examples drawn from several data sets of one kind and shape, in the ratio of their weights.
+class Mixture(Source):
+    """Examples drawn from several sources of one kind and shape, in the ratio of their weights.
 
-    Each data set is shuffled and repeated on its own, so all of its examples are drawn equally often.
+    Each source is shuffled and repeated on its own, so all of its examples are drawn equally often.
     """
 
-    def __init__(self, parts: Sequence[Dataset], weights: Sequence[float]) -> None:
-        first = parts[0]
-        self._parts = parts
-        self._starts = np.cumsum([0, *(part.n_examples for part in parts)])
+    def __init__(self, parts: Sequence[Source], weights: Sequence[float], *, too_long: str | None = None) -> None:
+        self._parts, self._starts = parts, np.cumsum([0, *(part.n for part in parts)])
         self._shares = [weight / sum(weights) for weight in weights]
-        sizes = {"l_max": first.l_max, "batch_size": first.batch_size, "seed": first.seed}
-        fingerprints = [part.fingerprint for part in parts]
-        super().__init__(*fingerprints, self._shares, n_examples=int(self._starts[-1]), **sizes)
-        self.n_too_long, self.too_long = sum(part.n_too_long for part in parts), first.too_long
+        super().__init__(n=int(self._starts[-1]), l_max=parts[0].l_max)
+        self.n_too_long = sum(part.n_too_long for part in parts)
+        self.too_long = parts[0].too_long if too_long is None else too_long
 
-    @functools.cached_property
-    def _order(self) -> Any:
+    def order(self, seed: int) -> Order:
+        """As `Source.order`."""
         import grain
 
-        orders = [
-            grain.MapDataset.range(start, end).seed(self.seed + k).shuffle().repeat()
-            for k, (start, end) in enumerate(itertools.pairwise(self._starts.tolist()))
-        ]
+        bounds = enumerate(itertools.pairwise(self._starts.tolist()))
+        orders = [shuffled(first, end, seed + k) for k, (first, end) in bounds]
         return grain.MapDataset.mix(orders, weights=self._shares)
 
+    def fingerprint(self, batch_size: int, seed: int) -> str:
+        """As `Source.fingerprint`."""
+        parts = [part.fingerprint(batch_size, seed) for part in self._parts]
+        return fingerprint(type(self).__name__, *parts, self._shares, self.l_max, batch_size, seed)
+
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Dataset.examples`."""
+        """As `Source.examples`."""
         batch: Batch = {}
         for k, part in enumerate(self._parts):
             own = (self._starts[k] <= indices) & (indices < self._starts[k + 1])
@@ -111,8 +110,8 @@ def documents(store: Any, first: int, end: int) -> Any:
     )
 
 
-def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Dataset]) -> Mixture:
-    """Return the mixture of the files of a store, which has counted their records; `make` returns the data set of a
+def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Source]) -> Mixture:
+    """Return the mixture of the files of a store, which has counted their records; `make` returns the examples of a
     file's store. Raises DataError if a file has too few records.
     """
     ends = np.cumsum([0, *token_stores(store)[0].counts]).tolist()

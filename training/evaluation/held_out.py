@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from training.data.batches import Batch, Dataset
+from training.data.batches import Batch, Batches
 from training.runs.directory import Run
 from training.settings import Settings
 from training.tasks import TASKS
@@ -44,7 +44,7 @@ def evaluate(
 
 
 def evaluate_run(
-    run: Run, settings: Settings, data: Dataset, progress: Progress = lambda n, total: None
+    run: Run, settings: Settings, data: Batches, progress: Progress = lambda n, total: None
 ) -> dict[str, float]:
     """Evaluate a run on all of a data set, as `evaluate` does."""
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from training.data.batches import NextTokens
+from training.data.batches import Batches, NextTokens
 from training.data.loading import RunData
 from training.data.modalities import digits, pendulum
 from training.data.modalities.batches import IN_VIEW
@@ -107,8 +107,8 @@ def figures(run: Run, description: Description, data: RunData, part: str) -> dic
 def bits_per_byte(run: Run, description: Description, data: RunData, part: str) -> dict[str, float]:
     """Return the bits per byte of held-out text, or its loss if the tokens do not decode to the exact text."""
     settings, store = description.settings, getattr(data.stores, part)
-    sizes = {"l_max": settings.l_max, "batch_size": settings.batch_size, "seed": settings.seed}
-    found = evaluate_run(of_text(run), settings, NextTokens(store, mode="packed", **sizes))
+    texts = NextTokens(store, l_max=settings.l_max, mode="packed")
+    found = evaluate_run(of_text(run), settings, Batches(texts, batch_size=settings.batch_size, seed=settings.seed))
     name = "bits_per_byte" if "bits_per_byte" in found else "loss"
     return {name: found[name]}
 

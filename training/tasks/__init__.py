@@ -1,6 +1,6 @@
 """The tasks, one record each. A new task needs a module like `d`, an entry in `TASKS`, and a line in the tables
 
-* `training.data.loading.DATASETS`: its batches,
+* `training.data.loading.EXAMPLES`: its examples,
 * `training.generation.text.ANSWERERS`: how a trained run answers a text,
 * `training.evaluation.report.EVALUATIONS`: its figures and its baselines.
 """

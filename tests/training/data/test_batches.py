@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training_cases import batched
 from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.packing import pack
 from training.data.records import DataError
@@ -49,7 +50,7 @@ def predicted(sequences):
 @pytest.mark.parametrize("l_max", [2, 5, 7, 100])
 def test_chunks_are_pieces_of_documents_and_predict_every_token_once(l_max):
     store = distinct_store(part="validation")
-    data = NextTokens(store, l_max=l_max, batch_size=3)
+    data = batched(NextTokens, store, l_max=l_max, batch_size=3)
     found = [row for row in rows(data.evaluation_batches()) if row]
     assert all(2 <= len(row) <= l_max for row in found)
     assert len(found) == data.n_examples
@@ -60,13 +61,13 @@ def test_chunks_are_pieces_of_documents_and_predict_every_token_once(l_max):
 
 def test_a_document_that_just_fits_is_one_chunk():
     for length, chunks in [(7, 1), (8, 2), (13, 2), (14, 3)]:
-        assert NextTokens(distinct_store([length]), l_max=7, batch_size=1).n_examples == chunks
+        assert batched(NextTokens, distinct_store([length]), l_max=7, batch_size=1).n_examples == chunks
 
 
 @pytest.mark.parametrize("l_max", [2, 7, 88])
 def test_windows_go_over_borders_and_predict_every_token_once(l_max):
     store = distinct_store()
-    data = NextTokens(store, l_max=l_max, batch_size=4, mode="windows")
+    data = batched(NextTokens, store, l_max=l_max, batch_size=4, mode="windows")
     found = [row for row in rows(data.evaluation_batches()) if row]
     assert all(len(row) == l_max for row in found[:-1])
     assert predicted(found) == predicted([[t for s in sequences_of(store) for t in s]])
@@ -75,7 +76,7 @@ def test_windows_go_over_borders_and_predict_every_token_once(l_max):
 @pytest.mark.parametrize("l_max", [5, 13, 40])
 def test_packed_rows_hold_the_same_chunks_apart(l_max):
     store = distinct_store()
-    data = NextTokens(store, l_max=l_max, batch_size=2, mode="packed")
+    data = batched(NextTokens, store, l_max=l_max, batch_size=2, mode="packed")
     segments, targets = [], []
     for batch in data.evaluation_batches():
         for x, ids, positions, mask in zip(
@@ -89,7 +90,7 @@ def test_packed_rows_hold_the_same_chunks_apart(l_max):
                 assert positions[ids == i].tolist() == list(range(np.count_nonzero(ids == i)))
                 segments.append(x[ids == i].tolist())
             targets += [(int(x[t]), int(x[t + 1])) for t in np.flatnonzero(mask)]
-    chunks = NextTokens(store, l_max=l_max, batch_size=2)
+    chunks = batched(NextTokens, store, l_max=l_max, batch_size=2)
     assert sorted(segments) == sorted(row for row in rows(chunks.evaluation_batches()) if row)
     assert Counter(targets) == predicted(sequences_of(store))
     assert data.n_examples < chunks.n_examples or l_max == 5
@@ -117,14 +118,14 @@ def datasets(seed=0, batch_size=4):
     labels = np.arange(len(store), dtype=np.int32) % 3
     keywords = {"l_max": 12, "batch_size": batch_size, "seed": seed}
     return {
-        "chunks": NextTokens(store, **keywords),
-        "windows": NextTokens(store, mode="windows", **keywords),
-        "packed": NextTokens(store, mode="packed", **keywords),
-        "paper": MaskedTokens(store, **keywords),
-        "bert": MaskedTokens(store, rule="bert", **keywords),
-        "pairs": SequencePairs(PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
-        "padded": SequencePairs(PairStore(store, store), pad_multiple=3, **keywords),
-        "labeled": LabeledTexts(LabeledStore(store, labels, ("a", "b", "c")), **keywords),
+        "chunks": batched(NextTokens, store, **keywords),
+        "windows": batched(NextTokens, store, mode="windows", **keywords),
+        "packed": batched(NextTokens, store, mode="packed", **keywords),
+        "paper": batched(MaskedTokens, store, **keywords),
+        "bert": batched(MaskedTokens, store, rule="bert", **keywords),
+        "pairs": batched(SequencePairs, PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
+        "padded": batched(SequencePairs, PairStore(store, store), pad_multiple=3, **keywords),
+        "labeled": batched(LabeledTexts, LabeledStore(store, labels, ("a", "b", "c")), **keywords),
     }
 
 
@@ -189,9 +190,9 @@ def test_fingerprints_differ_by_kind_mode_size_and_data():
     found = [data.fingerprint for data in datasets().values()]
     found += [data.fingerprint for data in datasets(batch_size=5).values()]
     other = distinct_store(LENGTHS[::-1])
-    found += [NextTokens(other, l_max=12, batch_size=4).fingerprint]
-    found += [NextTokens(distinct_store(), l_max=13, batch_size=4).fingerprint]
-    found += [MaskedTokens(distinct_store(), l_max=12, batch_size=4, p_mask=0.2).fingerprint]
+    found += [batched(NextTokens, other, l_max=12, batch_size=4).fingerprint]
+    found += [batched(NextTokens, distinct_store(), l_max=13, batch_size=4).fingerprint]
+    found += [batched(MaskedTokens, distinct_store(), l_max=12, batch_size=4, p_mask=0.2).fingerprint]
     assert len(set(found)) == len(found)
 
 
@@ -223,7 +224,7 @@ def masked_store(n=400, length=50):
 
 
 def test_the_papers_rule_masks_every_token_alike():
-    data = MaskedTokens(masked_store(), l_max=50, batch_size=400, p_mask=0.3)
+    data = batched(MaskedTokens, masked_store(), l_max=50, batch_size=400, p_mask=0.3)
     batch = data.batch(0)
     masked = batch["x_masked"] == 97
     assert np.array_equal(masked, batch["loss_mask"])
@@ -236,7 +237,7 @@ def test_the_papers_rule_masks_every_token_alike():
 
 
 def test_berts_rule_masks_80_changes_10_keeps_10_percent():
-    batch = MaskedTokens(masked_store(), l_max=50, batch_size=400, rule="bert").batch(0)
+    batch = batched(MaskedTokens, masked_store(), l_max=50, batch_size=400, rule="bert").batch(0)
     x, x_masked, chosen = batch["x"], batch["x_masked"], batch["loss_mask"]
     assert not chosen[:, [0, -1]].any()
     assert np.array_equal(x_masked[~chosen], x[~chosen])
@@ -255,7 +256,7 @@ def test_berts_rule_masks_80_changes_10_keeps_10_percent():
 
 def test_masked_tokens_hold_every_token_once_and_never_mask_padding():
     store = distinct_store()
-    data = MaskedTokens(store, l_max=5, batch_size=3, p_mask=0.9)
+    data = batched(MaskedTokens, store, l_max=5, batch_size=3, p_mask=0.9)
     batches = list(data.evaluation_batches())
     assert [t for row in rows(batches) for t in row] == list(range(sum(LENGTHS)))
     for batch in batches:
@@ -266,8 +267,8 @@ def test_masked_tokens_hold_every_token_once_and_never_mask_padding():
 
 def test_pairs_stay_together_and_long_ones_are_left_out():
     source, target = distinct_store([3, 9, 4, 5, 8]), distinct_store([4, 3, 9, 5, 8], start=500)
-    data = SequencePairs(PairStore(source, target), l_max=8, batch_size=2)
-    assert (data.n_examples, data.n_too_long) == (3, 2)
+    data = batched(SequencePairs, PairStore(source, target), l_max=8, batch_size=2)
+    assert (data.n_examples, data.source.n_too_long) == (3, 2)
     batches = list(data.evaluation_batches())
     kept = [0, 3, 4]
     assert rows(batches, "z", "z_length") == [*(source[i].tolist() for i in kept), []]
@@ -280,18 +281,20 @@ def test_pairs_stay_together_and_long_ones_are_left_out():
 def test_pairs_are_as_wide_as_the_longest_rounded_up():
     lengths = [3, 3, 5, 7, 8, 2]
     store = PairStore(distinct_store(lengths), distinct_store(lengths[::-1]))
-    data = SequencePairs(store, l_max=11, batch_size=2, pad_multiple=4)
+    data = batched(SequencePairs, store, l_max=11, batch_size=2, pad_multiple=4)
     widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
     assert widths == [(4, 8), (8, 8), (8, 4)]
-    wide = SequencePairs(PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4)
+    wide = batched(
+        SequencePairs, PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4
+    )
     assert wide.batch(0)["z"].shape[1] == 11
-    assert SequencePairs(store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
+    assert batched(SequencePairs, store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
 
 
 def test_labeled_texts_are_cut_to_l_max_with_eos():
     store = TokenStore.from_sequences([[8, 1, 2, 3, 9], [8, 4, 9], [8, 9]], N_V=10)
-    data = LabeledTexts(LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
-    assert data.n_too_long == 1
+    data = batched(LabeledTexts, LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
+    assert data.source.n_too_long == 1
     first, second = data.evaluation_batches()
     assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
     assert first["length"].tolist() == [4, 3]
@@ -307,31 +310,34 @@ STORE = distinct_store()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NextTokens(STORE, l_max=1, batch_size=1), "l_max: expected at least 2, a token"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=0), "batch_size: expected at least 1, got 0"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=-1), "seed: expected 0 to 2³² − 1, got -1"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=1, seed=1 << 32), "seed: expected 0 to 2³² − 1, got 4294967296"),
-        (lambda: NextTokens(STORE, l_max=5, batch_size=1, mode="x"), "there is no mode 'x'; choose chunks, windows"),
+        (lambda: NextTokens(STORE, l_max=1), "l_max: expected at least 2, a token"),
+        (lambda: batched(NextTokens, STORE, l_max=5, batch_size=0), "batch_size: expected at least 1, got 0"),
+        (lambda: batched(NextTokens, STORE, l_max=5, batch_size=1, seed=-1), "seed: expected 0 to 2³² − 1, got -1"),
         (
-            lambda: NextTokens(STORE, l_max=89, batch_size=1),
+            lambda: batched(NextTokens, STORE, l_max=5, batch_size=1, seed=1 << 32),
+            "seed: expected 0 to 2³² − 1, got 4294967296",
+        ),
+        (lambda: NextTokens(STORE, l_max=5, mode="x"), "there is no mode 'x'; choose chunks, windows"),
+        (
+            lambda: NextTokens(STORE, l_max=89),
             "the training data have 88 tokens, fewer than one sequence of l_max = 89",
         ),
-        (lambda: MaskedTokens(STORE, l_max=89, batch_size=1), "the training data have 88 tokens"),
-        (lambda: MaskedTokens(STORE, l_max=5, batch_size=1, rule="x"), "there is no masking rule 'x'; choose paper"),
+        (lambda: MaskedTokens(STORE, l_max=89), "the training data have 88 tokens"),
+        (lambda: MaskedTokens(STORE, l_max=5, rule="x"), "there is no masking rule 'x'; choose paper"),
         (
-            lambda: MaskedTokens(STORE, l_max=5, batch_size=1, p_mask=1.0),
+            lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0),
             "p_mask: expected a probability between 0 and 1, got 1.0",
         ),
         (
-            lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, batch_size=1, pad_multiple=0),
+            lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, pad_multiple=0),
             "pad_multiple: expected at least 1, got 0",
         ),
         (
-            lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5, batch_size=1),
+            lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5),
             "none of the 2 train pairs fits into l_max = 5 tokens, special tokens included; the",
         ),
         (
-            lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1, batch_size=1),
+            lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1),
             "l_max: expected at least 2, for bos and eos, got 1",
         ),
         (lambda: TokenStore.from_sequences([[1, 10]], 10), r"token IDs: expected \[0, 10\), got 1 to 10"),
@@ -343,5 +349,5 @@ def test_what_cannot_be_is_said(make, message):
 
 
 def test_short_held_out_data_are_no_error():
-    data = NextTokens(distinct_store(part="validation"), l_max=89, batch_size=1)
+    data = batched(NextTokens, distinct_store(part="validation"), l_max=89, batch_size=1)
     assert data.n_examples == len(LENGTHS)

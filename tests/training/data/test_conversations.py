@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from algorithms import d_transformer
 from tests.training.data.test_chat import CHATML, INST, MARKED
+from tests.training_cases import batched
 from training.data.batches import NextTokens
 from training.data.conversations import Answers
 from training.data.files import read_corpus
@@ -143,9 +144,9 @@ def test_each_conversation_is_whole_in_one_row(chats, tmp_path):
     corpus = read_corpus([chats], "text")
     store = tokenize_text(corpus, tokenizer_of(CHATML), cache_dir=tmp_path / "cache").train
     l_max = int(np.median(store.lengths))
-    data = NextTokens(store, l_max=l_max, batch_size=2, mode="packed")
+    data = batched(NextTokens, store, l_max=l_max, batch_size=2, mode="packed")
     fitting = [store[i].tolist() for i in range(len(store)) if len(store[i]) <= l_max]
-    assert data.n_too_long == len(store) - len(fitting) > 0
+    assert data.source.n_too_long == len(store) - len(fitting) > 0
     found = []
     for batch in data.evaluation_batches():
         for x, ids, positions in zip(batch["x"], batch["segment_ids"], batch["positions"], strict=True):
@@ -155,10 +156,10 @@ def test_each_conversation_is_whole_in_one_row(chats, tmp_path):
     assert sorted(found) == sorted(fitting)
     assert data.tokens_per_byte is None
     with pytest.raises(DataError, match="--rows: expected packed for conversations, got windows; leave it out"):
-        NextTokens(store, l_max=l_max, batch_size=2, mode="windows")
+        NextTokens(store, l_max=l_max, mode="windows")
     shortest = int(store.lengths.min())
     with pytest.raises(DataError, match=rf"none of the {len(store)} train conversations fits .* needs {shortest}"):
-        NextTokens(store, l_max=shortest - 1, batch_size=2, mode="packed")
+        NextTokens(store, l_max=shortest - 1, mode="packed")
 
 
 def test_the_same_question_is_on_one_side(tmp_path):

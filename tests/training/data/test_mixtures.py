@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.training_cases import N_V, settings_for
-from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs
+from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.loading import load_run_data
 from training.data.mixtures import Mixture, documents, weighted, weights_of
 from training.data.records import DataError
 from training.data.store import LabeledStore, PairStore, TokenStore
 
-SIZES = {"l_max": 7, "batch_size": 16, "seed": 3}
+SIZES = {"batch_size": 16, "seed": 3}
 
 
 def store_of(letter, n):
@@ -22,7 +22,7 @@ def store_of(letter, n):
 
 def mixed(weights=(3.0, 1.0), sizes=(150, 600), **options):
     stores = [store_of(letter, n) for letter, n in enumerate(sizes)]
-    return Mixture([NextTokens(store, **SIZES | options) for store in stores], weights)
+    return Batches(Mixture([NextTokens(store, l_max=7, **options) for store in stores], weights), **SIZES)
 
 
 @pytest.mark.parametrize("mode", ["chunks", "windows", "packed"])
@@ -35,8 +35,8 @@ def test_shares_are_the_weights_however_large_the_files(mode):
 
 
 def test_every_example_of_a_file_comes_equally_often():
-    data = mixed()
-    indices = np.array([data._order[i] for i in range(2500)])
+    order = mixed().source.order(3)
+    indices = np.array([order[i] for i in range(2500)])
     for first, n in ((0, 150), (150, 600)):
         own = indices[(first <= indices) & (indices < first + n)]
         for epoch in range(len(own) // n):
@@ -59,14 +59,14 @@ def test_a_batch_depends_on_the_step_alone():
 def test_every_kind_of_data_is_mixed():
     stores = [store_of(0, 9), store_of(1, 9)]
     for make in (
-        lambda s: MaskedTokens(s, **SIZES),
-        lambda s: SequencePairs(PairStore(s, s), **SIZES),
-        lambda s: LabeledTexts(LabeledStore(s, np.full(9, s.tokens[1], np.int32), ("a", "b")), **SIZES),
+        lambda s: MaskedTokens(s, l_max=7),
+        lambda s: SequencePairs(PairStore(s, s), l_max=7),
+        lambda s: LabeledTexts(LabeledStore(s, np.full(9, s.tokens[1], np.int32), ("a", "b")), l_max=7),
     ):
         parts = [make(store) for store in stores]
-        batch = Mixture(parts, [1, 1]).batch(2)
+        batch = Batches(Mixture(parts, [1, 1]), **SIZES).batch(2)
         assert {name: array.dtype for name, array in batch.items()} == {
-            name: array.dtype for name, array in parts[0].batch(0).items()
+            name: array.dtype for name, array in Batches(parts[0], **SIZES).batch(0).items()
         }
         letters = batch["x"][:, 1]
         assert set(letters) == {0, 1}

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from algorithms import GatoConfig
+from training.data.batches import NextTokens
+from training.data.mixtures import Mixture
 from training.data.modalities import digits, pendulum
 from training.data.modalities.batches import Modalities
 from training.data.modalities.sequences import EXTRA_TOKENS, Control, Discrete, Image, Text, Vocabulary
@@ -109,11 +111,15 @@ def test_what_no_model_was_given_is_refused(elements, message):
         VOCABULARY.sequence(elements, ends=True)
 
 
+def packed(store, l_max):
+    return NextTokens(store, l_max=l_max, mode="packed")
+
+
 @pytest.fixture(scope="module")
 def data():
     texts = [[BOS, *([i % 26] * 40), EOS] for i in range(30)]
     store = TokenStore.from_sequences(texts, TOKENIZER.N_V, n_bytes=1200, part="train")
-    return Modalities(store, VOCABULARY, l_max=83, batch_size=8, seed=3)
+    return Modalities(packed(store, 83), VOCABULARY, batch_size=8, seed=3)
 
 
 def test_a_batch_has_text_digits_and_control_and_the_loss_is_on_text_and_actions(data):
@@ -166,9 +172,11 @@ def test_the_batch_of_a_step_depends_on_seed_and_step_alone(data):
 def test_sizes_that_do_not_fit_are_refused():
     store = TokenStore.from_sequences([[BOS, *([1] * 90), EOS]] * 3, TOKENIZER.N_V, n_bytes=99, part="train")
     with pytest.raises(DataError, match=r"^--batch-size: expected a multiple of 8, .* got 6"):
-        Modalities(store, VOCABULARY, l_max=83, batch_size=6)
+        Modalities(packed(store, 83), VOCABULARY, batch_size=6)
     with pytest.raises(DataError, match=r"^--l_max: expected at least 71, for a drawing of a digit, got 70"):
-        Modalities(store, VOCABULARY, l_max=70, batch_size=8)
+        Modalities(packed(store, 70), VOCABULARY, batch_size=8)
+    with pytest.raises(DataError, match=r"^--data: expected text without weights, .*; leave =WEIGHT out"):
+        Modalities(Mixture([packed(store, 83)], [1.0]), VOCABULARY, batch_size=8)
 
 
 def test_no_held_out_digit_is_trained_on():

@@ -6,7 +6,8 @@ import pytest
 
 from algorithms import d_hidden_state, ed_transformer, unembedding
 from tests import training_cases as cases
-from training.data.batches import LabeledTexts, NextTokens, SequencePairs
+from tests.training_cases import batched
+from training.data.batches import Batches, LabeledTexts, NextTokens, SequencePairs
 from training.data.noise import Noise
 from training.data.store import LabeledStore, PairStore, TokenStore
 from training.tasks import TASKS
@@ -22,11 +23,12 @@ LABELS = np.arange(200, dtype=np.int32) % 2
 
 
 def noisy(data, noise=0.0, deletion=0.0):
-    return data.with_noise(Noise(special=(MASK, BOS, EOS), N_V=N_V, noise=noise, deletion=deletion))
+    added = Noise(special=(MASK, BOS, EOS), N_V=N_V, noise=noise, deletion=deletion)
+    return Batches(data.source, batch_size=data.batch_size, seed=data.seed, noise=added)
 
 
 def test_of_text_the_model_reads_noise_and_predicts_what_was_there():
-    data = NextTokens(STORE, mode="chunks", **SIZES)
+    data = batched(NextTokens, STORE, mode="chunks", **SIZES)
     plain, batch = data.batch(3), noisy(data, 0.3).batch(3)
     for name, array in plain.items():
         np.testing.assert_array_equal(batch[name], array)
@@ -38,7 +40,7 @@ def test_of_text_the_model_reads_noise_and_predicts_what_was_there():
 
 
 def test_a_source_has_noise_and_lacks_tokens_and_its_target_is_whole():
-    data = SequencePairs(PairStore(STORE, STORE), **SIZES)
+    data = batched(SequencePairs, PairStore(STORE, STORE), **SIZES)
     plain, batch = data.batch(0), noisy(data, 0.0, 0.25).batch(0)
     np.testing.assert_array_equal(batch["x"], plain["x"])
     left_out = 0
@@ -53,7 +55,7 @@ def test_a_source_has_noise_and_lacks_tokens_and_its_target_is_whole():
 
 
 def test_a_text_to_classify_has_both_and_keeps_its_label():
-    data = LabeledTexts(LabeledStore(STORE, LABELS, ("a", "b")), **SIZES)
+    data = batched(LabeledTexts, LabeledStore(STORE, LABELS, ("a", "b")), **SIZES)
     plain, batch = data.batch(0), noisy(data, 0.5, 0.5).batch(0)
     np.testing.assert_array_equal(batch["label"], plain["label"])
     assert "x_read" not in batch
@@ -62,16 +64,16 @@ def test_a_text_to_classify_has_both_and_keeps_its_label():
 
 
 def test_the_noise_of_a_row_depends_on_seed_and_step_alone():
-    data = noisy(NextTokens(STORE, mode="chunks", **SIZES), 0.3)
+    data = noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.3)
     whole = data.batch(5)
     for name, array in data.batch(5, rows=slice(10, 20)).items():
         np.testing.assert_array_equal(array, whole[name][10:20])
     assert not np.array_equal(data.batch(6)["x_read"], whole["x_read"])
-    assert data.fingerprint != noisy(NextTokens(STORE, mode="chunks", **SIZES), 0.2).fingerprint
+    assert data.fingerprint != noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.2).fingerprint
 
 
 def test_nothing_that_is_evaluated_has_noise():
-    data = NextTokens(STORE, mode="chunks", **SIZES)
+    data = batched(NextTokens, STORE, mode="chunks", **SIZES)
     for plain, batch in zip(data.evaluation_batches(), noisy(data, 0.5).evaluation_batches(), strict=True):
         assert plain.keys() == batch.keys()
         np.testing.assert_array_equal(plain["x"], batch["x"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from training.data import store
-from training.data.batches import NextTokens
+from training.data.batches import Batches, NextTokens
 from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.store import (
@@ -63,7 +63,7 @@ def test_bits_per_byte_need_tokens_that_give_the_text_back(tmp_path, kind, exact
     """A model that has one token for every unknown word would have them for nothing."""
     splits = tokenize_text(TEXT_CORPUS, build_tokenizer(kind, TEXTS, N_V=270), cache_dir=tmp_path)
     assert splits.validation.exact is exact
-    data = NextTokens(splits.validation, l_max=4, batch_size=1)
+    data = Batches(NextTokens(splits.validation, l_max=4), batch_size=1)
     assert (data.tokens_per_byte is not None) is exact
 
 
@@ -201,12 +201,12 @@ PROGRAM = """
 import resource, sys, pathlib
 from training.data.files import read_corpus
 from training.data.store import tokenize_text
-from training.data.batches import NextTokens
+from training.data.batches import Batches, NextTokens
 from training.data.tokenizers import ByteTokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = pathlib.Path(sys.argv[1])
 splits = tokenize_text(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)
-data = NextTokens(splits.train, l_max=1024, batch_size=8)
+data = Batches(NextTokens(splits.train, l_max=1024), batch_size=8)
 data.batch(3)
 print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """

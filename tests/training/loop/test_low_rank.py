@@ -18,7 +18,7 @@ from training.tasks.low_rank import LowRank, adapter_shapes, init_adapter, low_r
 from training.tasks.models import init_model, model_config
 
 LLAMA = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 10, "L": 2}
-LOW_RANK = {"start_from": "base", "lora_rank": 2, "lora_alpha": 3.0, "steps": 8, "eval_every": 3, "checkpoint_every": 1}
+LOW_RANK = {"start_from": "base", "lora_rank": 2, "lora_alpha": 3.0, "steps": 8, "eval_every": 4, "checkpoint_every": 4}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,6 +216,7 @@ def test_a_mesh_has_the_same_numbers(base, tmp_path, mesh):
         np.testing.assert_allclose(array, wanted[name], atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_the_best_adapter_is_kept(base, tmp_path):
     _, results = trained(tmp_path / "run", base, patience=1, eval_every=1, learning_rate=0.5, weight_decay=0.0)
     files = RunDirectory(tmp_path / "run")
@@ -228,6 +229,7 @@ def test_the_best_adapter_is_kept(base, tmp_path):
     assert results["loss"] > 0
 
 
+@pytest.mark.thorough
 def test_the_loss_of_an_adapter_is_scaled_in_float16(base, tmp_path):
     trained(tmp_path / "run", base, dtype="float16")
     template = {"loss_scale": jax.eval_shape(LossScale.first)}
@@ -241,7 +243,7 @@ def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
     copy.mkdir()
     for file in ("config.json", "tokenizer.json", "parameters.safetensors"):
         (copy / file).write_bytes((base / file).read_bytes())
-    trained(tmp_path / "run", copy)
+    trained(tmp_path / "run", copy, **EXACT)
     RunDirectory(copy).save_parameters(theta._replace(W_e=theta.W_e + 1))
     with pytest.raises(
         RunError, match=r"copy has other parameters than those that .*run adapts: restore the original run"

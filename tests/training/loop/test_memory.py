@@ -1,6 +1,7 @@
 """Where memory is short, a batch is computed in more parts, and nothing else changes."""
 
 import json
+import weakref
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.training_cases import make_trainer, settings_for
 from training.loop import memory
 from training.loop.diagnosis import TrainingError
+from training.loop.program import Plan, Program
 from training.runs.directory import load_run
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
@@ -47,13 +49,31 @@ def assert_became(directory, witness, expected):
     assert [line["step"] for line in read_metrics(directory / "metrics.jsonl")] == [1, 2, 3]
 
 
+class StopError(Exception):
+    """Raised where the loop would begin."""
+
+
+def compiled_only(trainer, monkeypatch):
+    """Begin a training with no more than the counted parts compiled."""
+    parts = []
+    monkeypatch.setattr(
+        Program, "of", lambda plan, *_: Program(plan, parts.append(plan) or plan.settings.accumulation_steps, None, 1e9)
+    )
+
+    def stop(*_):
+        raise StopError
+
+    monkeypatch.setattr("training.loop.trainer._facts", stop)
+    with pytest.raises(StopError):
+        trainer.train()
+    return [plan.settings.accumulation_steps for plan in parts]
+
+
 def test_what_the_compiler_counts_decides(tmp_path, monkeypatch):
     trainer, witness = make_trainer(tmp_path / "short", settings_for("d", **SETTINGS))
-    trainer._files.begin(trainer._description, trainer._data.tokenizer)
-    monkeypatch.setattr(trainer, "_compiled", lambda: (trainer._settings.accumulation_steps, None, 1e9))
     monkeypatch.setattr(memory, "needed", lambda parts: 100 // parts)
     monkeypatch.setattr(memory, "limit", lambda devices: 30)
-    trainer._compile()
+    assert compiled_only(trainer, monkeypatch) == [1, 2, 4]
     parts = [f"memory is short: each batch is computed in {b} parts instead of {a}" for a, b in ((1, 2), (2, 4))]
     assert [warning.split(" (")[0] for warning in witness.warnings] == parts
     assert json.loads((tmp_path / "short" / "config.json").read_text())["settings"]["accumulation_steps"] == 4
@@ -63,31 +83,30 @@ def test_what_the_compiler_counts_decides(tmp_path, monkeypatch):
 @pytest.mark.parametrize("where", [pytest.param("while compiling", marks=pytest.mark.slow), "in the first update"])
 def test_an_update_that_does_not_fit_begins_again(tmp_path, in_three_parts, monkeypatch, where):
     trainer, witness = make_trainer(tmp_path / "short", settings_for("d", **SETTINGS))
-    exhausted = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
-    original, calls = trainer._compiled, []
+    original, calls, states = Program.of, [], []
 
     def fail(*arguments):
-        raise exhausted
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
 
-    def compiled():
-        calls.append(trainer._settings.accumulation_steps)
+    def compiled(plan, *arguments):
+        calls.append(plan.settings.accumulation_steps)
         if len(calls) > 1:
-            return original()
+            return original(plan, *arguments)
         if where == "while compiling":
-            raise exhausted
-        return fail, *original()[1:]
+            fail()
+        return original(plan, *arguments)._replace(step=fail)
 
-    begun = trainer._restore_or_begin
+    def begins(plan, first_state=Plan.first_state):
+        assert all(state() is None for state in states)  # whose memory would be taken twice
+        state = first_state(plan)
+        states.append(weakref.ref(state.params.W_e))
+        return state
 
-    def begins():
-        assert not hasattr(trainer, "_state")  # whose memory would be taken twice
-        begun()
-
-    monkeypatch.setattr(trainer, "_restore_or_begin", begins)
-    monkeypatch.setattr(trainer, "_compiled", compiled)
+    monkeypatch.setattr(Plan, "first_state", begins)
+    monkeypatch.setattr(Program, "of", compiled)
     monkeypatch.setattr(memory, "in_more_parts", lambda s, of=memory.in_more_parts: of(s) and of_three(s))
     trainer.train()
-    assert calls == [1, 3]
+    assert (calls, len(states)) == ([1, 3], 1 if where == "while compiling" else 2)
     assert len(witness.warnings) == 1
     assert_became(tmp_path / "short", witness, in_three_parts)
 
@@ -102,8 +121,9 @@ def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch):
     for mesh, n in (("", 1), ("data=4,model=2", 8)):
         sizes = {"batch_size": 8, "l_max": 8, "H": 2, "d_mlp": 16, "vocabulary_multiple": 2}
         trainer, _ = make_trainer(tmp_path / f"{n}", settings_for("d", **SETTINGS | sizes, mesh=mesh))
-        monkeypatch.setattr(trainer, "_compiled", lambda: (None, None, 1e9))
-        trainer._compile()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "needed", lambda compiled: 0)
+            compiled_only(trainer, patch)
         assert asked.pop() == n
     if not jax.local_devices()[0].memory_stats():  # an accelerator says what each has
         assert memory.limit(8) == memory.limit(1) // 8
@@ -119,9 +139,9 @@ def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "limit", lambda devices: 0)
     monkeypatch.setattr(memory, "needed", lambda compiled: 1)
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **SETTINGS, accumulation_steps=12))
-    monkeypatch.setattr(trainer, "_compiled", lambda: (None, None, 1e9))
+    monkeypatch.setattr(Program, "of", lambda plan, *_: Program(plan, None, None, 1e9))
     with pytest.raises(TrainingError, match="not enough memory for a batch of 12 sequences, not even in 12 parts"):
-        trainer._compile()
+        trainer.train()
 
 
 def test_the_next_number_of_parts_divides_the_batch():
@@ -142,6 +162,6 @@ def test_a_compiled_update_says_what_it_takes(tmp_path):
     takes = []
     for parts in (1, 8):
         _, trainer = train(tmp_path / str(parts), **sizes, accumulation_steps=parts)
-        takes.append(memory.needed(trainer._step))
+        takes.append(memory.needed(trainer.plan.compiled_step()))
     assert 0 < takes[1] < takes[0] / 2 < memory.limit(1)
     assert memory.needed(object()) == 0

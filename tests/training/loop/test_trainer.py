@@ -1,5 +1,6 @@
 """The training loop: it learns, goes on exactly where it was, stops where it must, and keeps what it should."""
 
+import dataclasses
 import json
 
 import jax
@@ -18,7 +19,7 @@ from training.runs.named_arrays import flatten
 from training.tasks.models import init_model, model_shapes
 
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
-SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 1, "max_to_keep": 2, "learning_rate": 0.01}
+SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
@@ -80,7 +81,7 @@ def test_every_step_and_every_evaluation_is_in_the_record(undisturbed):
 def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
     _, settings, results, _ = undisturbed
     data = data_for(settings)
-    store = data.validation.store
+    store = data.validation.source.store
     predicted = store.n_tokens - len(store)
     assert results["bits_per_byte"] == pytest.approx(results["loss"] * predicted / np.log(2) / store.n_bytes)
 
@@ -123,11 +124,12 @@ def test_an_interrupted_run_of_several_modalities_goes_on_exactly(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp_path):
-    expected, settings, _, _ = undisturbed
+    expected, settings = undisturbed[0], dataclasses.replace(undisturbed[1], checkpoint_every=1)
     trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=6)
     with pytest.raises(Interrupted):
         trainer.train()
     steps = checkpoint_steps(tmp_path / "run")
+    assert len(steps) == settings.max_to_keep
     last = tmp_path / "run" / "checkpoints" / str(steps[-1])
     largest = max((p for p in last.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     largest.write_bytes(largest.read_bytes()[::-1])

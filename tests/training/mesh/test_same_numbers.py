@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.training_cases import GATO_SETTINGS, make_trainer, settings_for
+from training.loop.store import Store
 from training.mesh.placement import Placement
 from training.mesh.shape import AXES, written
 from training.runs.checkpoints import read_checkpoint
@@ -76,23 +77,24 @@ def test_losses_and_evaluations_are_those_of_one_device(tmp_path, expected, task
 
 
 @pytest.mark.end_to_end
-def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path):
+def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path, monkeypatch):
     """Parameters and optimizer state; and so for whoever reads the run."""
+    states = []
+    monkeypatch.setattr(Store, "save", lambda *a, of=Store.save: states.append(a[2]) or of(*a))
     values = SETTINGS | {"steps": 4, "accumulation_steps": 2}
     with jax.enable_x64(False):
         trainer, witness = make_trainer(tmp_path, settings_for("d", **values, mesh=MESHES[1]))
         trainer.train()
-        expected = flatten(jax.device_get(trainer._state))
-        assert trainer._state.params.W_e.sharding.shard_shape((16, 24)) == (8, 12)
-        assert jax.typeof(trainer._gathered().W_e).sharding.mesh.empty  # a sample is made on one device
-        items = {"params": trainer._state.params, "state": (trainer._state.opt_state, trainer._state.healthy)}
+        state = states[-1]
+        expected = flatten(jax.device_get(state))
+        assert state.params.W_e.sharding.shard_shape((16, 24)) == (8, 12)
+        assert jax.typeof(trainer.plan.gathered(state).W_e).sharding.mesh.empty  # a sample is made on one device
+        items = {"params": state.params, "state": (state.opt_state, state.healthy)}
         for mesh in ("replica=2,data=4", "data=8", ""):
             where = Placement(mesh).placed(items)
             found = read_checkpoint(tmp_path / "checkpoints", 4, where).trees
             assert jax.tree.map(lambda a: a.sharding, found) == jax.tree.map(lambda a: a.sharding, where)
-            found = flatten(
-                jax.device_get(trainer._state._replace(params=found["params"], opt_state=found["state"][0]))
-            )
+            found = flatten(jax.device_get(state._replace(params=found["params"], opt_state=found["state"][0])))
             for name, array in expected.items():
                 np.testing.assert_array_equal(found[name], array)
     (tmp_path / "parameters.safetensors").unlink()

@@ -65,7 +65,7 @@ def test_what_is_logged_is_the_record_of_the_run(tmp_path, monkeypatch):
     runs = [record.run for record in records(tmp_path / "run") if record.WhichOneof("record_type") == "run"]
     assert {run.run_id for run in runs} == {(tmp_path / "run" / "wandb" / "id").read_text()}
     settings = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
-    assert settings["learning_rate"] == trainer._settings.learning_rate
+    assert settings["learning_rate"] == trainer.plan.settings.learning_rate
 
 
 def test_what_is_not_installed_is_said(tmp_path, monkeypatch):

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from training.data.batches import Batch, Dataset, NextTokens
+from training.data.batches import Batch, Batches, NextTokens, Source
 from training.data.modalities import digits, pendulum
 from training.data.modalities.sequences import Columns, Control, Discrete, Image, Text, Vocabulary, joined
 from training.data.records import DataError, fingerprint
-from training.data.store import TokenStore
 
 NAMED_IN_A_ROW = 6
 """Maximum number of named images in a row."""
@@ -24,7 +23,7 @@ EPISODES = {"train": (1000, 0), "validation": (32, 1)}
 """Number of episodes and their seed, by part."""
 
 
-class Modalities(Dataset):
+class Modalities(Batches):
     """Rows of text, digits and control.
 
     {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
@@ -36,13 +35,17 @@ class Modalities(Dataset):
         DataError: as `NextTokens`, or if batch_size is not a multiple of 8 or a drawing does not fit into l_max.
     """
 
-    def __init__(
-        self, store: TokenStore, vocabulary: Vocabulary, *, l_max: int, batch_size: int, seed: int = 0
-    ) -> None:
+    def __init__(self, text: Source, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:
+        """Add digits and control to the packed rows of a text."""
+        if not isinstance(text, NextTokens):
+            raise DataError(
+                "--data: expected text without weights, since text is three eighths of every batch; leave =WEIGHT out"
+            )
         if batch_size % 8:
             raise DataError(f"--batch-size: expected a multiple of 8, three eighths of it text, got {batch_size}")
-        self._text = NextTokens(store, l_max=l_max, batch_size=3 * batch_size // 8, seed=seed, mode="packed")
-        part = "train" if store.part == "train" else "validation"
+        super().__init__(text, batch_size=batch_size, seed=seed)
+        self._text, l_max = Batches(text, batch_size=3 * batch_size // 8, seed=seed), text.l_max
+        part = "train" if text.store.part == "train" else "validation"
         self._named, self._drawn = _of_digits(vocabulary, part)
         longest = max(len(columns.x) for columns in self._drawn)
         if longest > l_max:
@@ -53,15 +56,21 @@ class Modalities(Dataset):
         side, channels = vocabulary.config.patch, vocabulary.config.channels
         self._no_patches = np.zeros((NAMED_IN_A_ROW * len(self._named[0].patches), side, side, channels), np.float32)
         arrays = [array for columns in (*self._named, *self._drawn, *self._control) for array in columns]
-        identity = self._text.fingerprint, fingerprint(*(array.tobytes() for array in arrays))
-        n_examples = 8 * self._text.n_examples // 3
-        super().__init__(*identity, n_examples=n_examples, l_max=l_max, batch_size=batch_size, seed=seed)
+        own = fingerprint(*(array.tobytes() for array in arrays))
+        self.fingerprint = fingerprint("Modalities", self._text.fingerprint, own, l_max, batch_size, seed)
+        self.n_examples = 8 * self._text.n_examples // 3
 
-    def _batch(self, step: int, rows: slice) -> Batch:
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """None: not all tokens are text."""
+        return None
+
+    def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
+        """As `Batches.batch`."""
         return self._joined(self._text.batch(step), np.random.default_rng([self.seed, 1, step]), rows)
 
     def evaluation_batches(self, *, rows: slice = slice(None)) -> Any:
-        """As `Dataset.evaluation_batches`: every text once, with digits and control drawn at random."""
+        """As `Batches.evaluation_batches`: every text once, with digits and control drawn at random."""
         for step, text in enumerate(self._text.evaluation_batches()):
             yield self._joined(text, np.random.default_rng([2, step]), rows)
 
@@ -75,7 +84,7 @@ class Modalities(Dataset):
     def _digits(self, rng: np.random.Generator) -> list[Columns]:
         """Return a drawing, and as many named images as fit."""
         chosen = [self._drawn[rng.integers(len(self._drawn))]]
-        room = self.l_max - len(chosen[0].x)
+        room = self.source.l_max - len(chosen[0].x)
         for i in rng.integers(len(self._named), size=NAMED_IN_A_ROW):
             if len(self._named[i].x) <= room:
                 chosen.append(self._named[i])
@@ -86,7 +95,8 @@ class Modalities(Dataset):
         """Return as many parts of episodes as fit."""
         n = IN_VIEW * PER_STEP
         return [
-            self._part(self._control[rng.integers(len(self._control))], n, rng) for _ in range(self.l_max // (1 + n))
+            self._part(self._control[rng.integers(len(self._control))], n, rng)
+            for _ in range(self.source.l_max // (1 + n))
         ]
 
     def _part(self, episode: Columns, n: int, rng: np.random.Generator) -> Columns:
@@ -99,7 +109,7 @@ class Modalities(Dataset):
     def _row(self, sequences: list[Columns]) -> Batch:
         """Return a batch of one row with these sequences, padded to l_max."""
         lengths = [len(sequence.x) for sequence in sequences]
-        whole, room = joined(sequences), self.l_max - sum(lengths)
+        whole, room = joined(sequences), self.source.l_max - sum(lengths)
         segments = np.repeat(np.arange(1, len(lengths) + 1), lengths)
 
         def row_of(values: np.ndarray, padding: int, dtype: type = np.int32) -> np.ndarray:
@@ -120,12 +130,6 @@ class Modalities(Dataset):
     def _patches(self, n: int) -> Batch:
         places = np.zeros((n, len(self._no_patches), 2), np.int32)
         return {"patches": np.zeros((n, *self._no_patches.shape), np.float32), "places": places}
-
-    def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """Refuse to be part of a mixture."""
-        raise DataError(
-            "--data: expected text without weights, since text is three eighths of every batch; leave =WEIGHT out"
-        )
 
 
 def _of_digits(vocabulary: Vocabulary, part: str) -> tuple[list[Columns], list[Columns]]:

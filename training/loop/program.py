@@ -1,0 +1,270 @@
+"""What a training computes: its functions as a plan, and the compiled ones with the settings that fit into memory."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from training.data.loading import RunData
+from training.evaluation.held_out import evaluate
+from training.loop import memory
+from training.loop.diagnosis import TrainingError, not_finite
+from training.loop.flops import active_parameters, matmul_peak, step_flops
+from training.loop.optimizers import optimizer_from
+from training.loop.train_step import TrainState, batch_loss, init_state, make_step
+from training.mesh.padding import padded, unpadded
+from training.mesh.placement import Placement, shardings
+from training.runs.directory import Description
+from training.settings import Settings
+from training.tasks import TASKS
+from training.tasks.low_rank import init_adapter, merged, scale_of
+from training.tasks.models import init_model
+from training.tasks.objectives import make_totals
+
+RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
+"""Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The functions of a training, and where its arrays are."""
+
+    description: Description
+    data: RunData
+    placement: Placement
+    initial: Any  # the parameters to start from; None: random ones
+    frozen: Any  # θ, if an adapter of it is trained; else None
+
+    @staticmethod
+    def of(description: Description, data: RunData, initial: Any = None) -> "Plan":
+        """Return the plan of a training that starts from the `initial` parameters (None: random ones), which stay
+        frozen if an adapter is trained. Raises ValueError if the optimizer's settings do not fit together.
+        """
+        settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
+        optimizer_from(settings)
+        if settings.lora_rank:
+            theta = padded(initial, description.config.N_V, settings.vocabulary_multiple)
+            frozen = jax.tree.map(jax.device_put, theta, shardings(placement.placed(theta)))
+            initial = None
+        return Plan(description=description, data=data, placement=placement, initial=initial, frozen=frozen)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the training."""
+        return self.description.settings
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """The key of the updates' random values."""
+        return jax.random.fold_in(jax.random.key(self.settings.seed), 1)
+
+    @functools.cached_property
+    def rows(self) -> slice:
+        """The sequences of a batch that this process needs."""
+        return self.placement.rows(self.settings.batch_size)
+
+    @functools.cached_property
+    def _objective(self) -> Any:
+        return TASKS[self.settings.task].objective
+
+    @property
+    def _N_V(self) -> int | None:
+        """The vocabulary without its padding, if it may have one."""
+        padding = self.settings.vocabulary_multiple > 1 and not self.description.labels
+        return self.description.config.N_V if padding else None
+
+    def _begin(self, key: Any, initial: Any) -> TrainState:
+        s, config = self.settings, self.description.config
+        if self.frozen is not None:
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.frozen)
+            params = init_adapter(key, shapes, rank=s.lora_rank, matrices=s.lora_matrices)
+        else:
+            N_C = len(self.description.labels)
+            params = init_model(key, s.task, config, scheme=s.init, N_C=N_C) if initial is None else initial
+            params = padded(params, config.N_V, s.vocabulary_multiple)
+        return init_state(params, optimizer_from(s)[1], ema_decay=s.ema_decay, dtype=s.dtype)
+
+    @functools.cached_property
+    def _init_key(self) -> Any:
+        return jax.random.fold_in(jax.random.key(self.settings.seed), 0)
+
+    @functools.cached_property
+    def template(self) -> Any:
+        """The shapes of the state, with their shardings."""
+        return self.placement.placed(jax.eval_shape(self._begin, self._init_key, self.initial))
+
+    def first_state(self) -> TrainState:
+        """Return the state before the first update."""
+        options = RUN_ONCE.get(jax.default_backend())
+        begin = jax.jit(self._begin, out_shardings=shardings(self.template), compiler_options=options)
+        return begin(self._init_key, self.initial)
+
+    def batches(self, step: int) -> Iterator[Any]:
+        """Yield the batches of the updates from a step on."""
+        return map(self._divided, self.data.train.batches(step, rows=self.rows))
+
+    def held_out(self) -> Iterator[Any]:
+        """Yield the held-out batches."""
+        return map(self._divided, self.data.validation.evaluation_batches(rows=self.rows))
+
+    def _divided(self, batch: Any) -> Any:
+        return self.placement.batch(batch, self.settings.batch_size)
+
+    def arguments(self, state: Any, step: int, batch: Any = None) -> tuple[Any, ...]:
+        """Return the arguments of the update after `step` others, with the batch of that step unless one is given."""
+        if batch is None:
+            batch = self._divided(self.data.train.batch(step, rows=self.rows))
+        return state, batch, np.int32(step), self.key, self.frozen
+
+    def compiled_step(self) -> Any:
+        """Compile the update."""
+        schedule, optimizer = optimizer_from(self.settings)
+        step = make_step(self._objective, optimizer, schedule, self.settings, N_V=self._N_V)
+        options = {"out_shardings": (shardings(self.template), None), "donate_argnums": 0}
+        return self.placement.compiled(step, self.arguments(self.template, 0), **options)
+
+    def compiled_totals(self, model: Any) -> Any:
+        """Compile the sums over a held-out batch."""
+        totals = make_totals(self._objective, self.settings, N_V=self._N_V)
+        return self.placement.compiled(totals, (model, next(self.held_out())))
+
+    def peak(self, clock: Callable[[], float]) -> float:
+        """Return the FLOP/s of all devices."""
+        peak = self.settings.peak or matmul_peak(clock, self.settings.dtype)
+        return peak * (self.placement.n_devices if jax.default_backend() != "cpu" else 1)  # CPU devices share cores
+
+    @property
+    def flops(self) -> int:
+        """The FLOPs of an update's matrix products."""
+        s = self.settings
+        return step_flops(s.task, self.description.config, batch_size=s.batch_size, l=s.l_max)
+
+    def model(self, state: TrainState) -> Any:
+        """Return the model to evaluate: the evaluated parameters, merged into the frozen ones if there are any."""
+        params = evaluated(state)
+        if self.frozen is None:
+            return params
+        merge = jax.jit(merged, static_argnums=2, out_shardings=shardings(self.frozen))
+        with self.placement.in_use():
+            return merge(self.frozen, params, scale_of(self.settings))
+
+    def gathered(self, state: TrainState) -> Any:
+        """Return the model to evaluate, on a single device."""
+        return self.unpadded(self.placement.gathered(self.model(state)))
+
+    def trained(self, state: TrainState) -> Any:
+        """Return the evaluated parameters, or the adapter, on a single device."""
+        return self.gathered(state) if self.frozen is None else self.placement.gathered(evaluated(state))
+
+    def unpadded(self, params: Any) -> Any:
+        """Return parameters without the padding of their vocabulary."""
+        return unpadded(params, self.description.config.N_V, self.settings.vocabulary_multiple)
+
+    def diagnosis(
+        self, state: TrainState, step: int, loss: float, rate: float, checkpoint: int | None
+    ) -> TrainingError:
+        """Recompute the gradient of a bad update, which left the state unchanged, and return the error."""
+        gradient = jax.jit(batch_loss(self._objective, self.settings, N_V=self._N_V))
+        with self.placement.in_use():
+            _, gradients, _ = gradient(*self.arguments(state.params, step - 1))
+        return not_finite(step, loss, rate, self.placement.gathered(gradients), checkpoint)
+
+    def in_more_parts(self) -> "Plan":
+        """Return the plan that computes a batch in more parts, which changes only rounding. Raises TrainingError if
+        that is impossible.
+        """
+        before, settings = self.settings, memory.in_more_parts(self.settings)
+        batch = f"a batch of {before.batch_size} sequences"
+        if jax.process_count() > 1:  # whose devices may differ in memory
+            raise TrainingError(
+                f"not enough memory for {batch} in {before.accumulation_steps} parts: give larger accumulation_steps, "
+                "remat all, or another mesh"
+            )
+        if settings is None:
+            raise TrainingError(
+                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: give a smaller l_max, "
+                "remat all, or a smaller model"
+            )
+        return dataclasses.replace(self, description=self.description._replace(settings=settings))
+
+
+class Program(NamedTuple):
+    """The compiled functions of a plan."""
+
+    plan: Plan  # with the settings that fit into memory
+    step: Any  # the update: (state, batch, step, key, frozen) → (state, metrics)
+    totals: Any  # sums over a held-out batch: (model, batch) → sums
+    peak: float  # the devices' FLOP/s
+
+    @staticmethod
+    def of(plan: Plan, state: TrainState, clock: Callable[[], float]) -> "Program":
+        """Compile a plan."""
+        return Program(plan, plan.compiled_step(), plan.compiled_totals(plan.model(state)), plan.peak(clock))
+
+    @staticmethod
+    def fitting(
+        plan: Plan,
+        state: TrainState,
+        clock: Callable[[], float],
+        run: Callable[[Callable[[], "Program"]], "Program"],
+        split: Callable[[Plan], Plan],
+    ) -> "Program":
+        """Return the compiled functions of a plan, or of the first of those that `split` makes of it that fits into
+        memory; `run` calls the compiler.
+        """
+        while True:
+            try:
+                program = run(functools.partial(Program.of, plan, state, clock))
+                if memory.needed(program.step) <= memory.limit(plan.placement.n_local_devices):
+                    return program
+            except jax.errors.JaxRuntimeError as error:
+                if not memory.is_exhausted(error):
+                    raise
+            plan = split(plan)
+
+    def evaluation(self, state: TrainState, limit: int, check: Callable[[], None]) -> dict[str, float]:
+        """Return the figures on `limit` held-out batches (0: all); `check` is called before each."""
+        of_bytes = self.plan.data.tokens_per_byte
+        model, held_out = self.plan.model(state), self.plan.held_out()
+        return evaluate(self.totals, model, held_out, limit=limit, tokens_per_byte=of_bytes, check=check)
+
+
+class Preview(NamedTuple):
+    """What an update would cost."""
+
+    parameters: int  # of the model, with what `vocabulary_multiple` adds
+    active: int  # of these, those that each token reads: of experts, only the chosen ones
+    trained: int  # trained parameters: all of the model's, or the low-rank ones
+    needed: int  # bytes on each device, by the compiler; 0 if it does not say
+    limit: int  # bytes available on each device
+    flops: int  # of the matrix products
+    peak: float  # FLOP/s of a large matrix product, on all devices
+    device: str  # description of the devices
+
+
+def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], Any]], Any]) -> Preview:
+    """Compile the update without allocating its state, and return what it costs; `run` calls the compiler."""
+    model = plan.template.params if plan.frozen is None else plan.frozen
+    return Preview(
+        parameters=size(model),
+        active=active_parameters(model),
+        trained=size(plan.template.params),
+        needed=memory.needed(run(plan.compiled_step)),
+        limit=memory.limit(plan.placement.n_local_devices),
+        flops=plan.flops,
+        peak=plan.peak(clock),
+        device=plan.placement.devices,
+    )
+
+
+def evaluated(state: TrainState) -> Any:
+    """Return the parameters to evaluate: their moving average if there is one."""
+    return state.params if state.ema is None else state.ema
+
+
+def size(tree: Any) -> int:
+    """Return the number of elements in a pytree's arrays."""
+    return sum(array.size for array in jax.tree.leaves(tree))

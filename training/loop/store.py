@@ -1,0 +1,120 @@
+"""What a training keeps in its directory: checkpoints, metrics, the best parameters, and the results."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from training.loop.program import Plan, evaluated
+from training.loop.progress import Progress
+from training.loop.train_step import TrainState
+from training.runs.checkpoints import Checkpoints, read_checkpoint
+from training.runs.directory import RunDirectory
+from training.runs.event_files import EventFile
+from training.runs.metrics import MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
+from training.settings import Settings
+from training.tasks import settings_to_json
+
+
+class Store(contextlib.ExitStack):
+    """The files of a training, opened; of several processes, only the main one writes what is not a checkpoint."""
+
+    def __init__(self, plan: Plan, files: RunDirectory, *, is_main: bool, warn: Callable[[str], None]) -> None:
+        """Open the checkpoints; `warn` receives messages about damaged ones."""
+        super().__init__()
+        settings, self._files, self._is_main, self._warn = plan.settings, files, is_main, warn
+        self._checkpoints = self.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
+        self._best = self.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
+        self.log: MetricsLog | NoLog = NoLog()
+
+    def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
+        """Return the state and the progress of the last checkpoint that can be read, or the first ones if there is
+        none. Raises CheckpointError if all are damaged.
+        """
+        restored = self._checkpoints.restore_latest(_items(plan.template), self._warn)
+        if restored is None:
+            self._open_log(plan.settings, 0, 0)
+            return plan.first_state(), Progress()
+        trees, progress = restored.trees, Progress.from_json(restored.meta["progress"])
+        self._open_log(plan.settings, progress.step, restored.meta["metrics_bytes"])
+        opt_state, healthy = trees["state"]
+        state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"), trees.get("loss_scale"))
+        return state, progress
+
+    def _open_log(self, settings: Settings, step: int, size: int) -> None:
+        """Continue the metrics after `step`, when the file had this size."""
+        if not self._is_main:
+            return
+        if not cut(self._files.metrics, size):
+            self._warn(f"{self._files.metrics} is shorter than at the checkpoint: some metrics are lost")
+        if isinstance(self.log, MetricsLog):
+            return
+        writers: list[Writer] = [EventFile(self._files.tensorboard, step)] if settings.tensorboard else []
+        if settings.wandb:
+            writers.append(wandb_writer(self._files.path, settings_to_json(settings)))
+        self.log = self.enter_context(contextlib.closing(MetricsLog(self._files.metrics, writers)))
+
+    def note(self, plan: Plan) -> None:
+        """Record the settings of a plan."""
+        self._files.note(plan.description)
+
+    def save(self, plan: Plan, state: TrainState, progress: Progress) -> None:
+        """Write a checkpoint in the background, or raise CheckpointError if it cannot be written."""
+        meta = {
+            "progress": progress.to_json(),
+            "metrics_bytes": self.log.size(),
+            "key": np.asarray(jax.random.key_data(plan.key)).tolist(),
+            "run": plan.description.to_json(),
+            "tokenizer": plan.data.tokenizer.to_json(),
+        }
+        self._checkpoints.save(progress.step, _items(state), meta)
+
+    def keep_best(self, state: TrainState, step: int) -> None:
+        """Write the evaluated parameters, the best so far, if the training may stop early."""
+        if self._best:
+            self._best.save(step, {"params": evaluated(state)}, {})
+
+    def best(self, plan: Plan, state: TrainState, step: int) -> TrainState | None:
+        """Return the state with the best parameters, which are those of `step`; None if they are not kept."""
+        if not self._best:
+            return None
+        self._best.wait()
+        template = plan.placement.placed(jax.eval_shape(evaluated, state))
+        restored = read_checkpoint(self._files.best, step, {"params": template})
+        return state._replace(params=restored.trees["params"], ema=None)
+
+    def last_step(self) -> int | None:
+        """Return the step of the last complete checkpoint; None if there is none."""
+        self._checkpoints.wait()
+        return next(iter(self._checkpoints.steps()), None)
+
+    def start_trace(self) -> None:
+        """Begin a profiler's trace."""
+        if self._is_main:
+            jax.profiler.start_trace(str(self._files.profile))
+
+    def stop_trace(self) -> None:
+        """End the profiler's trace, and write it."""
+        if self._is_main:
+            jax.profiler.stop_trace()
+
+    def draw(self) -> None:
+        """Plot the metrics."""
+        if self._is_main:
+            plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
+
+    def finish(self, trained: Any, results: dict[str, Any], *, is_adapter: bool) -> None:
+        """Write the trained parameters and the results, after the last checkpoint is complete."""
+        self._checkpoints.wait()
+        if self._is_main:
+            self._files.save_parameters(trained, self._files.adapter if is_adapter else self._files.parameters)
+            self._files.save_results(results)
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """The items of a checkpoint; the parameters can be read without the rest."""
+    items: dict[str, Any] = {"params": state.params, "state": (state.opt_state, state.healthy)}
+    optional = {"ema": state.ema, "loss_scale": state.loss_scale}
+    return items | {name: tree for name, tree in optional.items() if tree is not None}
