@@ -12,6 +12,7 @@ from algorithms.alg01_embedding import token_embedding
 from algorithms.loops import read_by
 from algorithms.machinery.arrays import indices
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
@@ -53,6 +54,9 @@ class How(NamedTuple):
 
 
 PLAIN = How()
+
+PRODUCTS = ("dot_general", "ragged_dot_general")
+"""JAX's primitives for products of matrices."""
 
 
 class Lines(NamedTuple):
@@ -210,7 +214,7 @@ class Lines(NamedTuple):
         L = shared * jax.tree.leaves(stacked)[0].shape[0]
         X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
         each = None if shared > 1 else stacked
-        turn, unroll = _recomputed(turn, self.how.remat, self.how.unroll), self.how.unroll
+        turn, unroll = _recomputed(turn, self.how.remat, self.how.unroll, X), self.how.unroll
         X, self.memory.kept = jax.lax.scan(turn, X, (each, jnp.arange(L), self.memory.kept), unroll=unroll)
         return X
 
@@ -264,14 +268,20 @@ def lines_of(
     return Lines(variant, activation, order, t, table, implementation, dropout, key, length, z_length, how, *memories)
 
 
-def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll) -> Callable[..., Any]:
-    if not remat:
+def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any) -> Callable[..., Any]:
+    """A layer whose backward pass recomputes what ``remat`` says.
+
+    In a loop on a GPU, it always recomputes norms and activations: storing them would move more bytes. No product is
+    computed twice for that.
+    """
+    if not remat and (unroll or platform_of(X) not in ("gpu", "cuda")):
         return turn
-    kept = {True: (), "all but attention": ATTENTION_RESIDUALS, "all but products": (*ATTENTION_RESIDUALS, PRODUCT)}
-    by_name = jax.checkpoint_policies.save_only_these_names(*kept[remat])
+    kept = {True: (), "all but attention": ATTENTION_RESIDUALS}.get(remat, (*ATTENTION_RESIDUALS, PRODUCT))
+    by_name = jax.checkpoint_policies.save_only_these_names(*kept)
+    by_primitive = () if remat is True else (CUDNN_FORWARD, *(() if remat else PRODUCTS))
 
     def policy(primitive, *arrays, **options):
-        return by_name(primitive, *arrays, **options) or (remat is not True and primitive.name == CUDNN_FORWARD)
+        return by_name(primitive, *arrays, **options) or primitive.name in by_primitive
 
     return jax.checkpoint(turn, prevent_cse=unroll, policy=policy)
 

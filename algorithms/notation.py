@@ -63,7 +63,8 @@ segments            the document of each token, the only one it attends to; None
 implementation      how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout             probability of dropping an attention weight; above 0 it needs a key
 key                 randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
-remat               what a layer's backward pass recomputes instead of storing: False, nothing; True, everything;
+remat               what a layer's backward pass recomputes instead of storing: False, nothing, or on a GPU norms and
+                    activations where this is faster; True, everything;
                     ``"all but attention"``, everything but the attention kernel; ``"all but products"``, only
                     norms, activations and W_o's product: queries, keys, values and the MLP's products are
                     stored, too

@@ -3,6 +3,7 @@
 The forward pass keeps only the log-sum-exp of each column's logits; the backward pass recomputes P from it.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -26,6 +27,9 @@ LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
 If all logits fit, XLA sees that the backward pass recomputes the same ones, and keeps them.
 """
 
+LOGITS_OF_A_CHUNK = {"tpu": 9 * 2**24}
+"""How many logits to compute at once if not all fit, where fewer than fit are faster (docs/notes/performance.md)."""
+
 LANES = 128
 """Larger chunks are whole multiples of this, the width of a TPU's registers."""
 
@@ -42,9 +46,10 @@ def chunk_size(X: Array, n: int, *of_each: int) -> int:
     """
     if not are_numbers(n, *of_each):
         return n
-    fitting = max(1, logits_at_once(X) // max(1, math.prod(of_each)))
-    if fitting >= n:
+    of_one, fitting = max(1, math.prod(of_each)), logits_at_once(X)
+    if n * of_one <= fitting:
         return n
+    fitting = max(1, min(fitting, LOGITS_OF_A_CHUNK.get(platform_of(X), fitting)) // of_one)
     unit = min(fitting, LANES)
     even = -(-n // chunk_count(n, fitting // unit * unit))
     return -(-even // unit) * unit
@@ -53,6 +58,30 @@ def chunk_size(X: Array, n: int, *of_each: int) -> int:
 def chunk_count(n: int, at_once: int) -> int:
     """How many chunks of this size hold n rows or columns."""
     return 1 if at_once is n else -(-n // max(1, at_once))
+
+
+def log_sum_exp_of(Y: Float[Array, "rows *columns"]) -> Float[Array, "*columns"]:
+    """The log-sum-exp of each column; on a GPU in one pass over Y, which is in its memory, and not two."""
+    return _in_one_pass(Y) if platform_of(Y) in ("gpu", "cuda") else jax.nn.logsumexp(Y, axis=0)
+
+
+@jax.custom_jvp
+def _in_one_pass(Y):
+    """Largest entry and sum of exponentials are reduced together; a sum is rescaled when a larger entry is found."""
+
+    def merged(a, b):
+        (largest_a, sum_a), (largest_b, sum_b) = a, b
+        largest = jnp.maximum(largest_a, largest_b)
+        finite = jnp.where(jnp.isfinite(largest), largest, 0)
+        return largest, sum_a * jnp.exp(largest_a - finite) + sum_b * jnp.exp(largest_b - finite)
+
+    largest, total = jax.lax.reduce((Y, jnp.ones_like(Y)), (Y.dtype.type(-jnp.inf), Y.dtype.type(0)), merged, (0,))
+    return largest + jnp.log(total)
+
+
+@_in_one_pass.defjvp
+def _(primals, tangents):
+    return jax.jvp(functools.partial(jax.nn.logsumexp, axis=0), primals, tangents)
 
 
 def is_token(first: int | Array, N_V: int, Y: Float[Array, "rows *columns"]) -> Bool[Array, "rows *ones"]:
@@ -118,7 +147,7 @@ def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
         first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
         X_c, targets_c = (jax.lax.dynamic_slice_in_dim(a, first, c, axis=-1) for a in (X, targets))
         Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u, cap)
-        of_chunk = jax.nn.logsumexp(Y, axis=0), _at_target(label_smoothing, N_V, first_row, targets_c, Y)
+        of_chunk = log_sum_exp_of(Y), _at_target(label_smoothing, N_V, first_row, targets_c, Y)
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(of_all, of_c, first, axis=-1)
             for of_all, of_c in zip(done, of_chunk, strict=True)
@@ -139,9 +168,10 @@ def of_target(
 ) -> Float[Array, "*columns"]:
     """The entry of each column's target; 0 if the target is not among the rows of Y, which start at row ``first``.
 
-    A single CPU looks it up. Otherwise it is a sum, which several devices can share and XLA fuses with other sums.
+    A single CPU or GPU looks it up. Otherwise it is a sum, which several devices can share and a TPU's XLA fuses with
+    other sums.
     """
-    if platform_of(Y) == "cpu" and devices_sharing(Y) == 1 and are_numbers(*Y.shape):
+    if platform_of(Y) != "tpu" and devices_sharing(Y) == 1 and are_numbers(*Y.shape):
         row = jnp.clip(targets - first, 0, Y.shape[0] - 1)
         return jnp.where(row == targets - first, jnp.take_along_axis(Y, row[None], axis=0)[0], 0)
     return jnp.where(_is_target(first, Y.shape[0], targets), Y, 0).sum(axis=0)

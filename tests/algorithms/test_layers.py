@@ -1,11 +1,12 @@
 """The loop over the layers: parameters, turns and keys of each; and layers computed in parts."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER, DTransformerConfig, d_hidden_state
+from algorithms import PAPER, DTransformerConfig, d_hidden_state, layers
 from algorithms.layers import How, lines_of
 from algorithms.lines import Attention
 from tests import cases
@@ -73,3 +74,26 @@ def test_layers_in_parts_keep_their_numbers():
     X, whole = d_hidden_state(x, first), d_hidden_state(x, theta)
     cases.assert_close(d_hidden_state(X, rest, first_layer=1), whole)
     assert np.abs(d_hidden_state(X, rest) - whole).max() > 1e-3
+
+
+@pytest.mark.thorough
+def test_on_a_gpu_norms_and_activations_are_computed_again_but_no_product(monkeypatch):
+    """As many products, less memory, the same gradients; unrolled, nothing is computed again."""
+    theta = cases.random_theta(DTransformerConfig(N_V=11, l_max=64, L=2, H=2, d_e=4, d_mlp=32))
+    x = cases.random_tokens(4, 64, n=11)
+
+    def gradient(unroll=False):
+        jax.clear_caches()
+        options = {"unroll": unroll, "implementation": "blockwise"}
+        return jax.jit(jax.grad(lambda theta: jnp.square(d_hidden_state(x, theta, **options)).sum())).trace(theta)
+
+    stored = gradient()
+    monkeypatch.setattr(layers, "platform_of", lambda _: "gpu")
+    again, unrolled = gradient(), gradient(unroll=True)
+    assert str(again.jaxpr).count("dot_general[") == str(stored.jaxpr).count("dot_general[")
+    assert "prevent_cse" in str(again.jaxpr)
+    assert "prevent_cse" not in str(unrolled.jaxpr)
+    programs = [traced.lower().compile() for traced in (again, stored)]
+    memory = [program.memory_analysis().temp_size_in_bytes for program in programs]
+    assert memory[0] < 0.9 * memory[1]
+    chex.assert_trees_all_close(*(program(theta) for program in programs), rtol=1e-10, atol=1e-13)

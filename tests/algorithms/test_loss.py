@@ -157,6 +157,27 @@ def test_second_derivatives_of_a_function_of_the_loss(cap):
             cases.assert_close(a, b, 1e-11, largest=max(1.0, float(jnp.abs(b).max())))
 
 
+def test_on_a_gpu_the_log_sum_exp_is_taken_in_one_pass(monkeypatch):
+    """Like JAX's with rows of padding, infinities and NaN, and in its derivatives; the loss is still the oracle's."""
+    monkeypatch.setattr(chunked_log_loss, "platform_of", lambda _: "gpu")
+    Y = 30 * cases.normal(N_V, 6)
+    Y = Y.at[12:].set(-jnp.inf).at[:, 1].set(-jnp.inf).at[3, 2].set(jnp.inf).at[4, 3].set(jnp.nan)
+    np.testing.assert_allclose(chunked_log_loss.log_sum_exp_of(Y), jax.nn.logsumexp(Y, axis=0), rtol=1e-14)
+    rows = cases.normal(4)
+    second = jax.hessian(chunked_log_loss.log_sum_exp_of)(rows)
+    np.testing.assert_allclose(second, jax.hessian(jax.nn.logsumexp)(rows), atol=1e-15)
+    p = SimpleNamespace(X=np.asarray(X), W_u=np.asarray(W_u), b_u=np.asarray(b_u))
+    loss = uncompiled_log_loss(X, W_u, targets, b_u=b_u)
+    assert float(loss) == pytest.approx(expected(p, np.ones(L), 0.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(("platform", "tokens", "rows"), [("gpu", 2**20, 512), ("tpu", 2**20, 128), ("tpu", 64, 4096)])
+def test_where_not_all_logits_fit_a_tpu_computes_fewer_at_once(platform, tokens, rows, monkeypatch):
+    """2³², in chunks of 2²⁹ or of about 2²⁷; and 2¹⁸, which fit."""
+    monkeypatch.setattr(chunked_log_loss, "platform_of", lambda _: platform)
+    assert chunked_log_loss.chunk_size(X, 4096, tokens) == rows
+
+
 def test_a_chunk_of_rows_that_overlaps_the_one_before_counts_once(monkeypatch):
     """17 rows of logits in chunks of 5: the last chunk begins at row 12, three rows of which are done."""
     monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", 5 * L)
