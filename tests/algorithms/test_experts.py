@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from algorithms import for_platform
 from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks
 from tests.cases import assert_trees_close, normal, random_like
@@ -161,3 +162,37 @@ def test_the_balancing_loss_is_k_for_equal_loads_and_largest_for_one():
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         LINES["MIXTRAL"].but(**change)
+
+
+@pytest.mark.thorough
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("T", [1, 31])
+def test_the_accelerators_program_gives_the_same(name, T):
+    """Traced for a TPU, run here: values and gradients, under vmap of X alone, and gradients of gradients."""
+    line = LINES[name]
+    W, X = parameters(line), normal(3, D_E, T)
+
+    def found(how):
+        f = jax.vmap(computed(line, how), (0, None))
+
+        def second(X, W):
+            return sum((g * g).sum() for g in jax.tree.leaves(f(X, W)[1]))
+
+        return jax.jit(lambda X, W: (f(X, W), jax.grad(second, (0, 1))(X, W)))(X, W)
+
+    expected = found("paper")
+    with for_platform("tpu"):
+        actual = found("auto")
+    assert_trees_close(actual, expected)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_program_for_an_accelerator_has_ragged_products(platform):
+    """Of each expert's three matrices: one of its rows and, for gradients, one of each operand."""
+    line = LINES["MIXTRAL"]
+    W, X = jax.eval_shape(lambda: parameters(line)), jax.ShapeDtypeStruct((3, D_E, 2, 13), float)
+    with for_platform(platform):
+        f = jax.jit(jax.vmap(computed(line, "auto"), (0, None)))
+        text = jax.export.export(f, platforms=(platform,))(X, W).mlir_module()
+    assert text.count('stablehlo.composite "chlo.ragged_dot"') == 9
