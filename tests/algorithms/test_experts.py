@@ -19,6 +19,7 @@ LINES = {
     "DEEPSEEK": Experts(
         n=6, k=2, scores="sigmoid", choice_bias=True, groups=3, chosen_groups=2, factor=2.5, shared=2, **SILU
     ),
+    "V2": Experts(n=6, k=2, groups=3, chosen_groups=2, best=1, **SILU),
     "GPT_OSS": Experts(n=5, k=2, router_bias=True, clip=0.7, activation="gelu_sigmoid", gated=True),
     "plain": Experts(n=3, k=2, activation="relu"),
 }
@@ -95,13 +96,13 @@ def test_every_row_has_a_place_in_a_block_of_its_group(loads):
     assert (row < len(group)).sum() == within.sum()
 
 
-@pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK"])
+@pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK", "V2"])
 def test_weights_are_the_oracles(name):
     line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))
     b = np.random.default_rng(2).normal(size=line.n) if line.choice_bias else None
     scores = line.scored(jnp.asarray(router))
     G = line.weights(scores, line.chosen(scores, None if b is None else jnp.asarray(b)))
-    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
     of = {name: getattr(line, name) for name in names}
     for t in range(29):
         expected = np.zeros(line.n)
