@@ -24,7 +24,10 @@ class HandDerived:
 
 
 def hand_derived(
-    forward: Callable[..., tuple[Any, Any]], backward: Callable[..., tuple[Any, ...]], static: tuple[int, ...] = ()
+    forward: Callable[..., tuple[Any, Any]],
+    backward: Callable[..., tuple[Any, ...]],
+    static: tuple[int, ...] = (),
+    value: Callable[..., Any] | None = None,
 ) -> HandDerived:
     """Register a forward pass and its backward pass.
 
@@ -33,8 +36,10 @@ def hand_derived(
         backward: takes the static arguments, the residuals and the cotangent; returns the gradient of each argument
             that is not static.
         static: the positions of the arguments that are not arrays.
+        value: computes the value alone. With it, ``forward`` may call the result of this function, whose rule then also
+            applies when its gradient is differentiated; None: the value is that of ``forward``.
     """
-    rule = jax.custom_vjp(lambda *arguments: forward(*arguments)[0], nondiff_argnums=static)
+    rule = jax.custom_vjp(value or (lambda *arguments: forward(*arguments)[0]), nondiff_argnums=static)
     rule.defvjp(forward, backward)
     return HandDerived(forward, backward, rule)
 

@@ -41,7 +41,8 @@ class Experts(MLP):
         router_bias: whether there is a b_r.
         choice_bias: whether b_choice is added to the scores by which experts are chosen, and not to the weights.
         groups: number of groups of consecutive experts.
-        chosen_groups: number of groups in which a token chooses: those with the largest sums of their two best scores.
+        chosen_groups: number of groups in which a token chooses: those with the largest sums of their best scores.
+        best: number of these scores: two, or one as in DeepSeek-V2.
         shared: s: an MLP of s·d_mlp hidden units, which every token takes, is added; 0: none.
         balance: coefficient of the balancing loss, which training adds.
     """
@@ -55,6 +56,7 @@ class Experts(MLP):
     choice_bias: bool = False
     groups: Count = 1
     chosen_groups: Count = 1
+    best: Count = 2
     shared: Annotated[int, Range("a number >= 0", lambda s: s >= 0)] = 0
     balance: Annotated[float, Range("a number >= 0", lambda c: c >= 0)] = 0.0
 
@@ -129,7 +131,7 @@ class Experts(MLP):
         scores = jnp.moveaxis(scores, 0, -1)
         if self.groups > 1:
             in_groups = scores.reshape(*scores.shape[:-1], self.groups, self.n // self.groups)
-            best = jax.lax.top_k(in_groups, min(2, in_groups.shape[-1]))[0].sum(-1)
+            best = jax.lax.top_k(in_groups, min(self.best, in_groups.shape[-1]))[0].sum(-1)
             groups = jax.lax.top_k(best, self.chosen_groups)[1]
             within = jax.nn.one_hot(groups, self.groups, dtype=bool).any(-2)
             scores = jnp.where(within[..., None], in_groups, -jnp.inf).reshape(scores.shape)

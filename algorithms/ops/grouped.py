@@ -94,27 +94,10 @@ def grouped_product(
     """``W_g X[i]`` for the rows i of every block, which is of group g; 0 for blocks of no group."""
     if len(X) == len(blocks.group) and platform_of(X) != "cpu":  # each row is a block: read only its matrix
         return jnp.einsum("roi,ri->ro", jnp.take(W, blocks.group, axis=0, mode="clip"), X)
-    return _product(W, X, blocks.group)
+    return _product(1, W, X, blocks.group)
 
 
-def _forward(W, X, group):
-    return _by_group(W, X, group, 1), (W, X, group)
-
-
-def _backward(residuals, dY):
-    """With dY the gradient with respect to the rows ``Y[i] = W_g X[i]``::
-
-    ∂F/∂X[i] = W_gᵀ dY[i]
-    ∂F/∂W_g = Σ_i dY[i] X[i]ᵀ over the rows of group g
-    """
-    W, X, group = residuals
-    return _by_rows(dY, X, group, len(W)).astype(W.dtype), _by_group(W, dY, group, 0), None
-
-
-_product = hand_derived(_forward, _backward)
-
-
-def _by_group(W: Array, X: Array, group: Array, axis: int) -> Array:
+def _by_group(axis: int, W: Array, X: Array, group: Array) -> Array:
     """Every row of X times the matrix of its group, summed over this axis of the matrix."""
     if platform_of(X) != "cpu":
         return _ragged(X, W, group, len(W), (((1,), (1 + axis,)), ((), ())), of_groups=(0,))
@@ -135,7 +118,7 @@ def _by_group(W: Array, X: Array, group: Array, axis: int) -> Array:
     return Y.reshape(len(X), -1)
 
 
-def _by_rows(Y: Array, X: Array, group: Array, n: int) -> Array:
+def _by_rows(n: int, Y: Array, X: Array, group: Array) -> Array:
     """The sum of ``Y[i] X[i]ᵀ`` over the rows i of each group, in at least float32."""
     dtype = accumulation_dtype(Y.dtype)
     if platform_of(X) != "cpu":
@@ -156,6 +139,48 @@ def _in_blocks(X: Array, group: Array) -> Array:
 
 
 def _ragged(A: Array, B: Array, group: Array, n: int, dimensions: Any, *, of_groups: tuple[int, ...]) -> Array:
-    rows = len(A) // len(group) * jnp.zeros(n, jnp.int32).at[group].add(1, mode="drop")
+    """The ragged product; under vmap one after another, since JAX's own rule needs all arguments to have the axis."""
     numbers = jax.lax.RaggedDotDimensionNumbers(dimensions, (0,), of_groups)
-    return jax.lax.ragged_dot_general(A, B, rows, numbers, preferred_element_type=A.dtype)
+
+    @jax.custom_batching.sequential_vmap
+    def ragged(A, B, group):
+        rows = len(A) // len(group) * jnp.zeros(n, jnp.int32).at[group].add(1, mode="drop")
+        return jax.lax.ragged_dot_general(A, B, rows, numbers, preferred_element_type=A.dtype)
+
+    return ragged(A, B, group)
+
+
+def _forward(axis, W, X, group):
+    return _product(axis, W, X, group), (W, X, group)
+
+
+def _backward(axis, residuals, dY):
+    """With dY the gradient with respect to the rows ``Y[i] = W_g X[i]`` (axis 1), or ``W_gᵀ X[i]`` (axis 0)::
+
+    ∂F/∂X[i] = W_gᵀ dY[i], or W_g dY[i]
+    ∂F/∂W_g = Σ_i dY[i] X[i]ᵀ, or Σ_i X[i] dY[i]ᵀ, over the rows i of group g
+    """
+    W, X, group = residuals
+    Y, X = (dY, X) if axis == 1 else (X, dY)
+    return _sum_of_rows(len(W), Y, X, group).astype(W.dtype), _product(1 - axis, W, dY, group), None
+
+
+_product = hand_derived(_forward, _backward, static=(0,), value=_by_group)
+
+
+def _forward_of_rows(n, Y, X, group):
+    return _sum_of_rows(n, Y, X, group), (Y, X, group)
+
+
+def _backward_of_rows(_, residuals, dW):
+    """With dW the gradient with respect to ``W_g = Σ_i Y[i] X[i]ᵀ`` over the rows i of group g::
+
+    ∂F/∂Y[i] = dW_g X[i]
+    ∂F/∂X[i] = dW_gᵀ Y[i]
+    """
+    Y, X, group = residuals
+    dW = dW.astype(Y.dtype)
+    return _product(1, dW, X, group), _product(0, dW, Y, group), None
+
+
+_sum_of_rows = hand_derived(_forward_of_rows, _backward_of_rows, static=(0,), value=_by_rows)

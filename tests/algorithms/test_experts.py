@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from algorithms import for_platform
 from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks
 from tests.cases import assert_trees_close, normal, random_like
@@ -18,6 +19,7 @@ LINES = {
     "DEEPSEEK": Experts(
         n=6, k=2, scores="sigmoid", choice_bias=True, groups=3, chosen_groups=2, factor=2.5, shared=2, **SILU
     ),
+    "V2": Experts(n=6, k=2, groups=3, chosen_groups=2, best=1, **SILU),
     "GPT_OSS": Experts(n=5, k=2, router_bias=True, clip=0.7, activation="gelu_sigmoid", gated=True),
     "plain": Experts(n=3, k=2, activation="relu"),
 }
@@ -94,13 +96,13 @@ def test_every_row_has_a_place_in_a_block_of_its_group(loads):
     assert (row < len(group)).sum() == within.sum()
 
 
-@pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK"])
+@pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK", "V2"])
 def test_weights_are_the_oracles(name):
     line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))
     b = np.random.default_rng(2).normal(size=line.n) if line.choice_bias else None
     scores = line.scored(jnp.asarray(router))
     G = line.weights(scores, line.chosen(scores, None if b is None else jnp.asarray(b)))
-    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
     of = {name: getattr(line, name) for name in names}
     for t in range(29):
         expected = np.zeros(line.n)
@@ -161,3 +163,37 @@ def test_the_balancing_loss_is_k_for_equal_loads_and_largest_for_one():
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         LINES["MIXTRAL"].but(**change)
+
+
+@pytest.mark.thorough
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("T", [1, 31])
+def test_the_accelerators_program_gives_the_same(name, T):
+    """Traced for a TPU, run here: values and gradients, under vmap of X alone, and gradients of gradients."""
+    line = LINES[name]
+    W, X = parameters(line), normal(3, D_E, T)
+
+    def found(how):
+        f = jax.vmap(computed(line, how), (0, None))
+
+        def second(X, W):
+            return sum((g * g).sum() for g in jax.tree.leaves(f(X, W)[1]))
+
+        return jax.jit(lambda X, W: (f(X, W), jax.grad(second, (0, 1))(X, W)))(X, W)
+
+    expected = found("paper")
+    with for_platform("tpu"):
+        actual = found("auto")
+    assert_trees_close(actual, expected)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_program_for_an_accelerator_has_ragged_products(platform):
+    """Of each expert's three matrices: one of its rows and, for gradients, one of each operand."""
+    line = LINES["MIXTRAL"]
+    W, X = jax.eval_shape(lambda: parameters(line)), jax.ShapeDtypeStruct((3, D_E, 2, 13), float)
+    with for_platform(platform):
+        f = jax.jit(jax.vmap(computed(line, "auto"), (0, None)))
+        text = jax.export.export(f, platforms=(platform,))(X, W).mlir_module()
+    assert text.count('stablehlo.composite "chlo.ragged_dot"') == 9

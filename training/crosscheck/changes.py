@@ -183,10 +183,10 @@ def _experts(variant: Any) -> str:
     scores = "W_r X̃ + b_r 1ᵀ" if m.router_bias else "W_r X̃"
     scores = f"{'softmax' if m.scores == 'softmax' else 'σ'}({scores})"
     by = f"{scores} + b_choice 1ᵀ" if m.choice_bias else "these"
-    groups = f", within {m.chosen_groups} of {m.groups} groups" if m.groups > 1 else ""
+    within = f", within {m.chosen_groups} of {m.groups} groups by their {m.best} best" if m.groups > 1 else ""
     share = ", divided by their sum" if m.renormalized else ""
     factor = "" if m.factor == 1 else f", times {m.factor:g}"
-    return f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{groups}{share}{factor}; 0 in the others"
+    return f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
 
 
 ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU_tanh", "gelu_sigmoid": "GELU_sigmoid", "silu": "SiLU"}

@@ -121,7 +121,7 @@ def _positions(positions: Any) -> dict[str, Any] | None:
 
 
 def _experts(line: Any) -> dict[str, Any] | None:
-    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups")
+    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
     return {name: getattr(line, name) for name in names} if type(line) is Experts else None
 
 

@@ -68,11 +68,11 @@ def _experts(fields: Fields, kind: str) -> Experts:
     line = read_mixture(fields, MIXTURES[kind], mlp)
     groups = fields.integer("n_group", 8 if is_v3 else 1)
     chosen = fields.integer("topk_group", 4 if is_v3 else 1)
-    if not is_v3 and fields.get("topk_method", "greedy") == "greedy":
+    method = None if is_v3 else fields.get("topk_method", "greedy")
+    if method == "greedy":
         groups = chosen = 1
-    if not is_v3 and groups > 1:
-        fields.needs.append(f"groups of experts by their best one (n_group = {groups})")
-        groups = chosen = 1
+    elif method not in (None, "group_limited_greedy"):
+        fields.needs.append(f"another choice of experts (topk_method = {method!r})")
     return dataclasses.replace(
         line,
         scores="sigmoid" if is_v3 else "softmax",
@@ -81,6 +81,7 @@ def _experts(fields: Fields, kind: str) -> Experts:
         factor=fields.number("routed_scaling_factor", 2.5 if is_v3 else 1.0),
         groups=groups,
         chosen_groups=chosen,
+        best=2 if is_v3 or groups == 1 else 1,
         shared=fields.integer("n_shared_experts", 1 if is_v3 else 2),
     )
 
@@ -118,7 +119,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state |= {"norm_topk_prob": mlp.renormalized, "rope_interleave": line.positions.pairs == "neighbors"}
         state["num_nextn_predict_layers"] = 0
     else:
-        state["topk_method"] = "greedy"
+        state["topk_method"] = "greedy" if mlp.groups == 1 else "group_limited_greedy"
     lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
     return state, lacks + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
 

@@ -52,7 +52,7 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
         ("deepseek_v3", {"first_k_dense_replace": 1}, "first layers that have an MLP in place of experts"),
         ("deepseek_v3", {"first_k_dense_replace": None}, r"first_k_dense_replace = 3"),
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
-        ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 4}, "groups of experts by their best one"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
         ("olmoe", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
         ("mixtral", {"sliding_window": 5}, "windows in all layers"),

@@ -177,14 +177,14 @@ def weights_of_experts(router: Array, b_choice: Array | None, line: Mapping[str,
 
     `router`: the token's column of W_r X + b_r, [n]; `b_choice`: added to the scores of the choice only, [n] or None;
     `line`: "k", "scores" ("softmax" or "sigmoid"), "renormalized", "factor", and for a choice within the best groups,
-    by the sum of their two best scores, "groups" and "chosen_groups". Result: k weights.
+    by the sum of their best scores, "groups", "chosen_groups" and "best", the number of these. Result: k weights.
     """
     n = len(router)
     scores = softmax(router) if line["scores"] == "softmax" else 1 / (1 + np.exp(-router))
     by = [scores[i].real + (0 if b_choice is None else b_choice[i].real) for i in range(n)]
     size = n // line["groups"]
     in_groups = [range(g * size, (g + 1) * size) for g in range(line["groups"])]
-    best = [sum(sorted((by[i] for i in group), reverse=True)[:2]) for group in in_groups]
+    best = [sum(sorted((by[i] for i in group), reverse=True)[: line["best"]]) for group in in_groups]
     groups = sorted(range(len(best)), key=lambda g: -best[g])[: line["chosen_groups"]]
     candidates = [i for g in sorted(groups) for i in in_groups[g]]
     chosen = sorted(candidates, key=lambda i: -by[i])[: line["k"]]

@@ -1,0 +1,52 @@
+"""Latent attention in narrow types and on meshes, in Algorithm 10."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from algorithms import DTransformerConfig, d_hidden_state
+from algorithms.lines import Latent
+from algorithms.model.variants import LLAMA
+from tests import cases
+
+pytestmark = [pytest.mark.thorough, pytest.mark.sampled(2)]
+
+LATENT = LLAMA.but(attention=Latent(d_c=6, d_r=4, d_q=5))
+CONFIG = DTransformerConfig(N_V=19, l_max=12, L=2, H=4, d_e=8, d_mlp=6, d_attn=3, d_mid=5, variant=LATENT)
+X = cases.random_tokens(2, 12, n=19)
+
+
+@functools.cache
+def computed(dtype, *mesh):
+    """The hidden state and the gradients of its weighted sum."""
+
+    def loss(theta):
+        X_hidden = d_hidden_state(X, theta)
+        weights = jnp.sin(jnp.arange(X_hidden.size)).reshape(X_hidden.shape).astype(X_hidden.dtype)
+        return (X_hidden * weights).sum(dtype=float), X_hidden
+
+    theta = cases.random_theta(CONFIG, dtype=jnp.dtype(dtype))
+    both = jax.jit(jax.grad(loss, has_aux=True))
+    if not mesh:
+        return both(theta)
+    names, sizes = zip(*mesh, strict=True)
+    with jax.set_mesh(jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))):
+        return jax.device_get(both(theta))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types(dtype):
+    gradients, hidden = computed(dtype)
+    _, expected = computed("float64")
+    assert hidden.dtype == dtype
+    assert all(g.dtype == dtype and jnp.isfinite(g).all() for g in jax.tree.leaves(gradients))
+    np.testing.assert_allclose(hidden.astype(float), expected, atol=0.05 * jnp.abs(expected).max())
+
+
+@pytest.mark.parametrize("mesh", [(("data", 2), ("model", 4)), (("context", 3),)])
+def test_a_mesh_changes_nothing(mesh):
+    cases.assert_trees_close(computed("float64", *mesh), computed("float64"))
