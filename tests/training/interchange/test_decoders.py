@@ -81,7 +81,7 @@ MODELS = {
     "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
     "deepseek_v2, within groups": (
         "deepseek_v2",
-        {**EXPERTS, **LATENT, "q_lora_rank": 7, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 3},
+        {**EXPERTS, **LATENT, "q_lora_rank": 7, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
     ),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
