@@ -7,6 +7,7 @@ line.
 """
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -24,6 +25,7 @@ class Tag(NamedTuple):
     last: str  # the last of them
 
 
+@functools.cache  # a module is asked for each of its methods
 def tags_in(text: str) -> dict[int, tuple[Tag, ...]]:
     """Line number → tags, for the tagged lines of a source; an empty tuple for ``# inside``."""
     found = {}

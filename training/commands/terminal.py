@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from tabulate import tabulate
-
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
 
@@ -37,6 +35,8 @@ def say(text: str, *, dated: bool = False) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table of numbers; None is an empty cell."""
+    from tabulate import tabulate
+
     print(tabulate(rows, headers=headers, tablefmt="plain", floatfmt=".4f", disable_numparse=[0]), flush=True)
 
 
