@@ -35,7 +35,7 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
-# What fails runs once more: XLA aborts a worker now and then, once seen while it stored a compiled program.
+# What fails runs once more, since tests with deadlines can miss them on a busy machine.
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
 	$(PYTEST) -m $(WHOLE) || $(PYTEST) -m $(WHOLE) --last-failed --last-failed-no-failures none
 
