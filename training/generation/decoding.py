@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from algorithms import d_transformer, ed_decoding
 from algorithms.layers import How
+from algorithms.lines import Experts
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from algorithms.ops.softmax import log_softmax, softmax
@@ -48,7 +49,8 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
     memory = Memory(step, tuple(zip(state.caches, P, strict=True)))
     how = How(positions=t, memory=memory, hidden=True)
     if context is None:
-        X = plain(d_transformer)(y, weights, implementation="paper", how=how)
+        chooses = isinstance(weights.variant.mlp, Experts)  # of experts, "paper" computes all
+        X = plain(d_transformer)(y, weights, implementation="auto" if chooses else "paper", how=how)
     else:
         how = how._replace(context=Memory(Known(context.permitted), context.caches))
         Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # its keys and values are in the memory

@@ -15,7 +15,7 @@ from algorithms.model.variants import LLAMA
 from tests.run_cases import BYTES, make_run
 from tests.training_cases import make_trainer, settings_for
 from training.commands.load_of_experts import load_of_experts_main
-from training.generation import generate
+from training.generation import Generator, decoding, generate
 from training.interpretability.experts import loads
 from training.loop.flops import active_parameters
 from training.loop.train_step import batch_loss
@@ -154,3 +154,27 @@ def test_loads_are_printed_and_drawn(tmp_path, capsys):
     shares = [[float(word) for word in line.split(": ")[1].split(" %")[:N]] for line in of_layers]
     np.testing.assert_allclose(np.sum(shares, axis=1), 100 * K, atol=0.05 * N)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.thorough
+def test_a_cached_step_reads_only_the_chosen_experts(monkeypatch):
+    """By the compiler: the whole step reads as many bytes with 4 experts as with 32, but for the router."""
+
+    def read(n):
+        config = dataclasses.replace(CONFIG, variant=LLAMA.but(mlp=dataclasses.replace(EXPERTS, n=n)))
+        continuation = Generator(init_d_transformer(jax.random.key(0), config), config).begin(
+            np.array([[3, 4]]), lengths=np.array([2]), l_gen=3, key=jax.random.key(0), tau=0.0
+        )
+        found, decode = [], decoding.decode
+
+        def compiled(*arguments, **options):
+            found.append(decode.lower(*arguments, **options).compile().cost_analysis()["bytes accessed"])
+            return decode(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding, "decode", compiled)
+            continuation.extend(1)
+        return found[0]
+
+    expert = 3 * SIZES["d_e"] * SIZES["d_mlp"] * 4
+    assert read(32) - read(4) < 28 * SIZES["L"] * expert / 4
