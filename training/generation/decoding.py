@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from algorithms import d_transformer, ed_decoding
+from algorithms import Variant, d_transformer, ed_decoding
 from algorithms.layers import How
 from algorithms.lines import Experts
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
+from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import Cache, Known, Step, held, keys_of_distances, rows_of
 from training.generation.layout import Weights
@@ -28,6 +29,13 @@ def step(weights: Weights, context: Context | None, state: State) -> tuple[Float
     """
     scores, caches = _scores(weights, context, state, _of_distances(weights, rows_of(state.caches[0])))
     return softmax(scores), caches
+
+
+def implementation_of(variant: Variant) -> Implementation:
+    """Return how columns are computed that are too few for the hand-derived rules to pay: as printed, unless an MLP is
+    of experts, all of which would be computed.
+    """
+    return "auto" if isinstance(variant.mlp, Experts) else "paper"
 
 
 def _of_distances(weights: Any, R: int) -> tuple[Any, ...]:
@@ -48,13 +56,13 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
     step = Step(t[:, None] + distances[None] >= 0, distances, state.slot)
     memory = Memory(step, tuple(zip(state.caches, P, strict=True)))
     how = How(positions=t, memory=memory, hidden=True)
+    implementation = implementation_of(weights.variant)
     if context is None:
-        chooses = isinstance(weights.variant.mlp, Experts)  # of experts, "paper" computes all
-        X = plain(d_transformer)(y, weights, implementation="auto" if chooses else "paper", how=how)
+        X = plain(d_transformer)(y, weights, implementation=implementation, how=how)
     else:
         how = how._replace(context=Memory(Known(context.permitted), context.caches))
         Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # its keys and values are in the memory
-        X = plain(ed_decoding)(Z, y, weights, implementation="paper", how=how)
+        X = plain(ed_decoding)(Z, y, weights, implementation=implementation, how=how)
     return weights.variant.unembedding.logits(X, weights), tuple(cache for cache, _ in memory.kept)
 
 

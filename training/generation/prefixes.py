@@ -21,6 +21,7 @@ from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation import reading, states
 from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, rows_of_parts, whole
+from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
 from training.generation.layout import sizes_of_layers
 from training.generation.states import State
@@ -191,7 +192,7 @@ def read_more(
     layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
     theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)
     how = How(positions=t, memory=memory, hidden=True)
-    plain(d_transformer)(x, theta, implementation="paper", how=how)
+    plain(d_transformer)(x, theta, implementation=implementation_of(alone), how=how)
     return memory.kept
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
-from algorithms.lines import Attention, Embedding, RMSNorm, Rotary
+from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
@@ -24,6 +24,7 @@ CONFIGS = {
     "distances": DTransformerConfig(
         N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=12, d_mlp=13, d_attn=5, d_mid=7, variant=GOPHER
     ),
+    "experts": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=2, d_e=12, d_mlp=7, variant=PAPER.but(mlp=Experts(n=4))),
 }
 THETAS = {name: random_theta(config) for name, config in CONFIGS.items()}
 TEXTS = np.random.default_rng(0).integers(N_V, size=(3, L_MAX))

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
 from algorithms.alg14_inference import sample
+from algorithms.lines import Experts
 from tests.cases import random_theta
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
@@ -66,8 +67,9 @@ def test_greedy_tokens_are_those_of_algorithm_15_in_float32():
     np.testing.assert_array_equal(tokens, expected)
 
 
-def test_a_variant_is_translated_with():
-    config = dataclasses.replace(CONFIG, variant=VASWANI, d_e=12, L_dec=1)
+@pytest.mark.parametrize("variant", [VASWANI, VASWANI.but(mlp=Experts(n=4))])
+def test_a_variant_is_translated_with(variant):
+    config = dataclasses.replace(CONFIG, variant=variant, d_e=12, L_dec=1)
     theta = random_theta(config)._replace(W_u=None, W_p=None)
     tokens, lengths, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=12, tau=1.0, key=KEY)
     P = predicted(theta, tokens)

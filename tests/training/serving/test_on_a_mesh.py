@@ -13,7 +13,8 @@ from training.mesh.placement import Placement
 from training.runs.directory import load_run
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
-SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
+SIZES = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
+VARIANTS = pytest.mark.parametrize("variant", ["LLAMA", "MIXTRAL"])
 
 
 def answers(run, placement):
@@ -37,22 +38,25 @@ def answers(run, placement):
         return texts, np.concatenate(numbers)
 
 
+@VARIANTS
 @pytest.mark.thorough
-def test_a_divided_decoder_answers_the_same(tmp_path):
-    run = make_run(tmp_path / "run", "d", conversing(), **SIZES)
+def test_a_divided_decoder_answers_the_same(variant, tmp_path):
+    run = make_run(tmp_path / "run", "d", conversing(), variant=variant, **SIZES)
     texts, numbers = answers(run, None)
     assert texts[-1] == texts[-2]
     for mesh in ("model=8", "data=2,model=4"):
         placement = Placement(mesh)
-        divided = load_run(run, placement=placement).theta.layers.mlp.W_mlp1
+        mlp = load_run(run, placement=placement).theta.layers.mlp
+        divided = getattr(mlp, "experts", mlp).W_mlp1
         assert len({str(shard.index) for shard in divided.addressable_shards}) == 8
         found, theirs = answers(run, placement)
         assert found == texts
         np.testing.assert_allclose(theirs, numbers, atol=1e-5)
 
 
-def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(tmp_path):
-    run = make_run(tmp_path / "run", "d", conversing(), **SIZES)
+@VARIANTS
+def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(variant, tmp_path):
+    run = make_run(tmp_path / "run", "d", conversing(), variant=variant, **SIZES)
     prompts = [MESSAGES[0]["content"][:n] for n in (1, 2, 3, 5, 6, 7)]
     found = []
     for placement in (None, Placement("data=2,model=4")):
