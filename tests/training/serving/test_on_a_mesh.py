@@ -2,6 +2,7 @@
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from training.mesh.placement import Placement
 from training.runs.directory import load_run
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
-SIZES = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
+SIZES: dict[str, Any] = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
 VARIANTS = pytest.mark.parametrize("variant", ["LLAMA", "MIXTRAL"])
 
 
