@@ -44,7 +44,7 @@ def d_transformer(
     f = lines_of("Algorithm 10", x, theta, implementation, dropout, key, length=length, how=how)
     X = f.embedding(x, theta)  # lines 1-3
 
-    @f.each_layer(X, theta.layers)  # line 4
+    @f.each_layer(X, theta.layers, theta.first_mlp)  # line 4
     def X(X, W, f):
         X_tilde = f.layer_norm(X, W.norm1)  # line 5
         X = X + f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6

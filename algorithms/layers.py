@@ -1,5 +1,6 @@
 """What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
-from algorithms.loops import read_by
+from algorithms.loops import one_loop, read_by
 from algorithms.machinery.arrays import indices
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.platform import platform_of
@@ -172,7 +173,7 @@ class Lines(NamedTuple):
         """The key of the layer's line number i of those that drop something."""
         return None if self.key is None else fold_in(self.key, self.draws * self.l + i)
 
-    def each_layer(self, X: Any, stacked: Any) -> Callable[[Layer], Any]:
+    def each_layer(self, X: Any, stacked: Any, first: Any = None) -> Callable[[Layer], Any]:
         """``for l = 1, …, L: X ← layer(X, θ_l)``, written above the body of the loop, as in `algorithms.loops`.
 
         A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
@@ -181,23 +182,53 @@ class Lines(NamedTuple):
             X: the residual stream.
             stacked: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
                 layers; or a tuple with those of every layer.
+            first: the stacked MLPs of the first layers, if ``stacked`` has only those of the rest.
         """
 
         def run(layer):
             reads = read_by(layer)
             body = in_order(self.order, layer, reads)
-            of_all = self._one_by_one if isinstance(stacked, tuple) and not hasattr(stacked, "_fields") else self._scan
-            return of_all(body, X, stacked, reads)
+            if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
+                return self._one_by_one(body, X, stacked)
+            return self._scan(body, X, stacked, reads) if first is None else self._stacks(body, X, stacked, first, reads)
 
         return run
 
-    def _one_by_one(self, layer, X, layers, _):
+    def _from(self, l: int) -> "Lines":
+        """The lines of layer l, and of the layers until the lines change."""
+        first, at = self.variant.first, self.how.first_layer + l
+        lines = self._replace(how=self.how._replace(first_layer=at))
+        if first is None:
+            return lines
+        if at >= first.n:
+            return lines._replace(variant=self.variant.but(first=None))
+        variant = self.variant.but(mlp=first.mlp, first=None)
+        return lines._replace(variant=variant, activation=first.mlp.activation or self.activation)
+
+    def _one_by_one(self, layer, X, layers):
         kept = []
         for l, theta_l in enumerate(layers):
             memory, context = self.memory.of_layer(l), self.context.of_layer(l)
-            X = layer(X, theta_l, self._replace(l=self.how.first_layer + l, key=None, memory=memory, context=context))
+            lines = self._from(l)
+            X = layer(X, theta_l, lines._replace(l=lines.how.first_layer, key=None, memory=memory, context=context))
             kept.append(memory.kept)
         self.memory.kept = tuple(kept)
+        return X
+
+    def _stacks(self, layer, X, stacked, first, reads):
+        n = self.variant.first.n
+        parts = [(slice(0, n), first), (slice(n, None), stacked.mlp)]
+
+        def run(X, kept):
+            found = []
+            for at, mlp in parts:
+                memory = Memory(self.memory.how, jax.tree.map(operator.itemgetter(at), kept))
+                of_part = jax.tree.map(operator.itemgetter(at), stacked._replace(mlp=None))._replace(mlp=mlp)
+                X = self._from(at.start)._replace(memory=memory)._scan(layer, X, of_part, reads)
+                found.append(memory.kept)
+            return X, jax.tree.map(lambda *a: jnp.concatenate(a), *found)
+
+        X, self.memory.kept = one_loop(run)(X, self.memory.kept)
         return X
 
     def _scan(self, layer, X, stacked, reads):

@@ -64,3 +64,16 @@ def read_by(body: Callable[..., Any]) -> dict[str, Any]:
     plain: Any = inspect.unwrap(body)
     cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if not name.startswith("_")}
+
+
+ONE_LOOP = "layers_in_stacks"
+
+
+def one_loop(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose loops go through the layers one stack after another: to `algorithms.inside`, one loop."""
+
+    def named(*arguments):
+        return run(*arguments)
+
+    named.__name__ = ONE_LOOP
+    return jax.jit(named)

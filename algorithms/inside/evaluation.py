@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import cond_p, jit_p, scan_p, while_p
 
 from algorithms.inside.parts import Part, Turn, edited, in_range_or_nan, mapped_first, rows_first
+from algorithms.loops import ONE_LOOP
 from algorithms.machinery.named import named_p
 from algorithms.machinery.naming import Site
 from algorithms.machinery.varying import match_varying_axes
@@ -48,22 +49,45 @@ def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
     """The named values of one iteration; repeated computations are counted, not yet taken for a loop."""
     found: dict[Site, Found] = {}
     for eqn in jaxpr.eqns:
-        here: dict[Site, Found] = {}
-        if eqn.primitive is named_p:
-            p = eqn.params
-            here[p["site"]] = Found(p["site"], eqn.outvars[0].aval, p["mapped"], (), p["differentiated"])
-        elif eqn.primitive is scan_p:
-            inner = found_in(eqn.params["jaxpr"].jaxpr)
-            here = {site: f._replace(loops=(eqn.params["length"], *f.loops), times=1) for site, f in inner.items()}
-        elif not _is_computed_again(eqn):
-            for inner in _jaxprs_in(eqn):
-                here |= _found_in_a_turn(inner)
-            if eqn.primitive not in (jit_p, cond_p) and not _is_checkpoint(eqn):
-                here = {site: f._replace(within=f.within or eqn.primitive.name) for site, f in here.items()}
-        for site, f in here.items():
+        for site, f in _found_in_equation(eqn).items():
             before = found.get(site)
             found[site] = f if before is None else before._replace(times=before.times + f.times)
     return found
+
+
+def _found_in_equation(eqn: Any) -> dict[Site, Found]:
+    here: dict[Site, Found] = {}
+    if eqn.primitive is named_p:
+        p = eqn.params
+        here[p["site"]] = Found(p["site"], eqn.outvars[0].aval, p["mapped"], (), p["differentiated"])
+    elif eqn.primitive is scan_p:
+        inner = found_in(eqn.params["jaxpr"].jaxpr)
+        here = {site: f._replace(loops=(eqn.params["length"], *f.loops), times=1) for site, f in inner.items()}
+    elif _is_one_loop(eqn):
+        for of_stack, stacks in _stacks(eqn):
+            here |= {site: f._replace(loops=(stacks[site][1], *f.loops[1:])) for site, f in of_stack.items()}
+    elif not _is_computed_again(eqn):
+        for inner in _jaxprs_in(eqn):
+            here |= _found_in_a_turn(inner)
+        if eqn.primitive not in (jit_p, cond_p) and not _is_checkpoint(eqn):
+            here = {site: f._replace(within=f.within or eqn.primitive.name) for site, f in here.items()}
+    return here
+
+
+def _is_one_loop(eqn: Any) -> bool:
+    """Whether an equation is a program whose loops count as one loop over the layers."""
+    return eqn.primitive is jit_p and eqn.params["name"] == ONE_LOOP
+
+
+def _stacks(eqn: Any) -> list[tuple[dict[Site, Found], dict[Site, tuple[int, int]]]]:
+    """The named values of each equation of such a program, and `Turn.stacks` of these."""
+    found = [_found_in_equation(inner) for inner in eqn.params["jaxpr"].jaxpr.eqns]
+    lengths = collections.Counter()
+    firsts = []
+    for of_stack in found:
+        firsts.append({site: lengths[site] for site in of_stack})
+        lengths.update({site: f.loops[0] for site, f in of_stack.items()})
+    return [(f, {site: (n, lengths[site]) for site, n in first.items()}) for f, first in zip(found, firsts, strict=True)]
 
 
 def _is_computed_again(eqn: Any) -> bool:
@@ -106,6 +130,7 @@ class Evaluator:
 
     def __init__(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> None:
         self.requests, self.edits = requests, edits
+        self.stacks: dict[int, Any] = {}  # `Turn.stacks` of a loop's equation, by its identity
         self.sites = {part.site for part in (*requests, *(part for part, _ in edits))}
 
     def run(self, program: ClosedJaxpr, arguments: list[Any]) -> tuple[list[Any], list[Array]]:
@@ -132,6 +157,18 @@ class Evaluator:
         if self._selects(i, loops):
             value = in_range_or_nan(value[part.layers(len(value))], part.where.layer, len(value))
         return Kept(value, loops + 1)
+
+    def _joined(self, i: int, of_stacks: list[Kept]) -> Kept:
+        """The values of one loop over the layers from those of the loops that count as one."""
+        values, loops = [kept.value for kept in of_stacks], of_stacks[0].loops
+        is_chosen = self._selects(i, loops - 1)
+        shapes = {v.shape[0 if is_chosen else 1 :] for v in values}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"{self.requests[i].where}: expected one shape in all layers, got "
+                f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record a function with the layers of one kind"
+            )
+        return Kept(sum(values) if is_chosen else jnp.concatenate(values), loops)
 
     def _selects(self, i: int, loops: int) -> bool:
         """Whether the next loop around a value is the loop over the layers, and only some layers are requested."""
@@ -171,6 +208,10 @@ class Evaluator:
         p = eqn.params
         if eqn.primitive is named_p:
             return self._named(p, inputs[0], turns, visits)
+        if _is_one_loop(eqn):
+            self.stacks |= {id(e): s for e, (_, s) in zip(p["jaxpr"].jaxpr.eqns, _stacks(eqn), strict=True)}
+            out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
+            return out, {i: [self._joined(i, of_stacks)] for i, of_stacks in seen.items()}
         if eqn.primitive is jit_p:
             inputs = _placed(inputs, p["in_shardings"])
             out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
@@ -191,6 +232,7 @@ class Evaluator:
 
     def _named(self, p: Any, value: Array, turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Array], Seen]:
         site, visit = p["site"], visits.next(p["site"])
+        turns = tuple(turn.of(site) for turn in turns)
         turns = (*turns, visit) if visit.length > 1 else turns  # a Python loop
         value = rows_first(value, site, p["mapped"])
         for part, new in self.edits:
@@ -204,9 +246,16 @@ class Evaluator:
         m = len(inputs) - _sliced(eqn.invars, body.jaxpr.invars)
         n_carry = len(eqn.outvars) - _sliced(eqn.outvars, body.jaxpr.outvars)
         consts, carry, xs = inputs[: m - n_carry], inputs[m - n_carry : m], inputs[m:]
+        stacks = self.stacks.get(id(eqn))
+
+        def length_of(i):
+            return Turn(0, length, stacks).of(self.requests[i].site).length
+
+        def layers_of(i):
+            return self.requests[i].layers(length_of(i))
 
         def one(carry, number, x):
-            around = (*turns, Turn(number, length))
+            around = (*turns, Turn(number, length, stacks))
             out, seen = self._turn(body.jaxpr, body.consts, [*consts, *carry, *x], around)
             some = {i: k for i, k in seen.items() if self._selects(i, k.loops)}
             return out[:n_carry], out[n_carry:], some, {i: k for i, k in seen.items() if i not in some}
@@ -215,24 +264,22 @@ class Evaluator:
             carry, chosen = state
             number, x = indexed
             carry, y, some, every = one(carry, number, x)
-            chosen = {i: _chosen(chosen[i], k.value, number, self._layers(i, length)) for i, k in some.items()}
+            numbers = {i: Turn(number, length, stacks).of(self.requests[i].site).number for i in some}
+            chosen = {i: _chosen(chosen[i], k.value, numbers[i], layers_of(i)) for i, k in some.items()}
             return (carry, chosen), (y, every)
 
         chosen: dict[int, Any] = {}
         if any(part.where.layer is not None for part in self.requests):
             shapes = jax.eval_shape(one, carry, jnp.asarray(0), [jax.tree.map(lambda a: a[0], x) for x in xs])[2]
-            fronts = {i: jnp.shape(self._layers(i, length)) for i in shapes}
+            fronts = {i: jnp.shape(layers_of(i)) for i in shapes}
             chosen = {i: jnp.zeros((*fronts[i], *k.value.shape), k.value.dtype) for i, k in shapes.items()}
             chosen = match_varying_axes((chosen, inputs))[0]
         (carry, chosen), (ys, every) = jax.lax.scan(
             turn, (carry, chosen), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
         )
-        chosen = {i: in_range_or_nan(v, self.requests[i].where.layer, length) for i, v in chosen.items()}
+        chosen = {i: in_range_or_nan(v, self.requests[i].where.layer, length_of(i)) for i, v in chosen.items()}
         seen = {i: [Kept(k.value, k.loops + 1)] for i, k in every.items()}
         return [*carry, *ys], seen | {i: [Kept(value, 1)] for i, value in chosen.items()}
-
-    def _layers(self, i: int, length: int) -> Any:
-        return self.requests[i].layers(length)
 
     def _cond(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Any], Seen]:
         """Values that only some branches compute are 0 if another branch is taken."""

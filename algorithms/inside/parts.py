@@ -20,6 +20,12 @@ class Turn(NamedTuple):
 
     number: Any  # its index, from 0; it may be traced
     length: int  # the number of iterations of the loop
+    stacks: Any = None  # site → the index of its first iteration here, and the length, if several loops count as one
+
+    def of(self, site: Site) -> "Turn":
+        """The iteration as one of those in which this statement is computed."""
+        first, length = (self.stacks or {}).get(site, (0, self.length))
+        return Turn(self.number + first, length)
 
 
 def rows_first(value: Array, site: Site, mapped: int) -> Array:

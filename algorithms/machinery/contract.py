@@ -53,7 +53,9 @@ class UpTo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product."""
+    """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product, and ``L-3``
+    a difference.
+    """
 
     axes: str
     start: float = 0.0  # initial value of its entries, unless its name begins with W_: matrices are drawn
@@ -62,7 +64,17 @@ class Shape:
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
-        return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
+        return tuple(size_of(axis, sizes) for axis in self.axes.split())
+
+
+def factors_of(axis: str) -> list[str]:
+    """The names in that of an axis: ``H`` and ``d_mid`` in ``H*d_mid``, ``L`` in ``L-3``."""
+    return axis.partition("-")[0].split("*")
+
+
+def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+    """The size of an axis by the sizes of the names in it."""
+    return math.prod(sizes[factor] for factor in factors_of(axis)) - int(axis.partition("-")[2] or 0)
 
 
 def array(
@@ -236,21 +248,21 @@ class Axes:
             if self.size.get("*batch", found["*batch"]) != found["*batch"]:
                 return None
         for axis, size in zip(named, (*shape[:at], *shape[at + n :]), strict=True):
-            known, factors = {**self.size, **found}, axis.split("*")
+            known, factors = {**self.size, **found}, factors_of(axis)
             whole = known.get("H") if axis == "H_kv" else None
             if all(factor in known for factor in factors):
-                if math.prod(known[factor] for factor in factors) != size:
+                if size_of(axis, known) != size:
                     return None
             elif isinstance(size, int) and isinstance(whole, int) and (size == 0 or whole % size):
                 return None
-            if "*" not in axis:
+            if factors == [axis]:
                 found[axis] = size
         return found
 
     def _known(self, axes: list[str]) -> str:
         """The known sizes of these axes and the arguments that gave them, for an error message."""
         found = []
-        for name in dict.fromkeys(factor for axis in axes for factor in axis.replace("#", "").lstrip("*").split("*")):
+        for name in dict.fromkeys(factor for axis in axes for factor in factors_of(axis.replace("#", "").lstrip("*"))):
             axis = f"*{name}" if f"*{name}" in self.size else name
             if axis in self.size:
                 size = self.size[axis]

@@ -53,6 +53,9 @@ class TransformerConfig:
         self._set_default(d_attn=d, d_mid=d, H_kv=self.H, tied=tied)
         if self.H % self.H_kv:
             self._refuse("H_kv", f"expected a divisor of H = {self.H}, got {self.H_kv}; change one of them")
+        first = self.variant.first
+        if first is not None and getattr(self, "L", first.n + 1) <= first.n:
+            self._refuse("L", f"expected more than the {first.n} layers of variant.first, got {getattr(self, 'L', 0)}")
         for layers in _LAYERS:
             if getattr(self, layers, 0) % self.shared_layers:
                 self._refuse(

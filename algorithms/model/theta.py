@@ -14,7 +14,13 @@ from algorithms.machinery.record import serializable
 from algorithms.model.distances import Distances
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.parameters import EDDecoderLayerParams, EmbeddingParams, LayerNormParams, TransformerLayerParams
+from algorithms.parameters import (
+    EDDecoderLayerParams,
+    EmbeddingParams,
+    LayerNormParams,
+    MLPParams,
+    TransformerLayerParams,
+)
 
 
 @serializable
@@ -78,8 +84,9 @@ class ETransformerParams(NamedTuple):
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
-    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; and ``distances``,
-    which are added to the scores of all layers, as in T5.
+    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
+    are added to the scores of all layers, as in T5; and ``first_mlp``, the MLPs of the first layers if the variant has
+    others there, of which ``layers.mlp`` then has the rest.
     """
 
     W_e: Array
@@ -90,6 +97,7 @@ class DTransformerParams(NamedTuple):
     b_u: Array | None = None
     embedding_norm: LayerNormParams | None = None
     distances: Array | None = None
+    first_mlp: MLPParams | None = None
     variant: Variant = PAPER
 
     def __shapes__(self) -> "DTransformerParams":
@@ -107,6 +115,9 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
             "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
             "rows, as line 10 of Algorithm 9 does, got True"
         )
+    first = variant.first
+    if first is not None and kind is not DTransformerParams:
+        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose layers are all alike, got a First")
     embedding, final_norm = variant.embedding.shapes(variant.norm), kind is DTransformerParams
     if variant.final_norm is not None:
         final_norm = variant.final_norm
@@ -122,7 +133,8 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
     }
     layers = _layers(variant, TransformerLayerParams, "L")
     if kind is DTransformerParams:
-        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances)
+        first_mlp = first and first.shapes()
+        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances, first_mlp=first_mlp)
     if kind is ETransformerParams:
         return ETransformerParams(
             **shapes,
@@ -154,11 +166,19 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
 
 
 def _layers(variant: Any, kind: Any, L: str) -> Any:
-    """The shapes of layers, stacked along L: attentions and, unless there is none, an MLP, each with its norm."""
+    """The shapes of layers, stacked along L: attentions and, unless there is none, an MLP, each with its norm.
+
+    Of MLPs there are fewer if the first layers have others.
+    """
     norm = None if variant.order == "no_norm" else variant.norm.shapes()
     attentions = [variant.attentions[0].shapes(), norm] * (len(kind._fields) // 2 - 1)
     mlp = (None, None) if variant.mlp is None else (variant.mlp.shapes(), norm)
-    return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{L} {s.axes}"), kind(*attentions, *mlp))
+
+    def stacked(shapes, L):
+        return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{L} {s.axes}"), shapes)
+
+    layers = stacked(kind(*attentions, *mlp), L)
+    return layers if variant.first is None else layers._replace(mlp=stacked(mlp[0], f"{L}-{variant.first.n}"))
 
 
 MAY_LACK = {
@@ -188,7 +208,8 @@ def shapes_of(theta: Any) -> Any:
 
 def own_sizes(variant: Variant) -> dict[str, int]:
     """The sizes of the axes that the variant's lines have and configurations do not, by name."""
-    return {name: size for line in (variant.attentions[0], variant.mlp) if line for name, size in line.sizes().items()}
+    lines = (variant.attentions[0], variant.mlp, variant.first)
+    return {name: size for line in lines if line for name, size in line.sizes().items()}
 
 
 def _check_own_sizes(theta: Any, shapes: Any) -> None:

@@ -16,6 +16,35 @@ from algorithms.model.unembedding import Unembedding
 Order = Literal["norm_first", "norm_last", "side_by_side", "no_norm"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class First(Record):
+    """The first layers of Algorithm 10, where their MLPs are others than those of the rest, as in DeepSeek.
+
+    Attributes:
+        n: number of these layers, fewer than there are.
+        mlp: line 8 in them.
+        d_mlp: hidden units of their MLPs.
+    """
+
+    __expected__: ClassVar[str] = "a First, such as First(n=1, mlp=MLP(), d_mlp=64)"
+
+    n: Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
+    mlp: MLP
+    d_mlp: Annotated[int, Range("a number >= 1", lambda d: d >= 1)]
+
+    def shapes(self) -> Any:
+        """The shapes of the MLPs of all first layers."""
+
+        def stacked(shape):
+            return dataclasses.replace(shape, axes=f"L_first {shape.axes}".replace("d_mlp", "d_first"))
+
+        return jax.tree.map(stacked, self.mlp.shapes())
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes that the configuration of a model does not have, by name."""
+        return {"L_first": self.n, "d_first": self.d_mlp, **self.mlp.sizes()}
+
+
 VARIANTS: dict[str, "Variant"] = {}
 """Name → variant; filled by `algorithms.model.variants`. Variants with the same lines are equal: names are no part."""
 
@@ -31,6 +60,7 @@ class Variant(Record):
         norm: lines 5, 7 and 10.
         attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n.
         mlp: line 8; None for attention-only layers.
+        first: another line 8 for the first layers of Algorithm 10; None: all layers have the same.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input; ``"no_norm"``: X + f(X). None is
             the algorithm's own, ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
@@ -47,6 +77,7 @@ class Variant(Record):
     norm: LayerNorm = LayerNorm()
     attention: Attention | tuple[Attention, ...] = Attention()
     mlp: MLP | None = MLP()
+    first: First | None = None
     order: Order | None = None
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
@@ -60,6 +91,8 @@ class Variant(Record):
         lines = self.attentions
         if not lines or any(line.shapes() != lines[0].shapes() for line in lines):
             self.refuse("attention", "one line, or several with the same parameters")
+        if self.first is not None and (self.mlp is None or self.shared_layers > 1):
+            self.refuse("first", "None, since " + ("there are no MLPs" if self.mlp is None else "layers share theirs"))
         if len(set(lines)) == 1:  # so that records of the same model are equal
             object.__setattr__(self, "attention", lines[0])
 
