@@ -1,6 +1,6 @@
 """What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
 
-import operator
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ class Lines(NamedTuple):
     """
 
     variant: Variant  # the record of the lines
-    activation: Activation  # of the MLPs: the variant's, or the algorithm's own
+    activation: Activation  # of MLPs whose line has none
     order: str | None  # of a layer's lines, if not the algorithm's own
     t: Any  # the positions of the columns
     table: Table  # what the attentions of all layers share
@@ -151,7 +151,11 @@ class Lines(NamedTuple):
         if line is None:
             return jnp.zeros_like(X)
         X, W = self._normalized(X, W)
-        options: dict[str, Any] = {"f": self.activation, "rate": self.dropout, "key": self._key(self.draws - 1)}
+        options: dict[str, Any] = {
+            "f": line.activation or self.activation,
+            "rate": self.dropout,
+            "key": self._key(self.draws - 1),
+        }
         return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
     @numbered
@@ -160,7 +164,8 @@ class Lines(NamedTuple):
         X = jnp.asarray(X)  # line 9 of Algorithm 9: the loop has ended
         if theta.W_f is None:
             return X
-        return activate(self.activation, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
+        f = (self.variant.mlp and self.variant.mlp.activation) or self.activation
+        return activate(f, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
 
     def unembedding(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
         """``softmax(W_u X)``, Algorithm 7; X if the caller wants the hidden state."""
@@ -190,20 +195,16 @@ class Lines(NamedTuple):
             body = in_order(self.order, layer, reads)
             if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
                 return self._one_by_one(body, X, stacked)
-            return self._scan(body, X, stacked, reads) if first is None else self._stacks(body, X, stacked, first, reads)
+            return (
+                self._scan(body, X, stacked, reads) if first is None else self._stacks(body, X, stacked, first, reads)
+            )
 
         return run
 
     def _from(self, l: int) -> "Lines":
         """The lines of layer l, and of the layers until the lines change."""
-        first, at = self.variant.first, self.how.first_layer + l
-        lines = self._replace(how=self.how._replace(first_layer=at))
-        if first is None:
-            return lines
-        if at >= first.n:
-            return lines._replace(variant=self.variant.but(first=None))
-        variant = self.variant.but(mlp=first.mlp, first=None)
-        return lines._replace(variant=variant, activation=first.mlp.activation or self.activation)
+        l = self.how.first_layer + l
+        return self._replace(variant=self.variant.from_layer(l), how=self.how._replace(first_layer=l))
 
     def _one_by_one(self, layer, X, layers):
         kept = []
@@ -222,9 +223,10 @@ class Lines(NamedTuple):
         def run(X, kept):
             found = []
             for at, mlp in parts:
-                memory = Memory(self.memory.how, jax.tree.map(operator.itemgetter(at), kept))
-                of_part = jax.tree.map(operator.itemgetter(at), stacked._replace(mlp=None))._replace(mlp=mlp)
-                X = self._from(at.start)._replace(memory=memory)._scan(layer, X, of_part, reads)
+                of_part = functools.partial(jax.tree.map, lambda a, at=at: a[at])
+                memory = Memory(self.memory.how, of_part(kept))
+                layers = of_part(stacked._replace(mlp=None))._replace(mlp=mlp)
+                X = self._from(at.start)._replace(memory=memory)._scan(layer, X, layers, reads)
                 found.append(memory.kept)
             return X, jax.tree.map(lambda *a: jnp.concatenate(a), *found)
 
@@ -290,13 +292,14 @@ def lines_of(
         orders = ", ".join(map(repr, own.orders))
         raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     order = None if order in (own.orders[0], "no_norm") else order  # None: the body as printed
-    activation = (variant.mlp and variant.mlp.activation) or own.activation
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
     t = positions_in(x) if how.positions is None else how.positions
     positions = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
     table = Table(getattr(theta, own.distances), own.both_ways, positions)
     memories = how.memory or Memory(), how.context or Memory()
-    return Lines(variant, activation, order, t, table, implementation, dropout, key, length, z_length, how, *memories)
+    return Lines(
+        variant, own.activation, order, t, table, implementation, dropout, key, length, z_length, how, *memories
+    )
 
 
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any) -> Callable[..., Any]:

@@ -87,7 +87,9 @@ def _stacks(eqn: Any) -> list[tuple[dict[Site, Found], dict[Site, tuple[int, int
     for of_stack in found:
         firsts.append({site: lengths[site] for site in of_stack})
         lengths.update({site: f.loops[0] for site, f in of_stack.items()})
-    return [(f, {site: (n, lengths[site]) for site, n in first.items()}) for f, first in zip(found, firsts, strict=True)]
+    return [
+        (f, {site: (n, lengths[site]) for site, n in first.items()}) for f, first in zip(found, firsts, strict=True)
+    ]
 
 
 def _is_computed_again(eqn: Any) -> bool:

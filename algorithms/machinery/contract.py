@@ -72,7 +72,7 @@ def factors_of(axis: str) -> list[str]:
     return axis.partition("-")[0].split("*")
 
 
-def size_of(axis: str, sizes: Mapping[str, int]) -> int:
+def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
     """The size of an axis by the sizes of the names in it."""
     return math.prod(sizes[factor] for factor in factors_of(axis)) - int(axis.partition("-")[2] or 0)
 

@@ -32,6 +32,12 @@ class First(Record):
     mlp: MLP
     d_mlp: Annotated[int, Range("a number >= 1", lambda d: d >= 1)]
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.mlp.sizes():
+            self.refuse("mlp", "an MLP without axes of its own, such as one of experts")
+
     def shapes(self) -> Any:
         """The shapes of the MLPs of all first layers."""
 
@@ -117,6 +123,11 @@ class Variant(Record):
     def attentions(self) -> tuple[Attention, ...]:
         """The attentions as a tuple."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+
+    def from_layer(self, l: int) -> "Variant":
+        """The lines of layer l, and of those after it whose MLP is the same."""
+        is_first = self.first is not None and l < self.first.n
+        return self if self.first is None else self.but(first=None, mlp=self.first.mlp if is_first else self.mlp)
 
     def of_every_layer(self, stacked: Any) -> Any:
         """The stacked parameters of all L layers, shared ones repeated, from those that θ stacks."""

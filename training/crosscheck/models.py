@@ -1,6 +1,7 @@
 """Variants and their parameters as the oracle has them, and with numbers that matter at the sizes of a run."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant
@@ -49,12 +50,13 @@ def small(variant: Variant) -> Variant:
         "mlp": mlp,
         "unembedding": variant.unembedding.but(cap=cap),
     }
-    return variant.but(**lines, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
+    first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
+    return variant.but(**lines, first=first, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
 
 
 def family_parameters(theta: Any) -> Any:
     """Parameters as the oracle has them: in lists, and the norms of what a layer adds beside those of what it reads."""
-    unstacked = unstack_family(theta)
+    unstacked = _unstacked(theta)
     for layer in (*getattr(unstacked, "layers", ()), *getattr(unstacked, "encoder", ())):
         _of_heads(layer.attention)
         layer.norm1_out, layer.norm2_out = (getattr(part, "norm_out", None) for part in (layer.attention, layer.mlp))
@@ -62,6 +64,17 @@ def family_parameters(theta: Any) -> Any:
         _of_heads(layer.self_attention)
         parts = layer.self_attention, layer.cross_attention, layer.mlp
         layer.norm3_out, layer.norm4_out, layer.norm5_out = (getattr(part, "norm_out", None) for part in parts)
+    return unstacked
+
+
+def _unstacked(theta: Any) -> Any:
+    first = getattr(theta, "first_mlp", None)
+    if first is None:
+        return unstack_family(theta)
+    stacks = [unstack_family(SimpleNamespace(layers=mlps)).layers for mlps in (first, theta.layers.mlp)]
+    unstacked = unstack_family(theta._replace(layers=theta.layers._replace(mlp=None), first_mlp=None))
+    for layer, mlp in zip(unstacked.layers, [*stacks[0], *stacks[1]], strict=True):
+        layer.mlp = mlp
     return unstacked
 
 

@@ -62,7 +62,7 @@ class OwnScenarios(VariantScenarios):
         super().__init__(package, name, algorithm=ARCHITECTURE[last] if is_said else 10, **settings)
         self.own = {"attention": self.variant.attentions[0], "mlp": self.variant.mlp}
         self.own = {name: line for name, line in self.own.items() if is_own(line)}
-        self.hidden = {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
+        self.hidden |= {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
         if "attention" in self.own:
             self.called = WITHOUT_ATTENTION
 

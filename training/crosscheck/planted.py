@@ -85,7 +85,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_self else self.z_length)", "mask if is_self else padded(mask, self.z_length)", 11, "4", None),
         ("turns counted from 1", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "4", "GEMMA2"),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA"),
-        ("activation of the algorithm for the variant's", "lines_of", "activation", "(variant.mlp and variant.mlp.activation) or own.activation", "own.activation", 10, "8", "LLAMA"),
+        ("activation of the algorithm for the variant's", "Lines.mlp", "options", "line.activation or self.activation", "self.activation", 10, "8", "LLAMA"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT"),
         ("bias of the projected embeddings dropped", "Lines.at_positions", "return", "theta.b_in", "None", 9, "2", "ALBERT"),
     ),

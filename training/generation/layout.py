@@ -33,9 +33,9 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
         layer = _layer(layer, theta.variant)
         return _in_int8(layer) if int8 else layer
 
-    layers = _one_by_one(stacked, theta.variant, laid_out)
+    layers = _one_by_one(stacked, theta, laid_out)
     _check_lines(layers[0][0], theta)
-    return theta._replace(**{name: layers})
+    return _without_first(theta)._replace(**{name: layers})
 
 
 def _check_lines(W: Any, theta: Any) -> None:
@@ -116,16 +116,31 @@ def apart(theta: DTransformerParams) -> DTransformerParams:
     """Return the parameters with the layers as a tuple, in the same memory; unchanged if that is impossible."""
     if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
         return theta
-    return theta._replace(layers=_one_by_one(theta.layers, theta.variant, lambda layer: layer))
+    return _without_first(theta)._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer))
 
 
-def _one_by_one(stacked: Any, variant: Variant, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the laid-out parameters of every layer, from stacked layers or from those that `apart` returned; layers
-    that share parameters share the arrays.
+def _without_first(theta: Any) -> Any:
+    """Return θ without the MLPs of the first layers, which a tuple of layers holds."""
+    return theta._replace(first_mlp=None) if isinstance(theta, DTransformerParams) else theta
+
+
+def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the laid-out parameters of every layer of θ, from stacked layers or from those that `apart` returned;
+    layers that share parameters share the arrays.
     """
+    variant: Variant = theta.variant
     if are_apart(stacked):
         layers = stacked[:: variant.shared_layers]
+    elif variant.first is None:
+        layers = _taken_apart(stacked)
     else:
-        leaves, tree = jax.tree.flatten(stacked)
-        layers = [jax.tree.unflatten(tree, of_layer) for of_layer in zip(*map(_parts, leaves), strict=True)]
+        mlps = (*_taken_apart(theta.first_mlp), *_taken_apart(stacked.mlp))
+        layers = [
+            rest._replace(mlp=mlp) for rest, mlp in zip(_taken_apart(stacked._replace(mlp=None)), mlps, strict=True)
+        ]
     return tuple(layer for layer in map(laid_out, layers) for _ in range(variant.shared_layers))
+
+
+def _taken_apart(stacked: Any) -> list[Any]:
+    leaves, tree = jax.tree.flatten(stacked)
+    return [jax.tree.unflatten(tree, of_layer) for of_layer in zip(*map(_parts, leaves), strict=True)]

@@ -37,7 +37,7 @@ def prefill(
         return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
     caches, lines, X = [], theta.variant.attentions, _embedded(theta._replace(layers=()), x, lengths)
     for l, layer in enumerate(theta.layers):
-        turn = theta.variant.but(attention=lines[l % len(lines)])
+        turn = theta.variant.from_layer(l).but(attention=lines[l % len(lines)])
         of_layer = theta._replace(layers=(layer,), norm=None, variant=turn)
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
         caches.append(cache)

@@ -326,7 +326,7 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
     found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
     for l in range(config.L):
         found += [Entry(f"model.layers.{l}.{name}", (f"layers.{leaf}",), l) for name, leaf in weights.items()]
-        found += mixture_entries(MIXTURES[kind], mlp, l) if kind in MIXTURES else []
+        found += mixture_entries(MIXTURES[kind], mlp, l, l) if kind in MIXTURES else []
     found.append(Entry("model.norm.weight", ("norm.gamma",)))
     return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
 

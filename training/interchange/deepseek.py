@@ -1,19 +1,17 @@
-"""DeepSeek-V2 and V3, as Algorithm 10 with latent attention and experts. Models whose first layers have none, as the
-published ones, are refused: the layers of θ have parameters of equal shapes.
-"""
+"""DeepSeek-V2 and V3, as Algorithm 10 with latent attention and experts, and in the first layers an MLP."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import DTransformerConfig
-from algorithms.lines import MLP, Embedding, Experts, Latent, RMSNorm, Rotary, Unembedding, Yarn
+from algorithms import DTransformerConfig, Variant
+from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Unembedding, Yarn
 from algorithms.model.variants import PAPER
 from training.interchange.decoders import SIZES, read_scaling, rotary_fields
 from training.interchange.description import Architecture, Fields, Model, lost, size_fields, unlike
 from training.interchange.mapping import Entry, table
-from training.interchange.mixtures import MIXTURES, mixture_entries, mixture_fields, read_mixture
+from training.interchange.mixtures import MIXTURES, OURS, mixture_entries, mixture_fields, read_mixture
 
 KINDS = {"deepseek_v3": "DeepseekV3", "deepseek_v2": "DeepseekV2"}
 """model_type → the name of the class, without ForCausalLM."""
@@ -28,9 +26,6 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     sizes["d_mlp"] = fields.integer(own.width)
     fields.require("num_key_value_heads", sizes["H"], "keys shared by heads")
     fields.require("attention_bias", False, "biases of latents")
-    fields.require("first_k_dense_replace", 0, "first layers that have an MLP in place of experts")
-    if fields.get("first_k_dense_replace") is None and is_v3:
-        fields.needs.append("first layers that have an MLP in place of experts (first_k_dense_replace = 3)")
     fields.require("moe_layer_freq", 1, "layers without experts")
     variant = PAPER.but(
         embedding=Embedding(positions=None),
@@ -41,9 +36,24 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
             d_q=None if _is_null(fields, "q_lora_rank") else fields.integer("q_lora_rank", 1536),
         ),
         mlp=_experts(fields, kind),
+        first=_first(fields, kind, sizes["L"]),
         unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", False)),
     )
     return Model("d", DTransformerConfig(**sizes, variant=variant))
+
+
+def _first(fields: Fields, kind: str, L: int) -> First | None:
+    """Return the first of L layers, which have an MLP in place of experts."""
+    n = fields.integer("first_k_dense_replace", 3 if kind == "deepseek_v3" else 0, least=0)
+    if n >= L:
+        fields.needs.append(f"no layer with experts (first_k_dense_replace = {n}, num_hidden_layers = {L})")
+        return None
+    d_mlp = fields.integer("intermediate_size", 18_432 if kind == "deepseek_v3" else 11_008)
+    return First(n=n, mlp=_mlp(fields), d_mlp=d_mlp) if n else None
+
+
+def _mlp(fields: Fields) -> MLP:
+    return MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
 
 
 def _is_null(fields: Fields, name: str) -> bool:
@@ -64,8 +74,7 @@ def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:
 def _experts(fields: Fields, kind: str) -> Experts:
     """Return the line of the experts: V3's weights are sigmoids, and its tokens choose within the best groups."""
     is_v3 = kind == "deepseek_v3"
-    mlp = MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
-    line = read_mixture(fields, MIXTURES[kind], mlp)
+    line = read_mixture(fields, MIXTURES[kind], _mlp(fields))
     groups = fields.integer("n_group", 8 if is_v3 else 1)
     chosen = fields.integer("topk_group", 4 if is_v3 else 1)
     method = None if is_v3 else fields.get("topk_method", "greedy")
@@ -104,7 +113,8 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "first_k_dense_replace": 0,
+        "first_k_dense_replace": v.first.n if v.first else 0,
+        **({"intermediate_size": v.first.d_mlp} if v.first else {}),
         **mixture_fields(MIXTURES[kind], mlp, c.d_mlp),
         "routed_scaling_factor": mlp.factor,
         "n_shared_experts": mlp.shared,
@@ -144,10 +154,19 @@ def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
             one("self_attn.kv_a_layernorm", f"{W}.norm_c.gamma"),
             one("self_attn.kv_b_proj", f"{W}.W_k", f"{W}.W_v", by_head=True),
             one("self_attn.o_proj", f"{W}.W_o"),
-            *mixture_entries(MIXTURES[kind], v.mlp, l),
+            *_mlp_entries(v, l, kind),
         ]
     found.append(Entry("model.norm.weight", ("norm.gamma",)))
     return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
+
+
+def _mlp_entries(v: Variant, l: int, kind: str) -> list[Entry]:
+    """Return the tensors of a layer's MLP, or of its experts: of these, our arrays begin after the first layers."""
+    n = v.first.n if v.first else 0
+    if l >= n:
+        return mixture_entries(MIXTURES[kind], v.mlp, l, l - n)
+    names = zip(MIXTURES[kind].parts, OURS, strict=True)
+    return [Entry(f"model.layers.{l}.mlp.{name}.weight", (f"first_mlp.{leaf}",), l) for name, leaf in names]
 
 
 def architecture(kind: str) -> Architecture:

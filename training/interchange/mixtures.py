@@ -69,9 +69,9 @@ def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:
     return state | {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
 
 
-def mixture_entries(own: Mixture, line: Experts, l: int) -> list[Entry]:
-    """Return the tensors of a layer's mixture."""
-    module, ours = f"model.layers.{l}.{own.module}", "layers.mlp"
+def mixture_entries(own: Mixture, line: Any, number: int, l: int) -> list[Entry]:
+    """Return the tensors of the mixture of layer `number`, which is layer l of our arrays."""
+    module, ours = f"model.layers.{number}.{own.module}", "layers.mlp"
     router = f"{module}.{own.router}"
     found = [Entry(f"{router}.weight", (f"{ours}.W_r",), l)]
     found += [Entry(f"{router}.bias", (f"{ours}.b_r",), l)] if line.router_bias else []

@@ -24,15 +24,16 @@ from algorithms import (
     Variant,
 )
 from algorithms.lines import MLP
+from algorithms.machinery.contract import factors_of
 from algorithms.model.theta import theta_shapes
 from training.tasks.classify import ClassifierParams
 
 DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
 
-LAYERS = ("L", "L_enc", "L_dec")
+LAYERS = ("L", "L_enc", "L_dec", "L_first")
 """Axes of layers, which are never divided."""
-DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}
+DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "d_first", "N_V"}
 """Axes that ``model`` divides."""
 WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
 """Axes that are never divided."""
@@ -66,13 +67,18 @@ def _axes() -> dict[str, tuple[str, ...]]:
     }
     for variant in (*VARIANTS.values(), PAPER.but(mlp=MLP(gated=True), pooler=True)):
         found |= _axes_of(variant)
-    return {name: tuple(a for a in axes.split() if a not in LAYERS) for name, axes in found.items()}
+    return {name: _of_a_layer(axes) for name, axes in found.items()}
+
+
+def _of_a_layer(axes: str) -> tuple[str, ...]:
+    return tuple(axis for axis in axes.split() if factors_of(axis)[0] not in LAYERS)
 
 
 def _axes_of(variant: Variant) -> dict[str, str]:
     """The axes of each parameter of a variant."""
-    kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored)
-    every = [theta_shapes(kind, variant) for kind in (*kinds, ETransformerParams)]
+    kinds = (DTransformerParams, EDTransformerParams) * (not variant.embedding.factored) + (ETransformerParams,)
+    kinds = kinds if variant.first is None else kinds[:1]
+    every = [theta_shapes(kind, variant) for kind in kinds]
     leaves = [leaf for shapes in every for leaf in jax.tree_util.tree_leaves_with_path(shapes)]
     return {symbol_of(path): shape.axes for path, shape in leaves}
 
@@ -87,7 +93,7 @@ TABLE: dict[str, Row] = {name: _row(axes, OWN) for name, axes in _axes().items()
 def _table_of(variant: Variant) -> dict[str, Row]:
     """The rows of a variant, whose lines may have symbols and axes of their own."""
     own = frozenset(axis for line in (*variant.attentions, variant.mlp) if line for axis in line.divided)
-    axes = {name: tuple(a for a in axes.split() if a not in LAYERS) for name, axes in _axes_of(variant).items()}
+    axes = {name: _of_a_layer(axes) for name, axes in _axes_of(variant).items()}
     return {name: _row(of, own) for name, of in axes.items()}
 
 

@@ -5,7 +5,7 @@ from jax import Array
 
 from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
 from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
-from training.tasks.task import Task, layer_flops
+from training.tasks.task import Task, decoder_flops
 
 
 def _columns(params, batch: Batch, keys, **options) -> Columns:
@@ -27,7 +27,7 @@ D = Task(
     config=DTransformerConfig,
     init=init_d_transformer,
     objective=Objective(columns=_columns, weights=_weights, routed={"8": in_sequence()}),
-    flops=lambda c, l: c.L * layer_flops(c, l) + 2 * c.N_V * c.d_e * l,
+    flops=lambda c, l: decoder_flops(c, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "rows", "pairs", "labeled", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
     defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )

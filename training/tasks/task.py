@@ -43,6 +43,16 @@ def attention_flops(c: Any, l_x: int, l_z: int) -> int:
     return products + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
+def decoder_flops(c: Any, l: int) -> int:
+    """Return the FLOPs of Algorithm 10 without its last line."""
+    first = c.variant.first
+    rest = c.L * layer_flops(c, l)
+    if first is None:
+        return rest
+    of_first = dataclasses.replace(c, d_mlp=first.d_mlp, variant=c.variant.but(mlp=first.mlp, first=None))
+    return rest + first.n * (layer_flops(of_first, l) - layer_flops(c, l))
+
+
 def layer_flops(c: Any, l: int) -> int:
     """Return the FLOPs of a layer: self-attention and the MLP."""
     return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp, l)

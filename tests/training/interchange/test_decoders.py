@@ -62,6 +62,7 @@ LATENT = {
     "v_head_dim": 5,
     "head_dim": 4,
 }
+FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
 MODELS = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_parameters": STRETCHED}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": YARN}),
@@ -78,6 +79,10 @@ MODELS = {
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, "q_lora_rank": 7, "n_group": 4, "topk_group": 2}),
+    "deepseek_v3, with first layers": (
+        "deepseek_v3",
+        {**EXPERTS, **LATENT, "q_lora_rank": 7, "n_group": 4, "topk_group": 2, **FIRST},
+    ),
     "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
     "deepseek_v2, within groups": (
         "deepseek_v2",

@@ -49,8 +49,7 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("deepseek_v3", {"first_k_dense_replace": 1}, "first layers that have an MLP in place of experts"),
-        ("deepseek_v3", {"first_k_dense_replace": None}, r"first_k_dense_replace = 3"),
+        ("deepseek_v3", {"first_k_dense_replace": 7}, "no layer with experts \\(first_k_dense_replace = 7"),
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),

@@ -120,14 +120,15 @@ def embed(
     return list(X.T), None
 
 
-def mlp_of(model: Model, f: Any) -> Any:
+def mlp_of(model: Model, f: Any, W: Any) -> Any:
     """Return the model's MLP, or what it has in its place, as a function of X and W.
 
-    `model`: options; `f`: activation function. Result: The function.
+    `model`: options; `f`: activation function; `W`: parameters of the layer's MLP; in a model with experts, a layer
+    whose MLP has no router W_r has none (DeepSeek's first layers). Result: The function.
     """
     if "own_mlp" in model:
         return model["own_mlp"]
-    if model["experts"] is not None:
+    if model["experts"] is not None and part(W, "W_r") is not None:
         return functools.partial(experts, f=f, line=model["experts"], clip=model["clip"])
     return functools.partial(mlp, f=f, clip=model["clip"])
 
@@ -174,7 +175,7 @@ def through_layers(
         def feed_forward(X: Array, W: Any = W) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
-            own = mlp_of(model, f)
+            own = mlp_of(model, f, W.mlp)
             return normalize(own(X, W.mlp), part(W, "norm2_out"), model)
 
         norm1 = part(W, "norm1")
@@ -317,7 +318,7 @@ def decode(
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
         X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
-        own = mlp_of(model, f)
+        own = mlp_of(model, f, W.mlp)
         Y = own(before(X, norm5, order, model), W.mlp)
         X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
         X = after(X, norm5, order, model)  # line 19
