@@ -224,7 +224,10 @@ DEEPSEEK = LLAMA.but(
         shared=1,
     ),
 )
-"""DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids, all layers alike."""
+"""DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids.
+
+All layers are alike; the published model adds ``first=First(n=3, …)``, MLPs in the first layers.
+"""
 
 VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})
 

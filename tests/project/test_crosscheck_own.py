@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import algorithms
-from algorithms import PAPER
+from algorithms import DEEPSEEK, PAPER
+from algorithms.lines import MLP, First
 from tests.own_lines import loops
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
@@ -19,6 +20,7 @@ from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="silu", gated=True, biases=False))
+FIRST = DEEPSEEK.but(first=First(n=1, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=5))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
 
@@ -39,6 +41,16 @@ def test_every_line_agrees_with_the_loops(name):
     assert results.lines[10, number].cells["X"].visits > 0
     assert results.settings["left_out"] == ([] if name == "EXPERTS" else [REST.format(name.title())])
     assert (4, "4") in results.lines if name == "EXPERTS" else (4, "4") not in results.lines
+
+
+@pytest.mark.slow
+def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
+    """Latent attention and first layers without experts are no lines of one's own."""
+    scenarios = OwnScenarios(algorithms, f"{__name__}:FIRST", seed=0, sizes={}, implementation="paper")
+    results = compare_own(scenarios, ROOT)
+    assert results.ok, summary(results)
+    assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")
+    assert results.settings["left_out"] == []
 
 
 @pytest.mark.thorough
