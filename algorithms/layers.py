@@ -217,7 +217,7 @@ class Lines(NamedTuple):
         return X
 
     def _stacks(self, layer, X, stacked, first, reads):
-        n = self.variant.first.n
+        n = len(jax.tree.leaves(first)[0])
         parts = [(slice(0, n), first), (slice(n, None), stacked.mlp)]
 
         def run(X, kept):

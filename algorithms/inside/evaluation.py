@@ -170,7 +170,7 @@ class Evaluator:
                 f"{self.requests[i].where}: expected one shape in all layers, got "
                 f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record a function with the layers of one kind"
             )
-        return Kept(sum(values) if is_chosen else jnp.concatenate(values), loops)
+        return Kept(jax.tree.reduce(jnp.add, values) if is_chosen else jnp.concatenate(values), loops)
 
     def _selects(self, i: int, loops: int) -> bool:
         """Whether the next loop around a value is the loop over the layers, and only some layers are requested."""
