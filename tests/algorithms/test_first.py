@@ -38,7 +38,6 @@ VARIANT = LLAMA.but(mlp=EXPERTS, first=First(n=N, mlp=GATED, d_mlp=9), attention
 CONFIG = DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT)
 THETA = random_theta(CONFIG)
 X = jnp.array([[1, 3, 4, 2], [5, 5, 0, 7]])
-LENGTHS = jnp.array([4, 3])
 
 
 def mlp_of(theta, l):
@@ -96,14 +95,15 @@ def test_records_and_changes_count_all_layers():
 
 
 def test_cached_tokens_are_those_of_algorithm_14():
-    expected = [
-        d_inference(x[:n], THETA, l_gen=9, tau=0.0, key=jax.random.key(0)) for x, n in zip(X, LENGTHS, strict=True)
-    ]
-    options = {"lengths": LENGTHS, "l_gen": 9, "tau": 0.0, "key": jax.random.key(0)}
-    np.testing.assert_array_equal(generate(THETA, X, config=CONFIG, **options), expected)
+    texts, lengths = np.random.default_rng(1).integers(0, 8, size=(2, 20)), np.array([20, 18])
+    options = {"l_gen": 4, "tau": 0.0, "key": jax.random.key(0)}
+    rows = zip(texts, lengths, strict=True)
+    expected = [d_inference(jnp.asarray(x[:n]), THETA, **options) for x, n in rows]
+    np.testing.assert_array_equal(generate(THETA, texts, lengths=lengths, config=CONFIG, **options), expected)
     generator = Generator(THETA, CONFIG, prefixes=Prefixes(1 << 20))
-    for _ in range(2):  # the second time from the prefixes
-        np.testing.assert_array_equal(generator.generate(np.asarray(X), **options), expected)
+    begun = [generator.generate(texts[:, :17], lengths=np.array([17, 17]), **options) for _ in range(2)]
+    np.testing.assert_array_equal(*begun)
+    np.testing.assert_array_equal(generator.generate(texts, lengths=lengths, **options), expected)
 
 
 def test_counts_and_the_mesh_know_both_kinds():
