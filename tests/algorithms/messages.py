@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import algorithms
-from algorithms import lines
-from tests import cases
+from algorithms import inside, lines
+from tests import cases, family_cases
 from tests.algorithms.test_attention import head_params, mh_params
+from tests.own_lines.latent import LATENT
+from tests.own_lines.sinks import SINKS
 
 FILE = Path(__file__).with_name("messages.txt")
 WRONG = ("text", "dtype", "one more axis", "one axis less", "one more column")
@@ -30,26 +32,33 @@ WRONG = ("text", "dtype", "one more axis", "one axis less", "one more column")
 @functools.cache
 def names() -> dict[str, Any]:
     """What the calls name."""
-    from algorithms import BERT, PAPER  # noqa: PLC0415
+    from algorithms import BERT, LLAMA, PAPER  # noqa: PLC0415
 
     D = algorithms.DTransformerConfig(L=1, **cases.TINY)
     E = algorithms.ETransformerConfig(L=1, d_f=2, **cases.TINY)
     ED = algorithms.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
     d, e, ed = map(cases.random_theta, (D, E, ED))
+    GATO = algorithms.GatoConfig(L=1, d_r=10, n_groups=2, patch=2, channels=3, n_places=5, **cases.SHARED)
     RMS = PAPER.but(norm=lines.RMSNorm())
     KEY = jax.random.key(0)
     X, sizes = cases.normal(7, 3), {"N_V": 7, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 4, "L": 1}
-    own = {
-        "D": D,
-        "E": E,
-        "ED": ED,
-        "d": d,
-        "e": e,
-        "ed": ed,
-        "RMS": RMS,
-        "KEY": KEY,
-        "X": X,
-        "SIZES": sizes,
+    gated = lines.MLP(activation="silu", gated=True, biases=False)
+    experts = lines.Experts(n=5, k=2, activation="silu", gated=True, biases=False)
+    own = {"D": D, "E": E, "ED": ED, "d": d, "e": e, "ed": ed, "RMS": RMS, "KEY": KEY, "X": X, "SIZES": sizes}
+    own |= {"SINKS": SINKS, "LATENT": LATENT, "EXPERTS": experts, "family": family_cases}
+    own |= {
+        "FIRST": LLAMA.but(mlp=experts, first=lines.First(n=1, mlp=gated, d_mlp=9)),
+        "SHARED": PAPER.but(shared_layers=2),
+        "by": lambda line: PAPER.but(embedding=lines.Embedding(positions=None), attention=line),
+        "theta": lambda config, **fields: cases.random_theta(config)._replace(**fields),
+        "attending": lambda theta, **fields: theta._replace(
+            layers=theta.layers._replace(attention=theta.layers.attention._replace(**fields))
+        ),
+        "e_config": lambda **changes: algorithms.ETransformerConfig(**(sizes | changes)),
+        "ed_config": lambda **changes: algorithms.EDTransformerConfig(
+            **({name: n for name, n in sizes.items() if name != "L"} | {"L_enc": 2, "L_dec": 2} | changes)
+        ),
+        "image": cases.random_like(jax.eval_shape(lambda: algorithms.init_gato(KEY, GATO))).image,
         "sinusoidal": ed._replace(W_p=None, variant=PAPER.but(embedding=lines.Embedding(positions="sinusoidal"))),
         "bert": cases.random_theta(algorithms.ETransformerConfig(L=1, variant=BERT, **cases.TINY)),
         "rms": cases.random_theta(algorithms.DTransformerConfig(L=1, variant=RMS, **cases.TINY)),
@@ -68,7 +77,7 @@ def names() -> dict[str, Any]:
         "wrong": wrong,
     }
     modules = {"jax": jax, "jnp": jnp, "np": np, "cases": cases, "dataclasses": dataclasses}
-    return vars(algorithms) | vars(lines) | modules | own
+    return vars(algorithms) | vars(lines) | vars(inside) | modules | own
 
 
 @functools.cache

@@ -6,19 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from algorithms import (
-    PAPER,
-    VASWANI,
-    AttentionParams,
-    DTransformerConfig,
-    EDTransformerConfig,
-    attention,
-    d_inference,
-    d_training,
-    d_transformer,
-    e_transformer,
-    ed_transformer,
-)
+import algorithms as alg
 from tests.algorithms import messages
 
 pytestmark = pytest.mark.usefixtures("as_for_users")
@@ -67,25 +55,25 @@ def test_a_wrong_input_is_told_inside_other_programs_too():
     with pytest.raises(
         TypeError, match=r"x: expected integers \[\*batch, l\] or .*\[d_e, \*batch, l\], got bool\[2, 3\]"
     ):
-        jax.jit(d_transformer)(xs > 2, d)
+        jax.jit(alg.d_transformer)(xs > 2, d)
     with pytest.raises(ValueError, match=r"x: expected at most l_max = 5 tokens, got 6"):
-        jax.vmap(d_transformer, (0, None))(jnp.tile(xs, 2), d)
+        jax.vmap(alg.d_transformer, (0, None))(jnp.tile(xs, 2), d)
     with pytest.raises(ValueError, match=r"mask: expected booleans .* batch = \[\] from X, .* got bool\[2, 3, 3\]"):
-        jax.vmap(attention, (0, None, None, None))(jnp.stack([X, X]), X, W_qkv, jnp.stack([MASK, MASK]))
+        jax.vmap(alg.attention, (0, None, None, None))(jnp.stack([X, X]), X, W_qkv, jnp.stack([MASK, MASK]))
     with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_e = 3 from theta.W_e, got float64\[2\]"):
-        jax.grad(lambda norm: d_transformer(x, d._replace(norm=norm)).sum())(jax.tree.map(lambda a: a[:2], d.norm))
+        jax.grad(lambda norm: alg.d_transformer(x, d._replace(norm=norm)).sum())(jax.tree.map(lambda a: a[:2], d.norm))
 
 
 def test_what_is_not_known_under_jit_is_not_refused():
     """A traced τ, η or length cannot be checked: it is the caller's word."""
-    jax.eval_shape(lambda tau: d_inference(x, d, l_gen=1, tau=tau, key=KEY), 1.0)
-    jax.eval_shape(lambda eta: d_training(xs, d, N_epochs=1, eta=eta), 0.1)
-    jax.eval_shape(lambda length: e_transformer(x, e, length=length), 4)
+    jax.eval_shape(lambda tau: alg.d_inference(x, d, l_gen=1, tau=tau, key=KEY), 1.0)
+    jax.eval_shape(lambda eta: alg.d_training(xs, d, N_epochs=1, eta=eta), 0.1)
+    jax.eval_shape(lambda length: alg.e_transformer(x, e, length=length), 4)
 
 
 def test_the_defaults_are_the_papers():
-    assert DTransformerConfig(**SIZES).variant is PAPER
-    assert not DTransformerConfig(**SIZES).tied
-    assert ed_transformer.__wrapped__ is not None
-    assert EDTransformerConfig(L_enc=1, L_dec=1, **{k: v for k, v in SIZES.items() if k != "L"}, variant=VASWANI).tied
-    assert AttentionParams._fields == ("W_q", "b_q", "W_k", "b_k", "W_v", "b_v")
+    assert alg.DTransformerConfig(**SIZES).variant is alg.PAPER
+    assert not alg.DTransformerConfig(**SIZES).tied
+    assert alg.ed_transformer.__wrapped__ is not None
+    assert SCOPE["ed_config"](variant=alg.VASWANI).tied
+    assert alg.AttentionParams._fields == ("W_q", "b_q", "W_k", "b_k", "W_v", "b_v")

@@ -152,19 +152,6 @@ def test_the_balancing_loss_is_k_for_equal_loads_and_largest_for_one():
     np.testing.assert_allclose(line.balancing_loss(jnp.zeros_like(router), G, counted), 2, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"k": 6}, r"Experts\.k: expected at most the 5 experts to choose from, got 6"),
-        ({"groups": 2}, r"Experts\.groups: expected a divisor of n = 5, got 2"),
-        ({"chosen_groups": 2}, r"Experts\.chosen_groups: expected at most groups = 1, got 2"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        LINES["MIXTRAL"].but(**change)
-
-
 @pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LINES)
