@@ -74,6 +74,19 @@ def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
+def certain(theta: Any, token: int) -> Any:
+    """θ whose every distribution is all but certain of one token: only its row of W_u sees the norm's β."""
+
+    def only_beta(norm: Any) -> Any:
+        return norm._replace(gamma=jnp.zeros_like(norm.gamma), beta=jnp.ones_like(norm.beta))
+
+    if hasattr(theta, "norm"):
+        theta = theta._replace(norm=only_beta(theta.norm))
+    else:
+        theta = theta._replace(decoder=theta.decoder._replace(norm5=only_beta(theta.decoder.norm5)))
+    return theta._replace(W_u=jnp.zeros_like(theta.W_u).at[token].set(100.0))
+
+
 def assert_close(
     actual: Any, expected: Any, tolerance: float = 1e-10, name: str = "", largest: float | None = None
 ) -> None:

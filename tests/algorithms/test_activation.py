@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from algorithms import gelu, gelu_tanh, relu
-from algorithms.ops.activation import activate, silu
+from algorithms.ops.activation import activate, gelu_sigmoid, silu
 
-FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid": gelu_sigmoid, "silu": silu}
 POINTS = (-10.5, -8.25, -6.5, -5.0, -4.0, -3.0, -2.0, -1.25, -0.5, -0.125, 0.25, 0.75, 1.5, 3.0, 5.0, 9.0)
 """Exact in bfloat16. In the left tail GELU is 1e-25, where 1 + erf(x/√2) has no digit left in any dtype."""
 
@@ -30,6 +30,7 @@ def exact(name, x):
         "relu": lambda x: max(x, mpmath.mpf(0)),
         "gelu": lambda x: x * mpmath.ncdf(x),
         "gelu_tanh": lambda x: x / 2 * (1 + mpmath.tanh(u(x))),
+        "gelu_sigmoid": lambda x: x / (1 + mpmath.exp(-mpmath.mpf("1.702") * x)),
         "silu": lambda x: x / (1 + mpmath.exp(-x)),
     }
     with mpmath.workdps(80):

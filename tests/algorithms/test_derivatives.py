@@ -16,16 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import checkify
 
-import algorithms
-from algorithms import (
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    banded,
-    documents,
-    padding,
-)
+import algorithms as alg
 from algorithms.layers import lines_of
 from algorithms.ops.attention import blockwise, strips
 from tests import cases
@@ -35,36 +26,31 @@ pytestmark = pytest.mark.sampled(2)
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 L = 5
-D = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
-E = cases.random_theta(ETransformerConfig(L=1, d_f=2, **cases.TINY))
-ED = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
+D = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
+E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=2, **cases.TINY))
+ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
 x, z = cases.random_tokens(L, n=7), cases.random_tokens(4, n=7, seed=1)
 X, Z, V = (cases.normal(3, l, seed=seed) for seed, l in enumerate((L, 4, 4)))
 W_u, b_u, W_e = cases.normal(7, 3, seed=4), cases.normal(7, seed=5), cases.normal(3, 7, seed=6)
 weights = jnp.array([1.0, 0.5, 0.0, -2.0, 0.0])
 HOLES = jnp.asarray(np.random.default_rng(0).random((4, L)) < 0.5).at[:, 3].set(False)
 MASKS = {
-    "unidirectional": UNIDIRECTIONAL,
-    "a band with padding": banded(2) & padding(3),
-    "documents": documents(jnp.array([0, 0, 1, 1, 2])),
+    "unidirectional": alg.UNIDIRECTIONAL,
+    "a band with padding": alg.banded(2) & alg.padding(3),
+    "documents": alg.documents(jnp.array([0, 0, 1, 1, 2])),
     "holes": HOLES,
-    "nothing": padding(0),
+    "nothing": alg.padding(0),
 }
 KEY = jax.random.key(0)
-GATO_CONFIG = algorithms.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
-GATO = cases.random_like(jax.eval_shape(lambda key: algorithms.init_gato(key, GATO_CONFIG), KEY))
+GATO_CONFIG = alg.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
+GATO = cases.random_like(jax.eval_shape(lambda key: alg.init_gato(key, GATO_CONFIG), KEY))
 IMAGE = 0.9 * jnp.tanh(cases.normal(4, 4, 1, seed=7))
 PATCHES = cases.normal(2, 2, 1, 4, seed=8)
-PLACES = algorithms.raster_places(4, 4, side=2, n_places=2)
+PLACES = alg.raster_places(4, 4, side=2, n_places=2)
 
 
 def both(x):
     return jnp.stack([x, x[::-1]])
-
-
-def of_columns(function, *first, **options):
-    """A function of activations in place of tokens, with an implementation."""
-    return lambda how, **arguments: function(*first, **arguments, **options, implementation=how)
 
 
 def embedding(algorithm, how, theta):
@@ -72,179 +58,107 @@ def embedding(algorithm, how, theta):
     return lines_of(algorithm, x, theta, implementation=how).embedding(x, theta)
 
 
-# name → (a function of the implementation and of named floats or pytrees of floats, these, the implementations)
-CASES = {
-    "token_embedding": (lambda how, **a: algorithms.token_embedding(x, implementation=how, **a), {"W_e": W_e}, EVERY),
-    "positional_embedding": (
-        lambda how, **a: algorithms.positional_embedding(x, implementation=how, **a),
-        {"W_p": W_e},
-        EVERY,
-    ),
-    "single_query_attention": (
-        lambda how, **a: algorithms.single_query_attention(**a),
-        {"e": X[:, 0], "E": Z, "W_qkv": head_params(d_x=3, d_z=3)},
-        ("paper",),
-    ),
-    "attention": (
-        lambda how, **a: algorithms.attention(**a, mask=UNIDIRECTIONAL, implementation=how),
-        {"X": X, "Z": Z, "W_qkv": head_params(d_x=3, d_z=3)},
-        EVERY,
-    ),
-    "mh_attention": (
-        lambda how, **a: algorithms.mh_attention(**a, mask=padding(3), implementation=how),
-        {"X": X, "Z": Z, "W": mh_params(d_x=3, d_z=3)},
-        EVERY,
-    ),
-    "layer_norm": (
-        lambda how, **a: algorithms.layer_norm(**a, epsilon=0.1, implementation=how),
-        {"e": X, "gamma": X[:, 1], "beta": X[:, 2]},
-        EVERY,
-    ),
-    "rms_norm": (lambda how, **a: algorithms.rms_norm(**a, implementation=how), {"e": X, "gamma": X[:, 1]}, EVERY),
-    "unembedding": (lambda how, **a: algorithms.unembedding(**a), {"e": X, "W_u": W_u, "b_u": b_u}, ("paper",)),
-    "unembedding, capped": (
-        lambda how, **a: algorithms.unembedding(**a, cap=1.5),
-        {"e": X, "W_u": W_u, "b_u": b_u},
-        ("paper",),
-    ),
-    "log_loss": (
-        lambda how, **a: algorithms.log_loss(**a, targets=x, implementation=how),
-        {"X": X, "W_u": W_u, "b_u": b_u, "weights": weights},
-        EVERY,
-    ),
+def of_function(name, *first, **fixed):
+    """A public function, of an implementation, if it takes one, and of named floats or pytrees of floats."""
+    function = getattr(alg, name)
+
+    def f(how, **arguments):
+        options = fixed | ({"implementation": how} if takes_implementation(name) else {})
+        return function(*first, **arguments, **options)
+
+    return f
+
+
+def takes_implementation(name):
+    return "implementation" in inspect.signature(getattr(alg, name)).parameters
+
+
+HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
+SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1]), "positions": jnp.array([0, 1, 0, 1, 2])}
+ROWS = {"row": PLACES[0], "column": PLACES[1]}
+LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": jnp.asarray(0.1)}
+LOSS = {"X": X, "W_u": W_u, "b_u": b_u}
+# name, and what it is a case of → the floats, the arguments before them, and the others
+OF_FUNCTIONS = {
+    "token_embedding": ({"W_e": W_e}, (x,), {}),
+    "positional_embedding": ({"W_p": W_e}, (x,), {}),
+    "single_query_attention": ({"e": X[:, 0], "E": Z, "W_qkv": HEAD}, (), {}),
+    "attention": ({"X": X, "Z": Z, "W_qkv": HEAD}, (), {"mask": alg.UNIDIRECTIONAL}),
+    "mh_attention": ({"X": X, "Z": Z, "W": HEADS}, (), {"mask": alg.padding(3)}),
+    "layer_norm": ({"e": X, "gamma": X[:, 1], "beta": X[:, 2]}, (), {"epsilon": 0.1}),
+    "rms_norm": ({"e": X, "gamma": X[:, 1]}, (), {}),
+    "unembedding": (LOGITS, (), {}),
+    "unembedding, capped": (LOGITS, (), {"cap": 1.5}),
+    "log_loss": ({**LOSS, "weights": weights}, (), {"targets": x}),
     "log_loss, smoothed, with padding": (
-        lambda how, **a: algorithms.log_loss(
-            **a, targets=x % 5, label_smoothing=0.1, N_V=5, cap=1.5, implementation=how
-        ),
-        {"X": X, "W_u": W_u, "b_u": b_u, "weights": weights},
-        EVERY,
+        {**LOSS, "weights": weights},
+        (),
+        {"targets": x % 5, "label_smoothing": 0.1, "N_V": 5, "cap": 1.5},
     ),
-    "token_losses": (
-        lambda how, **a: algorithms.token_losses(**a, targets=x, label_smoothing=0.1, implementation=how),
-        {"X": X, "W_u": W_u, "b_u": b_u},
-        EVERY,
-    ),
-    "gelu": (lambda how, **a: algorithms.gelu(**a), {"x": 3 * X}, ("paper",)),
-    "gelu_tanh": (lambda how, **a: algorithms.gelu_tanh(**a), {"x": 3 * X}, ("paper",)),
-    "relu": (lambda how, **a: algorithms.relu(**a), {"x": X}, ("paper",)),
-    "d_token_losses": (lambda how, theta: algorithms.d_token_losses(x, theta, implementation=how), {"theta": D}, EVERY),
-    "e_token_losses": (
-        lambda how, theta: algorithms.e_token_losses(x, theta, x_tilde=x.at[1].set(4), implementation=how),
-        {"theta": E},
-        EVERY,
-    ),
-    "ed_token_losses": (
-        lambda how, theta: algorithms.ed_token_losses(x[:3], x, theta, implementation=how),
-        {"theta": ED},
-        EVERY,
-    ),
-    "d_hidden_state": (lambda how, theta: algorithms.d_hidden_state(x, theta, implementation=how), {"theta": D}, EVERY),
-    "d_hidden_state, packed": (
-        lambda how, theta: algorithms.d_hidden_state(
-            x, theta, segments=jnp.array([0, 0, 1, 1, 1]), positions=jnp.array([0, 1, 0, 1, 2]), implementation=how
-        ),
-        {"theta": D},
-        EVERY,
-    ),
-    "d_hidden_state, again in the backward pass": (
-        lambda how, theta: algorithms.d_hidden_state(x, theta, remat=True, implementation=how),
-        {"theta": D},
-        EVERY,
-    ),
-    "d_transformer": (lambda how, theta: algorithms.d_transformer(x, theta, implementation=how), {"theta": D}, EVERY),
-    "e_encoding": (
-        lambda how, theta: algorithms.e_encoding(x, theta, length=3, implementation=how)[:, :3],
-        {"theta": E},
-        EVERY,
-    ),
-    "e_hidden_state": (
-        lambda how, theta: algorithms.e_hidden_state(x, theta, length=3, implementation=how)[:, :3],
-        {"theta": E},
-        EVERY,
-    ),
-    "e_transformer": (lambda how, theta: algorithms.e_transformer(x, theta, implementation=how), {"theta": E}, EVERY),
-    "ed_encoding": (
-        lambda how, theta: algorithms.ed_encoding(z, theta, z_length=2, implementation=how)[:, :2],
-        {"theta": ED},
-        EVERY,
-    ),
-    "ed_decoding": (
-        lambda how, **a: algorithms.ed_decoding(x=x, **a, z_length=3, implementation=how),
-        {"Z": Z, "theta": ED},
-        EVERY,
-    ),
-    "ed_hidden_state": (
-        lambda how, theta: algorithms.ed_hidden_state(z, x, theta, z_length=3, implementation=how),
-        {"theta": ED},
-        EVERY,
-    ),
-    "ed_transformer": (
-        lambda how, theta: algorithms.ed_transformer(z, x, theta, implementation=how),
-        {"theta": ED},
-        EVERY,
-    ),
-    "lines 1-3 of Algorithm 10": (functools.partial(embedding, "Algorithm 10"), {"theta": D}, EVERY),
-    "lines 1-3 of Algorithm 9": (functools.partial(embedding, "Algorithm 9"), {"theta": E}, EVERY),
-    "d_hidden_state, of columns": (of_columns(algorithms.d_hidden_state), {"x": X, "theta": D}, EVERY),
-    "d_transformer, of columns": (of_columns(algorithms.d_transformer), {"x": X, "theta": D}, EVERY),
-    "e_encoding, of columns": (of_columns(algorithms.e_encoding, length=4), {"x": X, "theta": E}, EVERY),
-    "e_hidden_state, of columns": (of_columns(algorithms.e_hidden_state, length=4), {"x": X, "theta": E}, EVERY),
-    "e_transformer, of columns": (of_columns(algorithms.e_transformer, length=4), {"x": X, "theta": E}, EVERY),
-    "ed_encoding, of columns": (of_columns(algorithms.ed_encoding, z_length=3), {"z": Z, "theta": ED}, EVERY),
-    "ed_decoding, of columns": (of_columns(algorithms.ed_decoding, z_length=3), {"Z": Z, "x": X, "theta": ED}, EVERY),
-    "ed_hidden_state, of columns": (
-        of_columns(algorithms.ed_hidden_state, z, z_length=3),
-        {"x": X, "theta": ED},
-        EVERY,
-    ),
-    "ed_transformer, of columns": (of_columns(algorithms.ed_transformer, z, z_length=3), {"x": X, "theta": ED}, EVERY),
-    "mu_law": (lambda how, **a: algorithms.mu_law(**a), {"x": X}, ("paper",)),
-    "inverse_mu_law": (lambda how, **a: algorithms.inverse_mu_law(**a), {"y": 0.9 * jnp.tanh(X)}, ("paper",)),
-    "raster_patches": (lambda how, **a: algorithms.raster_patches(**a, side=2), {"image": IMAGE}, ("paper",)),
-    "patch_embedding": (
-        lambda how, **a: algorithms.patch_embedding(**a, row=PLACES[0], column=PLACES[1], implementation=how),
-        {"patches": PATCHES, "image": GATO.image},
-        EVERY,
-    ),
+    "token_losses": (LOSS, (), {"targets": x, "label_smoothing": 0.1}),
+    "gelu": ({"x": 3 * X}, (), {}),
+    "gelu_tanh": ({"x": 3 * X}, (), {}),
+    "relu": ({"x": X}, (), {}),
+    "d_token_losses": ({"theta": D}, (x,), {}),
+    "e_token_losses": ({"theta": E}, (x,), {"x_tilde": x.at[1].set(4)}),
+    "ed_token_losses": ({"theta": ED}, (x[:3], x), {}),
+    "d_hidden_state": ({"theta": D}, (x,), {}),
+    "d_hidden_state, packed": ({"theta": D}, (x,), SEGMENTS),
+    "d_hidden_state, again in the backward pass": ({"theta": D}, (x,), {"remat": True}),
+    "d_transformer": ({"theta": D}, (x,), {}),
+    "e_encoding": ({"theta": E}, (x,), {"length": 3}),
+    "e_hidden_state": ({"theta": E}, (x,), {"length": 3}),
+    "e_transformer": ({"theta": E}, (x,), {}),
+    "ed_encoding": ({"theta": ED}, (z,), {"z_length": 2}),
+    "ed_decoding": ({"Z": Z, "theta": ED}, (), {"x": x, "z_length": 3}),
+    "ed_hidden_state": ({"theta": ED}, (z, x), {"z_length": 3}),
+    "ed_transformer": ({"theta": ED}, (z, x), {}),
+    "d_hidden_state, of columns": ({"x": X, "theta": D}, (), {}),
+    "d_transformer, of columns": ({"x": X, "theta": D}, (), {}),
+    "e_encoding, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
+    "e_hidden_state, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
+    "e_transformer, of columns": ({"x": X, "theta": E}, (), {"length": 4}),
+    "ed_encoding, of columns": ({"z": Z, "theta": ED}, (), {"z_length": 3}),
+    "ed_decoding, of columns": ({"Z": Z, "x": X, "theta": ED}, (), {"z_length": 3}),
+    "ed_hidden_state, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
+    "ed_transformer, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
+    "mu_law": ({"x": X}, (), {}),
+    "inverse_mu_law": ({"y": 0.9 * jnp.tanh(X)}, (), {}),
+    "raster_patches": ({"image": IMAGE}, (), {"side": 2}),
+    "patch_embedding": ({"patches": PATCHES, "image": GATO.image}, (), ROWS),
     "gato_embedding": (
-        lambda how, **a: algorithms.gato_embedding(
-            x, at=jnp.array([-1, 0, 1, 2, 3]), row=PLACES[0], column=PLACES[1], implementation=how, **a
-        ),
         {"patches": PATCHES, "theta": GATO.transformer, "image": GATO.image},
-        EVERY,
+        (x,),
+        {"at": jnp.array([-1, 0, 1, 2, 3]), **ROWS},
     ),
-    "d_training": (
-        lambda how, **a: algorithms.d_training(
-            both(x), **a, N_epochs=1, lengths=jnp.array([5, 3], jnp.uint8), implementation=how
-        ),
-        {"theta": D, "eta": jnp.asarray(0.1)},
-        EVERY,
-    ),
+    "d_training": ({"theta": D, **TRAINED}, (both(x),), {"N_epochs": 1, "lengths": jnp.array([5, 3], jnp.uint8)}),
     "e_training": (
-        lambda how, **a: algorithms.e_training(
-            both(x), **a, N_epochs=1, p_mask=0.5, key=KEY, lengths=jnp.array([5, 3]), implementation=how
-        ),
-        {"theta": E, "eta": jnp.asarray(0.1)},
-        EVERY,
+        {"theta": E, **TRAINED},
+        (both(x),),
+        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "lengths": jnp.array([5, 3])},
     ),
-    "ed_training": (
-        lambda how, **a: algorithms.ed_training(
-            both(z), both(x), **a, N_epochs=1, z_lengths=jnp.array([2, 4]), implementation=how
-        ),
-        {"theta": ED, "eta": jnp.asarray(0.1)},
-        EVERY,
-    ),
+    "ed_training": ({"theta": ED, **TRAINED}, (both(z), both(x)), {"N_epochs": 1, "z_lengths": jnp.array([2, 4])}),
 }
 for name, mask in MASKS.items():
+    K, values = (Z, V) if name != "documents" else (X[::-1], 2 * X)
     for rate in (0.0, 0.3):
-        CASES[f"scaled_dot_product_attention, {name}, dropout {rate}"] = (
-            lambda how, mask=mask, rate=rate, **a: algorithms.scaled_dot_product_attention(
-                **a, mask=mask, implementation=how, dropout=rate, key=KEY if rate else None
-            ),
-            {"Q": X, "K": Z if name != "documents" else X[::-1], "V": V if name != "documents" else 2 * X},
-            EVERY,
-        )
+        options = {"mask": mask, "dropout": rate, "key": KEY if rate else None}
+        case = {"Q": X, "K": K, "V": values}, (), options
+        OF_FUNCTIONS[f"scaled_dot_product_attention, {name}, dropout {rate}"] = case
+# name → (a function of the implementation and of named floats or pytrees of floats, these, the implementations)
+CASES = {
+    f"lines 1-3 of {algorithm}": (functools.partial(embedding, algorithm), {"theta": theta}, EVERY)
+    for algorithm, theta in (("Algorithm 10", D), ("Algorithm 9", E))
+}
+for name, (floats, first, fixed) in OF_FUNCTIONS.items():
+    function = name.split(",")[0]
+    hows = EVERY if takes_implementation(function) else ("paper",)
+    CASES[name] = (of_function(function, *first, **fixed), floats, hows)
 QUICK = (
+    *(
+        (name, "paper")
+        for name in ("token_embedding", "single_query_attention", "mh_attention", "layer_norm", "rms_norm")
+    ),
     ("scaled_dot_product_attention, holes, dropout 0.3", "auto"),
     ("scaled_dot_product_attention, a band with padding, dropout 0.0", "blockwise"),
     ("scaled_dot_product_attention, holes, dropout 0.3", "strips"),
@@ -358,8 +272,8 @@ def test_every_public_function_that_returns_floats_is_here():
         "undiscretize",
     }  # its arguments are integers and static numbers
     named = {name.split(",")[0] for name in CASES}
-    for name in vars(algorithms).keys() - without_floats:
-        function = getattr(algorithms, name)
+    for name in vars(alg).keys() - without_floats:
+        function = getattr(alg, name)
         if inspect.isfunction(function) and not name.startswith("init_"):
             returned = str(inspect.signature(function).return_annotation)
             if "Float" in returned or "Params" in returned:
@@ -374,7 +288,7 @@ def test_every_float_argument_is_varied():
         function = name.split(",")[0]
         if function.startswith("lines"):
             continue
-        signature = inspect.signature(getattr(algorithms, function))
+        signature = inspect.signature(getattr(alg, function))
         annotations = {n: str(p.annotation) for n, p in signature.parameters.items()}
         floats = {n for n, annotation in annotations.items() if "Float[Array" in annotation or "Params" in annotation}
         tokens = {n for n in floats if "Integer[Array" in annotations[n]}
@@ -407,8 +321,8 @@ def test_no_nan_on_the_way_to_a_token(tau):
     tau, key = jnp.asarray(tau), jax.random.key(1)
 
     def generate(tau):
-        y = algorithms.d_inference(x[:2], D, l_gen=3, tau=tau, key=key)
-        return y, algorithms.ed_inference(z, ED, tau=tau, key=key)
+        y = alg.d_inference(x[:2], D, l_gen=3, tau=tau, key=key)
+        return y, alg.ed_inference(z, ED, tau=tau, key=key)
 
     error, _ = jax.jit(checkify.checkify(generate, errors=checkify.float_checks))(tau)
     error.throw()

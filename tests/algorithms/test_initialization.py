@@ -9,26 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    BERT,
-    GPT2,
-    PAPER,
-    VASWANI,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    count_params,
-    init_d_transformer,
-    init_e_transformer,
-    init_ed_transformer,
-)
+import algorithms as alg
 from algorithms.lines import RMSNorm
 from tests import cases
 
 SIZES = {"N_V": 101, "l_max": 61, "H": 3, "d_e": 43, "d_mlp": 89, "d_attn": 31, "d_mid": 23}
-ED = EDTransformerConfig(L_enc=2, L_dec=2, **SIZES)
-E = ETransformerConfig(L=2, d_f=37, **SIZES)
-D = DTransformerConfig(L=2, **SIZES)
+ED = alg.EDTransformerConfig(L_enc=2, L_dec=2, **SIZES)
+E = alg.ETransformerConfig(L=2, d_f=37, **SIZES)
+D = alg.DTransformerConfig(L=2, **SIZES)
 KEY = jax.random.key(0)
 
 
@@ -85,14 +73,14 @@ def test_no_two_matrices_layers_or_heads_are_alike(config, scheme):
 
 
 def test_shapes_dtypes_and_keys():
-    theta = jax.eval_shape(lambda key: init_e_transformer(key, E, dtype=jnp.dtype("bfloat16")), KEY)
+    theta = jax.eval_shape(lambda key: alg.init_e_transformer(key, E, dtype=jnp.dtype("bfloat16")), KEY)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(theta)} == {"bfloat16"}
     assert theta.layers.attention.heads.W_q.shape == (2, 3, 31, 43)
     assert theta.layers.attention.heads.W_v.shape == (2, 3, 23, 43)
     assert theta.layers.attention.W_o.shape == (2, 43, 3 * 23)
     assert theta.W_f.shape == (37, 43)
     assert theta.W_u.shape == (101, 37)
-    a, b, c = (init_d_transformer(jax.random.key(seed), D).W_e for seed in (1, 1, 2))
+    a, b, c = (alg.init_d_transformer(jax.random.key(seed), D).W_e for seed in (1, 1, 2))
     np.testing.assert_array_equal(a, b)
     assert (a != c).any()
 
@@ -103,37 +91,36 @@ def test_the_variants_parameters():
     def shapes(init, config):
         return jax.eval_shape(lambda key: init(key, config), KEY)
 
-    theta = shapes(init_ed_transformer, EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, **sizes))
+    theta = shapes(alg.init_ed_transformer, alg.EDTransformerConfig(L_enc=1, L_dec=1, variant=alg.VASWANI, **sizes))
     assert theta.W_p is None
     assert theta.W_u is None
-    theta = shapes(init_e_transformer, ETransformerConfig(L=1, variant=BERT, **sizes))
+    theta = shapes(alg.init_e_transformer, alg.ETransformerConfig(L=1, variant=alg.BERT, **sizes))
     assert theta.W_u is None
     assert theta.embedding_norm.gamma.shape == theta.norm.gamma.shape == (6,)
     assert theta.b_u.shape == (11,)
-    theta = shapes(init_d_transformer, DTransformerConfig(L=1, variant=GPT2, tied=False, **sizes))
+    theta = shapes(alg.init_d_transformer, alg.DTransformerConfig(L=1, variant=alg.GPT2, tied=False, **sizes))
     assert theta.W_u.shape == (11, 6)
-    rms = PAPER.but(norm=RMSNorm())
-    theta = shapes(init_d_transformer, DTransformerConfig(L=1, variant=rms, **sizes))
+    rms = alg.PAPER.but(norm=RMSNorm())
+    theta = shapes(alg.init_d_transformer, alg.DTransformerConfig(L=1, variant=rms, **sizes))
     assert theta.norm.beta is theta.layers.norm1.beta is theta.layers.norm2.beta is None
 
 
-def test_gpt2_has_124_439_808_parameters():
-    config = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
-    assert count_params(init_d_transformer, config) == 124_439_808
+GPT3_LAYER = 12 * 12288**2 + 13 * 12288  # 4 + 8 matrices; 4 + 5 biases and 2 norms
+# N_V, l_max, L, H, d_e and others → how many parameters, as published
+PUBLISHED = {
+    "GPT-2": (alg.GPT2, (50257, 1024, 12, 12, 768), {}, 124_439_808),
+    "GPT-3": (alg.GPT2, (50257, 2048, 96, 96, 12288), {}, 96 * GPT3_LAYER + (50257 + 2048 + 2) * 12288),
+    "BERT": (alg.BERT, (30522, 512, 12, 12, 768), {}, 109_514_298 - 2 * 768),  # less its pair of segment embeddings
+    "ALBERT": (alg.ALBERT, (30000, 512, 12, 12, 768), {"d_in": 128, "N_types": 2}, 11_221_680),  # Lan et al. 2020: 12 M
+}
 
 
-def test_gpt3s_dimensions_give_175_billion_parameters():
-    sizes = {"N_V": 50257, "l_max": 2048, "L": 96, "H": 96, "d_e": 12288, "d_mlp": 4 * 12288}
-    count = count_params(init_d_transformer, DTransformerConfig(variant=GPT2, **sizes))
-    layer = 12 * 12288**2 + 13 * 12288  # 4 + 8 matrices; 4 + 5 biases and 2 norms
-    assert count == 96 * layer + (50257 + 2048 + 2) * 12288
-    assert round(count / 1e9) == 175
-
-
-def test_bert_base_has_as_many_parameters_as_published():
-    """110 M: BertForMaskedLM's 109,514,298, less its pair of segment embeddings."""
-    config = ETransformerConfig(N_V=30522, l_max=512, L=12, H=12, d_e=768, d_mlp=3072, variant=BERT)
-    assert count_params(init_e_transformer, config) == 109_514_298 - 2 * 768
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_numbers_of_parameters(name):
+    variant, sizes, others, expected = PUBLISHED[name]
+    sizes = dict(zip(("N_V", "l_max", "L", "H", "d_e"), sizes, strict=True)) | {"d_mlp": 4 * sizes[-1], **others}
+    config = (alg.DTransformerConfig if variant is alg.GPT2 else alg.ETransformerConfig)(**sizes, variant=variant)
+    assert alg.count_params(cases.initializer(config), config) == expected
 
 
 @pytest.mark.parametrize("config", [ED, E, D], ids=["ed", "e", "d"])
@@ -147,18 +134,18 @@ def test_configurations_are_frozen_hashable_and_by_keyword(config):
 
 
 def test_sizes_that_follow_from_others():
-    config = ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
+    config = alg.ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
     assert (config.d_attn, config.d_mid, config.d_f, config.tied) == (3, 3, 6, False)
-    assert dataclasses.replace(config, variant=BERT, tied=True).tied
-    assert ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8, variant=BERT).tied
+    assert dataclasses.replace(config, variant=alg.BERT, tied=True).tied
+    assert alg.ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8, variant=alg.BERT).tied
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_parameters_depend_on_their_own_key(impl):
     """Also where several keys are mapped over: XLA's generator would draw all from the first."""
-    config = DTransformerConfig(N_V=5, l_max=3, L=1, H=1, d_e=2, d_mlp=2)
+    config = alg.DTransformerConfig(N_V=5, l_max=3, L=1, H=1, d_e=2, d_mlp=2)
     keys = jax.random.split(jax.random.key(4, impl=impl), 2)
-    together = jax.vmap(lambda key: init_d_transformer(key, config))(keys)
+    together = jax.vmap(lambda key: alg.init_d_transformer(key, config))(keys)
     for n in range(2):
-        alone = init_d_transformer(keys[n], config)
+        alone = alg.init_d_transformer(keys[n], config)
         jax.tree.map(lambda a, b, n=n: np.testing.assert_array_equal(a[n], b), together, alone)

@@ -10,17 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms import (
-    VARIANTS,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    d_inference,
-    d_transformer,
-    e_transformer,
-    ed_inference,
-    ed_transformer,
-)
+import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases
 from training.crosscheck.changes import ARCHITECTURES, SHARING
@@ -34,9 +24,9 @@ L, H, D_MID, B = 3, 6, 5, 2
 L_Z, L_X = 7, 11
 QUICK = ("BERT", "GEMMA2", "T5")
 variants = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in alg.VARIANTS]
 )
-slow_variants = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS])
+slow_variants = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in alg.VARIANTS])
 
 
 class Attends(NamedTuple):
@@ -67,23 +57,23 @@ class Case(NamedTuple):
 
 @functools.cache
 def case(name):
-    variant = with_numbers_that_matter(VARIANTS[name])
+    variant = with_numbers_that_matter(alg.VARIANTS[name])
     sizes: dict[str, Any] = {**SIZES, "variant": variant, "H_kv": 3 if name in SHARING else 6}
     number = ARCHITECTURES.get(name, 10)
     x, z = (cases.random_tokens(B, l, seed=l, n=14) for l in (L_X, L_Z))
     if number == 8:
-        theta = cases.random_theta(EDTransformerConfig(L_enc=L, L_dec=L, **sizes))
+        theta = cases.random_theta(alg.EDTransformerConfig(L_enc=L, L_dec=L, **sizes))
         lines = (
             Attends("5", False, ("encoder", "attention")),
             Attends("14", True, ("decoder", "self_attention")),
             Attends("16", False, ("decoder", "cross_attention")),
         )
-        return Case(ed_transformer, (z, x), theta, variant, lines, "X@19")
+        return Case(alg.ed_transformer, (z, x), theta, variant, lines, "X@19")
     if number == 9:
-        theta = cases.random_theta(ETransformerConfig(L=L, d_f=10, **sizes))
-        return Case(e_transformer, (x,), theta, variant, (Attends("5", False, ("layers", "attention")),), "X@8")
-    theta = cases.random_theta(DTransformerConfig(L=max(L, len(variant.attentions)), **sizes))
-    return Case(d_transformer, (x,), theta, variant, (Attends("6", True, ("layers", "attention")),), "X@8")
+        theta = cases.random_theta(alg.ETransformerConfig(L=L, d_f=10, **sizes))
+        return Case(alg.e_transformer, (x,), theta, variant, (Attends("5", False, ("layers", "attention")),), "X@8")
+    theta = cases.random_theta(alg.DTransformerConfig(L=max(L, len(variant.attentions)), **sizes))
+    return Case(alg.d_transformer, (x,), theta, variant, (Attends("6", True, ("layers", "attention")),), "X@8")
 
 
 def changed(X):
@@ -201,7 +191,7 @@ def test_the_gradient_by_the_scores_is_that_of_the_softmax(name):
 @variants
 def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     c = case(name)
-    if c.f is not d_transformer:
+    if c.f is not alg.d_transformer:
         with pytest.raises(ValueError, match="theta: expected parameters of Algorithm 10"):
             attribution({}, c.theta, jnp.ones(17))
         return
@@ -246,17 +236,17 @@ def test_of_one_layer_one_layer_is_kept(name):
 def test_steered_decoding_is_steered_argmax(name):
     """Of Algorithms 14 and 15, against the transformer itself, token by token."""
     c = case(name)
-    if c.f is e_transformer:
+    if c.f is alg.e_transformer:
         pytest.skip("an encoder generates no text")
     changes = {at(c.stream, layer=1): changed, at(f"Y@2/{c.lines[-1].line}", layer=0, head=3): 0.0}
     f = intervene(c.using("auto"), changes)
     options = {"tau": 0.0, "key": jax.random.key(0)}
-    if c.f is ed_transformer:
-        y, n = intervene(ed_inference, changes)(c.x[0][0], c.theta, l_max=6, **options)
+    if c.f is alg.ed_transformer:
+        y, n = intervene(alg.ed_inference, changes)(c.x[0][0], c.theta, l_max=6, **options)
         text, y = y[:1], y[1:n]
     else:
         text = c.x[0][0, :3]
-        y = intervene(d_inference, changes)(text, c.theta, l_gen=3, **options)
+        y = intervene(alg.d_inference, changes)(text, c.theta, l_gen=3, **options)
     for token in y.tolist():
         P = f(*(x[0] for x in c.x[:-1]), text, c.theta)
         assert token == int(jnp.argmax(P[:, -1]))
@@ -269,7 +259,7 @@ MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "sizes"), [(name, sizes) for name in VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
+    ("name", "sizes"), [(name, sizes) for name in alg.VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
 )
 def test_on_a_mesh(name, sizes):
     """Each mesh that tests have, for three variants; of the others, that with all three axes."""

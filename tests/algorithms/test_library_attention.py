@@ -11,19 +11,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from algorithms import (
-    BIDIRECTIONAL,
-    GPT2,
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    banded,
-    d_hidden_state,
-    documents,
-    init_d_transformer,
-    log_loss,
-    padding,
-    scaled_dot_product_attention,
-)
+import algorithms as alg
 from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
@@ -43,6 +31,8 @@ def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None)
 
 
 NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32), jnp.int32)
+PADDED = alg.UNIDIRECTIONAL & alg.padding(jnp.array([0, 77], jnp.int32))
+OF_EACH = alg.padding(jnp.arange(4, dtype=jnp.int32))
 
 
 slow = pytest.mark.slow
@@ -51,14 +41,14 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "sizes"),
     [
-        pytest.param(UNIDIRECTIONAL & padding(jnp.array([0, 77], jnp.int32)), {}, id="nothing, and half"),
-        pytest.param(documents(NUMBERS) & banded(40), {"d_mid": 24}, id="documents in a band"),
-        pytest.param(UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
-        pytest.param(UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
-        pytest.param(UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
-        pytest.param(UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
-        pytest.param(banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
-        pytest.param(BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
+        pytest.param(PADDED, {}, id="nothing, and half"),
+        pytest.param(alg.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, id="documents in a band"),
+        pytest.param(alg.UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
+        pytest.param(alg.UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
+        pytest.param(alg.banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
+        pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
     ],
 )
 def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
@@ -96,7 +86,7 @@ HESSIAN_PRODUCTS = {
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
 @pytest.mark.parametrize(
     ("mask", "sizes"),
-    [(UNIDIRECTIONAL & padding(jnp.array([0, 77], jnp.int32)), {}), (banded(40), {"H": 4, "H_kv": 2, "cap": 0.5})],
+    [(PADDED, {}), (alg.banded(40), {"H": 4, "H_kv": 2, "cap": 0.5})],
     ids=["nothing, and half", "shared keys, capped scores"],
 )
 def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, monkeypatch):
@@ -117,7 +107,7 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, monkeypatch):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("mask", [UNIDIRECTIONAL, padding(jnp.arange(4, dtype=jnp.int32))], ids=["of one", "of each"])
+@pytest.mark.parametrize("mask", [alg.UNIDIRECTIONAL, OF_EACH], ids=["of one", "of each"])
 @pytest.mark.parametrize(
     ("sizes", "local"),
     [((4, 2), (1, 1)), ((2, 4), (2, 2)), ((8, 1), (2, 4))],
@@ -154,7 +144,8 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
     matrices = [jax.ShapeDtypeStruct((2, 64, 4, 256), jnp.bfloat16)] * 3
 
     def loss(*matrices):
-        return attend(print, *matrices, UNIDIRECTIONAL, heads=True, implementation="auto", dropout=0.0, key=None).sum()
+        options = {"heads": True, "implementation": "auto", "dropout": 0.0, "key": None}
+        return attend(print, *matrices, alg.UNIDIRECTIONAL, **options).sum()
 
     with jax.enable_x64(False), jax.sharding.use_abstract_mesh(devices):
         text = jax.jit(jax.grad(loss)).trace(*matrices).lower(lowering_platforms=("tpu",)).as_text()
@@ -171,60 +162,31 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": documents(NUMBERS)}, "does not mask by documents"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.documents(NUMBERS)}, "does not mask by documents"),
         (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
         (pallas_refuses, "tpu", {"dropout": 0.1}, "no dropout"),
         (pallas_refuses, "tpu", {"mask": jnp.ones((128, 128), bool)}, "it takes structural masks, not arrays"),
-        (pallas_refuses, "tpu", {"mask": padding(9) & documents(NUMBERS)}, "documents with padding"),
+        (pallas_refuses, "tpu", {"mask": alg.padding(9) & alg.documents(NUMBERS)}, "documents with padding"),
     ],
 )
 def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
-    dropout, mask = change.pop("dropout", 0.0), change.pop("mask", BIDIRECTIONAL)
+    dropout, mask = change.pop("dropout", 0.0), change.pop("mask", alg.BIDIRECTIONAL)
     assert reason in refuses(*tiles(**change), mask, dropout, platform)
 
 
 def test_what_is_exact_is_not_refused():
     half = tiles(dtype=jnp.bfloat16)
-    assert cudnn_refuses(*half, banded(3) & padding(5), 0.0, "gpu") is None
-    assert pallas_refuses(*tiles(), UNIDIRECTIONAL & documents(NUMBERS), 0.0, "tpu") is None
-    assert automatic(*half, UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
-    assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
-    assert automatic(*tiles(), UNIDIRECTIONAL, 0.0, "gpu") == "dense"
-    assert automatic(*tiles(1024, 1024), UNIDIRECTIONAL, 0.0, "cpu") == "strips"
-    assert automatic(*tiles(1024, 1024), padding(1000), 0.0, "cpu") == "blockwise"
-    assert automatic(*tiles(4096, 4096), UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
-    assert automatic(*tiles(128, 128), UNIDIRECTIONAL, 0.0, "cpu") == "dense"
-
-
-@pytest.mark.parametrize("name", ["cudnn", "pallas"])
-def test_a_kernel_asked_for_by_name_never_falls_back(name):
-    Q = jnp.zeros((8, 4))
-    with pytest.raises(
-        ValueError, match=f'implementation="{name}" is not available: it runs on .*give implementation="auto"'
-    ):
-        scaled_dot_product_attention(Q, Q, Q, UNIDIRECTIONAL, implementation=name)
-
-
-@pytest.mark.parametrize(
-    "implementation", ["auto", *(pytest.param(h, marks=slow) for h in ("paper", "dense", "blockwise"))]
-)
-def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
-    config = DTransformerConfig(N_V=97, l_max=64, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
-    with jax.enable_x64(False):
-        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-
-        def loss(theta, x):
-            X = d_hidden_state(x, theta, implementation=implementation)
-            return log_loss(X, theta.W_e.T, x, implementation=implementation)
-
-        x = jax.ShapeDtypeStruct((2, 64), jnp.int32)
-        traced = jax.jit(jax.grad(loss)).trace(theta, x)
-        texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "tpu")]
-    for text in texts:
-        assert "stablehlo.dot_general" in text
-        assert "tensor<97x16xf32>" in text or "tensor<16x97xf32>" in text
+    assert cudnn_refuses(*half, alg.banded(3) & alg.padding(5), 0.0, "gpu") is None
+    assert pallas_refuses(*tiles(), alg.UNIDIRECTIONAL & alg.documents(NUMBERS), 0.0, "tpu") is None
+    assert automatic(*half, alg.UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
+    assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
+    assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "gpu") == "dense"
+    assert automatic(*tiles(1024, 1024), alg.UNIDIRECTIONAL, 0.0, "cpu") == "strips"
+    assert automatic(*tiles(1024, 1024), alg.padding(1000), 0.0, "cpu") == "blockwise"
+    assert automatic(*tiles(4096, 4096), alg.UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
+    assert automatic(*tiles(128, 128), alg.UNIDIRECTIONAL, 0.0, "cpu") == "dense"
 
 
 @pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
@@ -233,14 +195,14 @@ def test_a_training_step_lowers_for_gpus_and_tpus(implementation):
 )
 def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, device, platform, kernel, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
-    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 
     def loss(theta, x):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-        return d_hidden_state(x, theta, remat=remat).sum()
+        return alg.d_hidden_state(x, theta, remat=remat).sum()
 
     with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
         traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
         assert traced.lower(lowering_platforms=(platform,)).as_text().count(kernel) == kernels
 
@@ -254,24 +216,25 @@ def test_products_with_a_models_hessian_lower_for_every_platform(
 ):
     """In the layers' loop, and with the kernel in the first derivative."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
-    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
+    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 
     def product(theta, x):
         def loss(theta):
             theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-            return d_hidden_state(x, theta, remat=remat).astype(jnp.float32).sum()
+            return alg.d_hidden_state(x, theta, remat=remat).astype(jnp.float32).sum()
 
         return HESSIAN_PRODUCTS[way](loss, theta, theta)
 
     with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
         traced = jax.jit(product).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
         assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.mark.parametrize(
-    "mask", [padding(jnp.array([3, 77], "int64")), documents(NUMBERS.astype("int64"))], ids=["padding", "documents"]
-)
+WIDE = [alg.padding(jnp.array([3, 77], "int64")), alg.documents(NUMBERS.astype("int64"))]
+
+
+@pytest.mark.parametrize("mask", WIDE, ids=["padding", "documents"])
 def test_the_tpu_kernel_lowers_in_x64_mode(mask):
     """Without a warning, too, about the 64-bit integers of a mask."""
 
@@ -280,12 +243,3 @@ def test_the_tpu_kernel_lowers_in_x64_mode(mask):
 
     lowered = jax.jit(jax.grad(loss)).trace(tiles(), mask).lower(lowering_platforms=("tpu",))
     assert lowered.as_text().count("tpu_custom_call") == 2
-
-
-def test_the_tpu_kernel_lowers_for_a_tpu():
-    def loss(matrices):
-        return library_attention(pallas_attention, *matrices, UNIDIRECTIONAL).sum()
-
-    with jax.enable_x64(False):
-        lowered = jax.jit(jax.grad(loss)).trace(tiles()).lower(lowering_platforms=("tpu",))
-    assert lowered.as_text().count("tpu_custom_call") == 2  # forward, and one kernel for all gradients

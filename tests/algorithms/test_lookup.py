@@ -35,11 +35,12 @@ def test_a_token_that_stands_several_times_gets_the_sum(implementation):
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("implementation", ["paper", "auto"])
 @pytest.mark.parametrize("outside", [-1, 11])
-def test_a_token_outside_of_the_matrix_makes_the_gradient_nan(outside):
+def test_a_token_outside_of_the_matrix_makes_the_gradient_nan(outside, implementation):
     """And never another column's, which an index that wraps or is clipped would change."""
-    inside = gradient(TOKENS, "auto")
-    spoilt = gradient(TOKENS.at[1, 1].set(outside), "auto")
+    inside = gradient(TOKENS, implementation)
+    spoilt = gradient(TOKENS.at[1, 1].set(outside), implementation)
     assert np.isnan(spoilt).any()
     finite = np.isfinite(spoilt).all(axis=0)
     finite[3] = False  # which is told one time less

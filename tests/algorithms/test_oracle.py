@@ -8,8 +8,8 @@ Each comment states the values after the line of the pseudocode it names.
 import inspect
 import math
 import re
+from collections import namedtuple
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -291,17 +291,15 @@ def assert_only_the_unembedding_moved(theta_hat, theta, W_u):
         np.testing.assert_array_equal(W, initial[path], err_msg=path)
 
 
-def test_first_step_from_a_zero_unembedding():
+@pytest.mark.parametrize(
+    ("case", "training", "sequences"), [(d_case, oracle.d_training, 1), (ed_case, oracle.ed_training, 2)]
+)
+def test_first_step_from_a_zero_unembedding(case, training, sequences):
     """Where W_u = 0, P is 1/4, and only W_u has a gradient: (P[:, t] - onehot(target)) X[:, t]^T, summed."""
-    theta, activations = d_case()
+    theta, activations = case()
     theta.W_u = np.zeros((4, 4))
     W_u = 0.1 * np.outer([0.75, -0.25, -0.25, -0.25], LIFT @ activations[0])
-    assert_only_the_unembedding_moved(oracle.d_training([[2, 0]], theta, 1, 0.1), theta, W_u)
-
-    theta, activations = ed_case()
-    theta.W_u = np.zeros((4, 4))
-    W_u = 0.1 * np.outer([0.75, -0.25, -0.25, -0.25], LIFT @ activations[0])
-    assert_only_the_unembedding_moved(oracle.ed_training([[2, 0]], [[2, 0]], theta, 1, 0.1), theta, W_u)
+    assert_only_the_unembedding_moved(training(*[[[2, 0]]] * sequences, theta, 1, 0.1), theta, W_u)
 
 
 def test_training_steps_follow_one_another():
@@ -396,22 +394,8 @@ def test_ed_inference_samples():
     close(asked[1][0], np.array([1, 1, 1, 16]) / 19)
 
 
-class Heads(NamedTuple):
-    W_q: np.ndarray
-
-
-class Attention(NamedTuple):
-    heads: Heads
-    W_o: np.ndarray
-
-
-class Layers(NamedTuple):
-    attention: Attention
-
-
-class Model(NamedTuple):
-    layers: Layers
-    W_u: np.ndarray | None
+Heads, Attention = namedtuple("Heads", ["W_q"]), namedtuple("Attention", ["heads", "W_o"])
+Layers, Model = namedtuple("Layers", ["attention"]), namedtuple("Model", ["layers", "W_u"])
 
 
 def test_unstack_makes_lists_of_layers_and_heads():

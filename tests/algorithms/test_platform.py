@@ -12,17 +12,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from algorithms import (
-    GPT2,
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    d_hidden_state,
-    for_platform,
-    init_d_transformer,
-    log_loss,
-    mh_attention,
-    scaled_dot_product_attention,
-)
+import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 
@@ -50,7 +40,7 @@ def _nothing_is_compiled_yet():
 
 
 def attention_of_a_tile(Q, K, V, implementation="auto"):
-    return scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL, implementation=implementation)
+    return alg.scaled_dot_product_attention(Q, K, V, alg.UNIDIRECTIONAL, implementation=implementation)
 
 
 def lowered(*contexts, platform="cpu", f=attention_of_a_tile, arguments=(TILE, TILE, TILE)):
@@ -106,7 +96,7 @@ def test_the_heads_of_a_batch_reach_the_kernel():
     X = jax.ShapeDtypeStruct((11, 3, 128), jnp.float32)
 
     def f(X, W):
-        return mh_attention(X, X, W, UNIDIRECTIONAL)
+        return alg.mh_attention(X, X, W, alg.UNIDIRECTIONAL)
 
     assert KERNEL in lowered(jax.default_device("tpu"), platform="tpu", f=f, arguments=(X, W))
 
@@ -116,7 +106,7 @@ def updated(theta, x):
 
     def loss(theta):
         half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-        return log_loss(d_hidden_state(x, half), GPT2.unembedding.matrix(half), x)
+        return alg.log_loss(alg.d_hidden_state(x, half), alg.GPT2.unembedding.matrix(half), x)
 
     value, gradient = jax.value_and_grad(loss)(theta)
     return value, jax.tree.map(lambda a, g: a - 0.1 * g, theta, gradient)
@@ -124,16 +114,16 @@ def updated(theta, x):
 
 def hidden(theta, x):
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
-    return d_hidden_state(x, half)
+    return alg.d_hidden_state(x, half)
 
 
 def model():
-    config = DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=GPT2)
-    return init_d_transformer(jax.random.key(0), config), cases.random_tokens(2, 128, n=97).astype(jnp.int32)
+    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
+    return alg.init_d_transformer(jax.random.key(0), config), cases.random_tokens(2, 128, n=97).astype(jnp.int32)
 
 
 def exported(f, *arguments, platforms):
-    with for_platform(platforms[0]):
+    with alg.for_platform(platforms[0]):
         return jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=CUDNN)(*arguments)
 
 
@@ -173,16 +163,11 @@ def test_an_exported_program_computes_the_same_also_from_a_file(f):
             return jax.tree.leaves(f(tree.unflatten(leaves), x))
 
         program = exported(of_leaves, leaves, x, platforms=("cpu",))
-        with for_platform("cpu"):
+        with alg.for_platform("cpu"):
             expected = jax.jit(of_leaves)(leaves, x)
         for other in (program, jax.export.deserialize(program.serialize())):
             for a, b in zip(other.call(leaves, x), expected, strict=True):
                 np.testing.assert_array_equal(a.astype(jnp.float32), b.astype(jnp.float32))
-
-
-def test_another_platform_is_refused_by_its_name():
-    with pytest.raises(ValueError, match="for_platform: expected one of 'cpu', 'cuda', 'tpu', got 'gpu'"):
-        for_platform("gpu")
 
 
 def test_importing_loads_no_kernel():

@@ -10,24 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from algorithms import (
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    attention,
-    d_hidden_state,
-    e_hidden_state,
-    ed_hidden_state,
-    layer_norm,
-    log_loss,
-    mh_attention,
-    padding,
-    rms_norm,
-    scaled_dot_product_attention,
-    token_embedding,
-    unembedding,
-)
+import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -37,7 +20,7 @@ EVERY = (*cases.IMPLEMENTATIONS, "auto")
 implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
     "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]
 )
-B, L_X, L_Z = 8, 9, 6
+B, L_X, L_Z, CAUSAL = 8, 9, 6, alg.UNIDIRECTIONAL
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths
 
@@ -103,27 +86,27 @@ W_U, GAMMA, BETA = cases.normal(17, 11, seed=4), cases.normal(11, seed=5), cases
 # name → (loss of parameters, data, what else is given, and the implementation; the first three)
 FUNCTIONS = {
     "attention": (
-        lambda W, d, given, how: sum_of_cubes(attention(d["X"], d["Z"], W, padding(given), implementation=how)),
+        lambda W, d, given, how: sum_of_cubes(alg.attention(d["X"], d["Z"], W, alg.padding(given), implementation=how)),
         (HEAD, {"X": X, "Z": Z}, LENGTHS),
     ),
     "mh_attention": (
-        lambda W, d, given, how: sum_of_cubes(mh_attention(d["X"], d["Z"], W, given, implementation=how)),
+        lambda W, d, given, how: sum_of_cubes(alg.mh_attention(d["X"], d["Z"], W, given, implementation=how)),
         (HEADS, {"X": X, "Z": Z}, ARRAYS),
     ),
     "mh_attention, one mask": (
-        lambda W, d, given, how: sum_of_cubes(mh_attention(d["X"], d["Z"], W, UNIDIRECTIONAL, implementation=how)),
+        lambda W, d, given, how: sum_of_cubes(alg.mh_attention(d["X"], d["Z"], W, CAUSAL, implementation=how)),
         (HEADS, {"X": X, "Z": Z}, ()),
     ),
     "mh_attention, one context": (
         lambda W, d, given, how: sum_of_cubes(
-            mh_attention(d["X"], jnp.stack([W["Z"]] * d["X"].shape[1], 1), W["W"], ARRAYS[0], implementation=how)
+            alg.mh_attention(d["X"], jnp.stack([W["Z"]] * d["X"].shape[1], 1), W["W"], ARRAYS[0], implementation=how)
         ),
         ({"W": HEADS, "Z": Z[:, 0]}, {"X": X}, ()),
     ),
     "scaled_dot_product_attention": (
         lambda W, d, given, how: sum_of_cubes(
             W
-            * scaled_dot_product_attention(d["Q"], d["K"], d["V"], UNIDIRECTIONAL & padding(given), implementation=how)
+            * alg.scaled_dot_product_attention(d["Q"], d["K"], d["V"], CAUSAL & alg.padding(given), implementation=how)
         ),
         (
             jnp.asarray(1.3),
@@ -132,7 +115,7 @@ FUNCTIONS = {
         ),
     ),
     "log_loss": (
-        lambda W, d, given, how: log_loss(
+        lambda W, d, given, how: alg.log_loss(
             d["X"], W["W_u"], given[0], weights=given[1], b_u=W["b_u"], label_smoothing=0.1, implementation=how
         ),
         ({"W_u": W_U, "b_u": cases.normal(17, seed=7)}, {"X": X}, (x, WEIGHTS)),
@@ -171,10 +154,10 @@ def test_gradients_of_the_position_wise_functions(n):
 
     def loss(theta, X, x):
         return (
-            sum_of_cubes(token_embedding(x, theta["W_e"]))
-            + sum_of_cubes(layer_norm(X, theta["gamma"], theta["beta"], epsilon=0.1))
-            + 2 * sum_of_cubes(rms_norm(X, theta["gamma"]))
-            + 3 * sum_of_cubes(unembedding(X, theta["W_u"]))
+            sum_of_cubes(alg.token_embedding(x, theta["W_e"]))
+            + sum_of_cubes(alg.layer_norm(X, theta["gamma"], theta["beta"], epsilon=0.1))
+            + 2 * sum_of_cubes(alg.rms_norm(X, theta["gamma"]))
+            + 3 * sum_of_cubes(alg.unembedding(X, theta["W_u"]))
         )
 
     specs = P(None, None, "data"), P(None, "data")
@@ -182,12 +165,12 @@ def test_gradients_of_the_position_wise_functions(n):
 
 
 CONSTANTS = {
-    "log_loss": (lambda W, X, x, how: log_loss(X, W, x, implementation=how), W_U),
+    "log_loss": (lambda W, X, x, how: alg.log_loss(X, W, x, implementation=how), W_U),
     "attention": (
-        lambda W, X, x, how: sum_of_cubes(attention(X, X, W, UNIDIRECTIONAL, implementation=how)),
+        lambda W, X, x, how: sum_of_cubes(alg.attention(X, X, W, alg.UNIDIRECTIONAL, implementation=how)),
         head_params(d_x=11, d_z=11),
     ),
-    "layer_norm": (lambda W, X, x, how: sum_of_cubes(layer_norm(X, W, 2 * W)), GAMMA),
+    "layer_norm": (lambda W, X, x, how: sum_of_cubes(alg.layer_norm(X, W, 2 * W)), GAMMA),
 }
 
 
@@ -226,13 +209,13 @@ def test_features_that_are_constants_and_parameters_that_are(name, implementatio
         cases.assert_trees_close({what: actual}, {what: expected}, 1e-11)
 
 
-D = cases.random_theta(DTransformerConfig(L=1, **SIZES))
-E = cases.random_theta(ETransformerConfig(L=1, d_f=19, **SIZES))
-ED = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
+D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))
+E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=19, **SIZES))
+ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
 MODELS = {
-    "d": (lambda theta, x, z, n, l, **options: d_hidden_state(x, theta, segments=n, **options), D),
-    "e": (lambda theta, x, z, n, l, **options: e_hidden_state(x, theta, length=l, **options), E),
-    "ed": (lambda theta, x, z, n, l, **options: ed_hidden_state(z, x, theta, z_length=l, **options), ED),
+    "d": (lambda theta, x, z, n, l, **options: alg.d_hidden_state(x, theta, segments=n, **options), D),
+    "e": (lambda theta, x, z, n, l, **options: alg.e_hidden_state(x, theta, length=l, **options), E),
+    "ed": (lambda theta, x, z, n, l, **options: alg.ed_hidden_state(z, x, theta, z_length=l, **options), ED),
 }
 
 
@@ -253,7 +236,7 @@ def test_a_models_training_loss(architecture, implementation, n, ways):
     def loss(theta, weights, tokens):
         X = hidden_state(theta, *tokens, implementation=implementation)
         targets = jnp.roll(tokens[0], -1, axis=-1)
-        return (log_loss(X, theta.W_u, targets, implementation=implementation)) + 0 * weights.sum()
+        return (alg.log_loss(X, theta.W_u, targets, implementation=implementation)) + 0 * weights.sum()
 
     assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
 
@@ -264,7 +247,8 @@ def test_a_length_of_each_device(implementation):
     Q, K, V = (cases.normal(B, d, l, seed=d) for d, l in ((5, L_X), (5, L_Z), (7, L_Z)))
 
     def of_device(Q, K, V, length):
-        f = functools.partial(scaled_dot_product_attention, mask=padding(length[0]), implementation=implementation)
+        options = {"mask": alg.padding(length[0]), "implementation": implementation}
+        f = functools.partial(alg.scaled_dot_product_attention, **options)
         V_tilde, pullback = jax.vjp(f, Q[0], K[0], V[0])
         return jax.tree.map(lambda a: a[None], (V_tilde, *pullback(V_tilde**2)))
 
@@ -277,7 +261,7 @@ def test_a_length_of_each_device(implementation):
 
 @jax.jit
 def printed_lines(Q, K, V, length):
-    f = functools.partial(scaled_dot_product_attention, mask=padding(length), implementation="paper")
+    f = functools.partial(alg.scaled_dot_product_attention, mask=alg.padding(length), implementation="paper")
     V_tilde, pullback = jax.vjp(f, Q, K, V)
     return V_tilde, *pullback(V_tilde**2)
 
@@ -288,7 +272,7 @@ def test_queries_of_each_device_and_a_context_of_all(implementation):
     Q, mask = cases.normal(5, 16), jnp.asarray(np.random.default_rng(5).random((L_Z, 16)) < 0.6)
 
     def loss(context, Q, mask):
-        return sum_of_cubes(scaled_dot_product_attention(Q, *context, mask, implementation=implementation))
+        return sum_of_cubes(alg.scaled_dot_product_attention(Q, *context, mask, implementation=implementation))
 
     context = [cases.normal(5, L_Z, seed=1), cases.normal(7, L_Z, seed=2)]
     assert_devices_are_one(loss, (COLUMNS, COLUMNS), context, Q, mask, n=4, ways=("inside",))

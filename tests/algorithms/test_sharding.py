@@ -11,25 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from algorithms import (
-    BIDIRECTIONAL,
-    LLAMA,
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    banded,
-    d_hidden_state,
-    init_d_transformer,
-    log_loss,
-    mesh_axes,
-    mh_attention,
-    padding,
-)
-from algorithms.machinery.sharding import (
-    shard_hidden_units,
-    shard_layer_input,
-    shard_residual_stream,
-    split_attention,
-)
+import algorithms as alg
+from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream, split_attention
 from algorithms.masks import documents
 from tests import cases
 from tests.algorithms.test_attention import mh_params
@@ -41,10 +24,10 @@ pytestmark = pytest.mark.sampled(2)
 B, L_X = 4, 12
 LENGTHS, NUMBERS = jnp.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, seed=2)
 MASKS = {
-    "unidirectional": UNIDIRECTIONAL,
-    "banded": banded(3),
-    "documents": UNIDIRECTIONAL & documents(NUMBERS),
-    "padding": BIDIRECTIONAL & padding(LENGTHS),
+    "unidirectional": alg.UNIDIRECTIONAL,
+    "banded": alg.banded(3),
+    "documents": alg.UNIDIRECTIONAL & documents(NUMBERS),
+    "padding": alg.BIDIRECTIONAL & alg.padding(LENGTHS),
     "array": jnp.asarray(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
     "one array": jnp.asarray(np.random.default_rng(4).random((L_X, L_X)) < 0.6),
 }
@@ -91,7 +74,7 @@ def test_attention_of_queries_that_are_divided(mask, implementation, dropout, si
     def loss(arrays):
         W, X = arrays
         options = {"implementation": implementation, "dropout": dropout, "key": key}
-        return (mh_attention(X, X, W, MASKS[mask], **options) ** 3).sum()
+        return (alg.mh_attention(X, X, W, MASKS[mask], **options) ** 3).sum()
 
     assert_mesh_changes_nothing(loss, (W, X), sizes=sizes)
 
@@ -122,7 +105,7 @@ def test_loss_with_a_divided_vocabulary_that_has_padding(sizes):
 
     def loss(theta, N_V=None, how="auto"):
         options = {"weights": weights, "b_u": theta["b_u"], "label_smoothing": 0.1, "N_V": N_V, "implementation": how}
-        return log_loss(theta["X"], theta["W_u"], x, **options)
+        return alg.log_loss(theta["X"], theta["W_u"], x, **options)
 
     assert_mesh_changes_nothing(functools.partial(loss, N_V=13), theta, sizes=sizes)
     expected, gradients = jax.value_and_grad(functools.partial(loss, how="paper"))(few)
@@ -160,12 +143,12 @@ def test_where_activations_lie():
 @pytest.mark.parametrize("sizes", [EIGHT, {"data": 8}, {"model": 8}, {"context": 4, "model": 2}])
 @pytest.mark.parametrize("implementation", ["paper", "auto"])
 def test_a_model(sizes, implementation):
-    theta = cases.random_theta(DTransformerConfig(N_V=16, l_max=16, L=2, H=8, d_e=8, d_mlp=24, d_attn=3, d_mid=2))
+    theta = cases.random_theta(alg.DTransformerConfig(N_V=16, l_max=16, L=2, H=8, d_e=8, d_mlp=24, d_attn=3, d_mid=2))
     x = cases.random_tokens(8, 16, n=16)
 
     def loss(theta):
-        X = d_hidden_state(x, theta, implementation=implementation)
-        return log_loss(X, theta.W_u, jnp.roll(x, -1, axis=1), implementation=implementation)
+        X = alg.d_hidden_state(x, theta, implementation=implementation)
+        return alg.log_loss(X, theta.W_u, jnp.roll(x, -1, axis=1), implementation=implementation)
 
     assert_mesh_changes_nothing(loss, theta, sizes=sizes)
 
@@ -175,27 +158,27 @@ def test_axes_of_other_names_divide_the_same(data):
     sizes = {"pod": 2, "cp": 2, "tp": 2}
     names = {"model": "tp", "context": "cp", "data": data and tuple(a for a in data if a in sizes)}
     X = jnp.zeros((6, 4, 8))
-    with jax.set_mesh(mesh_of(**sizes)), mesh_axes(**names):
+    with jax.set_mesh(mesh_of(**sizes)), alg.mesh_axes(**names):
         found = [jax.jit(f)(X).sharding.spec for f in (shard_residual_stream, shard_layer_input, shard_hidden_units)]
     assert found == [P(None, "pod", ("cp", "tp")), P(None, "pod", "cp"), P("tp", "pod", "cp")]
     W, X = mh_params(d_x=11, d_z=11), cases.normal(11, B, L_X)
 
     def loss(W):
-        return (mh_attention(X, X, W, UNIDIRECTIONAL, implementation="blockwise") ** 3).sum()
+        return (alg.mh_attention(X, X, W, alg.UNIDIRECTIONAL, implementation="blockwise") ** 3).sum()
 
-    with mesh_axes(**names):
+    with alg.mesh_axes(**names):
         assert_mesh_changes_nothing(loss, W, sizes=sizes)
 
 
 def test_an_axis_that_is_not_named_divides_nothing():
-    with jax.set_mesh(mesh_of(pod=2, dp=2, tp=2)), mesh_axes(model="tp", data="dp"):
+    with jax.set_mesh(mesh_of(pod=2, dp=2, tp=2)), alg.mesh_axes(model="tp", data="dp"):
         assert jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8))).sharding.spec == P("tp", "dp")
 
 
 def gathered_by_a_step(names, context):
     """The shapes that a compiled training step gathers, in a mesh with these names of ``data`` and ``model``."""
-    config = DTransformerConfig(N_V=64, l_max=32, L=2, H=4, d_e=32, d_mlp=48, d_attn=4, d_mid=5, variant=LLAMA)
-    theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+    config = alg.DTransformerConfig(N_V=64, l_max=32, L=2, H=4, d_e=32, d_mlp=48, d_attn=4, d_mid=5, variant=alg.LLAMA)
+    theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
     mesh = jax.make_mesh((4, 2), (names["data"], names["model"]), axis_types=(AxisType.Auto,) * 2)
 
     def placed(path, a):
@@ -204,7 +187,7 @@ def gathered_by_a_step(names, context):
 
     def step(theta, x):
         def loss(theta):
-            return log_loss(d_hidden_state(x[:, :-1], theta), theta.W_u, x[:, 1:])
+            return alg.log_loss(alg.d_hidden_state(x[:, :-1], theta), theta.W_u, x[:, 1:])
 
         return jax.tree.map(lambda a, g: a - 0.1 * g, theta, jax.grad(loss)(theta))
 
@@ -222,7 +205,7 @@ def gathered_by_a_step(names, context):
 def test_a_step_gathers_no_weights_if_the_axes_are_named():
     theirs, ours = {"data": "data", "model": "model"}, {"data": "dp", "model": "tp"}
     expected, _ = gathered_by_a_step(theirs, contextlib.nullcontext())
-    found, weights = gathered_by_a_step(ours, mesh_axes(model="tp", data="dp"))
+    found, weights = gathered_by_a_step(ours, alg.mesh_axes(model="tp", data="dp"))
     assert found == expected
     assert not weights
     _, weights = gathered_by_a_step(ours, contextlib.nullcontext())
@@ -239,18 +222,19 @@ def test_a_step_gathers_no_weights_if_the_axes_are_named():
     ],
 )
 def test_wrong_names_of_axes_are_refused(names, kind, message):
-    with pytest.raises(kind, match=message), jax.set_mesh(mesh_of(dp=4, tp=2)), mesh_axes(**names):
+    with pytest.raises(kind, match=message), jax.set_mesh(mesh_of(dp=4, tp=2)), alg.mesh_axes(**names):
         jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8)))
 
 
 def test_axes_of_type_explicit_are_refused_with_what_to_pass_instead():
     """Whether the mesh is in use or only the arrays lie in it; with the axes that the message names, all is well."""
-    theta, x = cases.random_theta(DTransformerConfig(L=1, **(cases.TINY | {"N_V": 8}))), cases.random_tokens(B, 5, n=8)
+    theta = cases.random_theta(alg.DTransformerConfig(L=1, **(cases.TINY | {"N_V": 8})))
+    x = cases.random_tokens(B, 5, n=8)
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     says = re.escape("mesh: expected axes of type Auto, got data, model of type Explicit; make it with jax.make_mesh(")
     with pytest.raises(ValueError, match=says):
-        d_hidden_state(jax.device_put(x, NamedSharding(mesh, P("data"))), theta)
+        alg.d_hidden_state(jax.device_put(x, NamedSharding(mesh, P("data"))), theta)
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=says):
-        d_hidden_state(x, theta)
+        alg.d_hidden_state(x, theta)
     with jax.set_mesh(mesh_of(data=2, model=2)):
-        d_hidden_state(x, theta)
+        alg.d_hidden_state(x, theta)

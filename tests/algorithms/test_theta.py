@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 
@@ -15,23 +14,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from algorithms import (
-    BERT,
-    GPT2,
-    LLAMA,
-    PAPER,
-    VASWANI,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    d_hidden_state,
-    d_transformer,
-    e_transformer,
-    ed_transformer,
-    init_d_transformer,
-    init_e_transformer,
-    init_ed_transformer,
-)
+import algorithms as alg
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, RMSNorm, Rotary
 from algorithms.machinery.record import Record
 from tests import cases, family_cases
@@ -39,19 +22,18 @@ from training.crosscheck import oracle
 
 SIZES = {"N_V": 17, "l_max": 13, "H": 2, "d_e": 6, "d_mlp": 11, "d_attn": 4}
 x, z = cases.random_tokens(7), cases.random_tokens(5, seed=1)
-OWN = PAPER.but(
+OWN = alg.PAPER.but(
     embedding=Embedding(positions=None, scaled=True),
     norm=RMSNorm(epsilon=0.1),
     attention=(Attention(positions=Rotary(base=20.0), window=3), Attention(positions=Rotary(base=20.0))),
     mlp=MLP(activation="silu", gated=True),
 )
 MODELS = {
-    "d": (DTransformerConfig(L=2, variant=OWN, **SIZES), init_d_transformer, functools.partial(d_transformer, x)),
-    "e": (ETransformerConfig(L=1, variant=BERT, **SIZES), init_e_transformer, functools.partial(e_transformer, x)),
+    "d": (alg.DTransformerConfig(L=2, variant=OWN, **SIZES), functools.partial(alg.d_transformer, x)),
+    "e": (alg.ETransformerConfig(L=1, variant=alg.BERT, **SIZES), functools.partial(alg.e_transformer, x)),
     "ed": (
-        EDTransformerConfig(L_enc=1, L_dec=1, variant=VASWANI, **SIZES),
-        init_ed_transformer,
-        functools.partial(ed_transformer, z, x),
+        alg.EDTransformerConfig(L_enc=1, L_dec=1, variant=alg.VASWANI, **SIZES),
+        functools.partial(alg.ed_transformer, z, x),
     ),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -59,7 +41,7 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 def model(name, seed=0):
     """θ, its variant, and the transformer as a function of θ."""
-    config, _, f = MODELS[name]
+    config, f = MODELS[name]
     return cases.random_theta(config, seed), config.variant, f
 
 
@@ -75,56 +57,21 @@ def loss_of(f):
 # The model that θ is
 
 
-@every_model
-def test_initialization_gives_theta_its_variant(name):
-    config, init, _ = MODELS[name]
-    assert init(jax.random.key(0), config).variant == config.variant
-
-
 def test_theta_is_the_paper_unless_it_says_otherwise():
     for params in (type(model(name)[0]) for name in MODELS):
-        assert params._field_defaults["variant"] is PAPER
+        assert params._field_defaults["variant"] is alg.PAPER
 
 
 def test_a_transformer_computes_the_model_that_theta_is():
     """The same arrays with two variants: each by the lines of its own, by the oracle."""
-    theta = cases.random_theta(DTransformerConfig(L=2, **SIZES))
-    P = d_transformer(x, theta)
+    theta = cases.random_theta(alg.DTransformerConfig(L=2, **SIZES))
+    P = alg.d_transformer(x, theta)
     cases.assert_close(P, oracle.d_transformer(x, oracle.unstack(theta)))
-    other = PAPER.but(embedding=Embedding(scaled=True), norm=LayerNorm(epsilon=0.1), mlp=MLP(activation="relu"))
-    of_other = d_transformer(x, theta._replace(variant=other))
+    other = alg.PAPER.but(embedding=Embedding(scaled=True), norm=LayerNorm(epsilon=0.1), mlp=MLP(activation="relu"))
+    of_other = alg.d_transformer(x, theta._replace(variant=other))
     logits = family_cases.oracle_logits(x, theta, other)
     cases.assert_close(of_other, np.exp(logits) / np.exp(logits).sum(axis=0))
     assert np.abs(P - of_other).max() > 1e-3
-
-
-MISFITS = [
-    ("d", GPT2, "theta.W_p: expected an array [d_e, l_max] in GPT2, got None"),
-    (
-        "d",
-        OWN.but(norm=LayerNorm()),
-        "theta.layers.norm1.beta: expected an array [L, d_e] in PAPER.but(",
-    ),
-    ("d", OWN.but(mlp=MLP()), "theta.layers.mlp.W_gate: expected None in PAPER.but("),
-    ("d", OWN.but(mlp=None), "theta.layers.mlp: expected None in PAPER.but("),
-    ("e", PAPER, "theta.embedding_norm: expected None in PAPER, got parameters"),
-    ("ed", PAPER, "theta.W_p: expected an array [d_e, l_max] in PAPER, got None"),
-    (
-        "ed",
-        LLAMA,
-        "theta.encoder.attention.heads.b_q: expected None in LLAMA, got parameters",
-    ),
-]
-
-
-@pytest.mark.usefixtures("as_for_users")
-@pytest.mark.parametrize(("name", "variant", "message"), MISFITS)
-def test_a_variant_that_does_not_fit_is_refused_by_the_path_of_the_parameter(name, variant, message):
-    theta, _, f = model(name)
-    theta, advice = theta._replace(variant=variant), "; use the variant that these parameters were made for"
-    for call in (f, jax.jit(f), jax.grad(loss_of(f)), functools.partial(jax.eval_shape, f)):
-        with pytest.raises(ValueError, match=f"^{re.escape(message)}.*{advice}"):
-            call(theta)
 
 
 # A node without leaves
@@ -142,14 +89,6 @@ def test_the_variant_has_no_leaves_and_is_part_of_the_structure(name):
     assert jax.tree.map(jnp.zeros_like, theta).variant == variant
     with pytest.raises(ValueError, match="variant"):  # two models are not added up
         jax.tree.map(jnp.add, theta, theta._replace(variant=other))
-
-
-@every_model
-def test_shapes_alone_have_it_too(name):
-    config, init, f = MODELS[name]
-    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
-    assert shapes.variant == config.variant
-    assert jax.eval_shape(f, shapes).shape == (17, 7)
 
 
 @every_model
@@ -265,31 +204,3 @@ def test_through_pickle_to_another_process_and_back():
     assert hash(back.variant) == hash(variant)
     assert jax.tree.structure(back) == jax.tree.structure(theta)
     np.testing.assert_array_equal(f(back), f(theta))
-
-
-@every_model
-def test_an_exported_program_knows_its_variant_and_refuses_another(name):
-    theta, variant, f = model(name)
-    exported = jax.export.export(jax.jit(f))(theta)
-    assert exported.in_tree == jax.tree.structure(((theta,), {}))
-    cases.assert_close(exported.call(theta._replace(variant=rebuilt(variant))), f(theta), 1e-12)
-    with pytest.raises(ValueError, match="tree"):
-        exported.call(theta._replace(variant=variant.but(norm=variant.norm.but(epsilon=0.5))))
-
-
-def test_an_exported_program_in_a_file_knows_it_too():
-    pytest.importorskip("flatbuffers")
-    theta, variant, f = model("d")
-    written = jax.export.export(jax.jit(f))(theta).serialize()
-    read = jax.export.deserialize(written)
-    assert read.in_tree == jax.tree.structure(((theta,), {}))
-    cases.assert_close(read.call(theta), f(theta), 1e-12)
-    with pytest.raises(ValueError, match="tree"):
-        read.call(theta._replace(variant=variant.but(norm=variant.norm.but(epsilon=0.5))))
-
-
-def test_columns_of_embeddings_have_the_lines_of_theta_as_well():
-    """The variant is θ's wherever a pass begins."""
-    theta, _, _ = model("d")
-    X = np.sqrt(6) * np.asarray(theta.W_e)[:, np.asarray(x)]  # scaled, without positions
-    cases.assert_close(d_hidden_state(jnp.asarray(X), theta), d_hidden_state(x, theta))

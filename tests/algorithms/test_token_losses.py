@@ -5,23 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import algorithms
-from algorithms import (
-    BERT,
-    GEMMA2,
-    PAPER,
-    T5,
-    VARIANTS,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    d_token_losses,
-    d_training,
-    e_token_losses,
-    e_transformer,
-    ed_token_losses,
-    ed_transformer,
-)
+import algorithms as alg
 from tests import cases
 
 SIZES = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 8, "d_mlp": 5}
@@ -46,50 +30,79 @@ def following(losses):
 @pytest.mark.parametrize("name", ["PAPER", "GEMMA2", "OPT", "GOPHER"])
 @pytest.mark.parametrize("implementation", ["paper", "auto"])
 def test_a_decoders_losses_are_those_of_its_probabilities(name, implementation):
-    theta = cases.random_theta(DTransformerConfig(**SIZES, L=2, variant=VARIANTS[name]))
-    found = d_token_losses(X, theta, lengths=LENGTHS, implementation=implementation)
-    P = algorithms.d_transformer(X, theta, length=LENGTHS)
+    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.VARIANTS[name]))
+    found = alg.d_token_losses(X, theta, lengths=LENGTHS, implementation=implementation)
+    P = alg.d_transformer(X, theta, length=LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
-    one = d_token_losses(X[1, :3], theta, implementation=implementation)
+    one = alg.d_token_losses(X[1, :3], theta, implementation=implementation)
     np.testing.assert_allclose(found[1, :3], one, rtol=1e-9)
 
 
-@pytest.mark.parametrize("variant", [PAPER, T5, VARIANTS["BART"]], ids=["PAPER", "T5", "BART"])
+@pytest.mark.parametrize("variant", [alg.PAPER, alg.T5, alg.VARIANTS["BART"]], ids=["PAPER", "T5", "BART"])
 def test_an_encoder_decoders_losses_are_those_of_its_probabilities(variant):
-    theta = cases.random_theta(EDTransformerConfig(**SIZES, L_enc=1, L_dec=2, variant=variant))
-    found = ed_token_losses(Z, X, theta, z_lengths=Z_LENGTHS, x_lengths=LENGTHS)
-    P = ed_transformer(Z, X, theta, z_length=Z_LENGTHS)
+    theta = cases.random_theta(alg.EDTransformerConfig(**SIZES, L_enc=1, L_dec=2, variant=variant))
+    found = alg.ed_token_losses(Z, X, theta, z_lengths=Z_LENGTHS, x_lengths=LENGTHS)
+    P = alg.ed_transformer(Z, X, theta, z_length=Z_LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
 
 
-@pytest.mark.parametrize("variant", [PAPER, BERT], ids=["PAPER", "BERT"])
+@pytest.mark.parametrize("variant", [alg.PAPER, alg.BERT], ids=["PAPER", "BERT"])
 def test_an_encoders_losses_are_those_of_the_masked_tokens(variant):
-    theta = cases.random_theta(ETransformerConfig(**SIZES, L=2, variant=variant))
+    theta = cases.random_theta(alg.ETransformerConfig(**SIZES, L=2, variant=variant))
     x_tilde = X.at[0, 1].set(8).at[0, 3].set(8).at[1, 2].set(8).at[1, 4].set(8)  # 8 is mask_token; [1, 4] is padding
-    found = e_token_losses(X, theta, x_tilde=x_tilde, lengths=LENGTHS)
-    expected = picked(e_transformer(x_tilde, theta, length=LENGTHS), X)
+    found = alg.e_token_losses(X, theta, x_tilde=x_tilde, lengths=LENGTHS)
+    expected = picked(alg.e_transformer(x_tilde, theta, length=LENGTHS), X)
     where = np.array([[0, 1, 0, 1, 0], [0, 0, 1, 0, 0]])
     np.testing.assert_allclose(found, np.where(where, expected, 0), rtol=1e-9)
 
 
 def test_the_last_token_of_a_document_has_no_loss():
-    theta = cases.random_theta(DTransformerConfig(**SIZES, L=2, variant=GEMMA2))
+    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2))
     segments, positions = jnp.array([0, 0, 0, 1, 1]), jnp.array([0, 1, 2, 0, 1])
-    found = d_token_losses(X[0], theta, segments=segments, positions=positions)
-    expected = [*d_token_losses(X[0, :3], theta), *d_token_losses(X[0, 3:], theta)]
+    found = alg.d_token_losses(X[0], theta, segments=segments, positions=positions)
+    expected = [*alg.d_token_losses(X[0, :3], theta), *alg.d_token_losses(X[0, 3:], theta)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found[2] == found[4] == 0
 
 
-def test_one_step_of_algorithm_13_descends_their_sum():
-    theta, eta = cases.random_theta(DTransformerConfig(**SIZES, L=2, variant=GEMMA2)), 0.1
-    gradient = jax.grad(lambda theta: d_token_losses(X[0], theta).sum())(theta)
+KEY = jax.random.key(3)
+HIDDEN = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
+X_TILDE = jnp.where(HIDDEN, alg.mask_token(SIZES["N_V"]), X[0])
+STEPS = {
+    "d": (
+        alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2),
+        lambda theta, **options: alg.d_training(X[:1], theta, **options),
+        lambda theta: alg.d_token_losses(X[0], theta, implementation="paper"),
+    ),
+    "e": (
+        alg.ETransformerConfig(**SIZES, L=1, variant=alg.BERT),
+        lambda theta, **options: alg.e_training(X[:1], theta, p_mask=0.5, key=KEY, **options),
+        lambda theta: alg.e_token_losses(X[0], theta, x_tilde=X_TILDE, implementation="paper"),
+    ),
+    "ed": (
+        alg.EDTransformerConfig(**SIZES, L_enc=1, L_dec=1, variant=alg.T5),
+        lambda theta, **options: alg.ed_training(Z[:1], X[:1], theta, **options),
+        lambda theta: alg.ed_token_losses(Z[0], X[0], theta, implementation="paper"),
+    ),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("implementation", ["auto", *cases.IMPLEMENTATIONS])
+@pytest.mark.parametrize("name", STEPS)
+def test_one_step_of_training_descends_their_sum(name, implementation):
+    config, train, losses = STEPS[name]
+    theta, eta = cases.random_theta(config), 0.1
+    assert 0 < HIDDEN.sum() < 5
+    gradient = jax.jit(jax.grad(lambda theta: losses(theta).sum()))(theta)
     by_hand = jax.tree.map(lambda a, g: a - eta * g, theta, gradient)
-    cases.assert_trees_close(d_training(X[:1], theta, N_epochs=1, eta=eta), by_hand, 1e-9)
+    trained = train(theta, N_epochs=1, eta=eta, implementation=implementation)
+    assert trained.variant == config.variant
+    cases.assert_trees_close(trained, by_hand, 1e-9)
 
 
 def test_padding_and_invalid_targets_send_no_gradient():
-    theta = cases.random_theta(DTransformerConfig(**SIZES, L=1))
+    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=1))
     padded = X.at[1, 3:].set(99)
-    of = jax.grad(lambda theta, x: d_token_losses(x, theta, lengths=LENGTHS).sum())
+    of = jax.grad(lambda theta, x: alg.d_token_losses(x, theta, lengths=LENGTHS).sum())
     cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)

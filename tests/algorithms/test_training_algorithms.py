@@ -8,24 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    d_training,
-    e_training,
-    ed_training,
-    mask_token,
-)
+import algorithms as alg
 from tests import cases
 from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(1)
 
 N_V = cases.TINY["N_V"]
-ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
-E = ETransformerConfig(L=1, d_f=2, **cases.TINY)
-D = DTransformerConfig(L=1, **cases.TINY)
+ED = alg.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
+E = alg.ETransformerConfig(L=1, d_f=2, **cases.TINY)
+D = alg.DTransformerConfig(L=1, **cases.TINY)
 x, x_lengths = cases.random_tokens(3, 5, n=N_V), np.array([5, 2, 3])
 z, z_lengths = cases.random_tokens(3, 4, n=N_V, seed=1), np.array([1, 4, 3])
 ETA = 0.07
@@ -53,7 +45,7 @@ def test_ed_training_is_the_oracles():
     for filler in (0, -1, N_V):  # what stands in the padding does not matter
         z_padded, x_padded = with_padding(z, z_lengths, filler), with_padding(x, x_lengths, filler)
         lengths = {"z_lengths": z_lengths, "x_lengths": x_lengths}
-        assert_trained(ed_training(z_padded, x_padded, theta, N_epochs=2, eta=ETA, **lengths), expected, theta)
+        assert_trained(alg.ed_training(z_padded, x_padded, theta, N_epochs=2, eta=ETA, **lengths), expected, theta)
 
 
 def test_d_training_is_the_oracles():
@@ -61,7 +53,7 @@ def test_d_training_is_the_oracles():
     expected = oracle.d_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA)
     for filler in (0, -1, N_V):
         x_padded = with_padding(x, x_lengths, filler)
-        assert_trained(d_training(x_padded, theta, N_epochs=2, eta=ETA, lengths=x_lengths), expected, theta)
+        assert_trained(alg.d_training(x_padded, theta, N_epochs=2, eta=ETA, lengths=x_lengths), expected, theta)
 
 
 def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
@@ -76,28 +68,28 @@ def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
     ]
     assert len({tuple(m) for epoch in masked for m in epoch}) == 6  # no mask is drawn twice
     expected = oracle.e_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA, masked)
-    for filler in (0, -1, mask_token(N_V)):
+    for filler in (0, -1, alg.mask_token(N_V)):
         options = {"N_epochs": 2, "eta": ETA, "p_mask": p_mask, "key": key, "lengths": x_lengths}
-        assert_trained(e_training(with_padding(x, x_lengths, filler), theta, **options), expected, theta)
+        assert_trained(alg.e_training(with_padding(x, x_lengths, filler), theta, **options), expected, theta)
 
 
 def test_without_lengths_every_token_counts():
     theta = cases.random_theta(D)
-    every = d_training(x, theta, N_epochs=2, eta=ETA, lengths=np.array([5, 5, 5]))
-    cases.assert_trees_close(d_training(x, theta, N_epochs=2, eta=ETA), every, 1e-14)
+    every = alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=np.array([5, 5, 5]))
+    cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA), every, 1e-14)
 
 
 def test_no_epoch_and_no_step_change_nothing():
     theta = cases.random_theta(D)
     for options in ({"N_epochs": 0, "eta": ETA}, {"N_epochs": 2, "eta": 0.0}):
-        chex.assert_trees_all_equal(d_training(x, theta, **options), theta)
+        chex.assert_trees_all_equal(alg.d_training(x, theta, **options), theta)
 
 
 def test_a_sequence_of_one_token_or_none_teaches_nothing():
     """There is no next token to predict, and nothing is 0/0."""
     theta = cases.random_theta(D)
     lengths = np.array([0, 1, 1])
-    chex.assert_trees_all_equal(d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths), theta)
+    chex.assert_trees_all_equal(alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths), theta)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8"])
@@ -106,12 +98,12 @@ def test_lengths_in_few_bits_are_lengths(dtype):
     lengths = np.array([5, 0, 3])
     narrow = lengths.astype(dtype)
     theta = cases.random_theta(D)
-    expected = d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths)
-    cases.assert_trees_close(d_training(x, theta, N_epochs=2, eta=ETA, lengths=narrow), expected, 1e-14)
+    expected = alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths)
+    cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=narrow), expected, 1e-14)
     theta, options = cases.random_theta(ED), {"N_epochs": 1, "eta": ETA}
     z_narrow = z_lengths.astype(dtype)
-    expected = ed_training(z, x, theta, **options, z_lengths=z_lengths, x_lengths=lengths)
-    actual = ed_training(z, x, theta, **options, z_lengths=z_narrow, x_lengths=narrow)
+    expected = alg.ed_training(z, x, theta, **options, z_lengths=z_lengths, x_lengths=lengths)
+    actual = alg.ed_training(z, x, theta, **options, z_lengths=z_narrow, x_lengths=narrow)
     cases.assert_trees_close(actual, expected, 1e-14)
 
 
@@ -122,7 +114,7 @@ def test_training_is_differentiable_by_its_learning_rate():
 
     @functools.partial(jax.jit, static_argnames="implementation")
     def sum_after(eta, implementation):
-        theta_hat = d_training(x, theta, N_epochs=2, eta=eta, lengths=x_lengths, implementation=implementation)
+        theta_hat = alg.d_training(x, theta, N_epochs=2, eta=eta, lengths=x_lengths, implementation=implementation)
         return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(theta_hat))
 
     step = 1e-5
@@ -136,7 +128,7 @@ def test_training_is_differentiable_by_its_learning_rate():
 def test_what_is_masked_depends_on_its_own_key(impl):
     """Also where runs with several keys are mapped over: XLA's generator would draw all from the first."""
     theta, keys = cases.random_theta(E), jax.random.split(jax.random.key(4, impl=impl), 2)
-    train = functools.partial(e_training, x, theta, N_epochs=1, eta=ETA, p_mask=0.5)
+    train = functools.partial(alg.e_training, x, theta, N_epochs=1, eta=ETA, p_mask=0.5)
     together = jax.vmap(lambda key: train(key=key))(keys)
     for n in range(2):
         cases.assert_trees_close(jax.tree.map(lambda leaf, n=n: leaf[n], together), train(key=keys[n]), 1e-13)

@@ -10,28 +10,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from algorithms import (
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    EDTransformerConfig,
-    ETransformerConfig,
-    attention,
-    d_hidden_state,
-    d_transformer,
-    documents,
-    e_hidden_state,
-    ed_hidden_state,
-    ed_transformer,
-    layer_norm,
-    log_loss,
-    mh_attention,
-    padding,
-    rms_norm,
-    scaled_dot_product_attention,
-    single_query_attention,
-    token_embedding,
-    unembedding,
-)
+import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -50,9 +29,9 @@ def quick_of(quick, every):
 
 
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
-ED = cases.random_theta(EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
-E = cases.random_theta(ETransformerConfig(L=1, d_f=19, **SIZES))
-D = cases.random_theta(DTransformerConfig(L=1, **SIZES))
+ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
+E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=19, **SIZES))
+D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))
 
 # Attention of a batch [2, 3] of sequences, whose masks are one for each of the outer axis, or of the inner one.
 A, B, L = 2, 3, 9
@@ -63,18 +42,18 @@ NUMBERS = {n: cases.random_tokens(n, L, n=3, seed=n) for n in (A, B)}
 t_z, t_x = np.indices((L, L))
 # name → (what is batched, the mask from it, the same as an array)
 BATCHED_MASKS = {
-    "length": (LENGTHS, lambda l: UNIDIRECTIONAL & padding(l), lambda l: (t_z <= t_x) & (t_z < np.asarray(l))),
-    "documents": (NUMBERS, documents, lambda n: np.asarray(n)[t_z] == np.asarray(n)[t_x]),
+    "length": (LENGTHS, lambda l: alg.UNIDIRECTIONAL & alg.padding(l), lambda l: (t_z <= t_x) & (t_z < np.asarray(l))),
+    "documents": (NUMBERS, alg.documents, lambda n: np.asarray(n)[t_z] == np.asarray(n)[t_x]),
     "array": (ARRAYS, lambda mask: mask, np.asarray),
 }
 W_QKV, W = head_params(d_x=5, d_z=7), mh_params(d_x=5, d_z=7, d_out=7)
 # name → function of a mask, two matrices of 5 and of 7 rows, and the implementation
 ATTENTIONS = {
-    "scaled_dot_product_attention": lambda mask, Q, V, how: scaled_dot_product_attention(
+    "scaled_dot_product_attention": lambda mask, Q, V, how: alg.scaled_dot_product_attention(
         Q, jnp.sin(Q), V, mask, implementation=how
     ),
-    "attention": lambda mask, X, Z, how: attention(X, Z, W_QKV, mask, implementation=how),
-    "mh_attention": lambda mask, X, Z, how: mh_attention(X, Z, W, mask, implementation=how),
+    "attention": lambda mask, X, Z, how: alg.attention(X, Z, W_QKV, mask, implementation=how),
+    "mh_attention": lambda mask, X, Z, how: alg.mh_attention(X, Z, W, mask, implementation=how),
 }
 
 
@@ -134,7 +113,7 @@ def test_what_only_one_of_two_nested_vmaps_batches(implementation):
     """Queries of the one, context and lengths of the other: every argument has batch axes of its own."""
 
     def of_sequence(length, X, Z):
-        return mh_attention(X, Z, W, padding(length), implementation=implementation)
+        return alg.mh_attention(X, Z, W, alg.padding(length), implementation=implementation)
 
     f = jax.jit(jax.vmap(jax.vmap(of_sequence, (0, None, 0)), (None, 0, None)))
     V_tilde = f(LENGTHS[B], Q[:, 0], V[0])
@@ -160,12 +139,12 @@ def test_a_vmap_around_a_batch_that_is_said_outright(kind, implementation):
 
 x, z = cases.random_tokens(A, B, 7), cases.random_tokens(A, B, 5, seed=1)
 OF_OUTER = {
-    "e": (lambda x, z, l, **options: e_hidden_state(x, E, length=l, **options), jnp.array([3, 7])),
+    "e": (lambda x, z, l, **options: alg.e_hidden_state(x, E, length=l, **options), jnp.array([3, 7])),
     "d": (
-        lambda x, z, n, **options: d_hidden_state(x, D, segments=n, **options),
+        lambda x, z, n, **options: alg.d_hidden_state(x, D, segments=n, **options),
         jnp.array([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]]),
     ),
-    "ed": (lambda x, z, l, **options: ed_hidden_state(z, x, ED, z_length=l, **options), jnp.array([2, 5])),
+    "ed": (lambda x, z, l, **options: alg.ed_hidden_state(z, x, ED, z_length=l, **options), jnp.array([2, 5])),
 }
 
 
@@ -185,51 +164,20 @@ x1, l1 = cases.random_tokens(B, 7), jnp.array([2, 7, 1])
 
 
 def objective(theta, x, length, implementation):
-    X = e_hidden_state(x, theta, length=length, implementation=implementation)
-    return log_loss(X, theta.W_u, x, implementation=implementation)
-
-
-@functools.cache
-def gradients_of_the_printed_lines():
-    gradient = jax.jit(functools.partial(jax.grad(objective), implementation="paper"))
-    return [gradient(E, x1[b], l1[b]) for b in range(B)]
-
-
-def summed(trees):
-    return jax.tree.map(lambda *leaves: sum(leaves), *trees)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["auto", "paper", "blockwise"])
-def test_gradients_inside_and_outside_of_what_maps_over_sequences(implementation):
-    f = functools.partial(objective, implementation=implementation)
-    again = jax.checkpoint(f)
-
-    @jax.jit
-    def gradients(theta):
-        return {
-            "lax.map": jax.grad(lambda theta: jax.lax.map(lambda a: again(theta, *a), (x1, l1)).sum())(theta),
-            "vmap of a checkpoint": jax.grad(lambda theta: jax.vmap(again, (None, 0, 0))(theta, x1, l1).sum())(theta),
-        }
-
-    expected = gradients_of_the_printed_lines()
-    for actual in gradients(E).values():
-        cases.assert_trees_close(actual, summed(expected))
-    of_each = jax.jit(lambda theta: jax.lax.map(lambda a: jax.grad(f)(theta, *a), (x1, l1)))(E)
-    for b in range(B):
-        cases.assert_trees_close(jax.tree.map(lambda g, b=b: g[b], of_each), expected[b])
+    X = alg.e_hidden_state(x, theta, length=length, implementation=implementation)
+    return alg.log_loss(X, theta.W_u, x, implementation=implementation)
 
 
 # name → (function of arrays of one sequence and the implementation, the arrays of a batch of them)
 OF_SEQUENCES = {
     "attention": (
         lambda Q, K, V, how: (
-            scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL & padding(4), implementation=how) ** 2
+            alg.scaled_dot_product_attention(Q, K, V, alg.UNIDIRECTIONAL & alg.padding(4), implementation=how) ** 2
         ).sum(),
         (Q[0], K[0], V[0]),
     ),
     "log_loss": (
-        lambda X, W_u, b_u, how: log_loss(X, W_u, jnp.arange(L), b_u=b_u, label_smoothing=0.1, implementation=how),
+        lambda X, W_u, b_u, how: alg.log_loss(X, W_u, jnp.arange(L), b_u=b_u, label_smoothing=0.1, implementation=how),
         (Q[0], cases.normal(B, 17, 5), cases.normal(B, 17)),
     ),
 }
@@ -261,78 +209,35 @@ def test_loops_and_checkpoints_inside_and_outside_of_gradients(name, implementat
             cases.assert_close(actual, of_loop, 1e-12, how)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "implementation", ["auto", *(pytest.param(how, marks=pytest.mark.slow) for how in cases.IMPLEMENTATIONS)]
+    "implementation", [pytest.param(h, marks=pytest.mark.thorough if h == "auto" else pytest.mark.slow) for h in EVERY]
 )
 def test_nothing_leaks(implementation):
     """``jax.checking_leaks`` raises where a traced value outlives its transformation."""
-
-    def loss(X, W_u, length):
-        X = mh_attention(X, X, mh_params(d_x=5, d_z=5, d_out=5), padding(length), implementation=implementation)
-        return log_loss(X, W_u, jnp.arange(L), implementation=implementation)
-
+    gradient = functools.partial(jax.grad(objective), implementation=implementation)
+    of_one = jax.grad(lambda theta: alg.ed_hidden_state(x1, x1, theta, implementation=implementation)[0, 0, 0])
     with jax.checking_leaks():
-        jax.jit(jax.vmap(jax.grad(loss, (0, 1)), (0, None, 0))).trace(Q[0], cases.normal(17, 5), LENGTHS[B])
-
-
-@pytest.mark.parametrize("implementation", [pytest.param(how, marks=pytest.mark.slow) for how in EVERY])
-def test_nothing_of_a_model_leaks(implementation):
-    with jax.checking_leaks():
-        jax.jit(jax.vmap(functools.partial(jax.grad(objective), implementation=implementation), (None, 0, 0))).trace(
-            E, x1, l1
-        )
-        jax.jit(jax.grad(lambda theta: ed_hidden_state(x1, x1, theta, implementation=implementation)[0, 0, 0])).trace(
-            ED
-        )
+        jax.jit(jax.vmap(gradient, (None, 0, 0))).trace(E, x1, l1)
+        jax.jit(of_one).trace(ED)
 
 
 # Forward mode and second derivatives. Each is a function of one array; its Hessian is small.
 HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
 X3, W3, V3 = cases.normal(3, 4), cases.normal(5, 3, seed=1), cases.normal(3, 4, seed=2)
-TARGETS = jnp.array([0, 4, 1, 1])
-TINY = cases.random_theta(DTransformerConfig(L=1, **cases.TINY))
+TARGETS, WEIGHTS = jnp.array([0, 4, 1, 1]), jnp.array([1.0, 0.5, 0.0, 2.0])
+TINY = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
 TWICE = {
     "scaled_dot_product_attention": lambda X, how: (
-        scaled_dot_product_attention(X, jnp.sin(X), V3, UNIDIRECTIONAL, implementation=how) ** 2
+        alg.scaled_dot_product_attention(X, jnp.sin(X), V3, alg.UNIDIRECTIONAL, implementation=how) ** 2
     ).sum(),
-    "attention": lambda X, how: (attention(X, X, HEAD, padding(3), implementation=how) ** 2).sum(),
-    "mh_attention": lambda X, how: (mh_attention(X, X, HEADS, UNIDIRECTIONAL, implementation=how) ** 2).sum(),
-    "log_loss": lambda X, how: log_loss(X, W3, TARGETS, weights=jnp.array([1.0, 0.5, 0.0, 2.0]), implementation=how),
+    "attention": lambda X, how: (alg.attention(X, X, HEAD, alg.padding(3), implementation=how) ** 2).sum(),
+    "mh_attention": lambda X, how: (alg.mh_attention(X, X, HEADS, alg.UNIDIRECTIONAL, implementation=how) ** 2).sum(),
+    "log_loss": lambda X, how: alg.log_loss(X, W3, TARGETS, weights=WEIGHTS, implementation=how),
     "d_hidden_state": lambda X, how: (
-        d_hidden_state(jnp.array([3, 0, 3, 6]), TINY._replace(W_p=X), implementation=how)[0] ** 3
+        alg.d_hidden_state(jnp.array([3, 0, 3, 6]), TINY._replace(W_p=X), implementation=how)[0] ** 3
     ).sum(),
 }
 QUICK = ("mh_attention", "log_loss")
-every_twice = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TWICE]
-)
-
-
-def difference(f, X, direction, step=1e-3):
-    """A sixth-order central difference of f along a direction."""
-    weights = {1: 3 / 4, 2: -3 / 20, 3: 1 / 60}
-    return sum(w * (f(X + k * step * direction) - f(X - k * step * direction)) for k, w in weights.items()) / step
-
-
-@every_twice
-def test_the_printed_lines_have_forward_mode_and_second_derivatives(name):
-    f = functools.partial(TWICE[name], how="paper")
-
-    @jax.jit
-    def derivatives(X):
-        pushed = jax.jvp(f, (X,), (V3,))[1]
-        product = jax.jvp(jax.grad(f), (X,), (V3,))[1]
-        return jax.grad(f)(X), pushed, product, jax.hessian(f)(X)
-
-    gradient, pushed, product, hessian = derivatives(X3)
-    assert np.abs(hessian).max() > 1e-3
-    cases.assert_close(pushed, jnp.vdot(gradient, V3), 1e-12, "jvp")
-    cases.assert_close(product, jnp.tensordot(hessian, V3, 2), 1e-12, "a Hessian's product")
-    cases.assert_close(hessian, hessian.transpose(2, 3, 0, 1), 1e-12, "symmetry")
-    of_gradient = difference(lambda X: derivatives(X)[0], X3, V3)
-    cases.assert_close(product, of_gradient, 1e-8, "differences of the gradient")
-    cases.assert_close(pushed, difference(jax.jit(f), X3, V3), 1e-9, "differences")
 
 
 TRANSFORMATIONS = {
@@ -368,27 +273,6 @@ def test_a_hand_derived_rule_is_right_or_says_what_to_do(name, implementation, t
     assert re.search('implementation="paper"', message), message
 
 
-def test_functions_without_an_implementation_have_forward_mode():
-    """Algorithms 1, 3, 6 and 7 are the printed lines, whatever is differentiated."""
-    W_qkv, gamma = head_params(d_x=3, d_z=3), V3[:, 1]
-    functions = {
-        "token_embedding": lambda X: token_embedding(2, X),
-        "single_query_attention": lambda X: single_query_attention(X[:, 0], X, W_qkv),
-        "layer_norm": lambda X: layer_norm(X[:, 0], gamma, X[:, 1]),
-        "rms_norm": lambda X: rms_norm(X[:, 0], gamma, epsilon=0.1),
-        "unembedding": lambda X: unembedding(X[:, 0], W3 * X[0, 1]),
-    }
-
-    @jax.jit
-    def pushed(X, direction):
-        return {name: jax.jvp(f, (X,), (direction,)) for name, f in functions.items()}
-
-    results = pushed(X3, V3)
-    for name, (_, tangent) in results.items():
-        by_differences = difference(lambda X, name=name: pushed(X, V3)[name][0], X3, V3)
-        cases.assert_close(tangent, by_differences, 1e-9, name)
-
-
 def matrix_sizes(program):
     """How many entries the floating-point arrays of a lowered program have."""
     shapes = re.findall(r"tensor<((?:\d+x)+)f64>", program)
@@ -400,22 +284,14 @@ def test_one_source_with_many_targets_is_encoded_once(implementation):
     """No hidden unit of the encoder's MLP, and no score of its attention, is there for every target."""
     l_z, l_x, targets, d_mlp, H = 19, 7, 29, SIZES["d_mlp"], SIZES["H"]
     z, x = cases.random_tokens(l_z), cases.random_tokens(targets, l_x)
-    f = jax.jit(jax.vmap(functools.partial(ed_transformer, implementation=implementation), (None, 0, None)))
+    f = jax.jit(jax.vmap(functools.partial(alg.ed_transformer, implementation=implementation), (None, 0, None)))
     sizes = matrix_sizes(f.lower(z, x, ED).as_text())
     assert {d_mlp * l_z, d_mlp * l_x * targets} <= sizes
     assert not {d_mlp * l_z * targets, H * l_z * l_z * targets, l_z * l_z * targets} & sizes
 
 
-@pytest.mark.slow
-def test_one_source_with_many_targets_is_every_target_by_itself():
-    f = jax.jit(ed_transformer)
-    together = jax.jit(jax.vmap(f, (None, 0, None)))(z[0, 0], x1, ED)
-    for b in range(B):
-        cases.assert_close(together[b], f(z[0, 0], x1[b], ED), 1e-12)
-
-
 # Ahead of time. The program stands for any length, or the function says that it cannot.
-LONG = cases.random_theta(DTransformerConfig(L=1, **cases.TINY | {"l_max": 331}))
+LONG = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY | {"l_max": 331}))
 HEADS_OF_1 = mh_params(d_x=1, d_z=1)
 
 
@@ -425,14 +301,14 @@ def numbers(x):
 
 
 EXPORTED = {
-    "d_transformer": lambda x, how: d_transformer(x, LONG, implementation=how),
-    "mh_attention": lambda x, how: mh_attention(
-        numbers(x), numbers(x + 1), HEADS_OF_1, UNIDIRECTIONAL, implementation=how
+    "d_transformer": lambda x, how: alg.d_transformer(x, LONG, implementation=how),
+    "mh_attention": lambda x, how: alg.mh_attention(
+        numbers(x), numbers(x + 1), HEADS_OF_1, alg.UNIDIRECTIONAL, implementation=how
     ),
     "gradient of the attention": lambda x, how: jax.grad(
-        lambda X: (mh_attention(X, X, HEADS_OF_1, UNIDIRECTIONAL, implementation=how) ** 2).sum()
+        lambda X: (alg.mh_attention(X, X, HEADS_OF_1, alg.UNIDIRECTIONAL, implementation=how) ** 2).sum()
     )(numbers(x)),
-    "log_loss": lambda x, how: log_loss(numbers(x), cases.normal(7, 1), x, implementation=how),
+    "log_loss": lambda x, how: alg.log_loss(numbers(x), cases.normal(7, 1), x, implementation=how),
 }
 
 
@@ -478,8 +354,8 @@ def test_an_exported_loss_of_the_next_tokens(implementation, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # which cannot compare l − 1 with l − 1
 
     def loss(theta, x):
-        X = d_hidden_state(x[..., :-1], theta, implementation=implementation)
-        return log_loss(X, theta.W_u, x[..., 1:], implementation=implementation)
+        X = alg.d_hidden_state(x[..., :-1], theta, implementation=implementation)
+        return alg.log_loss(X, theta.W_u, x[..., 1:], implementation=implementation)
 
     program, x = jax.jit(jax.value_and_grad(loss)), cases.random_tokens(3, 9, n=17)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), D)

@@ -8,17 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    d_hidden_state,
-    d_transformer,
-    e_encoding,
-    e_hidden_state,
-    e_transformer,
-    ed_decoding,
-    ed_encoding,
-    ed_hidden_state,
-    ed_transformer,
-)
+import algorithms as alg
 from tests import cases
 from training.crosscheck import oracle
 
@@ -31,8 +21,8 @@ z, x = cases.random_tokens(19, seed=1), cases.random_tokens(13)
 def run(config, z, x, theta, **options):
     """The transformer of a configuration; only an encoder-decoder reads z."""
     if config is cases.ED:
-        return ed_transformer(z, x, theta, **options)
-    return (e_transformer if config is cases.E else d_transformer)(x, theta, **options)
+        return alg.ed_transformer(z, x, theta, **options)
+    return (alg.e_transformer if config is cases.E else alg.d_transformer)(x, theta, **options)
 
 
 def expected(config, z, x, theta):
@@ -66,7 +56,7 @@ def test_without_an_unembedding_matrix_the_embedding_is_tied_and_a_single_token_
 
 def test_a_sequence_of_l_max_tokens_uses_every_position():
     theta, longest = cases.random_theta(cases.D), cases.random_tokens(cases.L_MAX)
-    cases.assert_close(d_transformer(longest, theta), oracle.d_transformer(longest, oracle.unstack(theta)))
+    cases.assert_close(alg.d_transformer(longest, theta), oracle.d_transformer(longest, oracle.unstack(theta)))
 
 
 @architectures
@@ -86,7 +76,7 @@ def test_padding_of_the_context_is_not_there():
     theta = cases.random_theta(cases.ED)
     for filler in FILLERS:
         padded = jnp.concatenate([z[:7], jnp.full(4, filler, z.dtype)])
-        P = ed_transformer(padded, x, theta, z_length=7)
+        P = alg.ed_transformer(padded, x, theta, z_length=7)
         np.testing.assert_allclose(P, oracle.ed_transformer(z[:7], x, oracle.unstack(theta)), rtol=1e-10)
 
 
@@ -94,7 +84,7 @@ def test_padding_of_the_sequence_is_not_there():
     theta = cases.random_theta(cases.E)
     for filler in FILLERS:
         padded = jnp.concatenate([x[:5], jnp.full(8, filler, x.dtype)])
-        P = e_transformer(padded, theta, length=jnp.asarray(5))[:, :5]
+        P = alg.e_transformer(padded, theta, length=jnp.asarray(5))[:, :5]
         np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(theta)), rtol=1e-10)
 
 
@@ -107,11 +97,11 @@ def test_padding_sends_no_gradient(config):
 
     def loss(theta):
         if config is cases.ED:
-            P = ed_transformer(padded, real, theta, z_length=5)
+            P = alg.ed_transformer(padded, real, theta, z_length=5)
         elif config is cases.E:
-            P = e_transformer(padded, theta, length=5)[:, :5]
+            P = alg.e_transformer(padded, theta, length=5)[:, :5]
         else:  # unidirectional: what stands behind is padding to what stands before
-            P = d_transformer(padded, theta)[:, :5]
+            P = alg.d_transformer(padded, theta)[:, :5]
         return (P**2).sum()
 
     gradient = jax.jit(jax.grad(loss))(theta)
@@ -125,15 +115,15 @@ def softmax(A):
 
 def test_the_hidden_states_are_what_is_unembedded():
     theta = cases.random_theta(cases.ED)
-    cases.assert_close(softmax(theta.W_u @ ed_hidden_state(z, x, theta)), expected(cases.ED, z, x, theta))
+    cases.assert_close(softmax(theta.W_u @ alg.ed_hidden_state(z, x, theta)), expected(cases.ED, z, x, theta))
     cases.assert_close(
-        softmax(theta.W_u @ ed_decoding(ed_encoding(z, theta), x, theta)), expected(cases.ED, z, x, theta)
+        softmax(theta.W_u @ alg.ed_decoding(alg.ed_encoding(z, theta), x, theta)), expected(cases.ED, z, x, theta)
     )
     theta = cases.random_theta(cases.D)
-    cases.assert_close(softmax(theta.W_u @ d_hidden_state(x, theta)), expected(cases.D, z, x, theta))
+    cases.assert_close(softmax(theta.W_u @ alg.d_hidden_state(x, theta)), expected(cases.D, z, x, theta))
     theta = cases.random_theta(cases.E)
-    cases.assert_close(softmax(theta.W_u @ e_hidden_state(x, theta)), expected(cases.E, z, x, theta))
-    X = oracle.gelu(np.asarray(theta.W_f @ e_encoding(x, theta)) + np.asarray(theta.b_f)[:, None])  # line 10
+    cases.assert_close(softmax(theta.W_u @ alg.e_hidden_state(x, theta)), expected(cases.E, z, x, theta))
+    X = oracle.gelu(np.asarray(theta.W_f @ alg.e_encoding(x, theta)) + np.asarray(theta.b_f)[:, None])  # line 10
     X = np.stack([oracle.layer_norm(column, *map(np.asarray, theta.norm)) for column in X.T], axis=1)  # line 11
     cases.assert_close(softmax(np.asarray(theta.W_u) @ X), expected(cases.E, z, x, theta))
 
@@ -144,7 +134,7 @@ def test_packed_documents_are_as_each_by_itself():
     positions = jnp.concatenate([jnp.arange(l) for l in lengths])
     segments = jnp.repeat(jnp.array([7, 2, 5]), jnp.array(lengths), total_repeat_length=11)
     packed = cases.random_tokens(11, seed=3)
-    X = d_hidden_state(packed, theta, positions=positions, segments=segments)
+    X = alg.d_hidden_state(packed, theta, positions=positions, segments=segments)
     start = 0
     for l in lengths:
         alone = oracle.d_transformer(packed[start : start + l], oracle.unstack(theta))
@@ -168,7 +158,7 @@ def test_what_the_backward_pass_computes_again_is_the_same():
 
     def gradient(remat):
         def loss(theta):
-            return (d_hidden_state(x, theta, implementation="blockwise", remat=remat) * dY[None]).sum()
+            return (alg.d_hidden_state(x, theta, implementation="blockwise", remat=remat) * dY[None]).sum()
 
         return jax.jit(jax.grad(loss)).trace(theta)
 
