@@ -33,9 +33,21 @@ def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None)
 NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32), jnp.int32)
 PADDED = alg.UNIDIRECTIONAL & alg.padding(jnp.array([0, 77], jnp.int32))
 OF_EACH = alg.padding(jnp.arange(4, dtype=jnp.int32))
-
-
+MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 slow = pytest.mark.slow
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The TPU's kernel, in interpret mode and small blocks."""
+    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
+    monkeypatch.setattr(vendor, "PALLAS_BLOCKS", (128,))
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    """It need not be installed."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +63,7 @@ slow = pytest.mark.slow
         pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
     ],
 )
-def test_the_tpu_kernel_agrees(mask, sizes, monkeypatch):
-    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
-    monkeypatch.setattr(vendor, "PALLAS_BLOCKS", (128,))
+def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
     cap = sizes.get("cap")
     matrices = Q, _, V = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
     E = jnp.asarray(np.random.default_rng(1).normal(size=(len(Q), *V.shape[1:3], Q.shape[-1])), jnp.float32)
@@ -89,9 +99,7 @@ HESSIAN_PRODUCTS = {
     [(PADDED, {}), (alg.banded(40), {"H": 4, "H_kv": 2, "cap": 0.5})],
     ids=["nothing, and half", "shared keys, capped scores"],
 )
-def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, monkeypatch):
-    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
-    monkeypatch.setattr(vendor, "PALLAS_BLOCKS", (128,))
+def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
     cap = sizes.get("cap")
     matrices = tuple(tiles(d=16, **{name: n for name, n in sizes.items() if name != "cap"}))
     v = tuple(jnp.asarray(np.random.default_rng(3).normal(size=m.shape), m.dtype) for m in matrices)
@@ -193,16 +201,14 @@ def test_what_is_exact_is_not_refused():
 @pytest.mark.parametrize(
     ("remat", "kernels"), [(False, 2), ("all but products", 2), ("all but attention", 2), (True, 3)]
 )
-def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, device, platform, kernel, monkeypatch):
-    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
-    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
+def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, device, platform, kernel, cudnn):
 
     def loss(theta, x):
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
         return alg.d_hidden_state(x, theta, remat=remat).sum()
 
     with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
+        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, MODEL), jax.random.key(0))
         traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
         assert traced.lower(lowering_platforms=(platform,)).as_text().count(kernel) == kernels
 
@@ -211,12 +217,8 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, dev
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
 @pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
-def test_products_with_a_models_hessian_lower_for_every_platform(
-    device, platform, kernel, way, remat, x64, monkeypatch
-):
+def test_products_with_a_models_hessian_lower_for_every_platform(device, platform, kernel, way, remat, x64, cudnn):
     """In the layers' loop, and with the kernel in the first derivative."""
-    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)  # it need not be installed
-    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 
     def product(theta, x):
         def loss(theta):
@@ -226,7 +228,7 @@ def test_products_with_a_models_hessian_lower_for_every_platform(
         return HESSIAN_PRODUCTS[way](loss, theta, theta)
 
     with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
+        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, MODEL), jax.random.key(0))
         traced = jax.jit(product).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
         assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
 

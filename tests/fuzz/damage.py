@@ -9,6 +9,8 @@ from tests.fuzz.comparing import chance, one_of
 
 __all__ = ["damaged_bytes", "damaged_json", "odd_value"]
 
+NUMBERS = (0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 1e308, -0.0, 1e-45, float("nan"), float("inf"))
+OTHERS = (None, True, False, [], {}, [[]], [None], {"": None}, [0] * 50)
 TEXTS = ("", "a", "\x00", "\ud800", "é", "💥", "gpt2", "null", "1e400", "../../x", "a" * 3000, "[UNK]", "\u202e", "\n")
 
 
@@ -16,27 +18,8 @@ def odd_value(rng: np.random.Generator) -> Any:
     """A value that few expect."""
     return one_of(
         rng,
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2**31,
-        2**63,
-        -(2**64),
-        10**400,
-        1e308,
-        -0.0,
-        1e-45,
-        float("nan"),
-        float("inf"),
-        [],
-        {},
-        [[]],
-        [None],
-        {"": None},
-        [0] * 50,
+        *NUMBERS,
+        *OTHERS,
         int(rng.integers(-5, 300)),
         float(rng.standard_normal()),
         one_of(rng, *TEXTS),
