@@ -14,36 +14,13 @@ from training.interchange import InterchangeError, load_pretrained, save_pretrai
 
 torch, transformers = cases.libraries()
 
-SIZES = {
-    "vocab_size": 31,
-    "hidden_size": 12,
-    "intermediate_size": 17,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "head_dim": 10,
-    "rms_norm_eps": 1e-3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-STRETCHED = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 8,
-    "attention_factor": 1.25,
-    "beta_fast": 3.0,
-}
+SIZES = {"vocab_size": 31, "hidden_size": 12, "intermediate_size": 17, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 32, "head_dim": 10}
+SIZES |= {"rms_norm_eps": 1e-3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+STRETCHED = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0}
+STRETCHED |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
+YARN |= {"attention_factor": 1.25, "beta_fast": 3.0}
 GEMMA = {"sliding_window": 5, "query_pre_attn_scalar": 7}
 BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
@@ -52,16 +29,8 @@ BY_KIND = {
 EXPERTS = {"moe_intermediate_size": 11, "num_experts_per_tok": 2}
 OSS = {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.7}
 MSCALE = {**YARN, "attention_factor": None, "mscale": 0.7, "mscale_all_dim": 0.9}
-LATENT = {
-    "num_key_value_heads": 6,
-    "n_routed_experts": 8,
-    "first_k_dense_replace": 0,
-    "kv_lora_rank": 10,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 6,
-    "v_head_dim": 5,
-    "head_dim": 4,
-}
+LATENT = {"num_key_value_heads": 6, "n_routed_experts": 8, "first_k_dense_replace": 0, "kv_lora_rank": 10}
+LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "head_dim": 4}
 FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
 MODELS = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_parameters": STRETCHED}),

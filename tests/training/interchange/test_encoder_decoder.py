@@ -24,16 +24,8 @@ def double_masks(monkeypatch):
     monkeypatch.setattr(fsmt, "fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min))
 
 
-SHARED = {
-    "d_model": 12,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 7,
-    "decoder_ffn_dim": 7,
-    "max_position_embeddings": 11,
-}
+SHARED = {"d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3}
+SHARED |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7, "max_position_embeddings": 11}
 MODELS = {
     "bart": ("Bart", {"vocab_size": 29, "scale_embedding": True}),
     "marian": (

@@ -13,36 +13,13 @@ from training.interchange import InterchangeError, load_pretrained, save_pretrai
 
 torch, transformers = cases.libraries()
 
-ROBERTA_SIZES = {
-    "vocab_size": 29,
-    "max_position_embeddings": 15,
-    "hidden_size": 15,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 5,
-    "intermediate_size": 7,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 0.1,
-    "pad_token_id": 1,
-}
-DISTILBERT_SIZES = {
-    "vocab_size": 29,
-    "max_position_embeddings": 13,
-    "dim": 15,
-    "n_layers": 3,
-    "n_heads": 5,
-    "hidden_dim": 7,
-    "activation": "relu",
-}
-ALBERT_SIZES = {
-    "vocab_size": 29,
-    "max_position_embeddings": 13,
-    "embedding_size": 7,
-    "hidden_size": 15,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 5,
-    "intermediate_size": 11,
-    "layer_norm_eps": 0.1,
-}
+ROBERTA_SIZES = {"vocab_size": 29, "max_position_embeddings": 15, "hidden_size": 15, "num_hidden_layers": 3}
+ROBERTA_SIZES |= {"num_attention_heads": 5, "intermediate_size": 7, "type_vocab_size": 1, "layer_norm_eps": 0.1}
+ROBERTA_SIZES |= {"pad_token_id": 1}
+DISTILBERT_SIZES = {"vocab_size": 29, "max_position_embeddings": 13, "dim": 15, "n_layers": 3, "n_heads": 5}
+DISTILBERT_SIZES |= {"hidden_dim": 7, "activation": "relu"}
+ALBERT_SIZES = {"vocab_size": 29, "max_position_embeddings": 13, "embedding_size": 7, "hidden_size": 15}
+ALBERT_SIZES |= {"num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 11, "layer_norm_eps": 0.1}
 MODELS = {
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},

@@ -19,17 +19,9 @@ from training.runs.directory import load_run
 gguf = gguf_cases.gguf
 torch, transformers = cases.libraries()
 
-SIZES = {
-    "vocab_size": 37,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": None,
-}
+SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+SIZES |= {"pad_token_id": None}
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
     "smollm3": {"num_hidden_layers": 5, "tie_word_embeddings": True},
@@ -163,14 +155,8 @@ def test_metadata_of_every_type_is_read(tmp_path):
 
 
 def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path):
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192}
     model = make("llama", head_dim=64, rope_parameters=rope)
     plain = 1 / 5e5 ** (np.arange(0, 64, 2) / 64)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
@@ -212,14 +198,8 @@ def test_scaled_positions_are_said(fields, expected, tmp_path):
 
 
 def test_further_fields(tmp_path):
-    fields = {
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.eot_token_id": 5,
-        "llama.attention.sliding_window": 8,
-        "llama.expert_count": 0,
-        "llama.vocab_size": 37,
-    }
+    fields = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
+    fields |= {"llama.attention.sliding_window": 8, "llama.expert_count": 0, "llama.vocab_size": 37}
     state, _ = open_gguf(gguf_cases.write(tmp_path / "x.gguf", make("llama"), fields=fields))
     assert (state["bos_token_id"], state["eos_token_id"]) == (1, [2, 5])
     assert (state["model_type"], state["sliding_window"]) == ("mistral", 8)
@@ -269,14 +249,10 @@ def test_a_file_becomes_a_run(tied, tmp_path):
     model = make_gpt2(tie_word_embeddings=tied)
     letters = [chr(c) for c in range(ord("a"), ord("a") + 26)]
     tokens = ["<pad>", "<s>", "</s>", *letters, *"0123456"]
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
-    }
+    fields = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    fields |= {"tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3), "tokenizer.ggml.bos_token_id": 1}
+    fields |= {"tokenizer.ggml.eos_token_id": 2}
+    fields |= {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
     path = gguf_cases.write(tmp_path / "model.gguf", model, fields=fields)
     convert(path, tmp_path / "run")
     x = np.array([1, 5, 9, 3, 36])
@@ -440,12 +416,9 @@ def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": ["<s>", *map(chr, range(97, 123)), *"012345678", "ab"],
-        "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": 0,
-    }
+    fields = {"tokenizer.ggml.model": "gpt2"}
+    fields |= {"tokenizer.ggml.tokens": ["<s>", *map(chr, range(97, 123)), *"012345678", "ab"]}
+    fields |= {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 0}
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     data = gguf_cases.write(path, make_gpt2(n_layer=1), fields=fields).read_bytes()
     load_pretrained(path)

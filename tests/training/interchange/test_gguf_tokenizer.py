@@ -85,14 +85,9 @@ def of_bytes(bpe, **fields):
     tokens, merges = bpe
     special = ["<|begin|>", "<|end|>", "<think>"]
     types = [NORMAL] * len(tokens) + [CONTROL, CONTROL, USER_DEFINED]
-    given = {
-        "ggml.model": "gpt2",
-        "ggml.tokens": [*tokens, *special],
-        "ggml.token_type": types,
-        "ggml.merges": [" ".join(merge) for merge in merges],
-        "ggml.bos_token_id": len(tokens),
-        "ggml.eos_token_id": len(tokens) + 1,
-    }
+    given = {"ggml.model": "gpt2", "ggml.tokens": [*tokens, *special], "ggml.token_type": types}
+    given |= {"ggml.merges": [" ".join(merge) for merge in merges], "ggml.bos_token_id": len(tokens)}
+    given |= {"ggml.eos_token_id": len(tokens) + 1}
     return {name: value for name, value in {**given, **fields}.items() if value is not None}
 
 

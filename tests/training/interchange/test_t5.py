@@ -14,21 +14,9 @@ from training.interchange import InterchangeError, load_pretrained, save_pretrai
 
 torch, transformers = cases.libraries()
 
-SIZES = {
-    "vocab_size": 31,
-    "d_model": 12,
-    "d_kv": 5,
-    "d_ff": 7,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 3,
-    "relative_attention_num_buckets": 6,
-    "relative_attention_max_distance": 7,
-    "layer_norm_epsilon": 1e-3,
-    "decoder_start_token_id": 0,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
+SIZES = {"vocab_size": 31, "d_model": 12, "d_kv": 5, "d_ff": 7, "num_layers": 2, "num_decoder_layers": 3}
+SIZES |= {"num_heads": 3, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 7}
+SIZES |= {"layer_norm_epsilon": 1e-3, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 MODELS = {"t5": {}, "t5 1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}}
 LENGTHS = np.array([13, 9])
 

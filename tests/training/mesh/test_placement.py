@@ -111,13 +111,9 @@ def test_padding_is_behind_the_tokens_and_comes_off():
 
 def test_a_sum_is_the_same_wherever_the_parts_lie_and_sees_every_bit():
     rng = np.random.default_rng(0)
-    leaves = {
-        "W": rng.normal(size=(8, 6)).astype(np.float32),
-        "b": rng.normal(size=8).astype(np.float64),
-        "n": np.array(3, np.int32),
-        "is": rng.random((8, 2)) < 0.5,
-        "half": rng.normal(size=(2, 4)).astype(np.float16),
-    }
+    leaves = {"W": rng.normal(size=(8, 6)).astype(np.float32), "b": rng.normal(size=8).astype(np.float64)}
+    leaves |= {"n": np.array(3, np.int32), "is": rng.random((8, 2)) < 0.5}
+    leaves |= {"half": rng.normal(size=(2, 4)).astype(np.float16)}
     found = sums(leaves)
     assert len(set(found.values())) == len(leaves)
     placed = jax.tree.map(

@@ -28,23 +28,13 @@ MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"]), "content": LETTERS | st.none() | ANYTHING},
     optional={"name": LETTERS, "tool_calls": st.just([]), "y": ANYTHING},
 )
-SHARED = {
-    "max_tokens": st.integers(-1, 61),
-    "temperature": NUMBERS,
-    "top_p": NUMBERS,
-    "top_k": st.integers(-2, 17),
-    "repetition_penalty": NUMBERS,
-    "frequency_penalty": NUMBERS,
-    "presence_penalty": NUMBERS,
-    "no_repeat_ngram_size": st.integers(-1, 70000),
-    "logit_bias": st.dictionaries(st.integers(-1, 15).map(str) | st.text(max_size=3), NUMBERS, max_size=4),
-    "n": st.integers(0, 9),
-    "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "x": ANYTHING}),
-    "stop": LETTERS | st.lists(LETTERS, max_size=5),
-    "seed": st.integers(-1, 2**32),
-    "user": LETTERS,
-}
+SHARED = {"max_tokens": st.integers(-1, 61), "temperature": NUMBERS, "top_p": NUMBERS, "top_k": st.integers(-2, 17)}
+SHARED |= {"repetition_penalty": NUMBERS, "frequency_penalty": NUMBERS, "presence_penalty": NUMBERS}
+SHARED |= {"no_repeat_ngram_size": st.integers(-1, 70000)}
+SHARED |= {"logit_bias": st.dictionaries(st.integers(-1, 15).map(str) | st.text(max_size=3), NUMBERS, max_size=4)}
+SHARED |= {"n": st.integers(0, 9), "stream": st.booleans()}
+SHARED |= {"stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "x": ANYTHING})}
+SHARED |= {"stop": LETTERS | st.lists(LETTERS, max_size=5), "seed": st.integers(-1, 2**32), "user": LETTERS}
 FIELDS = {
     "/v1/completions": SHARED
     | {
