@@ -4,8 +4,6 @@ import importlib
 import io
 import json
 import os
-import pathlib
-import subprocess
 import sys
 import types
 
@@ -15,17 +13,14 @@ import numpy as np
 import pytest
 
 from algorithms import d_inference, d_transformer, e_transformer, ed_inference
-from tests.run_cases import BYTES, LABELS, LETTERS, make_run
+from tests.run_cases import LABELS, LETTERS, make_run
 from training import commands
 from training.commands.terminal import show
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build_tokenizer
 from training.generation import Generator
-from training.generation.pieces import certain, pieces_of
 from training.runs.directory import RunDirectory, load_run
 from training.tasks.classify import class_probabilities
-
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 
 
 @pytest.fixture(scope="module")
@@ -99,26 +94,22 @@ def test_log_probabilities_are_those_of_the_model(answered, runs):
     assert len(answer["log_probabilities"]) == answer["tokens"] + (answer["ended_by"] == "eos")
 
 
-@pytest.mark.parametrize("how", [{"no_repeat_ngram_size": 2}, {"repetition_penalty": 3.0}])
-def test_control_of_repetition_reaches_the_model(answered, runs, how):
+@pytest.mark.parametrize(
+    ("flags", "of_model", "how"),
+    [
+        (("--tau", 0, "--no-repeat-ngram-size", 2), {}, {"tau": 0.0, "no_repeat_ngram_size": 2}),
+        (("--tau", 0, "--repetition-penalty", 3.0), {}, {"tau": 0.0, "repetition_penalty": 3.0}),
+        (("--tau", 1, "--weights", "int8"), {"int8": True}, {"tau": 1.0}),
+    ],
+)
+def test_what_is_asked_for_reaches_the_model(answered, runs, flags, of_model, how):
     model = load_run(runs["d"])
     x = np.array([[LETTERS.bos_token, *LETTERS.encode("abc")]])
-    options = {"lengths": np.array([4]), "l_gen": 9, "tau": 0.0, "eos": LETTERS.eos_token, "key": jax.random.key(0)}
-    tokens = Generator(model.theta, model.config).generate(x, **options, **how)[0]
+    options = {"lengths": np.array([4]), "l_gen": 9, "eos": LETTERS.eos_token, "key": jax.random.key(0)}
+    tokens = Generator(model.theta, model.config, **of_model).generate(x, **options, **how)[0]
     expected = LETTERS.decode(tokens[tokens != LETTERS.eos_token].tolist())
-    flags = [str(word) for name, value in how.items() for word in (f"--{name.replace('_', '-')}", value)]
-    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0, *flags) == expected + "\n"
-    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0) != expected + "\n"
-
-
-def test_rounded_weights_reach_the_model(answered, runs):
-    model = load_run(runs["d"])
-    x = np.array([[LETTERS.bos_token, *LETTERS.encode("abc")]])
-    options = {"lengths": np.array([4]), "l_gen": 9, "tau": 1.0, "eos": LETTERS.eos_token, "key": jax.random.key(0)}
-    tokens = Generator(model.theta, model.config, int8=True).generate(x, **options)[0]
-    expected = LETTERS.decode(tokens[tokens != LETTERS.eos_token].tolist())
-    flags = ("--prompt", "abc", "--l_gen", 9, "--tau", 1)
-    assert answered("d", *flags, "--weights", "int8") == expected + "\n"
+    assert answered("d", "--prompt", "abc", "--l_gen", 9, *flags) == expected + "\n"
+    assert of_model or answered("d", "--prompt", "abc", "--l_gen", 9, *flags[:2]) != expected + "\n"
 
 
 def test_several_answers_are_told_apart(answered, runs):
@@ -203,13 +194,6 @@ def test_a_classifier_names_the_class(answered, runs):
     assert answered("classify", stdin="bad\n") == f"{LABELS[best]}\t{p[best]:.4f}\n"
     answer = json.loads(answered("classify", "--json", stdin="bad\n"))["answers"][0]
     np.testing.assert_allclose([answer["probabilities"][label] for label in LABELS], p, rtol=1e-5)
-
-
-def test_many_lines_are_answered_in_order(answered, script, monkeypatch):
-    lines = ["abc", "j", "fade .", "a", "b"]
-    at_once = answered("ed", "--l_max", 6, stdin="\n".join(lines))
-    monkeypatch.setattr(script, "LINES_AT_ONCE", 2)
-    assert answered("ed", "--l_max", 6, stdin="\n".join(lines)) == at_once
 
 
 def test_every_line_is_a_request_of_its_own(answered, script, runs, monkeypatch):
@@ -322,7 +306,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
     [
         (
             "ed",
-            ["--prompt", "a" * 40],
+            ["--prompt", 40 * "a"],
             None,
             "has 42 tokens, including special ones, but the model reads at most l_max = 40",
         ),
@@ -347,12 +331,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
         ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
         ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does not apply: the run is an encoder,"),
         ("e", ["--prompt", "a[MASK]", "--n", "16"], None, "n: expected at least 1 and at most 15"),
-        (
-            "classify",
-            ["--seed", "1"],
-            "abc\n",
-            "--seed does not apply: the run is a classifier, whose options are none",
-        ),
+        ("classify", ["--seed", "1"], "a\n", "--seed does not apply: the run is a classifier, whose options are none"),
         ("d", ["--interactive", "--prompt", "abc"], None, "--interactive: expected prompts on stdin, got --prompt"),
         ("e", ["--prompt", "a[MASK]", "--weights", "int8"], None, "--weights does not apply: the run is an encoder,"),
     ],
@@ -364,38 +343,6 @@ def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch,
     assert message in err
     assert err.startswith("generate.py: ")
     assert err.count("\n") == 1
-
-
-def test_what_is_no_run_is_refused(script, tmp_path, capsys):
-    assert commands.generate_main([str(tmp_path / "none")]) == 2
-    assert "there is no run directory" in capsys.readouterr().err
-    assert commands.generate_main([str(tmp_path)]) == 2
-    assert "is not a run directory" in capsys.readouterr().err
-
-
-def test_half_a_character_waits_for_its_other_half():
-    pieces = list(pieces_of(BYTES.encode("aßb€"), BYTES))
-    assert pieces == ["a", "", "ß", "b", "", "", "€", ""]
-
-
-def test_what_may_become_a_stop_waits():
-    assert certain("abc", ("cd", "bcx")) == "a"
-    assert certain("abc", ("x",)) == "abc"
-    assert "".join(pieces_of(BYTES.encode("one two three"), BYTES, (" three",))) == "one two"
-    assert "".join(pieces_of(BYTES.encode("one two thr"), BYTES, (" three",))) == "one two thr"
-    assert "".join(pieces_of(BYTES.encode("aa café"), BYTES, ("a é", "fé"))) == "aa ca"  # é is two tokens
-
-
-@pytest.mark.slow
-def test_the_command_line_itself(runs):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, runs["d"], "--prompt", "abc", "--l_gen", "5"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("\n")
 
 
 def piped(data):

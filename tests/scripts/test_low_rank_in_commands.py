@@ -18,14 +18,6 @@ SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 16, "l_max":
 ASKED = ["the cat", "sat on", "the mat, the rat", "a rat", "the rat sat", "on the mat", "the", "cat, the", "sat, sat"]
 
 
-def called(name, *arguments, capsys):
-    capsys.readouterr()
-    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    return printed.out
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A model, a run that adapts it to a few conversations, and the two merged."""
@@ -69,28 +61,26 @@ def test_the_adapter_changes_the_model_and_merging_does_not(root):
         ["--tau", 0, "--weights", "int8"],
     ],
 )
-def test_generate(root, capsys, flags):
+def test_generate(root, printed, flags):
     flags = ["--prompt", "the cat sat", "--l_gen", 12, "--json", *flags]
-    before, taught, merged = (
-        called("generate", root / name, *flags, capsys=capsys) for name in ("model", "taught", "merged")
-    )
+    before, taught, merged = (printed("generate", root / name, *flags) for name in ("model", "taught", "merged"))
     assert taught == merged
     assert taught != before
 
 
-def test_generate_on_a_mesh(root, capsys):
+def test_generate_on_a_mesh(root, printed):
     flags = ["--prompt", "the cat sat", "--l_gen", 12, "--tau", 0, "--chat"]
-    alone = called("generate", root / "merged", *flags, capsys=capsys)
-    assert called("generate", root / "taught", *flags, "--mesh", "data=2,model=4", capsys=capsys) == alone
+    alone = printed("generate", root / "merged", *flags)
+    assert printed("generate", root / "taught", *flags, "--mesh", "data=2,model=4") == alone
 
 
-def test_evaluate(root, capsys):
+def test_evaluate(root, printed):
     """By its own data, and the merged model and the first one by the same ones, in batches of another size."""
     cache = ["--cache", root / "cache"]
     data = ["--data", root / "chats.jsonl", "--validation-data", root / "held-out.jsonl", "--l_max", 40]
     found = {}
     for name, flags in (("taught", []), ("merged", data), ("model", data)):
-        called("evaluate", root / name, *cache, *flags, capsys=capsys)
+        printed("evaluate", root / name, *cache, *flags)
         (kept,) = (root / name).glob("evaluation-validation*.json")
         found[name] = json.loads(kept.read_text())["rows"]["this model"]
     trained = json.loads((root / "taught" / "results.json").read_text())
@@ -99,19 +89,19 @@ def test_evaluate(root, capsys):
     assert abs(found["model"]["loss"] - found["taught"]["loss"]) > 0.01
 
 
-def test_look_inside(root, capsys, tmp_path):
+def test_look_inside(root, printed, tmp_path):
     pages = {}
     for name in ("taught", "merged"):
-        called("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name, capsys=capsys)
+        printed("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name)
         pages[name] = (tmp_path / name / "page.html").read_text().replace(name, "NAME")
     assert pages["taught"] == pages["merged"]
 
 
-def test_compress(root, capsys, tmp_path):
+def test_compress(root, printed, tmp_path):
     text = tmp_path / "text"
     text.write_text("the cat sat on the mat, the rat sat on the cat")
-    called("compress", root / "taught", "compress", text, tmp_path / "small", capsys=capsys)
-    called("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again", capsys=capsys)
+    printed("compress", root / "taught", "compress", text, tmp_path / "small")
+    printed("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again")
     assert (tmp_path / "again").read_text() == text.read_text()
 
 
@@ -129,13 +119,13 @@ def test_serve(root):
     assert answers[0] == answers[1]
 
 
-def test_a_further_adapter_is_beside_both(root, tmp_path, capsys):
+def test_a_further_adapter_is_beside_both(root, tmp_path, printed):
     flags = ["--from", root / "taught", "--lora-rank", 1, "--steps", 1, "--batch-size", 2, "--l_max", 40, "--quiet"]
     flags += ["--data", root / "chats.jsonl", "--peak", 1e9, "--no-tensorboard", "--cache", root / "cache"]
     losses = []
     for name in ("taught", "merged"):
         flags[1] = root / name
-        called("train", "d", "--run", tmp_path / name, *flags, capsys=capsys)
+        printed("train", "d", "--run", tmp_path / name, *flags)
         losses.append(json.loads((tmp_path / name / "results.json").read_text()))
     assert losses[0] == losses[1]
     assert RunDirectory(tmp_path / "taught").description().settings.start_from == str(root / "taught")

@@ -62,50 +62,40 @@ def test_a_direction_is_read_as_it_was_written(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def named(**where):
+    """A file with the direction, of another place."""
+    return {"direction": DIRECTION}, {**WRITTEN, "where": json.dumps(where)}
+
+
 @pytest.mark.parametrize(
-    ("tensors", "metadata", "word", "says"),
+    ("tensors", "metadata", "scale", "says"),
     [
-        (None, None, "{file}", "--steer: {file}: there is no such file"),
-        (
-            None,
-            None,
-            "{file}:much",
-            "--steer: {file}:much: expected FILE or FILE:SCALE with a finite number, got 'much'",
-        ),
-        (None, None, "{file}:nan", "expected FILE or FILE:SCALE with a finite number, got 'nan'"),
-        (b"abc", None, "{file}:2", "--steer: {file}: expected a direction, as save_direction writes it, got "),
-        ({"X@8": DIRECTION}, None, "{file}", "{file}: expected a direction, as save_direction writes it, got other"),
-        ({"direction": DIRECTION}, {**WRITTEN, "where": "X@8"}, "{file}", "{file}: expected a direction, as"),
-        ({"direction": DIRECTION}, {**WRITTEN, "where": '{"layer": 0}'}, "{file}", "{file}: expected a direction, as"),
-        ({"direction": DIRECTION * np.inf}, WRITTEN, "{file}", "{file}: expected finite numbers"),
-        ({"direction": DIRECTION[0]}, WRITTEN, "{file}", "{file}: expected finite numbers [rows] or [H, rows], got"),
+        (None, None, "", "--steer: {file}: there is no such file"),
+        (None, None, ":much", "--steer: {file}:much: expected FILE or FILE:SCALE with a finite number, got 'much'"),
+        (None, None, ":nan", "expected FILE or FILE:SCALE with a finite number, got 'nan'"),
+        (b"abc", None, ":2", "--steer: {file}: expected a direction, as save_direction writes it, got "),
+        ({"X@8": DIRECTION}, None, "", "{file}: expected a direction, as save_direction writes it, got other"),
+        ({"direction": DIRECTION}, {**WRITTEN, "where": "X@8"}, "", "{file}: expected a direction, as"),
+        (*named(layer=0), "", "{file}: expected a direction, as"),
+        ({"direction": DIRECTION * np.inf}, WRITTEN, "", "{file}: expected finite numbers"),
+        ({"direction": DIRECTION[0]}, WRITTEN, "", "{file}: expected finite numbers [rows] or [H, rows], got"),
         (
             {"direction": DIRECTION[:5]},
             WRITTEN,
-            "{file}",
+            "",
             "--steer: {file}: expected a direction [8] for this model, got [5]",
         ),
-        (
-            {"direction": DIRECTION},
-            {**WRITTEN, "where": '{"name": "X@8", "layer": 2}'},
-            "{file}",
-            "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2",
-        ),
-        (
-            {"direction": DIRECTION},
-            {**WRITTEN, "where": '{"name": "Z@8"}'},
-            "{file}",
-            "--steer: Z@8: expected one of e, ",
-        ),
+        (*named(name="X@8", layer=2), "", "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2"),
+        (*named(name="Z@8"), "", "--steer: Z@8: expected one of e, "),
     ],
 )
-def test_what_is_no_direction_is_one_sentence(run, tmp_path, capsys, tensors, metadata, word, says):
+def test_what_is_no_direction_is_one_sentence(run, tmp_path, capsys, tensors, metadata, scale, says):
     file = tmp_path / "file.safetensors"
     if isinstance(tensors, bytes):
         file.write_bytes(tensors)
     elif tensors is not None:
         save_file({name: np.asarray(value) for name, value in tensors.items()}, file, metadata)
-    assert commands.generate_main([str(run), "--prompt", "a", "--steer", word.format(file=file)]) == 2
+    assert commands.generate_main([str(run), "--prompt", "a", "--steer", f"{file}{scale}"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1

@@ -129,23 +129,6 @@ def test_a_task_may_be_read_from_labeled_text(train, tmp_path):
     assert_refused(train("classify", "--data", path, run="other"), f"{path}:81: expected label TAB text")
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
-        (b"", "is empty"),
-        (b" \n\n", "nothing but white space"),
-        (b"abc\0def", "zero byte at byte offset 3"),
-        (b"caf\xe9 au lait", "not UTF-8 at byte offset 3"),
-        (b"Two.\n\nParagraphs.", "too few to hold some out"),
-    ],
-)
-def test_bad_files_are_refused(train, tmp_path, contents, message):
-    path = tmp_path / "bad.txt"
-    path.write_bytes(contents)
-    assert_refused(train("d", "--data", path), str(path), message)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
     path = tmp_path / "uneven.tsv"
     path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(50)))
@@ -231,17 +214,11 @@ def test_help_has_every_setting_with_its_default(capsys, task):
         (["d"], "expected --run, got none; see --help"),
         (["d", "--run"], "--run: expected a value, got none"),
         (["d", "--run", "x", "--lines", "3"], "--lines: expected a known flag, got '--lines'; see --help"),
-        (
-            ["d", "--run", "x", "--batchsize=3"],
-            "--batchsize: expected a known flag, got '--batchsize'; did you mean --batch-size?",
-        ),
+        (["d", "--run=x", "--stepz=3"], "--stepz: expected a known flag, got '--stepz'; did you mean --steps?"),
         (["d", "--run", "x", "y"], "y: expected flags only, got 'y'; see --help"),
         (["d", "--run", "x", "--L", "many"], "--L: expected an integer, got 'many'"),
         (["d", "--run", "x", "--dropout", "many"], "--dropout: expected a number, got 'many'"),
-        (
-            ["d", "--run", "x", "--rows", "pakced"],
-            "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?",
-        ),
+        (["d", "--rows=pakced"], "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?"),
         (["d", "--run", "x", "--process-id", "-1"], "--process-id: expected an integer of at least 0, got '-1'"),
     ],
 )
@@ -249,9 +226,3 @@ def test_a_usage_error_is_its_sentence(capsys, arguments, sentence):
     assert commands.train_main(arguments) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"train.py: {sentence}\n")
-
-
-@pytest.mark.parametrize("name", ["learning-rate", "eps", "embedding-learning-rate", "dropout", "explosion", "peak"])
-def test_what_is_not_a_number_is_refused_before_there_is_a_directory(train, text, tmp_path, name):
-    assert_refused(train("d", "--data", text, f"--{name}", "nan"), f"--{name}: expected ", "got nan")
-    assert not (tmp_path / "run").exists()

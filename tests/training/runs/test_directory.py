@@ -276,10 +276,10 @@ def test_defaults_fit_together(task):
         ({"learning_rate": float("inf")}, "--learning-rate: expected a positive number, got inf"),
         ({"eps": float("nan")}, "--eps: expected a positive number, got nan"),
         ({"embedding_learning_rate": float("nan")}, "--embedding-learning-rate: expected a positive number, got nan"),
-        (
-            {"batch_size": 6, "accumulation_steps": 4},
-            "--batch-size: expected a multiple of --accumulation-steps, 4, got 6",
-        ),
+        ({"dropout": float("nan")}, "--dropout: expected at least 0 and less than 1, got nan"),
+        ({"explosion": float("nan")}, "--explosion: expected "),
+        ({"peak": float("nan")}, "--peak: expected "),
+        ({"batch_size": 6, "accumulation_steps": 4}, "--batch-size: expected a multiple of --accumulation-steps, 4"),
     ],
 )
 def test_settings_that_cannot_be_are_said(values, message):
