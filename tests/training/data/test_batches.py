@@ -324,10 +324,7 @@ STORE = distinct_store()
         ),
         (lambda: MaskedTokens(STORE, l_max=89), "the training data have 88 tokens"),
         (lambda: MaskedTokens(STORE, l_max=5, rule="x"), "there is no masking rule 'x'; choose paper"),
-        (
-            lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0),
-            "p_mask: expected a probability between 0 and 1, got 1.0",
-        ),
+        (lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0), "p_mask: expected a probability between 0 and 1, got 1.0"),
         (
             lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, pad_multiple=0),
             "pad_multiple: expected at least 1, got 0",

@@ -60,9 +60,7 @@ def test_the_cache_is_no_longer_than_the_widest_window(name):
     most = states.widest_window(config.variant)
     assert most == WIDEST[name]
     shapes = jax.eval_shape(
-        lambda x, lengths: reading.prefill(theta, x, lengths, C=64, most=most),
-        X[:3],
-        LENGTHS.astype(np.int32),
+        lambda x, lengths: reading.prefill(theta, x, lengths, C=64, most=most), X[:3], LENGTHS.astype(np.int32)
     )
     grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):

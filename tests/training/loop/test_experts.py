@@ -30,10 +30,7 @@ EXPERTS = Experts(n=N, k=K, activation="silu", gated=True, biases=False, balance
 VARIANT = LLAMA.but(mlp=EXPERTS)
 SIZES = {"N_V": 17, "l_max": 7, "L": 2, "H": 2, "d_e": 8, "d_mlp": 12}
 CONFIG = DTransformerConfig(**SIZES, variant=VARIANT)
-BATCH = {
-    "x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))),
-    "length": jnp.array([7, 4, 2]),
-}
+BATCH = {"x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))), "length": jnp.array([7, 4, 2])}
 
 
 @pytest.fixture(scope="module")

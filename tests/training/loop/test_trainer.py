@@ -20,7 +20,7 @@ from training.tasks.models import init_model, model_shapes
 
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
-PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
+PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,11 +87,7 @@ def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
 
 
 @pytest.mark.parametrize(
-    "stop",
-    [
-        {"stop_at_evaluation": 6},
-        *(pytest.param({"stop_after": n}, marks=pytest.mark.slow) for n in (1, 5, 8)),
-    ],
+    "stop", [{"stop_at_evaluation": 6}, *(pytest.param({"stop_after": n}, marks=pytest.mark.slow) for n in (1, 5, 8))]
 )
 def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     expected, settings, _, _ = undisturbed
@@ -182,7 +178,7 @@ def test_lost_lines_of_the_record_are_told(undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_it_is_the_papers_gradient_descent(tmp_path):
-    settings = settings_for("d", rows="windows", batch_size=1, steps=2, learning_rate=0.05, **PLAIN)
+    settings = settings_for("d", batch_size=1, steps=2, learning_rate=0.05, **PLAIN | {"rows": "windows"})
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
     run = load_run(tmp_path / "run")
@@ -208,17 +204,8 @@ def test_the_average_forgets_by_its_decay(undisturbed):
 
 @pytest.mark.end_to_end
 def test_training_stops_early_and_keeps_the_best(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=60,
-        eval_every=4,
-        patience=2,
-        learning_rate=0.05,
-        schedule="constant",
-        optimizer="adam",
-        weight_decay=0.0,
-    )
+    often = {"steps": 60, "eval_every": 4, "patience": 2, "learning_rate": 0.05}
+    settings = settings_for("d", **PLAIN | {"optimizer": "adam", "clip_norm": 1.0} | often)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     results = trainer.train()
     record = [line for line in lines(tmp_path / "run") if "validation_loss" in line]
@@ -233,19 +220,8 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=9,
-        optimizer="sgd",
-        schedule="constant",
-        learning_rate=1e30,
-        weight_decay=0.0,
-        clip_norm=0.0,
-        checkpoint_every=1,
-        eval_every=100,
-        explosion=1e30,
-    )
+    often = {"checkpoint_every": 1, "eval_every": 100}
+    settings = settings_for("d", **PLAIN, **often, steps=9, learning_rate=1e30, explosion=1e30)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     with pytest.raises(TrainingError) as error:
         trainer.train()
@@ -259,17 +235,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=9,
-        optimizer="sgd",
-        schedule="constant",
-        learning_rate=1e4,
-        weight_decay=0.0,
-        clip_norm=0.0,
-        explosion=2.0,
-    )
+    settings = settings_for("d", **PLAIN, steps=9, learning_rate=1e4, explosion=2.0)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     with pytest.raises(TrainingError, match=r"step \d: the loss is .* more than 5.666 .*there is no checkpoint yet"):
         trainer.train()
