@@ -86,8 +86,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     assert results.ok, summary(results)
     places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
     assert places["4"] == ["@f.each_layer(X, theta.layers, theta.first_mlp)\ndef X(X, W, f):"]
-    assert places["9"] == ["return X"]
-    assert places["return"] == ["P = f.unembedding(X, theta)"]
+    assert (places["9"], places["return"]) == (["return X"], ["P = f.unembedding(X, theta)"])
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].visits == layers * sequences
@@ -215,13 +214,10 @@ def test_tags(tmp_path):
     assert (function.algorithm, function.is_algorithm) == (7, False)
     first, loop, body = dict.fromkeys(function.statements.values())
     assert (first.first, first.last, first.target) == (3, 5, "a")
-    assert first.tags == (Tag(None, "2", "3"), Tag(None, "return", "return"))
-    assert loop.body == (7, 7)
+    assert (first.tags, loop.body) == ((Tag(None, "2", "3"), Tag(None, "return", "return")), (7, 7))
     assert loop.tags == (Tag(None, "4", "4"),)
     order = ("4", "5", "6", "return")
-    assert numbers(body.tags, 7, order) == ("5",)
-    assert numbers(body.tags, 8, order) == ("6",)
-    assert body.target == "a"
+    assert (numbers(body.tags, 7, order), numbers(body.tags, 8, order), body.target) == (("5",), ("6",), "a")
 
 
 def test_command_line(tmp_path, capsys):

@@ -138,8 +138,7 @@ def test_what_cannot_be_said_leaves_the_conversation(told, model):
     first = answer_of(model, "the cat", l_gen=3)
     second = answer_of(model, "the cat", first, "sat", l_gen=3)
     status, printed, notice = told("--interactive", "--l_gen", "3", stdin=f"the cat\n{'mat ' * 99}\nsat\n")
-    assert (status, printed) == (0, f"{first}\n{second}\n")
-    assert notice.count("\n") == 1
+    assert ((status, printed), notice.count("\n")) == ((0, f"{first}\n{second}\n"), 1)
     assert "but the model reads at most l_max = 90: shorten it" in notice
 
 

@@ -33,8 +33,7 @@ def test_one_command_trains_another_measures_and_a_third_shows(tmp_path, printed
     rows = json.loads((tmp_path / "run" / "evaluation-validation.json").read_text())["rows"]
     assert rows.keys() == {"this model", "logistic regression", "the expert", "no torque"}
     assert rows["this model"].keys() == {"bits_per_byte", "accuracy", "recognized", "return", "upright"}
-    assert rows["the expert"]["upright"] == 1
-    assert rows["no torque"]["upright"] == 0
+    assert (rows["the expert"]["upright"], rows["no torque"]["upright"]) == (1, 0)
     assert rows["logistic regression"]["accuracy"] > 0.9
     out = printed("gato", tmp_path / "run", "--prompt", "The ")
     assert [line.partition(":")[0] for line in out.splitlines()][-2:] == ["digits", "pendulum"]

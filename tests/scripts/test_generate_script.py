@@ -221,8 +221,7 @@ def test_line_n_in_is_line_n_out(answered, runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n?\nj\n"))
     assert commands.generate_main([str(runs["ed"]), "--l_max", "6"]) == 2
     printed = capsys.readouterr()
-    assert printed.out.split("\n") == lines
-    assert printed.err.count("\n") == 1
+    assert (printed.out.split("\n"), printed.err.count("\n")) == (lines, 1)
     assert "'?'" in printed.err
 
 
@@ -283,8 +282,7 @@ def test_a_conversation_keeps_its_history(script, capsys, monkeypatch, tmp_path)
     first = said("abc", 0)
     second = said(f"abc{first}\nde", 2)
     third = said(f"abc{first}\nde{second}", 3)
-    assert printed.out == f"{first}\n{second}\n{third}\n{said('abc', 5)}\n"
-    assert printed.err.count("\n") == 1
+    assert (printed.out, printed.err.count("\n")) == (f"{first}\n{second}\n{third}\n{said('abc', 5)}\n", 1)
     assert "'?'" in printed.err
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\nde\n"))
     assert commands.generate_main([*flags, "--json", "--n", "2"]) == 0

@@ -296,12 +296,9 @@ def test_labeled_texts_are_cut_to_l_max_with_eos():
     data = batched(LabeledTexts, LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
     assert data.source.n_too_long == 1
     first, second = data.evaluation_batches()
-    assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
-    assert first["length"].tolist() == [4, 3]
-    assert first["label"].tolist() == [1, 0]
-    assert second["x"].tolist() == [[8, 9, 9, 9], [9, 9, 9, 9]]
-    assert second["length"].tolist() == [2, 0]
-    assert second["label"].tolist() == [1, -1]
+    assert (first["x"].tolist(), first["length"].tolist()) == ([[8, 1, 2, 9], [8, 4, 9, 9]], [4, 3])
+    assert (first["label"].tolist(), second["x"].tolist()) == ([1, 0], [[8, 9, 9, 9], [9, 9, 9, 9]])
+    assert (second["length"].tolist(), second["label"].tolist()) == ([2, 0], [1, -1])
 
 
 STORE = distinct_store()

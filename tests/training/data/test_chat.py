@@ -245,8 +245,7 @@ def test_comes_with_a_tokenizer(tmp_path):
     made = LibraryTokenizer(inner, special=special, chat_template="{{ bos_token }}{{ messages[0].content }}<end>")
     made.save(tmp_path / "tokenizer.json")
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.chat_template == made.chat_template
-    assert tokenizer.fingerprint() == made.fingerprint()
+    assert (tokenizer.chat_template, tokenizer.fingerprint()) == (made.chat_template, made.fingerprint())
     assert tokenizer.end_tokens == (eos, end)
     template = ChatTemplate.of(tokenizer)
     assert template.ends == ("</s>", "<end>")

@@ -64,8 +64,7 @@ def test_a_tenth_of_the_documentation_is_held_out(docs):
 @pytest.mark.slow
 def test_the_documentation_is_the_same_every_time(docs):
     again = load_corpus("docs")
-    assert again.fingerprint == docs.fingerprint
-    assert list(again.train) == list(docs.train)
+    assert (again.fingerprint, list(again.train)) == (docs.fingerprint, list(docs.train))
     assert list(again.validation) == list(docs.validation)
 
 
@@ -86,8 +85,7 @@ RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]
 def test_equal_records_are_on_one_side_and_the_shares_are_exact():
     train, validation, test = hold_out(RECORDS, (0.1, 0.2), name="x")
     keys = [{record_key(r) for r in side} for side in (train, validation, test)]
-    assert [len(k) for k in keys] == [210, 30, 60]
-    assert len(set.union(*keys)) == 300
+    assert ([len(k) for k in keys], len(set.union(*keys))) == ([210, 30, 60], 300)
     assert Counter(train + validation + test) == Counter(RECORDS)
 
 

@@ -79,8 +79,7 @@ def test_a_validation_file_is_held_out_whole_and_left_out_of_training(tmp_path):
 def test_whole_documents_are_kept_when_there_is_a_validation_file(tmp_path):
     a, b = write(tmp_path / "a.txt", text_of(200)), write(tmp_path / "b.txt", "Other words.\n")
     train, validation = sides(read_corpus([a], "text", validation_paths=[b]))
-    assert train == [Document(text_of(200), f"{a}:1")]
-    assert validation == [Document("Other words.\n", f"{b}:1")]
+    assert (train, validation) == ([Document(text_of(200), f"{a}:1")], [Document("Other words.\n", f"{b}:1")])
 
 
 def test_json_lines_of_every_kind(tmp_path):
@@ -256,8 +255,7 @@ def test_a_directory_of_text_is_its_files_by_name(tmp_path):
         file.write(b"packed\n")
     named = [folder / name for name in ("0.txt.gz", "a/y.txt", "a/z.md", "b.txt")]
     one, several = (read_corpus(paths, "text") for paths in ([folder], named))
-    assert one.fingerprint == several.fingerprint
-    assert sides(one) == sides(several)
+    assert (one.fingerprint, sides(one)) == (several.fingerprint, sides(several))
     other = write(tmp_path / "other.txt", "something else\n")
     assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == list(FileRecords(tuple(named), "text"))
 

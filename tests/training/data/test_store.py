@@ -88,8 +88,7 @@ def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
 
 
 def test_large_vocabularies_take_four_bytes():
-    assert token_dtype(1 << 16) == np.uint16
-    assert token_dtype((1 << 16) + 1) == np.uint32
+    assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     assert TokenStore.from_sequences([[0, 65536]], 65537).tokens.tolist() == [0, 65536]
 
 
@@ -107,8 +106,7 @@ def test_labels_are_numbered_in_order_of_their_names(tmp_path):
     for _ in range(2):  # written, and read again
         splits = tokenize_labeled(corpus_of(train, train[1:], kind="labeled"), ByteTokenizer(), cache_dir=tmp_path)
         assert splits.train.names == splits.test.names == ("ham", "spam")
-        assert splits.train.labels.tolist() == [1, 0, 1]
-        assert splits.validation.labels.tolist() == [0, 1]
+        assert (splits.train.labels.tolist(), splits.validation.labels.tolist()) == ([1, 0, 1], [0, 1])
         assert len(splits.test.labels) == 0
 
 

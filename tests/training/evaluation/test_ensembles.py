@@ -35,8 +35,7 @@ def test_the_ensemble_predicts_with_the_mean_of_the_distributions():
     B, l = targets.shape
     nats = -np.log(P[targets, np.arange(B)[:, None], np.arange(l)])
     np.testing.assert_allclose(totals.nats, nats[mask].sum(), rtol=1e-5)
-    assert totals.weight == mask.sum()
-    assert totals.correct == (P.argmax(axis=0) == targets)[mask].sum()
+    assert (totals.weight, totals.correct) == (mask.sum(), (P.argmax(axis=0) == targets)[mask].sum())
 
 
 @pytest.mark.parametrize("task", ["d", "e", "ed", "classify"])

@@ -40,8 +40,7 @@ def test_a_product_is_that_of_the_rounded_matrix_but_for_15_bits_of_the_column(r
     expected = np.tensordot(as_matrix(rounded), exact, 1) + np.asarray(b).reshape(*rows, *(1 for _ in columns))
     off_by = np.abs(exact).max(0) / 127 / 254 / 2  # each entry of a column
     bound = np.multiply.outer(np.abs(as_matrix(rounded)).sum(-1), off_by) * (1 + 1e-3) + 1e-4
-    assert Y.shape == expected.shape
-    assert Y.dtype == jnp.float32
+    assert (Y.shape, Y.dtype) == (expected.shape, jnp.float32)
     assert (np.abs(Y - expected) <= bound).all()
 
 

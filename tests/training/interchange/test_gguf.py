@@ -124,8 +124,7 @@ def assert_dequantized(path, stored, form, shape):
     found = GGUFFile(path / "x.gguf").read("x")
     (_, tensor) = gguf.GGUFReader(path / "x.gguf").tensors
     expected = gguf.dequantize(tensor.data, kind)
-    assert found.shape == shape
-    assert found.dtype == np.float32
+    assert (found.shape, found.dtype) == (shape, np.float32)
     assert found.tobytes() == expected.reshape(shape).tobytes()
 
 
@@ -160,8 +159,7 @@ def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path):
     model = make("llama", head_dim=64, rope_parameters=rope)
     plain = 1 / 5e5 ** (np.arange(0, 64, 2) / 64)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
-    assert factors.max() == 32
-    assert factors.min() == pytest.approx(1)
+    assert (factors.max(), factors.min()) == (32, pytest.approx(1))
     assert np.any((factors > 2) & (factors < 31))
     path = gguf_cases.write(tmp_path / "a.gguf", model, tensors={"rope_freqs.weight": factors})
     state, tensors = open_gguf(path)

@@ -142,9 +142,7 @@ def test_llama_3_takes_a_word_that_is_a_token_whole(bpe):
 def test_special_tokens_are_in_markup_only(bpe):
     tokenizer = read(of_bytes(bpe, **{"ggml.add_eos_token": True}))
     bos = tokenizer.bos_token
-    assert bos == len(bpe[0])
-    assert tokenizer.end_tokens == (bos + 1,)
-    assert tokenizer.framed([5]) == [5, bos + 1]
+    assert (bos, tokenizer.end_tokens, tokenizer.framed([5])) == (len(bpe[0]), (bos + 1,), [5, bos + 1])
     assert read(of_bytes(bpe, **{"ggml.pre": "llama3"})).framed([5]) == [bos, 5]
     assert read(of_bytes(bpe, **{"ggml.pre": "llama3", "ggml.add_bos_token": False})).framed([5]) == [5]
     markup = "<|begin|>a<think>b<|end|>"

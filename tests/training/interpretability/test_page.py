@@ -119,8 +119,7 @@ def test_the_weights_on_the_page_are_those_of_numpy(run, found):
     assert arrays["A0"].shape == A.shape == (3, 2, 10, 10)
     np.testing.assert_allclose(arrays["A0"], A, atol=1 / 255)
     assert np.abs(arrays["A0"] - A).max() > 1e-6  # they are rounded, so this is what was carried
-    assert data["texts"]["prompt"] == ["[BOS]", *PROMPT.replace(" ", "·")]
-    assert data["name"] == "a <run>"
+    assert (data["texts"]["prompt"], data["name"]) == (["[BOS]", *PROMPT.replace(" ", "·")], "a <run>")
     assert "3 layers" in data["facts"]
 
 
@@ -210,8 +209,7 @@ def test_numbers_are_packed_within_half_a_step():
         array, bits = arrays[entry["name"]]
         np.testing.assert_allclose(found[entry["name"]], array, atol=0.501 * entry["step"])
         assert entry["offset"] % (bits // 8) == 0
-    assert found["with NaN"][2] == 0
-    assert found["tokens"].tolist() == [0, 65535, 7]
+    assert (found["with NaN"][2], found["tokens"].tolist()) == (0, [0, 65535, 7])
 
 
 def test_the_page_needs_nothing_else_and_no_text_ends_its_script(tmp_path):

@@ -196,8 +196,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
     unfinished = load_run(tmp_path / "run")  # of the last checkpoint
     assert unfinished.config.d_e == 16
     second, found = trained(tmp_path / "run", base, **EXACT)
-    assert found == results
-    assert {**first, **second} == losses
+    assert (found, {**first, **second}) == (results, losses)
     wanted = flatten(load_run(expected).theta)
     for name, array in flatten(load_run(tmp_path / "run").theta).items():
         np.testing.assert_array_equal(array, wanted[name])

@@ -230,8 +230,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert "the gradients of W_e" in message
     assert "are not finite, at learning rate" in message
     assert "the last good checkpoint is of step 1" in message
-    assert checkpoint_steps(tmp_path / "run") == [1]
-    assert len(lines(tmp_path / "run")) == 1
+    assert (checkpoint_steps(tmp_path / "run"), len(lines(tmp_path / "run"))) == ([1], 1)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):

@@ -42,8 +42,7 @@ def test_what_lies_where():
     assert specs["layers.attention.heads.W_q"] == P(None, "model", None, "data")
     assert specs["layers.attention.W_o"] == P(None, "data", "model")
     assert specs["layers.mlp.W_mlp1"] == P(None, "model", "data")
-    assert specs["layers.mlp.b_mlp1"] == P(None, ("model", "data"))
-    assert specs["W_e"] == P("data", "model")
+    assert (specs["layers.mlp.b_mlp1"], specs["W_e"]) == (P(None, ("model", "data")), P("data", "model"))
     assert specs["W_u"] == P("model", "data")
     for name, leaf in of_state.items():
         symbol = name.partition(".mu.")[2] or name.partition(".nu.")[2]

@@ -34,8 +34,7 @@ def saved(tmp_path):
 
 
 def assert_restored(restored, step):
-    assert restored.step == step
-    assert restored.meta == {"step": step, "x": 0.1}
+    assert (restored.step, restored.meta) == (step, {"step": step, "x": 0.1})
     expected = flatten(trees(step))
     found = flatten(restored.trees)
     assert expected.keys() == found.keys()

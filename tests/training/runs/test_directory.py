@@ -39,8 +39,7 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     files, description, theta = begin(tmp_path / "run", task, variant="BERT" if task == "e" else "PAPER", dropout=0.25)
     files.save_parameters(theta)
     run = load_run(tmp_path / "run")
-    assert (run.task, run.config) == (task, description.config)
-    assert run.tokenizer.encode("abc") == [0, 1, 2]
+    assert ((run.task, run.config), run.tokenizer.encode("abc")) == ((task, description.config), [0, 1, 2])
     assert jax.tree.structure(run.theta) == jax.tree.structure(theta)
     for name, array in flatten(theta).items():
         np.testing.assert_array_equal(flatten(run.theta)[name], array)
@@ -57,8 +56,7 @@ def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp
     files.config.write_text(json.dumps(state))
     files.check_continues(description)
     run = load_run(tmp_path / "run")
-    assert run.config == description.config
-    assert run.theta.variant == LLAMA
+    assert (run.config, run.theta.variant) == (description.config, LLAMA)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -35,8 +35,7 @@ def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, dtyp
     found.append(load_run(tmp_path / "back"))
     for model in found:
         for name, array in flatten(model.theta).items():
-            assert array.dtype == dtype
-            assert np.asarray(array).tobytes() == expected[name].tobytes()
+            assert (array.dtype, np.asarray(array).tobytes()) == (dtype, expected[name].tobytes())
 
 
 def test_commands_take_it(run, capsys):

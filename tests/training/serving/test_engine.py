@@ -83,8 +83,7 @@ def test_a_batch_has_what_is_drawn_in_any_way(model):
     while finished < 6:
         finished += done.get(timeout=60).finish is not None
     of_model.close()
-    assert begun[0] == [0.5, 0.0, 0.0, 0.0]
-    assert (of_model.waiting, of_model.is_well) == (0, False)
+    assert (begun[0], (of_model.waiting, of_model.is_well)) == ([0.5, 0.0, 0.0, 0.0], (0, False))
 
 
 def test_each_of_several_tokens_ends_a_text(model):
@@ -93,8 +92,7 @@ def test_each_of_several_tokens_ends_a_text(model):
     end = free[9].token
     first = tokens_of(free).index(end)
     steps = steps_of(model, ended={**how, "ends": frozenset([EOS, end])})["ended"]
-    assert tokens_of(steps) == tokens_of(free)[: first + 1]
-    assert steps[-1].finish == "stop"
+    assert (tokens_of(steps), steps[-1].finish) == (tokens_of(free)[: first + 1], "stop")
     assert "".join(step.text for step in steps) == LETTERS.decode(tokens_of(free)[:first])
 
 
