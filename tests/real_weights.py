@@ -83,12 +83,8 @@ def glassllm(path: Path) -> Path:
     safetensors.numpy.save_file(stored, path / "model.safetensors")
     fields = {"vocab_size": sizes["vocab_size"], "hidden_size": d, "intermediate_size": int(8 * d / 3)}
     fields |= {"num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": H_kv}
-    fields |= {
-        "max_position_embeddings": sizes["max_len"],
-        "rms_norm_eps": sizes["eps"],
-        "rope_theta": sizes["rope_base"],
-    }
-    fields |= {"tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 3}
+    fields |= {"max_position_embeddings": sizes["max_len"], "rms_norm_eps": sizes["eps"]}
+    fields |= {"rope_theta": sizes["rope_base"], "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 3}
     write_config(path, model_type="llama", **fields)
     return path
 
@@ -118,11 +114,8 @@ def phonemizer(path: Path) -> Path:
     of_meta = ("d_model", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")
     fields = {name: meta[name] for name in (*of_meta, "decoder_start_token_id")} | {"vocab_size": 63}
     for side in ("encoder", "decoder"):
-        fields |= {
-            f"{side}_attention_heads": meta["num_heads"],
-            f"{side}_ffn_dim": meta["ffn_dim"],
-            f"{side}_layers": 1,
-        }
+        fields |= {f"{side}_attention_heads": meta["num_heads"], f"{side}_ffn_dim": meta["ffn_dim"]}
+        fields |= {f"{side}_layers": 1}
     fields |= {"activation_function": "gelu", "architectures": ["BartForConditionalGeneration"]}
     write_config(path, model_type="bart", **fields)
     special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}

@@ -96,11 +96,8 @@ def requested_by_pages(log):
 def open_all(book, browser, folder, numbers):
     """Open every page about an algorithm and the index; returns them as the browser understands them."""
     pages = {}
-    for name in (
-        "index.html",
-        *(f"algorithm-{n}.html" for n in numbers),
-        *(path.name for path in book.glob("model-*")),
-    ):
+    models = [path.name for path in book.glob("model-*")]
+    for name in ("index.html", *(f"algorithm-{n}.html" for n in numbers), *models):
         log = folder / "net.json"
         options = ("--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
         done = browser((book / name).as_uri(), folder, *options)

@@ -27,14 +27,8 @@ from training.crosscheck.tags import Tag, numbers, read
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
-SAMPLE = (
-    "token off by one",
-    "mask transposed",
-    "1/√d dropped",
-    "bias of the output skipped",
-    "ε misplaced",
-    "keys not rotated",
-)
+SAMPLE = ("token off by one", "mask transposed", "1/√d dropped", "bias of the output skipped", "ε misplaced")
+SAMPLE += ("keys not rotated",)
 
 
 def crosscheck(numbers, implementation="paper", **sizes):

@@ -98,6 +98,9 @@ def attribute(field):
     return value != "none"
 
 
+NORMALIZED = Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), scale=2.0)
+
+
 @pytest.mark.parametrize(
     ("variant", "algorithm", "key", "text"),
     [
@@ -110,12 +113,7 @@ def attribute(field):
         ({"mlp": None}, 10, (10, "8"), "X ← X"),
         ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
         ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦t' − w < t⟧)"),
-        (
-            {"attention": Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), scale=2.0)},
-            10,
-            (4, "4"),
-            "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))",
-        ),
+        ({"attention": NORMALIZED}, 10, (4, "4"), "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))"),
     ],
 )
 def test_formulas_of_records_without_a_name(variant, algorithm, key, text):

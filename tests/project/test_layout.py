@@ -46,29 +46,9 @@ FLOORS = {
 }
 # What algorithms/ may import: nothing that reads files, the clock or the environment, and no optimizer.
 DEPENDENCIES = {"jax", "jaxtyping", "numpy"}
-STANDARD_LIBRARY = {
-    "ast",
-    "collections",
-    "contextlib",
-    "contextvars",
-    "dataclasses",
-    "enum",
-    "fractions",
-    "functools",
-    "html",
-    "inspect",
-    "io",
-    "itertools",
-    "json",
-    "math",
-    "re",
-    "sys",
-    "textwrap",
-    "tokenize",
-    "types",
-    "typing",
-    "weakref",
-}
+STANDARD_LIBRARY = {"ast", "collections", "contextlib", "contextvars", "dataclasses", "enum", "fractions", "functools"}
+STANDARD_LIBRARY |= {"html", "inspect", "io", "itertools", "json", "math", "re", "sys", "textwrap", "tokenize", "types"}
+STANDARD_LIBRARY |= {"typing", "weakref"}
 ASKS_THE_PROCESSOR = ("algorithms/machinery/processor.py", "pathlib.Path")  # what it multiplies is in a file of Linux
 POSIX = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}
 POSIX |= {f"os.{name}" for name in ("O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "sysconf")}

@@ -23,7 +23,8 @@ from training.runs.directory import RunDirectory, load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
-SIZES = {"--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 32, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
+SIZES = {"--tokenizer": "bytes", "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 32}
+SIZES |= {"--batch-size": 4, "--steps": 3, "--peak": 1e9}
 
 
 @pytest.fixture
@@ -36,12 +37,7 @@ def evaluated(tmp_path, capsys):
             pathlib.Path(file).write_text(lines)
         directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
         if trained:
-            flags = SIZES | {
-                "--tokenizer": "bytes",
-                "--run": directory,
-                "--data": files[0],
-                "--validation-data": files[1],
-            }
+            flags = SIZES | {"--run": directory, "--data": files[0], "--validation-data": files[1]}
             assert train_main([*map(str, [task, "--quiet", *cache, *itertools.chain(*flags.items())])]) == 0
         else:
             make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)

@@ -302,12 +302,7 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("task", "arguments", "stdin", "message"),
     [
-        (
-            "ed",
-            ["--prompt", 40 * "a"],
-            None,
-            "has 42 tokens, including special ones, but the model reads at most l_max = 40",
-        ),
+        ("ed", [], 40 * "a", "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
         ("d", ["--prompt", ""], None, "text 1 is empty"),
         ("d", [], "", "text 1 is empty"),
         ("d", ["--prompt", "abz"], None, "character 'z'"),

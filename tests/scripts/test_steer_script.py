@@ -79,12 +79,7 @@ def named(**where):
         (*named(layer=0), "", "{file}: expected a direction, as"),
         ({"direction": DIRECTION * np.inf}, WRITTEN, "", "{file}: expected finite numbers"),
         ({"direction": DIRECTION[0]}, WRITTEN, "", "{file}: expected finite numbers [rows] or [H, rows], got"),
-        (
-            {"direction": DIRECTION[:5]},
-            WRITTEN,
-            "",
-            "--steer: {file}: expected a direction [8] for this model, got [5]",
-        ),
+        ({"direction": DIRECTION[:5]}, WRITTEN, "", "{file}: expected a direction [8] for this model, got [5]"),
         (*named(name="X@8", layer=2), "", "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2"),
         (*named(name="Z@8"), "", "--steer: Z@8: expected one of e, "),
     ],

@@ -219,20 +219,9 @@ def test_what_is_not_a_conversation_is_said_with_its_line(tmp_path, line, messag
 
 
 def test_what_the_template_refuses_is_said_with_its_line(tmp_path):
-    path = written(
-        tmp_path / "chats.jsonl",
-        [{"messages": m} for m in conversations()]
-        + [
-            {
-                "messages": [
-                    USER,
-                    {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
-                    TOOL,
-                    ANSWER,
-                ]
-            }
-        ],
-    )
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    every = [*conversations(), [USER, calling, TOOL, ANSWER]]
+    path = written(tmp_path / "chats.jsonl", [{"messages": messages} for messages in every])
     with pytest.raises(DataError, match=rf"{path}:25: the chat template refuses the conversation"):
         tokenize_text(read_corpus([path], "text"), tokenizer_of(INST), cache_dir=tmp_path / "cache")
 

@@ -152,20 +152,17 @@ def test_a_package_with_another_hash_is_refused(tmp_path):
         fetch(package, tmp_path)
 
 
+WHEEL = r"no_such_package_anywhere-1\.0-py3-none-any\.whl"
 MISSING = {index: Package(index, "no-such-package-anywhere", "1.0", "0" * 64) for index in ("pip", "npm")}
 
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, but .* does not have it"
-    ):
-        fetch(MISSING["pip"], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, but is not on the PATH"
-    ):
-        fetch(MISSING["npm"], tmp_path)
+    for index, message in (("pip", ".* does not have it"), ("npm", "is not on the PATH")):
+        needed = rf"^{index} is needed to fetch no-such-package-anywhere 1\.0, but {message}"
+        with pytest.raises(DataError, match=needed):
+            fetch(MISSING[index], tmp_path)
 
 
 def test_without_a_network_it_is_said(tmp_path, monkeypatch):
@@ -184,10 +181,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         return packages.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(packages.subprocess, "run", run)
-    with pytest.raises(
-        DataError,
-        match=r"pip did not download no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
-    ):
+    with pytest.raises(DataError, match=rf"pip did not download {WHEEL} for no-such-package-anywhere 1\.0"):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
@@ -200,9 +194,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
-    with pytest.raises(
-        DataError, match=r"^cannot write no_such_package_anywhere-1\.0-py3-none-any\.whl to .*packages: "
-    ):
+    with pytest.raises(DataError, match=rf"^cannot write {WHEEL} to .*packages: "):
         fetch(MISSING["pip"], tmp_path)
 
 

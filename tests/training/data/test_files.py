@@ -171,6 +171,8 @@ def test_lines_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
     assert [d.text for d in train] == ["äöü" * 50]
 
 
+OF_PAIRS = 'expected an object {"source": "…", "target": "…"}'
+OF_LABELS = 'expected an object {"label": "…", "text": "…"}'
 BAD_FILES = {
     "empty": ("a.txt", b"", "text", "a.txt is empty"),
     "blank": ("a.txt", b" \n\t\n", "text", "a.txt has nothing but white space"),
@@ -182,18 +184,8 @@ BAD_FILES = {
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json blank line": ("a.jsonl", b'{"text": "a"}\n\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),
-    "json key": (
-        "a.jsonl",
-        b'{"source": "a", "target": "b"}\n{"source": "c"}\n',
-        "pairs",
-        'a.jsonl:2: expected an object {"source": "…", "target": "…"}, got {"source": "c"}',
-    ),
-    "json number": (
-        "a.jsonl",
-        b'{"label": 1, "text": "b"}\n',
-        "labeled",
-        'a.jsonl:1: expected an object {"label": "…", "text": "…"}, got {"label": 1, "text": "b"}',
-    ),
+    "json key": ("a.jsonl", b'{"source": "c"}\n', "pairs", f'a.jsonl:1: {OF_PAIRS}, got {{"source": "c"}}'),
+    "json number": ("a.jsonl", b'{"label": 1, "text": "b"}\n', "labeled", f'a.jsonl:1: {OF_LABELS}, got {{"label": 1'),
     "json empty": ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n', "text", "a.jsonl:2: the text is empty"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', "text", "a.jsonl:1: the text has a lone surrogate"),
     "no tab": ("a.tsv", b"a\tb\nc d\n", "pairs", "a.tsv:2: expected source TAB target, got 0 TABs: 'c d'"),

@@ -85,12 +85,9 @@ def test_a_wrong_path_is_said_before_a_missing_library(tmp_path, suffix):
     os.mkfifo(tmp_path / f"pipe{suffix}")
     (tmp_path / f"device{suffix}").symlink_to("/dev/null")
     (tmp_path / f"directory{suffix}").mkdir()
-    for name, message in {
-        "pipe": "expected a file, got a pipe",
-        "device": "expected a file, got a device",
-        "directory": "expected a directory of the library datasets",
-        "absent": "No such file or directory",
-    }.items():
+    said = {"pipe": "expected a file, got a pipe", "device": "expected a file, got a device"}
+    said |= {"directory": "expected a directory of the library datasets", "absent": "No such file or directory"}
+    for name, message in said.items():
         with pytest.raises(DataError, match=message):
             read_corpus([tmp_path / f"{name}{suffix}"], "text")
 

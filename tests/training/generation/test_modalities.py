@@ -37,12 +37,8 @@ def next_column(columns, first, end):
 
 
 def extended(columns, token):
-    return columns._replace(
-        x=np.append(columns.x, token),
-        read=np.append(columns.read, token),
-        at=np.append(columns.at, -1),
-        predicted=np.append(columns.predicted, True),
-    )
+    added = {"x": token, "read": token, "at": -1, "predicted": True}
+    return columns._replace(**{name: np.append(getattr(columns, name), value) for name, value in added.items()})
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed
 from algorithms.alg14_inference import sample
 from algorithms.lines import Experts
 from tests.cases import random_theta
+from tests.training.generation.test_int8 import unrounded
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
 from training.generation.int8 import Int8Matrix
@@ -118,15 +119,8 @@ def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
     context = reading.encode(TOY_THETA, z, lengths)
     weights = layout.unstacked(TOY_THETA)
-    found = beam_search(
-        weights,
-        context,
-        l_max=l_max,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        bos=TOY.N_V - 2,
-        eos=TOY.N_V - 1,
-    )
+    options = {"l_max": l_max, "beam_size": beam_size, "length_penalty": length_penalty}
+    found = beam_search(weights, context, **options, bos=TOY.N_V - 2, eos=TOY.N_V - 1)
     return [np.asarray(a) for a in found]
 
 
@@ -239,10 +233,6 @@ def test_rounded_weights_translate_as_the_model_with_these_weights():
     rounded, exact = Translator(theta, CONFIG, int8=True), Translator(theta, CONFIG)
     leaves = jax.tree.leaves(rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
     assert sum(isinstance(W, Int8Matrix) for W in leaves) == 2 * (2 + 2 + 2) + 1  # W and W_o twice, the MLP, and W_u
-    exact.weights = jax.tree.map(as_matrix, rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+    exact.weights = unrounded(rounded.weights)
     options = {"lengths": LENGTHS, "l_max": 12}
     np.testing.assert_array_equal(rounded.translate(Z, **options)[0], exact.translate(Z, **options)[0])
-
-
-def as_matrix(W):
-    return (W.entries * W.scales[None]).T.reshape(*W.rows, -1) if isinstance(W, Int8Matrix) else W

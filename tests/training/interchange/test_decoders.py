@@ -31,7 +31,10 @@ OSS = {"rope_parameters": {**YARN, "truncate": False}, "swiglu_limit": 0.7}
 MSCALE = {**YARN, "attention_factor": None, "mscale": 0.7, "mscale_all_dim": 0.9}
 LATENT = {"num_key_value_heads": 6, "n_routed_experts": 8, "first_k_dense_replace": 0, "kv_lora_rank": 10}
 LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "head_dim": 4}
+GROUPS = {"q_lora_rank": 7, "n_group": 4, "topk_group": 2}
+WITHIN = {"topk_method": "group_limited_greedy"}
 FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
+NEOX = {"hidden_size": 48, "head_dim": 8}
 MODELS = {
     "llama": ("llama", {"tie_word_embeddings": True, "rope_parameters": STRETCHED}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": YARN}),
@@ -47,24 +50,15 @@ MODELS = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
-    "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, "q_lora_rank": 7, "n_group": 4, "topk_group": 2}),
-    "deepseek_v3, with first layers": (
-        "deepseek_v3",
-        {**EXPERTS, **LATENT, "q_lora_rank": 7, "n_group": 4, "topk_group": 2, **FIRST},
-    ),
+    "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS}),
+    "deepseek_v3, with first layers": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS, **FIRST}),
     "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
-    "deepseek_v2, within groups": (
-        "deepseek_v2",
-        {**EXPERTS, **LATENT, "q_lora_rank": 7, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
-    ),
+    "deepseek_v2, within groups": ("deepseek_v2", {**EXPERTS, **LATENT, **GROUPS, **WITHIN}),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
-    "gpt_neox": ("gpt_neox", {"hidden_size": 48, "head_dim": 8, "rotary_pct": 0.5, "layer_norm_eps": 1e-3}),
-    "gpt_neox, in turn": (
-        "gpt_neox",
-        {"hidden_size": 48, "head_dim": 8, "use_parallel_residual": False, "attention_bias": False},
-    ),
+    "gpt_neox": ("gpt_neox", {**NEOX, "rotary_pct": 0.5, "layer_norm_eps": 1e-3}),
+    "gpt_neox, in turn": ("gpt_neox", {**NEOX, "use_parallel_residual": False, "attention_bias": False}),
     "bloom": ("bloom", {"seq_length": 32, "layer_norm_epsilon": 1e-3}),
 }
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
@@ -106,14 +100,15 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
 def test_the_spellings_of_transformers_4_are_read(tmp_path):
     gemma3 = {"rope_theta": 1000.0, "rope_local_base_freq": 50.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
     gemma3 |= {"layer_types": None, "sliding_window_pattern": 6}
-    for name, old in (
-        ("llama", {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}),
-        ("gemma3", gemma3),
-    ):
+    llama = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}
+    for name, old in (("llama", llama), ("gemma3", gemma3)):
         path = cases.saved(make(name), tmp_path / name)
         expected = load_pretrained(path)[1]
         cases.change_config(path, rope_parameters=None, **old)
         assert load_pretrained(path)[1] == expected
+
+
+HALF = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -121,10 +116,7 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
     [
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, r"rope_type = 'longrope'"),
         ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"another scaling of the scores \(mscale = 0.7\)"),
-        (
-            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-            "rotary positions for only part of the rows",
-        ),
+        ({"rope_parameters": HALF}, "rotary positions for only part of the rows"),
         ({"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
     ],
 )

@@ -156,17 +156,10 @@ def test_special_tokens_are_in_markup_only(bpe):
 def trained(tmp_path, **options):
     """A small SentencePiece model."""
     file = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in PROSE for line in text.splitlines() if line.strip()]),
-        model_writer=file,
-        model_type="bpe",
-        vocab_size=900,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-        **options,
-    )
+    lines = iter([line for text in PROSE for line in text.splitlines() if line.strip()])
+    given = {"model_type": "bpe", "vocab_size": 900, "byte_fallback": True, "normalization_rule_name": "identity"}
+    given |= {"remove_extra_whitespaces": False, "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=file, **given)
     return sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
 
 
@@ -181,15 +174,10 @@ def of_pieces(model, user_defined=(), **fields):
 
     kinds = [kind(i) for i in range(model.vocab_size())]
     pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
-    return {
-        "ggml.model": "llama",
-        "ggml.tokens": [p.replace("▁", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)],
-        "ggml.scores": [model.get_score(i) for i in range(model.vocab_size())],
-        "ggml.token_type": kinds,
-        "ggml.bos_token_id": 1,
-        "ggml.eos_token_id": 2,
-        **fields,
-    }
+    tokens = [p.replace("▁", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)]
+    scores = [model.get_score(i) for i in range(model.vocab_size())]
+    found = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.scores": scores, "ggml.token_type": kinds}
+    return found | {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2} | fields
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma"])
@@ -229,7 +217,7 @@ def test_a_space_comes_before_every_part_of_a_text(tmp_path):
         ({"ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token: expected a value of the type bool"),
         ({"chat_template": 5}, "tokenizer.chat_template: expected a value of the type str"),
         (
-            {"ggml.model": "llama", "ggml.scores": [0.5]},
+            {"ggml.model": "llama", "ggml.scores": [1.0]},
             "tokenizer.ggml.scores: expected 1503 values of the type float",
         ),
     ],

@@ -89,19 +89,11 @@ def test_transformers_opens_both_as_one(tmp_path, bases, kind):
     cases.assert_same(our_logits(load_run(run)), their_logits(model), "float32", kind)
 
 
+PATTERNS = {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"mlp.down_proj": 6}}
 CONFIGS = [
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": ["q_proj", "v_proj"]}),
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": "all-linear", "use_rslora": True}),
-    (
-        "llama",
-        {
-            "r": 4,
-            "lora_alpha": 4,
-            "target_modules": ["k_proj", "down_proj", "o_proj"],
-            "rank_pattern": {"down_proj": 2},
-            "alpha_pattern": {"mlp.down_proj": 6},
-        },
-    ),
+    ("llama", {"r": 4, "lora_alpha": 4, "target_modules": ["k_proj", "down_proj", "o_proj"], **PATTERNS}),
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": ["up_proj", "gate_proj"], "layers_to_transform": [1]}),
     ("gpt2", {"r": 2, "lora_alpha": 7, "target_modules": ["c_attn"]}),
     ("gpt2", {"r": 3, "lora_alpha": 1, "target_modules": ["c_attn", "c_proj", "c_fc"]}),
