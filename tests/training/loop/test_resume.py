@@ -44,17 +44,10 @@ class Command:
         }
 
     def begin(self, **environment):
-        command = [
-            sys.executable,
-            str(ROOT / "scripts" / "train.py"),
-            "d",
-            "--quiet",
-            "--no-tensorboard",
-            *self._arguments,
-        ]
-        return subprocess.Popen(
-            command, env=self._environment | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard"]
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        env = self._environment | environment
+        return subprocess.Popen([*command, *self._arguments], env=env, text=True, **pipes)
 
     def complete(self):
         process = self.begin()

@@ -1,5 +1,6 @@
 """Whatever a client sends: an answer, or a sentence that says what is wrong with it; never a failure, and no wait."""
 
+import functools
 import json
 
 import hypothesis
@@ -37,19 +38,11 @@ SHARED |= {"stream_options": st.fixed_dictionaries({}, optional={"include_usage"
 SHARED |= {"stop": LETTERS | st.lists(LETTERS, max_size=5), "seed": st.integers(-1, 2**32), "user": LETTERS}
 FIELDS = {
     "/v1/completions": SHARED
-    | {
-        "prompt": LETTERS | TOKENS | st.lists(LETTERS, max_size=4) | st.lists(TOKENS, max_size=4),
-        "echo": st.booleans(),
-        "logprobs": st.integers(-1, 6),
-        "best_of": st.integers(0, 2),
-    },
+    | {"prompt": LETTERS | TOKENS | st.lists(LETTERS, max_size=4) | st.lists(TOKENS, max_size=4)}
+    | {"echo": st.booleans(), "logprobs": st.integers(-1, 6), "best_of": st.integers(0, 2)},
     "/v1/chat/completions": SHARED
-    | {
-        "messages": st.lists(MESSAGE, max_size=4),
-        "logprobs": st.booleans(),
-        "top_logprobs": st.integers(-1, 21),
-        "max_completion_tokens": st.integers(-1, 61),
-    },
+    | {"messages": st.lists(MESSAGE, max_size=4), "logprobs": st.booleans()}
+    | {"top_logprobs": st.integers(-1, 21), "max_completion_tokens": st.integers(-1, 61)},
     "/v1/embeddings": {
         "input": LETTERS | TOKENS | st.lists(LETTERS, max_size=4),
         "encoding_format": st.sampled_from(["float", "base64", "x"]),
@@ -74,9 +67,8 @@ REQUESTS = st.sampled_from([*FIELDS]).flatmap(lambda path: st.tuples(st.just(pat
 
 @pytest.fixture(scope="module", params=["decoder", "encoder"])
 def port(request, model, encoder):
-    what = (
-        serving_cases.of_run(model, converse=converse) if request.param == "decoder" else serving_cases.of_run(encoder)
-    )
+    of_decoder = functools.partial(serving_cases.of_run, model, converse=converse)
+    what = of_decoder() if request.param == "decoder" else serving_cases.of_run(encoder)
     with serving_cases.serving(what, queue=100) as port:
         yield port
 

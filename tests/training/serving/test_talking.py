@@ -111,10 +111,7 @@ def test_a_content_in_parts_is_their_text(client):
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, r"messages\[0\]: tool_calls is not sup"),
         ({"messages": MESSAGES[:2]}, "messages: message 2: expected the user to speak last, got assistant"),
         ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
-        (
-            {"messages": [MESSAGES[0] | {"content": 50 * "a"}]},
-            "conversation has 52 tokens, and the model reads at most",
-        ),
+        ({"messages": [MESSAGES[0] | {"content": 50 * "a"}]}, "conversation has 52 tokens, and the model reads at mo"),
         ({"max_tokens": 35}, "conversation has 10 tokens, and l_max = 40 leaves room for at most 31 more, got 35"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: expected it or max_completion_tokens, got both"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
@@ -263,10 +260,7 @@ def test_base64_is_of_float32(of_encoder):
         ({"input": ""}, "input: expected a text, tokens from 0 to 14"),
         ({"input": []}, "input: expected a text"),
         ({"input": [99]}, "input: expected a text"),
-        (
-            {"input": ["a", 50 * "a"]},
-            "text 1 has 52 tokens, including special ones, but the model reads at most l_max = 40",
-        ),
+        ({"input": ["a", 50 * "a"]}, "text 1 has 52 tokens, including special ones, but the model reads at most l_max"),
         ({"input": 9 * ["a"]}, "input: expected at most 8 texts, got 9"),
         ({"input": "é"}, "input: character 'é'"),
         ({"dimensions": 3}, "dimensions: expected an integer from 8 to 8, got 3"),
