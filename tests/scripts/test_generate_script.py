@@ -1,6 +1,5 @@
 """scripts/generate.py, with runs of every task: what it prints, and what it refuses."""
 
-import importlib
 import io
 import json
 import os
@@ -21,11 +20,6 @@ from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build
 from training.generation import Generator
 from training.runs.directory import RunDirectory, load_run
 from training.tasks.classify import class_probabilities
-
-
-@pytest.fixture(scope="module")
-def script():
-    return importlib.import_module("training.commands.generate")
 
 
 @pytest.fixture(scope="module")

@@ -99,19 +99,6 @@ def test_what_is_drawn_is_what_generate_draws(client, run, capsys):
     ]
 
 
-def test_a_stream_is_the_same_text(client):
-    whole = complete(client, n=2, temperature=1, seed=3, max_tokens=20, logprobs=0)
-    options = {"n": 2, "temperature": 1, "seed": 3, "max_tokens": 20, "stream": True, "logprobs": 0}
-    parts = list(complete(client, **options, stream_options={"include_usage": True}))
-    for choice in whole.choices:
-        of_choice = [c for part in parts for c in part.choices if c.index == choice.index]
-        assert "".join(part.text for part in of_choice) == choice.text
-        assert [part.finish_reason for part in of_choice][-1] == choice.finish_reason
-        offsets = [offset for part in of_choice for offset in part.logprobs.text_offset]
-        assert offsets == choice.logprobs.text_offset
-    assert parts[-1].usage == whole.usage
-
-
 def test_a_stop_ends_the_text(client):
     free = complete(client, max_tokens=40, temperature=1, seed=1).choices[0].text
     stop = free[10:12]

@@ -152,17 +152,6 @@ def test_a_beam_of_all_translations_is_exhaustive_search(length_penalty):
         np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_one_beam_is_greedy():
-    z = np.random.default_rng(5).integers(5, size=(40, 3))
-    tokens, lengths, scores = toy_search(z, 1, 0.6, 7)
-    greedy = translate(TOY_THETA, z, lengths=np.full(40, 3), config=TOY, l_max=7)
-    assert len(set(lengths.tolist())) > 3
-    np.testing.assert_array_equal(tokens, greedy[0])
-    np.testing.assert_array_equal(lengths, greedy[1])
-    np.testing.assert_allclose(scores, greedy[2], rtol=1e-12)
-
-
 def plain_beam_search(z, K, alpha, l_max):
     """The definition, with a forward pass of Algorithm 8 for every extension."""
     eos, bos = eos_token(TOY.N_V), bos_token(TOY.N_V)

@@ -45,6 +45,8 @@ def test_a_complete_run_is_read_back(tmp_path, task):
         np.testing.assert_array_equal(flatten(run.theta)[name], array)
     assert files.description() == description
     assert description.settings.dropout == 0.25
+    without = dataclasses.replace(description.settings, dropout=0.0)
+    assert run.config == model_config(without, N_V)  # a trained model is used without dropout
 
 
 def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp_path):
@@ -144,33 +146,31 @@ def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
 
 
 def test_what_is_no_run_is_said(tmp_path):
-    with pytest.raises(RunError, match="there is no run directory"):
-        load_run(tmp_path / "none")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is not a run directory: cannot read .*config.json"):
-        load_run(tmp_path / "other")
-    with pytest.raises(RunError, match=r"is not empty, but it has no config\.json"):
-        RunDirectory(tmp_path / "other").exists()
-    with pytest.raises(RunError, match="expected a directory, got a file; name another one"):
-        RunDirectory(tmp_path / "other" / "notes.txt").exists()
-    files, _, _ = begin(tmp_path / "begun")
-    with pytest.raises(RunError, match="has no checkpoint yet"):
-        load_run(files.path)
+    begin(tmp_path / "begun")
+    for act, name, message in (
+        (load_run, "none", "there is no run directory"),
+        (load_run, "other", r"is not a run directory: cannot read .*config.json"),
+        (load_run, "begun", "has no checkpoint yet"),
+        (lambda path: RunDirectory(path).exists(), "other", r"is not empty, but it has no config\.json"),
+        (lambda path: RunDirectory(path).exists(), "other/notes.txt", "expected a directory, got a file; name another"),
+    ):
+        with pytest.raises(RunError, match=message):
+            act(tmp_path / name)
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 16
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-7])])
-def test_damaged_parameters_are_not_used(tmp_path, damage):
+@pytest.mark.parametrize(("place", "how"), [(-5, "wrong checksum of"), (0.5, "wrong checksum of"), (None, "")])
+def test_damaged_parameters_are_not_used(tmp_path, place, how):
     files, _, theta = begin(tmp_path / "run")
     files.save_parameters(theta)
-    damage(files.parameters)
-    with pytest.raises(RunError, match=r"parameters\.safetensors is damaged"):
+    data = bytearray(files.parameters.read_bytes())
+    if place is None:
+        del data[-7:]
+    else:
+        data[int(place * len(data)) if place > 0 else place] ^= 16
+    files.parameters.write_bytes(data)
+    with pytest.raises(RunError, match=rf"parameters\.safetensors is damaged.*{how}"):
         load_run(files.path)
 
 

@@ -154,10 +154,13 @@ def test_echo_alone_scores_a_text(client):
 
 def test_a_stream_with_echo_is_the_same(client):
     how = {"prompt": ["abc", "j"], "n": 2, "temperature": 1, "seed": 5, "echo": True, "logprobs": 1}
-    whole, parts = complete(client, **how), list(complete(client, **how, stream=True))
+    counted = {"stream": True, "stream_options": {"include_usage": True}}
+    whole, parts = complete(client, **how), list(complete(client, **how, **counted))
+    assert parts[-1].usage == whole.usage
     for choice in whole.choices:
         of_choice = [c for part in parts for c in part.choices if c.index == choice.index]
         assert "".join(part.text for part in of_choice) == choice.text
+        assert of_choice[-1].finish_reason == choice.finish_reason
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert [v for part in of_choice for v in getattr(part.logprobs, name)] == getattr(choice.logprobs, name)
 
