@@ -156,29 +156,24 @@ def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, ca
 @pytest.mark.parametrize(
     ("task", "flags", "message"),
     [
-        ("d", ["--limit", "3"], "--limit: expected a run of ed or classify, got one of d; leave it out"),
-        ("d", ["--l_max", "9"], "--l_max: expected --data with it, got none; name the data, or leave it out"),
-        ("d", ["--validation-data", "x"], "--validation-data: expected --data with it, got none; name the data"),
-        ("d", ["--data", "x", "--l_max", "33"], "--l_max: expected at most the model's 32 tokens, got 33"),
-        ("ed", ["--data", "x", "--l_max", "9"], "--l_max: expected a run of d or e, got one of ed; leave it out"),
+        ("d", "--limit 3", "--limit: expected a run of ed or classify, got one of d; leave it out"),
+        ("d", "--l_max 9", "--l_max: expected --data with it, got none; name the data, or leave it out"),
+        ("d", "--validation-data x", "--validation-data: expected --data with it, got none; name the data"),
+        ("d", "--data x --l_max 33", "--l_max: expected at most the model's 32 tokens, got 33"),
+        ("ed", "--data x --l_max 9", "--l_max: expected a run of d or e, got one of ed; leave it out"),
     ],
 )
-def test_an_option_that_does_not_apply_is_refused(task, flags, message, tmp_path, capsys):
-    lines = [tmp_path / f"{n}.txt" for n in "ab"]
-    for n, file in enumerate(lines):
-        file.write_text("".join(f"line {i}\tthis is the line {i}\n" for i in range(9 * n, 9 * n + 9)))
-    data = {"data": (str(lines[0]),), "validation_data": (str(lines[1]),)}
-    make_run(tmp_path / "run", task, BYTES, batch_size=4, l_max=32, **data)
-    assert evaluate_main([str(tmp_path / "run"), *flags, "--cache", str(tmp_path / "cache")]) == 2
-    assert message in capsys.readouterr().err
+def test_an_option_that_does_not_apply_is_refused(task, flags, message, tmp_path, called):
+    run = make_run(tmp_path / "run", task, BYTES, batch_size=4, l_max=32, data=("a.txt",), validation_data=("b.txt",))
+    status, _, error = called("evaluate", run, *flags.split(), "--cache", tmp_path / "cache")
+    assert (status, message in error) == (2, True)
 
 
 @pytest.mark.parametrize("task", ["d", "ed", "classify"])
 def test_how_much_is_done_is_told(task, tmp_path):
     file = tmp_path / "a.txt"
-    file.write_text(
-        "".join(f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" + "\n" * (task == "d") for n in range(300))
-    )
+    lines = (f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" + "\n" * (task == "d") for n in range(300))
+    file.write_text("".join(lines))
     labels = {"labels": ("bad", "good")} if task == "classify" else {}
     make_run(tmp_path / "run", task, BYTES, batch_size=4, data=(str(file),), **labels)
     run, description = load_run(tmp_path / "run"), RunDirectory(tmp_path / "run").description()
@@ -189,14 +184,14 @@ def test_how_much_is_done_is_told(task, tmp_path):
     assert {total for _, total in seen} == {sum(n for n, _ in seen)}
 
 
-def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, capsys):
+def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, called):
     lines = "".join(f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" for n in range(60))
     held_out = "good\tanother text\nbad\tsome other text\n"
     _, _, _, directory = evaluated("classify", lines, held_out, labels=("bad", "good"))
     other = tmp_path / "other.tsv"
     other.write_text(lines.replace("good", "fine"))
-    assert evaluate_main([str(directory), "--data", str(other), "--cache", str(tmp_path / "cache")]) == 2
-    assert "label: expected one of the run's classes, bad, good, got 'fine'" in capsys.readouterr().err
+    status, _, error = called("evaluate", directory, "--data", other, "--cache", tmp_path / "cache")
+    assert (status, "label: expected one of the run's classes, bad, good, got 'fine'" in error) == (2, True)
 
 
 def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, capsys):
@@ -219,10 +214,9 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
 
 
 @pytest.mark.parametrize("limit", ["-3", "0", "many"])
-def test_a_limit_is_at_least_one(limit, capsys):
-    assert evaluate_main(["run", "--limit", limit]) == 2
+def test_a_limit_is_at_least_one(limit, called):
     error = f"evaluate.py: --limit: expected an integer of at least 1, got '{limit}'\n"
-    assert capsys.readouterr().err == error
+    assert called("evaluate", "run", "--limit", limit) == (2, "", error)
 
 
 def test_single_words_have_no_bleu():

@@ -14,6 +14,7 @@ import pytest
 from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import LABELS, LETTERS, make_run
 from training import commands
+from training.commands import generate
 from training.commands.terminal import show
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build_tokenizer
@@ -31,7 +32,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def answered(script, runs, capsys, monkeypatch):
+def answered(runs, capsys, monkeypatch):
     """Run the script on the run of a task; return what it printed."""
 
     def call(task, *arguments, stdin=None):
@@ -62,7 +63,7 @@ def test_a_decoder_continues_the_prompt(answered, runs):
 
 def test_several_answers_are_drawn_independently_and_by_the_seed(answered, runs):
     flags = ("--prompt", "abc", "--l_gen", 20, "--tau", 1, "--n", 3, "--seed", 5, "--json")
-    (answers,) = (json.loads(line)["answers"] for line in answered("d", *flags).splitlines())
+    answers = json.loads(answered("d", *flags))["answers"]
     assert [a["text"] for a in answers] == [continuation(runs, "abc", 20, 1.0, r, seed=5) for r in range(3)]
     assert len({a["text"] for a in answers}) == 3
 
@@ -115,11 +116,11 @@ def test_several_answers_are_told_apart(answered, runs):
     assert answered("d", *how, "--prompt", "abc", "--prompt", "abc") == expected
 
 
-def test_several_answers_to_several_prompts_are_told_apart(script, capsys):
+def test_several_answers_to_several_prompts_are_told_apart(capsys):
     answers = [{"text": "x"}, {"text": "y"}]
-    script.show_answers(types.SimpleNamespace(takes_lines=False), answers, 2)
+    generate.show_answers(types.SimpleNamespace(takes_lines=False), answers, 2)
     assert capsys.readouterr().out == "--- prompt 2, answer 1 ---\nx\n--- prompt 2, answer 2 ---\ny\n"
-    script.show_answers(types.SimpleNamespace(takes_lines=True), answers, 2)
+    generate.show_answers(types.SimpleNamespace(takes_lines=True), answers, 2)
     assert capsys.readouterr().out == "1\tx\n2\ty\n"
 
 
@@ -135,9 +136,8 @@ def test_a_stop_ends_the_text(answered, runs):
 
 def test_top_k_and_top_p_reach_the_model(answered):
     greedy = answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0)
-    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, "--top-k", 1) == greedy
-    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, "--top-p", "0.0001") == greedy
-    assert answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3) != greedy
+    for flags, same in ((["--top-k", 1], True), (["--top-p", "0.0001"], True), ([], False)):
+        assert (answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, *flags) == greedy) is same
 
 
 def test_an_encoder_decoder_translates_line_by_line(answered, runs):
@@ -190,8 +190,8 @@ def test_a_classifier_names_the_class(answered, runs):
     np.testing.assert_allclose([answer["probabilities"][label] for label in LABELS], p, rtol=1e-5)
 
 
-def test_every_line_is_a_request_of_its_own(answered, script, runs, monkeypatch):
-    monkeypatch.setattr(script, "LINES_AT_ONCE", 2)
+def test_every_line_is_a_request_of_its_own(answered, runs, monkeypatch):
+    monkeypatch.setattr(generate, "LINES_AT_ONCE", 2)
     model = load_run(runs["ed"])
     z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("abc"), LETTERS.eos_token])
     expected = []
@@ -256,7 +256,7 @@ def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
 NEWLINES = CharacterTokenizer("abcdefghij .\n")
 
 
-def test_a_conversation_keeps_its_history(script, capsys, monkeypatch, tmp_path):
+def test_a_conversation_keeps_its_history(capsys, monkeypatch, tmp_path):
     """A line that cannot be answered leaves it, an empty line goes on, and /reset forgets it."""
     run = make_run(tmp_path / "d", "d", NEWLINES, l_max=200)
     model = load_run(run)
@@ -284,7 +284,7 @@ def test_a_conversation_keeps_its_history(script, capsys, monkeypatch, tmp_path)
     assert lines[1]["prompt"] == f"abc{lines[0]['answers'][0]['text']}\nde"
 
 
-def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
+def test_interactive_translations_are_apart(runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n\nabc\n"))
     assert commands.generate_main([str(runs["ed"]), "--interactive", "--l_max", "9"]) == 0
     printed = capsys.readouterr()
@@ -293,43 +293,41 @@ def test_interactive_translations_are_apart(script, runs, capsys, monkeypatch):
     assert "text 2 is empty" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("task", "arguments", "stdin", "message"),
-    [
-        ("ed", [], 40 * "a", "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
-        ("d", ["--prompt", ""], None, "text 1 is empty"),
-        ("d", [], "", "text 1 is empty"),
-        ("d", ["--prompt", "abz"], None, "character 'z'"),
-        ("d", ["--prompt", "abc", "--l_gen", "0"], None, "l_gen: expected at least 1"),
-        ("d", ["--prompt", "abc", "--repetition-penalty", "0"], None, "repetition_penalty: expected a positive"),
-        ("d", ["--prompt", "abc", "--no-repeat-ngram-size", "-1"], None, "no_repeat_ngram_size: expected at least 1"),
-        ("d", ["--prompt", "abc", "--top-p", "0"], None, "top_p: expected a probability in (0, 1]"),
-        ("d", ["--prompt", "abc", "--top-p", "1.5"], None, "top_p: expected a probability in (0, 1]"),
-        ("d", ["--prompt", "abc", "--top-k", "16"], None, "top_k: expected at least 1 and at most 15"),
-        ("d", ["--prompt", "abc", "--tau", "-1"], None, "tau: expected a temperature >= 0"),
-        ("d", ["--prompt", "abc", "--n", "0"], None, "n: expected at least 1"),
-        ("d", ["--prompt", "abc", "--stop", ""], None, "--stop: expected some text"),
-        ("d", ["--prompt", "abc", "--beam-size", "3"], None, "--beam-size does not apply: the run is a decoder"),
-        ("ed", ["--beam-size", "16"], "abc\n", "beam_size: expected at least 1 and at most 15"),
-        ("ed", ["--beam-size", "2", "--tau", "1"], "abc\n", "a beam search of beam_size = 2 draws nothing"),
-        ("ed", ["--n", "2"], "abc\n", "would be the same"),
-        ("ed", ["--top-k", "2"], "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
-        ("ed", ["--l_max", "41"], "abc\n", "l_max: expected at least 1 and at most 40"),
-        ("e", ["--prompt", "abc"], None, "there is no [MASK] to be filled in the text 'abc'"),
-        ("e", ["--prompt", "a[MASK]", "--tau", "1"], None, "--tau does not apply: the run is an encoder,"),
-        ("e", ["--prompt", "a[MASK]", "--n", "16"], None, "n: expected at least 1 and at most 15"),
-        ("classify", ["--seed", "1"], "a\n", "--seed does not apply: the run is a classifier, whose options are none"),
-        ("d", ["--interactive", "--prompt", "abc"], None, "--interactive: expected prompts on stdin, got --prompt"),
-        ("e", ["--prompt", "a[MASK]", "--weights", "int8"], None, "--weights does not apply: the run is an encoder,"),
-    ],
-)
-def test_wrong_input_is_refused_in_a_sentence(script, runs, capsys, monkeypatch, task, arguments, stdin, message):
+WRONG = [
+    ("ed", "", 40 * "a", "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
+    ("d", "--prompt=", None, "text 1 is empty"),
+    ("d", "", "", "text 1 is empty"),
+    ("d", "--prompt abz", None, "character 'z'"),
+    ("d", "--prompt abc --l_gen 0", None, "l_gen: expected at least 1"),
+    ("d", "--prompt abc --repetition-penalty 0", None, "repetition_penalty: expected a positive"),
+    ("d", "--prompt abc --no-repeat-ngram-size -1", None, "no_repeat_ngram_size: expected at least 1"),
+    ("d", "--prompt abc --top-p 0", None, "top_p: expected a probability in (0, 1]"),
+    ("d", "--prompt abc --top-p 1.5", None, "top_p: expected a probability in (0, 1]"),
+    ("d", "--prompt abc --top-k 16", None, "top_k: expected at least 1 and at most 15"),
+    ("d", "--prompt abc --tau -1", None, "tau: expected a temperature >= 0"),
+    ("d", "--prompt abc --n 0", None, "n: expected at least 1"),
+    ("d", "--prompt abc --stop=", None, "--stop: expected some text"),
+    ("d", "--prompt abc --beam-size 3", None, "--beam-size does not apply: the run is a decoder"),
+    ("ed", "--beam-size 16", "abc\n", "beam_size: expected at least 1 and at most 15"),
+    ("ed", "--beam-size 2 --tau 1", "abc\n", "a beam search of beam_size = 2 draws nothing"),
+    ("ed", "--n 2", "abc\n", "would be the same"),
+    ("ed", "--top-k 2", "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
+    ("ed", "--l_max 41", "abc\n", "l_max: expected at least 1 and at most 40"),
+    ("e", "--prompt abc", None, "there is no [MASK] to be filled in the text 'abc'"),
+    ("e", "--prompt a[MASK] --tau 1", None, "--tau does not apply: the run is an encoder,"),
+    ("e", "--prompt a[MASK] --n 16", None, "n: expected at least 1 and at most 15"),
+    ("classify", "--seed 1", "abc\n", "--seed does not apply: the run is a classifier, whose options are none"),
+    ("d", "--interactive --prompt abc", None, "--interactive: expected prompts on stdin, got --prompt"),
+    ("e", "--prompt a[MASK] --weights int8", None, "--weights does not apply: the run is an encoder,"),
+]
+
+
+@pytest.mark.parametrize(("task", "flags", "stdin", "message"), WRONG)
+def test_wrong_input_is_refused_in_a_sentence(runs, called, monkeypatch, task, flags, stdin, message):
     monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-    assert commands.generate_main([str(runs[task]), *arguments]) == 2
-    err = capsys.readouterr().err
+    status, _, err = called("generate", runs[task], *flags.split())
+    assert (status, err.startswith("generate.py: "), err.count("\n")) == (2, True, 1)
     assert message in err
-    assert err.startswith("generate.py: ")
-    assert err.count("\n") == 1
 
 
 def piped(data):
@@ -338,35 +336,28 @@ def piped(data):
 
 
 @pytest.mark.parametrize("task", ["d", "classify"])
-def test_what_is_not_utf_8_is_said(runs, capsys, monkeypatch, task):
+def test_what_is_not_utf_8_is_said(runs, called, monkeypatch, task):
     monkeypatch.setattr(sys, "stdin", piped(b"ab\xffc"))
-    assert commands.generate_main([str(runs[task])]) == 2
-    assert (
-        capsys.readouterr().err == "generate.py: expected UTF-8, got the byte 0xff at character 2; convert the text\n"
-    )
-    assert commands.generate_main([str(runs[task]), "--prompt", os.fsdecode(b"\xc3(")]) == 2
-    assert (
-        capsys.readouterr().err == "generate.py: expected UTF-8, got the byte 0xc3 at character 0; convert the text\n"
-    )
+    for flags, byte in (([], "0xff at character 2"), (["--prompt", os.fsdecode(b"\xc3(")], "0xc3 at character 0")):
+        expected = f"generate.py: expected UTF-8, got the byte {byte}; convert the text\n"
+        assert called("generate", runs[task], *flags) == (2, "", expected)
 
 
-def test_a_line_that_is_not_utf_8_loses_no_other(runs, capsys, monkeypatch):
+def test_a_line_that_is_not_utf_8_loses_no_other(runs, called, monkeypatch):
     for flags in ([], ["--json"]):
         monkeypatch.setattr(sys, "stdin", piped(b"abc\nd\xffe\nj\n"))
-        assert commands.generate_main([str(runs["ed"]), "--l_max", "6", *flags]) == 2
-        out, err = capsys.readouterr()
-        assert err == "generate.py: expected UTF-8, got the byte 0xff at character 1; convert the text\n"
-        lines = out.splitlines()
-        assert len(lines) == 3
-        if flags:
-            assert json.loads(lines[1]) == {"prompt": "d\ufffde", "answers": []}
-            assert json.loads(lines[2])["prompt"] == "j"
+        status, out, err = called("generate", runs["ed"], "--l_max", "6", *flags)
+        expected = "generate.py: expected UTF-8, got the byte 0xff at character 1; convert the text\n"
+        assert (status, err, len(out.splitlines())) == (2, expected, 3)
+    second, third = map(json.loads, out.splitlines()[1:])
+    assert second == {"prompt": "d\ufffde", "answers": []}
+    assert third["prompt"] == "j"
 
 
-def test_a_text_that_is_mostly_unknown_is_noted(tmp_path, capsys):
+def test_a_text_that_is_mostly_unknown_is_noted(tmp_path, called):
     words = build_tokenizer("words", ["the cat sat on the mat"] * 9, N_V=20)
     run = make_run(tmp_path / "run", "d", words)
+    note = "note: text 1: more than half of its tokens are unknown to the run's tokenizer\n"
     for prompt, noted in (("the cat sat", False), ("the dog sits", True), ("the dog sat", False)):
-        assert commands.generate_main([str(run), "--prompt", prompt, "--l_gen", "3"]) == 0
-        note = "note: text 1: more than half of its tokens are unknown to the run's tokenizer\n"
-        assert capsys.readouterr().err == note * noted
+        status, _, err = called("generate", run, "--prompt", prompt, "--l_gen", "3")
+        assert (status, err) == (0, note * noted)

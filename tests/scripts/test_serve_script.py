@@ -238,21 +238,19 @@ def test_a_full_queue_and_a_long_wait_are_said(model):
             list(complete(client, max_tokens=60, stream=True))
 
 
-def test_what_cannot_be_served_is_refused(tmp_path, run, capsys):
-    of_pairs = make_run(tmp_path / "ed", "ed")
-    assert commands.serve_main([str(of_pairs)]) == 2
-    assert "serving needs a decoder, task d, or an encoder, task e" in capsys.readouterr().err
-    of_masks = make_run(tmp_path / "e", "e")
-    assert commands.serve_main([str(of_masks), "--weights", "int8"]) == 2
-    assert "--weights: expected a decoder's run, task d, got the task e" in capsys.readouterr().err
-    assert commands.serve_main([str(run), "--weights", "int4"]) == 2
-    assert "--weights: expected one of int8, got 'int4'" in capsys.readouterr().err
-    assert commands.serve_main([str(run), "--api-key", ""]) == 2
-    assert "--api-key: expected a key, got nothing" in capsys.readouterr().err
+def test_what_cannot_be_served_is_refused(tmp_path, run, called):
+    of_pairs, of_masks = (make_run(tmp_path / task, task) for task in ("ed", "e"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert commands.serve_main([str(run), "--port", str(port)]) == 2
-    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in capsys.readouterr().err
+        for words, message in (
+            ([of_pairs], "serving needs a decoder, task d, or an encoder, task e"),
+            ([of_masks, "--weights", "int8"], "--weights: expected a decoder's run, task d, got the task e"),
+            ([run, "--weights", "int4"], "--weights: expected one of int8, got 'int4'"),
+            ([run, "--api-key", ""], "--api-key: expected a key, got nothing"),
+            ([run, "--port", port], f"cannot listen on 127.0.0.1, port {port}: Address already in use"),
+        ):
+            status, _, error = called("serve", *words)
+            assert (status, message in error) == (2, True)
 
 
 @pytest.mark.slow
