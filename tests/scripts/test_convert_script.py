@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,8 +81,7 @@ def converted(tmp_path_factory, runs):
 def test_there_and_back_is_the_same_run(converted, runs):
     before, after = load_run(runs["bpe"]), load_run(converted / "back")
     assert (before.config.d_e, before.config.tied, after.task) == (after.config.d_e, after.config.tied, "d")
-    for a, b in zip(jax.tree.leaves(before.theta), jax.tree.leaves(after.theta), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(*map(jax.tree.leaves, (after.theta, before.theta)))
     a, b = before.tokenizer, after.tokenizer
     assert (a.N_V, a.bos_token, a.eos_token, a.mask_token) == (b.N_V, b.bos_token, b.eos_token, b.mask_token)
     assert b.framed(b.encode("the"), ends=False) == a.framed(a.encode("the"), ends=False)

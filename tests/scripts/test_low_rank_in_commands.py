@@ -2,6 +2,8 @@
 
 import json
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from training import commands
 from training.data.chat import converser
 from training.mesh.placement import Placement
 from training.runs.directory import RunDirectory, load_run
-from training.runs.named_arrays import flatten
 
 SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 16, "l_max": 64, "dropout": 0.0}
 ASKED = ["the cat", "sat on", "the mat, the rat", "a rat", "the rat sat", "on the mat", "the", "cat, the", "sat, sat"]
@@ -38,17 +39,14 @@ def root(tmp_path_factory):
 
 
 def test_the_adapter_changes_the_model_and_merging_does_not(root):
-    before, taught, merged = (flatten(load_run(root / name).theta) for name in ("model", "taught", "merged"))
-    assert np.abs(taught["layers.mlp.W_mlp1"] - before["layers.mlp.W_mlp1"]).max() > 0.01
-    for name, array in merged.items():
-        np.testing.assert_array_equal(array, taught[name])
-    kept = flatten(load_run(root / "taught", dtype="bfloat16").theta)
-    for name, array in kept.items():
-        np.testing.assert_array_equal(array, jnp.asarray(taught[name]).astype(jnp.bfloat16))
-    theta = flatten(load_run(root / "taught", placement=Placement("data=2,model=4")).theta)
-    for name, array in theta.items():
-        np.testing.assert_allclose(array, taught[name], atol=1e-6)
-    assert len({str(shard.index) for shard in theta["layers.mlp.W_mlp1"].addressable_shards}) == 8
+    before, taught, merged = (load_run(root / name).theta for name in ("model", "taught", "merged"))
+    assert np.abs(taught.layers.mlp.W_mlp1 - before.layers.mlp.W_mlp1).max() > 0.01
+    chex.assert_trees_all_equal(merged, taught)
+    narrow = jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.bfloat16), taught)
+    chex.assert_trees_all_equal(load_run(root / "taught", dtype="bfloat16").theta, narrow)
+    theta = load_run(root / "taught", placement=Placement("data=2,model=4")).theta
+    chex.assert_trees_all_close(theta, taught, rtol=1e-7, atol=1e-6)
+    assert len({str(shard.index) for shard in theta.layers.mlp.W_mlp1.addressable_shards}) == 8
 
 
 @pytest.mark.parametrize(

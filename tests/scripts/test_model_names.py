@@ -5,7 +5,8 @@ import shutil
 import sys
 import types
 
-import numpy as np
+import chex
+import jax
 import pytest
 
 from tests.run_cases import make_run
@@ -13,7 +14,6 @@ from training.data.tokenizers import build_tokenizer
 from training.interchange import InterchangeError, convert, load_pretrained
 from training.interchange.names import as_run
 from training.runs.directory import RunDirectory, load_run
-from training.runs.named_arrays import flatten
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 
@@ -98,8 +98,7 @@ def test_load_pretrained(name, models):
     theta, config, tokenizer = load_pretrained(name)
     expected = load_run(models / "run")
     assert (config.L, tokenizer.N_V) == (2, expected.tokenizer.N_V)
-    for a, b in zip(flatten(theta).values(), flatten(expected.theta).values(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta, expected.theta)))
 
 
 def test_a_changed_checkpoint_is_converted_anew(models, cache, tmp_path):

@@ -28,9 +28,8 @@ FULL += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 def begin(*command, **options):
     words = [str(word) for word in command]
-    return subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *words], text=True, **pipes, **options)
 
 
 def ended(process):

@@ -1,5 +1,6 @@
 """GPT-2 of transformers, at random: its logits, its gradients by name, and both directions to the last bit."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,10 +67,7 @@ def test_a_bare_model_and_old_masks_are_read(tmp_path, odd):
     tensors["lm_head.weight"] = tensors["wte.weight"]
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((odd / "config.json").read_text())
-    for a, b in zip(
-        jax.tree.leaves(load_pretrained(tmp_path)[0]), jax.tree.leaves(load_pretrained(odd)[0]), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(*(load_pretrained(path)[0] for path in (tmp_path, odd)))
     tensors["lm_head.weight"] = tensors["wte.weight"] + 1
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(InterchangeError, match=r"lm_head.weight and wte.weight differ, although the model ties them"):
@@ -81,14 +79,12 @@ def test_files_of_pytorch_and_shards_are_read(tmp_path, odd, old):
     model = transformers.GPT2LMHeadModel.from_pretrained(odd)
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=not old)
-    expected = jax.tree.leaves(load_pretrained(odd)[0])
-    for a, b in zip(jax.tree.leaves(load_pretrained(tmp_path)[0]), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    expected = load_pretrained(odd)[0]
+    chex.assert_trees_all_equal(load_pretrained(tmp_path)[0], expected)
     if not old:
         model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
         assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-        for a, b in zip(jax.tree.leaves(load_pretrained(tmp_path / "shards")[0]), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
+        chex.assert_trees_all_equal(load_pretrained(tmp_path / "shards")[0], expected)
 
 
 def test_shards_are_written(tmp_path, odd, monkeypatch):
@@ -125,6 +121,4 @@ def test_our_own_models_open_in_transformers(tmp_path, variant, tied):
     cases.assert_same(cases.column_logits(X, theta), theirs.detach(), "float64", "logits")
     theta_again, config_again, _ = load_pretrained(tmp_path / "out")
     assert config_again.tied == tied
-    cases.assert_bits(
-        *({str(i): np.asarray(a) for i, a in enumerate(jax.tree.leaves(t))} for t in (theta, theta_again))
-    )
+    chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta_again, theta)), strict=True)

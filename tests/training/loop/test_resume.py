@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 
-import numpy as np
+import chex
 import pytest
 
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
-from training.runs.named_arrays import flatten
 
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -95,9 +94,7 @@ def command(undisturbed, tmp_path_factory):
 
 def assert_same_outcome(command, undisturbed):
     assert command.record() == undisturbed.record()
-    found, wanted = (flatten(load_run(c.files.path).theta) for c in (command, undisturbed))
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    chex.assert_trees_all_equal(*(load_run(c.files.path).theta for c in (command, undisturbed)))
 
 
 def kill_and_complete(command):

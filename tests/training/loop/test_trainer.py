@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,6 @@ from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
-from training.runs.named_arrays import flatten
 from training.tasks.models import init_model, model_shapes
 
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
@@ -38,9 +38,7 @@ def lines(directory):
 
 def assert_same_run(directory, expected):
     assert lines(directory) == lines(expected)
-    found, wanted = (flatten(load_run(d).theta) for d in (directory, expected))
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    chex.assert_trees_all_equal(*(load_run(d).theta for d in (directory, expected)))
 
 
 def checkpoint_steps(directory):
@@ -186,8 +184,7 @@ def test_it_is_the_papers_gradient_descent(tmp_path):
     for step in range(2):
         x = data_for(settings).train.batch(step)["x"]  # windows are full, but for the last one
         theta = d_training(jnp.asarray(x), theta, N_epochs=1, eta=0.05 / (settings.l_max - 1))
-    for name, array in flatten(theta).items():
-        np.testing.assert_allclose(flatten(run.theta)[name], array, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(run.theta, theta, rtol=1e-4, atol=1e-6)
 
 
 def test_the_average_forgets_by_its_decay(undisturbed):
@@ -197,9 +194,7 @@ def test_the_average_forgets_by_its_decay(undisturbed):
     before, after = (read_checkpoint(directory / "checkpoints", step, items) for step in (7, 8))
     decay = min(0.9, (1 + 7) / (10 + 7))
     expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["ema"], after.trees["params"])
-    final = flatten(load_run(directory).theta)
-    for name, array in flatten(expected).items():
-        np.testing.assert_allclose(final[name], array, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(load_run(directory).theta, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.end_to_end

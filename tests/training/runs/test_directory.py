@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import os
-import resource
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +13,11 @@ import safetensors
 
 from algorithms import LLAMA
 from tests import cases
-from tests.run_cases import make_run
+from tests.run_cases import files_end_at, make_run
 from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
 from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
-from training.runs.named_arrays import flatten
 from training.settings import SettingsError, differences
 from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
@@ -40,9 +39,7 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     files.save_parameters(theta)
     run = load_run(tmp_path / "run")
     assert ((run.task, run.config), run.tokenizer.encode("abc")) == ((task, description.config), [0, 1, 2])
-    assert jax.tree.structure(run.theta) == jax.tree.structure(theta)
-    for name, array in flatten(theta).items():
-        np.testing.assert_array_equal(flatten(run.theta)[name], array)
+    chex.assert_trees_all_equal(run.theta, theta)
     assert files.description() == description
     assert description.settings.dropout == 0.25
     without = dataclasses.replace(description.settings, dropout=0.0)
@@ -77,16 +74,11 @@ def test_a_full_disk_leaves_the_parameters_as_they_were(tmp_path, monkeypatch, f
     files, _, theta = begin(tmp_path / "run")
     files.save_parameters(theta)
     before = files.parameters.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if full:
         monkeypatch.setattr("safetensors.numpy.save_file", full_disk)
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="No space left on device" if full else "File too large"):
-            files.save_parameters(jax.tree.map(jnp.negative, theta))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    says = "No space left on device" if full else "File too large"
+    with pytest.raises(OSError, match=says), files_end_at(1 << 20 if full else 1000):
+        files.save_parameters(jax.tree.map(jnp.negative, theta))
     assert files.parameters.read_bytes() == before
     assert not list(files.path.glob("*.unfinished"))
 
