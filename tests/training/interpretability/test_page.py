@@ -7,15 +7,17 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
-from algorithms import VARIANTS, DTransformerConfig
+from algorithms import VARIANTS, DTransformerConfig, d_transformer
+from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS, make_run
 from training.commands import look_inside_main
-from training.crosscheck.oracle.components import gelu, softmax
+from training.crosscheck.oracle.components import softmax
 from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
@@ -67,42 +69,15 @@ def found(run):
     return look(run, PROMPT, against=OTHER, name="a <run>")
 
 
-def forward(theta, x, patch=None):
-    """Algorithm 10 by hand: A, the residual stream after each layer, what heads and MLPs add, and the logits.
-
-    ``patch`` is (layer, token, column): X after this layer has another column there.
-    """
-    theta = jax.tree.map(lambda a: np.asarray(a, np.float64), theta)
-    X = theta.W_e[:, x] + theta.W_p[:, : len(x)]
-    allowed = np.triu(np.ones((len(x), len(x)), bool))
-    A, stream, heads, mlps, biases = [], [X], [], [], []
-    for l in range(len(theta.layers.attention.W_o)):
-        W, norm1, mlp, norm2 = jax.tree.map(lambda a, l=l: a[l], theta.layers)
-        X_tilde = layer_norm_each(X, norm1)
-        of_layer, written = [], []
-        for h in range(len(W.heads.W_q)):
-            Q, K, V = (
-                getattr(W.heads, f"W_{n}")[h] @ X_tilde + getattr(W.heads, f"b_{n}")[h][:, None]
-                for n in ("q", "k", "v")
-            )
-            A_h = softmax(np.where(allowed, K.T @ Q / np.sqrt(len(Q)), -np.inf))
-            d = len(V)
-            of_layer.append(A_h.T)
-            written.append(W.W_o[:, h * d : (h + 1) * d] @ V @ A_h)
-        added = sum(written) + W.b_o[:, None]
-        X = X + added
-        hidden = gelu(mlp.W_mlp1 @ layer_norm_each(X, norm2) + mlp.b_mlp1[:, None])
-        of_mlp = mlp.W_mlp2 @ hidden + mlp.b_mlp2[:, None]
-        X = X + of_mlp
-        if patch is not None and patch[0] == l:
-            X = X.copy()
-            X[:, patch[1]] = patch[2]
-        A.append(of_layer)
-        stream.append(X)
-        heads.append(written)
-        mlps.append(of_mlp)
-        biases.append(W.b_o)
-    return np.array(A), stream, np.array(heads), np.array(mlps), np.array(biases), unembed(theta, X)
+def forward(theta, x, changes=None):
+    """By Algorithm 10: A, the residual stream, what heads and MLPs add, and the logarithms of P."""
+    theta = jax.tree.map(lambda a: jnp.asarray(a, float), theta)
+    f = intervene(lambda x: d_transformer(x, theta), changes or {})
+    P, seen = record(f, "A", "Y@2", "X@3", "X@6", "X@8")(jnp.asarray(x))
+    W_o = theta.layers.attention.W_o.reshape(3, 8, 2, 4)  # layer, row, head, row of the head
+    heads = np.einsum("ldhm,lhmt->lhdt", W_o, seen["Y@2"])
+    stream = [np.asarray(seen["X@3"]), *np.asarray(seen["X@8"])]
+    return np.swapaxes(seen["A"], 2, 3), stream, heads, seen["X@8"] - seen["X@6"], np.log(P)
 
 
 def unembed(theta, X):
@@ -141,7 +116,7 @@ def test_the_predictions_of_each_layer_are_those_of_numpy(run, found):
 def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, found):
     _, arrays = read(found.html())
     theta = run.theta
-    _, stream, heads, mlps, _, logits = forward(theta, tokens_of(run, PROMPT))
+    _, stream, heads, mlps, logits = forward(theta, tokens_of(run, PROMPT))
     answers = logits.argmax(0)
     W_u = np.asarray(theta.W_e, np.float64).T
     centered = W_u - W_u.mean(0)
@@ -174,7 +149,8 @@ def test_the_effects_of_patches_are_those_of_numpy(run, found):
     np.testing.assert_allclose(data["patched"]["ends"], ends, atol=1e-3)
     most = np.abs(arrays["patched.tokens"]).max()
     for layer, token in np.ndindex(3, len(x)):
-        *_, logits = forward(run.theta, other, (layer, token, stream[layer + 1][:, token]))
+        patch = {at("X@8", layer=layer, token=token): stream[layer + 1][:, token]}
+        *_, logits = forward(run.theta, other, patch)
         effect = (score(logits) - ends[1]) / (ends[0] - ends[1])
         np.testing.assert_allclose(arrays["patched.tokens"][layer, token], effect, atol=1e-3 * most)
     np.testing.assert_allclose(arrays["patched.tokens"][-1, -1], 1, atol=1e-3)
