@@ -135,35 +135,6 @@ def test_what_cannot_be_said_leaves_the_conversation(told, model):
     assert "but the model reads at most l_max = 90: shorten it" in notice
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--prompt", ""], "text 1 is empty: give some text to answer"),
-        (["--prompt", "a", "--system", "never"], "refuses the conversation or is at fault: no such system"),
-        (["--prompt", "mat " * 99], "but the model reads at most l_max = 90: shorten it"),
-        (["--prompt", "a", "--interactive"], "--interactive: expected prompts on stdin, got --prompt"),
-        (["--prompt", "a", "--beam-size", "2"], "--beam-size does not apply: the run is a decoder that converses"),
-    ],
-)
-def test_what_is_wrong_is_one_sentence(told, flags, message):
-    status, printed, notice = told(*flags)
-    assert (status, printed, notice.count("\n")) == (2, "", 1)
-    assert message in notice
-
-
-@pytest.mark.parametrize(
-    ("task", "flags", "message"),
-    [
-        ("d", ["--chat", "--prompt", "a"], "the model has no chat template: it was not trained to converse"),
-        ("e", ["--chat", "--prompt", "a"], "--chat: expected a decoder, got"),
-        ("d", ["--system", "a", "--prompt", "a"], "--system: expected --chat with it"),
-    ],
-)
-def test_a_model_that_does_not_converse_says_so(tmp_path, called, task, flags, message):
-    status, _, error = called("generate", make_run(tmp_path / task, task), *flags)
-    assert (status, message in error) == (2, True)
-
-
 def test_what_was_said_when_it_was_interrupted_is_part_of_the_conversation(model):
     talker = Talker(model, Options(tau=0.0, l_gen=12))
     talker.hear("the cat")

@@ -153,22 +153,6 @@ def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, ca
     assert found[11] == pytest.approx(np.mean(nats), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("task", "flags", "message"),
-    [
-        ("d", "--limit 3", "--limit: expected a run of ed or classify, got one of d; leave it out"),
-        ("d", "--l_max 9", "--l_max: expected --data with it, got none; name the data, or leave it out"),
-        ("d", "--validation-data x", "--validation-data: expected --data with it, got none; name the data"),
-        ("d", "--data x --l_max 33", "--l_max: expected at most the model's 32 tokens, got 33"),
-        ("ed", "--data x --l_max 9", "--l_max: expected a run of d or e, got one of ed; leave it out"),
-    ],
-)
-def test_an_option_that_does_not_apply_is_refused(task, flags, message, tmp_path, called):
-    run = make_run(tmp_path / "run", task, BYTES, batch_size=4, l_max=32, data=("a.txt",), validation_data=("b.txt",))
-    status, _, error = called("evaluate", run, *flags.split(), "--cache", tmp_path / "cache")
-    assert (status, message in error) == (2, True)
-
-
 @pytest.mark.parametrize("task", ["d", "ed", "classify"])
 def test_how_much_is_done_is_told(task, tmp_path):
     file = tmp_path / "a.txt"
@@ -211,12 +195,6 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
     assert printed.out.partition("\n")[2] == out.partition("\n")[2]
     assert printed.err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
     assert not kept.exists()
-
-
-@pytest.mark.parametrize("limit", ["-3", "0", "many"])
-def test_a_limit_is_at_least_one(limit, called):
-    error = f"evaluate.py: --limit: expected an integer of at least 1, got '{limit}'\n"
-    assert called("evaluate", "run", "--limit", limit) == (2, "", error)
 
 
 def test_single_words_have_no_bleu():

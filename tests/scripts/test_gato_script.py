@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.run_cases import BYTES, LETTERS, make_run
+from tests.run_cases import BYTES, make_run
 from tests.serving_cases import LIMITS
 from training.runs.directory import load_run
 from training.serving.served import served_of
@@ -50,27 +50,6 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
     assert printed("compress", run, "report", tmp_path / "text.txt").startswith("3 bytes of text")
     served = served_of(load_run(run), "gato", LIMITS)
     assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "sentence"),
-    [
-        ("convert", ["out"], "a model of the task gato cannot be written: no other library here reads it"),
-        ("induction", [], "RUN: expected a decoder's run (task d), got one of task gato"),
-    ],
-)
-def test_other_scripts_say_why_they_cannot(run, name, arguments, sentence, tmp_path, called):
-    given = [tmp_path / word for word in arguments]
-    status, _, err = called(name, run, *given)
-    assert status == 2
-    assert sentence in err
-    assert err.count("\n") == 1
-
-
-def test_a_run_of_another_task_is_refused(tmp_path, called):
-    other = make_run(tmp_path / "d", "d", LETTERS)
-    status, _, err = called("gato", other)
-    assert (status, err) == (2, "gato.py: expected a run of the task gato, got one of the task d\n")
 
 
 @pytest.mark.parametrize(

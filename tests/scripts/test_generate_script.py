@@ -293,43 +293,6 @@ def test_interactive_translations_are_apart(runs, capsys, monkeypatch):
     assert "text 2 is empty" in printed.err
 
 
-WRONG = [
-    ("ed", "", 40 * "a", "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
-    ("d", "--prompt=", None, "text 1 is empty"),
-    ("d", "", "", "text 1 is empty"),
-    ("d", "--prompt abz", None, "character 'z'"),
-    ("d", "--prompt abc --l_gen 0", None, "l_gen: expected at least 1"),
-    ("d", "--prompt abc --repetition-penalty 0", None, "repetition_penalty: expected a positive"),
-    ("d", "--prompt abc --no-repeat-ngram-size -1", None, "no_repeat_ngram_size: expected at least 1"),
-    ("d", "--prompt abc --top-p 0", None, "top_p: expected a probability in (0, 1]"),
-    ("d", "--prompt abc --top-p 1.5", None, "top_p: expected a probability in (0, 1]"),
-    ("d", "--prompt abc --top-k 16", None, "top_k: expected at least 1 and at most 15"),
-    ("d", "--prompt abc --tau -1", None, "tau: expected a temperature >= 0"),
-    ("d", "--prompt abc --n 0", None, "n: expected at least 1"),
-    ("d", "--prompt abc --stop=", None, "--stop: expected some text"),
-    ("d", "--prompt abc --beam-size 3", None, "--beam-size does not apply: the run is a decoder"),
-    ("ed", "--beam-size 16", "abc\n", "beam_size: expected at least 1 and at most 15"),
-    ("ed", "--beam-size 2 --tau 1", "abc\n", "a beam search of beam_size = 2 draws nothing"),
-    ("ed", "--n 2", "abc\n", "would be the same"),
-    ("ed", "--top-k 2", "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
-    ("ed", "--l_max 41", "abc\n", "l_max: expected at least 1 and at most 40"),
-    ("e", "--prompt abc", None, "there is no [MASK] to be filled in the text 'abc'"),
-    ("e", "--prompt a[MASK] --tau 1", None, "--tau does not apply: the run is an encoder,"),
-    ("e", "--prompt a[MASK] --n 16", None, "n: expected at least 1 and at most 15"),
-    ("classify", "--seed 1", "abc\n", "--seed does not apply: the run is a classifier, whose options are none"),
-    ("d", "--interactive --prompt abc", None, "--interactive: expected prompts on stdin, got --prompt"),
-    ("e", "--prompt a[MASK] --weights int8", None, "--weights does not apply: the run is an encoder,"),
-]
-
-
-@pytest.mark.parametrize(("task", "flags", "stdin", "message"), WRONG)
-def test_wrong_input_is_refused_in_a_sentence(runs, called, monkeypatch, task, flags, stdin, message):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin or ""))
-    status, _, err = called("generate", runs[task], *flags.split())
-    assert (status, err.startswith("generate.py: "), err.count("\n")) == (2, True, 1)
-    assert message in err
-
-
 def piped(data):
     """Standard input as Python has it where bytes come through a pipe, in a locale of ASCII."""
     return io.TextIOWrapper(io.BytesIO(data), encoding="ascii")

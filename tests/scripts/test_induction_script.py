@@ -39,23 +39,3 @@ def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, mo
     assert together
     assert alone[1] == together[1]
     assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", printed, re.M)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--seeds 0", "--seeds: expected an integer of at least 1, got '0'"),
-        ("--steps many", "--steps: expected an integer of at least 1, got 'many'"),
-        ("--out a.txt", "--out: expected a .png, .svg or .pdf in an existing directory, got a.txt"),
-        ("--out nowhere/a.png", "--out: expected a .png, .svg or .pdf in an existing directory"),
-        ("nowhere", "there is no run directory nowhere"),
-        ("e", "RUN: expected a decoder's run (task d), got one of task e"),
-        ("d", "RUN: expected room for at least 8 tokens, got l_max = 6"),
-    ],
-)
-def test_what_is_wrong_is_said(arguments, says, called, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for task in ("d", "e"):
-        make_run(tmp_path / task, task, l_max=6)
-    status, _, error = called("induction", *arguments.split())
-    assert (status, says in error) == (2, True)

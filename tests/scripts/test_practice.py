@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.run_cases import LETTERS, make_run
+from tests.run_cases import make_run
 from training import commands
 from training.data.tokenizers import CharacterTokenizer
 from training.runs.directory import RunDirectory, load_run
@@ -45,20 +45,6 @@ def test_the_answers_of_a_prompt_vote(decoder, printed):
     assert printed(*asked[:-1], "--vote") == f"{winner['text']}\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, for example"),
-        (["--answer-after", "="], "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
-        (["--vote", "--n", "3", "--interactive"], "--vote: expected independent prompts, got --interactive"),
-        (["--shots", "nowhere.tsv", "--prompt", "a"], "--shots: cannot read nowhere.tsv: No such file or directory"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(decoder, flags, message, capsys):
-    assert commands.generate_main([str(decoder), *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"generate.py: {message}")
-
-
 def trained(tmp_path, name, *flags):
     (tmp_path / "text.txt").write_text(TEXT)
     own = ["--run", tmp_path / name, "--data", tmp_path / "text.txt", "--tokenizer", "characters", "--quiet"]
@@ -85,17 +71,6 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
     assert max(different) > 0
     status, _, error = called(*words)
     assert (status, "--average: expected a new directory, got" in error) == (2, True)
-
-
-def test_runs_that_cannot_be_one_model_are_refused(decoder, tmp_path, called):
-    other = make_run(tmp_path / "other", "d", LETTERS)
-    for words, message in (
-        ([], "expected several models, got 1"),
-        ([other], f"{other}: expected the same tokenizer as {decoder}, got another"),
-        (["--checkpoints"], "has no checkpoint yet"),
-    ):
-        status, _, error = called("ensemble", decoder, *words)
-        assert (status, message in error) == (2, True)
 
 
 def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, capsys):

@@ -200,26 +200,3 @@ def test_help_has_every_setting_with_its_default(capsys, task):
     assert out.count("(default: ") == len(TASKS[task].all_settings()) + 2  # --cache and --compilation-cache
     for name in TASKS[task].all_settings():
         assert flag(name) in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "expected {d,e,ed,classify,gato}, got none; see --help"),
-        (["f"], "expected one of d, e, ed, classify, gato, got 'f'"),
-        (["clasify"], "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
-        (["d"], "expected --run, got none; see --help"),
-        (["d", "--run"], "--run: expected a value, got none"),
-        (["d", "--run", "x", "--lines", "3"], "--lines: expected a known flag, got '--lines'; see --help"),
-        (["d", "--run=x", "--stepz=3"], "--stepz: expected a known flag, got '--stepz'; did you mean --steps?"),
-        (["d", "--run", "x", "y"], "y: expected flags only, got 'y'; see --help"),
-        (["d", "--run", "x", "--L", "many"], "--L: expected an integer, got 'many'"),
-        (["d", "--run", "x", "--dropout", "many"], "--dropout: expected a number, got 'many'"),
-        (["d", "--rows=pakced"], "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?"),
-        (["d", "--run", "x", "--process-id", "-1"], "--process-id: expected an integer of at least 0, got '-1'"),
-    ],
-)
-def test_a_usage_error_is_its_sentence(capsys, arguments, sentence):
-    assert commands.train_main(arguments) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"train.py: {sentence}\n")
