@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,8 @@ def phonemizer(path: Path) -> Path:
     special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     for file, field in (("tokenizer.json", "grapheme_chars"), ("target_tokenizer.json", "phoneme_chars")):
         inner = characters(special | {c: i for i, c in enumerate(meta[field]) if i > 3}, unknown="<unk>")
-        inner.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
+        ends = [("<s>", 1), ("</s>", 2)]
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
         inner.save(str(path / file))
     return path
 
@@ -145,10 +145,8 @@ def small_gpt(path: Path, name: str = "pebble") -> tuple[Path, str]:
             tensors |= {f"{h}.{part}.weight": next(stream), f"{h}.{part}.bias": next(stream)}
     tensors |= {"ln_f.weight": next(stream), "ln_f.bias": next(stream)}
     tensors |= {"lm_head.weight": np.ascontiguousarray(next(stream).T), "lm_head.bias": next(stream)}
-    safetensors.numpy.save_file(
-        {f"transformer.{n}" if "lm_head" not in n else n: np.ascontiguousarray(a) for n, a in tensors.items()},
-        path / "model.safetensors",
-    )
+    named = {n if "lm_head" in n else f"transformer.{n}": np.ascontiguousarray(a) for n, a in tensors.items()}
+    safetensors.numpy.save_file(named, path / "model.safetensors")
     fields = {"vocab_size": config["vocab_size"], "n_positions": config["block_size"], "n_embd": d, "n_head": H}
     fields |= {"n_layer": config["num_layers"], "activation_function": "gelu_new", "tie_word_embeddings": False}
     end = vocabulary.index("\n")
@@ -162,9 +160,7 @@ def characters(vocabulary: dict[str, int], unknown: str = "") -> tokenizers.Toke
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
     inner.decoder = decoders.Fuse()
-    inner.add_special_tokens(
-        [name for name in vocabulary if name.startswith("<") and name.endswith(">") and len(name) > 2]
-    )
+    inner.add_special_tokens([name for name in vocabulary if re.fullmatch("<.+>", name)])
     return inner
 
 

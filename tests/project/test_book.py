@@ -237,9 +237,8 @@ def luminance(color):
 
 def test_text_has_contrast(book):
     style = (book / "book.css").read_text("utf-8")
-    light, dark = (
-        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
-    )
+    blocks = re.findall(r":root \{(.*?)\}", style, re.S)
+    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks[:2])
     for colors in (light, dark):
         for text in ("ink", "quiet", "link", "good", "bad", "keyword"):
             for ground in ("ground", "panel", "mark"):

@@ -83,9 +83,8 @@ def imported(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             package = path.relative_to(ROOT).parts[:-1]
-            base = (
-                ".".join((*package[: len(package) - node.level + 1], node.module or "")) if node.level else node.module
-            )
+            above = package[: len(package) - node.level + 1]
+            base = ".".join((*above, node.module or "")) if node.level else node.module
             yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
 
 
@@ -179,9 +178,8 @@ def test_kernels_of_pallas_are_imported_when_they_are_used(path):
     for node in itertools.chain.from_iterable(map(ast.walk, at_import)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-            assert not any("pallas" in name.split(".") for name in names), (
-                f"{name_of(path)}:{node.lineno} imports {names}"
-            )
+            at_import = any("pallas" in name.split(".") for name in names)
+            assert not at_import, f"{name_of(path)}:{node.lineno} imports {names}"
 
 
 @algorithms_files

@@ -25,10 +25,8 @@ PLAIN = {"d_e": 12, "H": 3, "l_max": 50, "dropout": 0.0}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    return {
-        kind: make_run(root / kind, "d", build_tokenizer(kind, TEXTS, N_V=280), **PLAIN)
-        for kind in ("bytes", "characters", "words", "bpe")
-    }
+    made = {kind: build_tokenizer(kind, TEXTS, N_V=280) for kind in ("bytes", "characters", "words", "bpe")}
+    return {kind: make_run(root / kind, "d", tokenizer, **PLAIN) for kind, tokenizer in made.items()}
 
 
 def test_a_run_opens_in_transformers_with_its_tokenizer(tmp_path, runs, printed):

@@ -110,9 +110,8 @@ def test_serve(root):
         served = serving_cases.of_run(model, converse=converser(model.tokenizer))
         with serving_cases.serving(served) as port, serving_cases.client_of(port) as client:
             said = [{"role": "user", "content": "the cat"}]
-            answer = client.chat.completions.create(
-                model="small", messages=said, n=2, seed=1, max_tokens=9, logprobs=True
-            )
+            how = {"model": "small", "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True}
+            answer = client.chat.completions.create(messages=said, **how)
             answers.append([choice.to_dict() for choice in answer.choices])
     assert answers[0] == answers[1]
 

@@ -74,9 +74,8 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
 
 
 def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, capsys):
-    lines = [
-        f"{'ham' if n % 3 else 'spam'}\t{'abcdefghij'[n % 10]} {'abcdefghij'[n // 10 % 10]} {n % 7}" for n in range(200)
-    ]
+    a = "abcdefghij"
+    lines = [f"{'ham' if n % 3 else 'spam'}\t{a[n % 10]} {a[n // 10 % 10]} {n % 7}" for n in range(200)]
     (tmp_path / "labeled.tsv").write_text("\n".join(lines))
     sizes = [str(word) for pair in SIZES.items() for word in pair]
     flags = ["--folds", "2", "--data", str(tmp_path / "labeled.tsv"), "--tokenizer", "characters", "--steps", "2"]

@@ -183,9 +183,8 @@ def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
 
 
 def test_an_exploding_run_ends_with_status_1(train, text):
-    status, _, err = train(
-        "d", "--data", text, "--learning-rate", "1e30", "--clip-norm", "0", "--checkpoint-every", "1"
-    )
+    flags = "--learning-rate 1e30 --clip-norm 0 --checkpoint-every 1"
+    status, _, err = train("d", "--data", text, *flags.split())
     assert (status, err.count("\n")) == (1, 1)
     assert "train.py: step 2: the loss is " in err
     assert "the last good checkpoint is of step 1" in err

@@ -1,6 +1,6 @@
 """`training.train` does what the command line does."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import chex
 import numpy as np
@@ -47,15 +47,10 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
         patch.setattr(in_python, "train_by", interrupted)
         with pytest.raises(KeyboardInterrupt, match="call train again to resume it"):
             training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
-    found = []
-    worker = threading.Thread(  # signals arrive in the main thread alone
-        target=lambda: found.append(
-            training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
-        )
-    )
-    worker.start()
-    worker.join()
-    assert found[0].task == "d"
+    options = {"data": data, "cache": tmp_path, "quiet": True, **SETTINGS}
+    with ThreadPoolExecutor(1) as pool:  # signals arrive in the main thread alone
+        run = pool.submit(training.train, "d", tmp_path / "run", **options).result()
+    assert run.task == "d"
     assert RunDirectory(tmp_path / "run").description().settings.data == (str(data),)
 
 

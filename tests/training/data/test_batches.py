@@ -267,9 +267,8 @@ def test_pairs_are_as_wide_as_the_longest_rounded_up():
     data = batched(SequencePairs, store, l_max=11, batch_size=2, pad_multiple=4)
     widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
     assert widths == [(4, 8), (8, 8), (8, 4)]
-    wide = batched(
-        SequencePairs, PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4
-    )
+    pair = PairStore(distinct_store([10]), distinct_store([2]))
+    wide = batched(SequencePairs, pair, l_max=11, batch_size=1, pad_multiple=4)
     assert wide.batch(0)["z"].shape[1] == 11
     assert batched(SequencePairs, store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
 

@@ -113,9 +113,8 @@ def test_renders_as_transformers_does(theirs, name, conversation):
 
 
 def test_a_date_and_special_tokens_are_there():
-    assert ChatTemplate("{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}.", TOKENS).render(
-        said("")
-    ) == ("4<s></s>.")
+    dated = ChatTemplate("{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}.", TOKENS)
+    assert dated.render(said("")) == "4<s></s>."
     assert ChatTemplate("{{ bos_token }}.").render(said("")) == "."
 
 

@@ -32,9 +32,8 @@ def tokenizer_of(template):
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False, initial_alphabet=alphabet)
     inner.train_from_iterator([" ".join(WORDS)] * 3, trainer)
     inner.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
     size = inner.get_vocab_size()
@@ -162,9 +161,8 @@ def test_each_conversation_is_whole_in_one_row(chats, tmp_path):
 
 
 def test_the_same_question_is_on_one_side(tmp_path):
-    twice = [
-        {"messages": [*c[:1], {"role": "assistant", "content": str(n)}]} for c in conversations(40) for n in (1, 2)
-    ]
+    says = [{"role": "assistant", "content": str(n)} for n in (1, 2)]
+    twice = [{"messages": [*c[:1], answer]} for c in conversations(40) for answer in says]
     corpus = read_corpus([written(tmp_path / "chats.jsonl", twice)], "text", validation_fraction=0.3)
     sides = [{json.loads(r.text)["messages"][0]["content"] for r in part} for part in (corpus.train, corpus.validation)]
     assert not sides[0] & sides[1]

@@ -69,11 +69,8 @@ def test_the_second_time_it_is_read_from_the_cache(tmp_path, monkeypatch):
 def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
     other = corpus_of([Document("x")], [Document("y")], fingerprint="g")
     characters = CharacterTokenizer(sorted(set("".join(TEXTS) + "held out")))
-    stores = [
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path),
-        tokenize_text(other, ByteTokenizer(), cache_dir=tmp_path),
-        tokenize_text(TEXT_CORPUS, characters, cache_dir=tmp_path),
-    ]
+    of = ((TEXT_CORPUS, ByteTokenizer()), (other, ByteTokenizer()), (TEXT_CORPUS, characters))
+    stores = [tokenize_text(*which, cache_dir=tmp_path) for which in of]
     assert len({s.train.fingerprint for s in stores}) == 3
     assert [s.train.n_tokens for s in stores] == [48, 3, 46]
 

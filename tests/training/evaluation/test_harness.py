@@ -1,5 +1,6 @@
 """lm-evaluation-harness with a task of our own: its figures are those that Algorithm 10 gives."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -45,10 +46,8 @@ def by_hand(run, context, end):
 
 
 def asked(kind, *arguments):
-    return [
-        instance.Instance(request_type=kind, doc={}, arguments=one, idx=i, metadata=("task", i, 1))
-        for i, one in enumerate(arguments)
-    ]
+    made = functools.partial(instance.Instance, request_type=kind, doc={})
+    return [made(arguments=one, idx=i, metadata=("task", i, 1)) for i, one in enumerate(arguments)]
 
 
 def test_likelihoods_are_those_of_the_model(run):
@@ -80,9 +79,8 @@ def test_a_long_text_is_rolled_through_windows(run):
 
 def test_texts_end_before_what_ends_them(run):
     model = harness.HarnessModel(run)
-    free, stopped = model.generate_until(
-        asked("generate_until", ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["d"], "max_gen_toks": 12}))
-    )
+    both = ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["d"], "max_gen_toks": 12})
+    free, stopped = model.generate_until(asked("generate_until", *both))
     assert stopped == free.split("d")[0]
     assert 0 < len(stopped) < len(free)
     assert model.generate_until(asked("generate_until", ("abc", {"until": ["", "d"], "max_gen_toks": 12}))) == [stopped]

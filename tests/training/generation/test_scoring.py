@@ -88,9 +88,8 @@ def test_masks_are_filled_with_the_likeliest_tokens():
 
 def test_classes_are_those_of_each_text_alone():
     rng = np.random.default_rng(3)
-    params = ClassifierParams(
-        THETA[E], jnp.asarray(rng.standard_normal((5, E.d_e))), jnp.asarray(rng.standard_normal(5))
-    )
+    W_c, b_c = (jnp.asarray(rng.standard_normal(shape)) for shape in ((5, E.d_e), 5))
+    params = ClassifierParams(THETA[E], W_c, b_c)
     P = classify(params, X, lengths=LENGTHS, config=E)
     for r in range(3):
         p = class_probabilities(X[r], params, length=LENGTHS[r])

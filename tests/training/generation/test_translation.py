@@ -171,9 +171,8 @@ def plain_beam_search(z, K, alpha, l_max):
 @pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), pytest.param(5, 2.0, marks=pytest.mark.slow)])
 def test_beam_search_is_its_definition(K, alpha):
     z = np.random.default_rng(6).integers(5, size=(12, 3))
-    tokens, lengths, scores = translate(
-        TOY_THETA, z, lengths=np.full(12, 3), config=TOY, l_max=7, beam_size=K, length_penalty=alpha
-    )
+    options = {"lengths": np.full(12, 3), "l_max": 7, "beam_size": K, "length_penalty": alpha}
+    tokens, lengths, scores = translate(TOY_THETA, z, config=TOY, **options)
     for r in range(12):
         x, log_p = plain_beam_search(z[r], K, alpha, 7)
         assert np.asarray(tokens[r, : lengths[r]]).tolist() == x

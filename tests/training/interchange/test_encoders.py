@@ -109,9 +109,8 @@ def test_what_is_lacking_or_contradicts_is_said(name, fields, message, tmp_path)
 
 
 def test_what_a_kind_cannot_say_is_refused(tmp_path):
-    config = ETransformerConfig(
-        N_V=17, l_max=12, L=1, H=3, d_e=12, d_mlp=7, N_types=2, variant=BERT.but(mlp=MLP(activation="silu"))
-    )
+    variant = BERT.but(mlp=MLP(activation="silu"))
+    config = ETransformerConfig(N_V=17, l_max=12, L=1, H=3, d_e=12, d_mlp=7, N_types=2, variant=variant)
     for to, message in (
         ("distilbert", "no token types"),
         ("roberta", "no head with the activation"),

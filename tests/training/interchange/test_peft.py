@@ -102,9 +102,8 @@ CONFIGS = [
 
 def their_adapter(path, bases, kind, options):
     """Save an adapter of PEFT's with random numbers; return the model with it."""
-    model = peft.get_peft_model(
-        their_model(bases, kind), peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=kind == "gpt2", **options)
-    )
+    config = peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=kind == "gpt2", **options)
+    model = peft.get_peft_model(their_model(bases, kind), config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -124,10 +123,8 @@ def test_an_adapter_of_peft_becomes_a_run_and_goes_back(tmp_path, bases, kind, o
     model = peft.PeftModel.from_pretrained(their_model(bases, kind), tmp_path / "back")
     cases.assert_same(our_logits(load_run(tmp_path / "run")), their_logits(model), "float32", "back")
     if not {"rank_pattern", "layers_to_transform"} & options.keys():
-        before, after = (
-            safetensors.numpy.load_file(tmp_path / d / "adapter_model.safetensors") for d in ("theirs", "back")
-        )
-        cases.assert_bits(before, after)
+        files = (tmp_path / d / "adapter_model.safetensors" for d in ("theirs", "back"))
+        cases.assert_bits(*map(safetensors.numpy.load_file, files))
 
 
 def edited(path, **values):

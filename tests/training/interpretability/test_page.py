@@ -219,9 +219,8 @@ def test_the_pictures_are_pictures(found):
 
 def random_run(name, **sizes):
     """A run of a variant, with random parameters."""
-    config = DTransformerConfig(
-        **{"N_V": 15, "l_max": 23, "L": 2, "H": 6, "d_e": 12, "d_mlp": 13} | sizes, variant=VARIANTS[name]
-    )
+    sizes = {"N_V": 15, "l_max": 23, "L": 2, "H": 6, "d_e": 12, "d_mlp": 13} | sizes
+    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
     return Run(cases.random_theta(config), config, LETTERS, "d")
 
 
@@ -365,7 +364,6 @@ def test_parts_of_a_logit_show_themselves():
     said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</p>")[0])]
     np.testing.assert_allclose(said[0], sum(cells) + said[1] + said[2], atol=0.06)
     np.testing.assert_allclose(said[0], parts.total()[-1], atol=0.005)
-    assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [
-        "42,112,176" if expected.flat[np.abs(expected).argmax()] > 0 else "214,120,20"
-    ]
+    color = "42,112,176" if expected.flat[np.abs(expected).argmax()] > 0 else "214,120,20"
+    assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [color]
     assert parts._replace(embedding=rng.normal(size=(2, 6)))._repr_html_() is None

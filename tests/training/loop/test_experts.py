@@ -69,10 +69,8 @@ def test_training_follows_the_gradient_of_both_losses(theta, accumulation_steps)
     _, gradient, _ = whole(theta, BATCH, 0, jax.random.key(0))
     W_r, epsilon = theta.layers.mlp.W_r, 1e-3
     direction = jnp.cos(jnp.arange(W_r.size)).reshape(W_r.shape)
-    ahead, behind = (
-        value(theta._replace(layers=theta.layers._replace(mlp=theta.layers.mlp._replace(W_r=W_r + moved))))
-        for moved in (epsilon * direction, -epsilon * direction)
-    )
+    mlps = (theta.layers.mlp._replace(W_r=W_r + moved) for moved in (epsilon * direction, -epsilon * direction))
+    ahead, behind = (value(theta._replace(layers=theta.layers._replace(mlp=mlp))) for mlp in mlps)
     along = jnp.vdot(gradient.layers.mlp.W_r, direction)
     np.testing.assert_allclose(along, (ahead - behind) / (2 * epsilon), rtol=2e-3)
 

@@ -115,9 +115,8 @@ def test_a_sum_is_the_same_wherever_the_parts_lie_and_sees_every_bit():
     leaves |= {"half": rng.normal(size=(2, 4)).astype(np.float16)}
     found = sums(leaves)
     assert len(set(found.values())) == len(leaves)
-    placed = jax.tree.map(
-        lambda leaf, place: jax.device_put(leaf, place.sharding), leaves, Placement("data=4,model=2").placed(leaves)
-    )
+    places = Placement("data=4,model=2").placed(leaves)
+    placed = jax.tree.map(lambda leaf, place: jax.device_put(leaf, place.sharding), leaves, places)
     divided = jax.device_put(leaves["W"], jax.NamedSharding(jax.make_mesh((8,), ("x",)), P("x")))
     assert sums(placed) == found == sums({**leaves, "W": divided})
     for bit in (0, 100, 8 * leaves["W"].nbytes - 1):

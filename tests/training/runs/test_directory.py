@@ -244,9 +244,8 @@ def test_settings_are_read_back_from_json(task):
 def test_defaults_fit_together(task):
     settings = settings_from({}, task=task)
     assert model_config(settings, 300).d_e == settings.d_e
-    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} | {"warmup": settings.warmup} == {
-        name: getattr(settings, name) for name in TASKS[task].all_settings()
-    }
+    defaults = {name: TASKS[task].default(name) for name in TASKS[task].all_settings()}
+    assert defaults | {"warmup": settings.warmup} == {name: getattr(settings, name) for name in defaults}
 
 
 @pytest.mark.parametrize(
