@@ -103,6 +103,8 @@ REFUSED = {
 def place(tmp_path_factory):
     """A directory of runs, by the names that the command lines have."""
     root = tmp_path_factory.mktemp("runs")
+    for name, numbers in (("a.txt", range(9)), ("b.txt", range(9, 18))):
+        (root / name).write_text("".join(f"line {n}\tthis is the line {n}\n" for n in numbers))
     for task in ("d", "e", "ed", "classify"):
         make_run(root / task, task, data=("a.txt",), validation_data=("b.txt",), batch_size=4)
     make_run(root / "talks", "d", conversing(), l_max=90)
@@ -115,8 +117,9 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "words", "stdin", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
-def test_it_is_refused_in_a_sentence(place, called, monkeypatch, name, words, stdin, message):
+def test_it_is_refused_in_a_sentence(place, called, monkeypatch, tmp_path, name, words, stdin, message):
     monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
     before = sorted(place.rglob("*"))
     status, out, err = called(name, *shlex.split(words))

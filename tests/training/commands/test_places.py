@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.crosscheck import crosscheck_main
+from tests.cases import D, random_theta
 from tests.run_cases import BYTES, make_run
 from training import commands
 from training.commands.loss_curve import loss_curve_main
@@ -75,7 +76,7 @@ def test_a_command_refuses_a_url(inputs, monkeypatch, capsys, main, words):
 
 
 def save(url):
-    save_pretrained(url, None, None)
+    save_pretrained(url, random_theta(D), D)
 
 
 FUNCTIONS = (RunDirectory, load_run, load_pretrained, local_path, lambda url: read_corpus([url], "text"), save)
