@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from algorithms.lines import Unembedding
 from algorithms.ops.linear import logits
-from training.interchange import load_model, load_pretrained, mapping, save_pretrained
+from training.interchange import InterchangeError, load_model, load_pretrained, mapping, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
@@ -199,3 +199,10 @@ def change_config(path, **fields):
     file = Path(path) / "config.json"
     state = json.loads(file.read_text("utf-8")) | fields
     file.write_text(json.dumps({name: value for name, value in state.items() if value is not None}), "utf-8")
+
+
+def assert_refused(model, path, message, **fields):
+    """A checkpoint of a model is refused once these fields of its config.json have changed."""
+    change_config(saved(model, path), **fields)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)

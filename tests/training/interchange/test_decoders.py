@@ -121,18 +121,13 @@ HALF = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     ],
 )
 def test_what_is_lacking_is_said(fields, message, tmp_path):
-    path = cases.saved(make("llama"), tmp_path)
-    cases.change_config(path, **fields)
-    with pytest.raises(InterchangeError, match=message):
-        load_pretrained(path)
+    cases.assert_refused(make("llama"), tmp_path, message, **fields)
 
 
 @pytest.mark.parametrize("types", [5, [["global", 1 << 40]], [[["global"], 2]], [[["near"], 3]], [[[["global"]], 3]]])
 def test_layers_of_another_form_are_refused(tmp_path, types):
-    path = cases.saved(make("gpt_neo"), tmp_path)
-    cases.change_config(path, attention_layers=None, attention_types=types)
-    with pytest.raises(InterchangeError, match="attention_types: expected global or local for each of 3 layers, got"):
-        load_pretrained(path)
+    message = "attention_types: expected global or local for each of 3 layers, got"
+    cases.assert_refused(make("gpt_neo"), tmp_path, message, attention_layers=None, attention_types=types)
 
 
 @pytest.mark.parametrize("name", ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3"])

@@ -102,10 +102,7 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
     ],
 )
 def test_what_is_lacking_or_contradicts_is_said(name, fields, message, tmp_path):
-    path = cases.saved(make(name), tmp_path)
-    cases.change_config(path, **fields)
-    with pytest.raises(InterchangeError, match=message):
-        load_pretrained(path)
+    cases.assert_refused(make(name), tmp_path, message, **fields)
 
 
 def test_what_a_kind_cannot_say_is_refused(tmp_path):
