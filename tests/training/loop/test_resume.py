@@ -17,7 +17,6 @@ from training.runs.metrics import read_metrics
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-MIXTURE = ("text.txt=0.7", "more.txt=0.3")
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 FLAGS = {"--tokenizer": "bytes", "--l_max": 16, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4}
 FLAGS |= {"--steps": 60, "--eval-every": 20, "--checkpoint-every": 4, "--dropout": 0.1, "--ema-decay": 0.9}
@@ -28,14 +27,12 @@ PATIENCE = 600  # seconds until a test gives up
 class Command:
     """The command line of one run, which may be begun any number of times."""
 
-    def __init__(self, directory, *data):
+    def __init__(self, directory):
         directory.mkdir()
         self.files = RunDirectory(directory / "run")
         (directory / "text.txt").write_text(TEXT)
-        (directory / "more.txt").write_text(TEXT.replace("paragraph", "sentence").upper())
-        values = {"--run": self.files.path, "--cache": directory.parent / "cache", **FLAGS}
-        self._arguments = [str(part) for item in values.items() for part in item]
-        self._arguments += ["--data", *(str(directory / name) for name in data or ("text.txt",))]
+        paths = {"--run": self.files.path, "--cache": directory.parent / "cache", "--data": directory / "text.txt"}
+        self._arguments = [str(part) for item in (paths | FLAGS).items() for part in item]
         self._environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -97,27 +94,13 @@ def assert_same_outcome(command, undisturbed):
     chex.assert_trees_all_equal(*(load_run(c.files.path).theta for c in (command, undisturbed)))
 
 
-def kill_and_complete(command):
+def test_a_killed_run_goes_on_exactly(command, undisturbed):
     process = command.begin()
     wait_until(lambda: len(read_metrics(command.files.metrics)) > 20, process)
     assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
     assert not command.files.parameters.exists()
     assert "resuming after step" in command.complete()
-
-
-def test_a_killed_run_goes_on_exactly(command, undisturbed):
-    kill_and_complete(command)
     assert_same_outcome(command, undisturbed)
-
-
-def test_a_killed_run_of_a_mixture_goes_on_exactly(undisturbed):
-    folder = undisturbed.files.path.parents[1]
-    mixture, killed = (Command(folder / name, *MIXTURE) for name in ("mixture", "killed"))
-    mixture.complete()
-    kill_and_complete(killed)
-    assert_same_outcome(killed, mixture)
-    losses = [[line["loss"] for line in command.record()] for command in (mixture, undisturbed)]
-    assert losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ EOS = LETTERS.eos_token
 DRAWN = {"tau": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "eos": EOS}
 ASKED = {  # prompt, most tokens, seed, how it is drawn, and after how many tokens of the first it arrives
     "long": ("abc", 55, 1, DRAWN, None),
-    "late": ("fade . cab add a b c d e f g h", 6, 5, DRAWN, 4),
+    "late": (2 * "fade . cab add a b c d e f g h", 6, 5, DRAWN, 4),  # longer than l_max
     "more": ("j ", 7, 6, DRAWN | {"logit_bias": {3: 4.0}}, 4),
     "other": ("abc", 5, 0, {"tau": 0.8, "top_k": 4, "eos": EOS}, 30),
     "greedy": ("abc", 5, 0, {"tau": 0.0, "no_repeat_ngram_size": 2, "eos": EOS}, 30),
