@@ -1,7 +1,6 @@
 """Conversations as data: tokens as transformers has them, loss on the answers alone, and what is refused."""
 
 import json
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from algorithms import d_transformer
+from tests import interchange_cases
 from tests.training.data.test_chat import CHATML, INST, MARKED
 from tests.training_cases import batched
 from training.data.batches import NextTokens
@@ -68,11 +68,7 @@ def chats(tmp_path):
 @pytest.fixture(scope="module")
 def theirs():
     """How transformers tokenizes conversations, and marks what the assistant says."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip(
-            "transformers", reason="transformers is not installed: pip install -e .[compare]"
-        )
+    _, transformers = interchange_cases.libraries()
 
     def encode(tokenizer, messages):
         inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
