@@ -26,9 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROSE = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 TEXTS = [
-    "",
-    " ",
-    "Hello world",
+    *("", " ", "Hello world"),
     " leading,  two  spaces\n\n\nx\t\ty \r\n end ",
     "12345 2024-01-02 3.14159",
     "don't WE'LL I'm they'RE o'clock",
@@ -38,10 +36,7 @@ TEXTS = [
     "def f(x):\n    return x**2  # comment\n\tif (a!=b){c+=1;}",
     "\u200b\u00a0nbsp\u3000",
     "\x01\x7f",
-    "a" * 99,
-    " " * 37 + "x",
-    "=" * 33,
-    *PROSE[:3],
+    *("a" * 99, " " * 37 + "x", "=" * 33, *PROSE[:3]),
 ]
 
 

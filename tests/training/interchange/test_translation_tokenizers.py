@@ -16,13 +16,8 @@ torch, transformers = cases.libraries()
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("sacremoses")
 
-CORPUS = [
-    "the cat sat on the mat",
-    "a dog sat on the log",
-    "the log and the cat",
-    "dogs and cats",
-    "der Hund und die Katze",
-]
+CORPUS = ["the cat sat on the mat", "a dog sat on the log", "the log and the cat", "dogs and cats"]
+CORPUS += ["der Hund und die Katze"]
 TEXTS = [
     "the cat sat",
     "  a dog, and  cats! ",

@@ -33,11 +33,9 @@ class Command:
         (directory / "text.txt").write_text(TEXT)
         paths = {"--run": self.files.path, "--cache": directory.parent / "cache", "--data": directory / "text.txt"}
         self._arguments = [str(part) for item in (paths | FLAGS).items() for part in item]
-        self._environment = os.environ | {
-            "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
+        self._environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled")}
+        limits = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
+        self._environment |= {f"JAX_PERSISTENT_CACHE_{name}": value for name, value in limits.items()}
 
     def begin(self, **environment):
         command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard"]
