@@ -71,8 +71,9 @@ def data_for(settings: Settings) -> RunData:
     train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
     of_corpus = {"train": [Document("abc")], "validation": [Document("abc")], "test": []}
     corpus = Corpus(name="tiny", kind="text", source="", license="", fingerprint="", **of_corpus)
-    stores, labels = Splits(*parts, parts[1]), ("even", "odd") if settings.task == "classify" else ()
-    return RunData(corpus, tokenizer, stores, train, validation, labels)
+    found = {"corpus": corpus, "tokenizer": tokenizer, "train": train, "validation": validation}
+    labels = ("even", "odd") if settings.task == "classify" else ()
+    return RunData(**found, stores=Splits(*parts, parts[1]), labels=labels)
 
 
 class Witness:
