@@ -6,15 +6,15 @@ import re
 import warnings
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms import log_loss
 from algorithms.lines import Unembedding
 from algorithms.ops.linear import logits
-from training.interchange import mapping
+from training.interchange import InterchangeError, load_model, load_pretrained, mapping, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
@@ -139,21 +139,54 @@ def assert_bits(a, b):
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
-def assert_same_model(torch, opened, model, outputs, *, unwritten=(), tolerance=1e-12):
-    """Two models of PyTorch's have the same tensors to the last bit, and in float64 the same outputs.
+def assert_as_theirs(torch, model, path, theta, outputs, expected, dtype, *, read=None):
+    """Our outputs are those of a model of PyTorch's, and so is the gradient of a random linear function of them.
+
+    `outputs`: of theta, tokens before rows; `expected`: of the model; `read`: which tokens are. Returns the names of
+    the parameters whose gradients were compared.
+    """
+    read = np.ones(expected.shape[:-1], bool) if read is None else read
+    weights = np.random.default_rng(2).standard_normal(expected.shape) * read[..., None]
+
+    def score(theta):
+        Y = outputs(theta)
+        return (Y * jnp.asarray(weights, Y.dtype)).sum(), Y
+
+    (_, Y), gradients = jax.jit(jax.value_and_grad(score, has_aux=True))(theta)
+    (expected * torch.tensor(weights, dtype=expected.dtype)).sum().backward()
+    assert_same(np.asarray(Y)[read], expected.detach().numpy()[read], dtype, "outputs")
+    return assert_gradients(model, path, gradients, dtype)
+
+
+def assert_written_again(torch, path, open_model, outputs, *, unwritten=(), tolerance=1e-12, **options):
+    """What we read of a checkpoint and write again are its tensors to the last bit, and the same model for PyTorch.
 
     The outputs only within rounding: PyTorch's kernels add in an order that depends on the processor and on where the
     memory happens to lie.
 
-    `torch`: the library; `opened`: what was written by us; `model`: what it has to be; `outputs`: of a model;
-    `unwritten`: tensors that are not in a checkpoint of ours; `tolerance`: of the outputs, relative to the largest.
+    `torch`: the library; `open_model`: of a directory; `outputs`: of a model in float64; `unwritten`: tensors that are
+    not in a checkpoint of ours; `tolerance`: of the outputs, relative to the largest; `options`: of save_pretrained.
     """
-    found, expected = opened.state_dict(), model.state_dict()
+    run, ours = load_model(path), path.with_name("ours")
+    save_pretrained(ours, run.theta, run.config, labels=run.labels, **options)
+    assert_bits(tensors_of(ours), {name: a for name, a in tensors_of(path).items() if name not in unwritten})
+    assert load_pretrained(ours)[1] == run.config
+    opened, theirs = open_model(ours), open_model(path)
+    assert type(opened) is type(theirs)
+    assert opened.config.id2label == theirs.config.id2label
+    found, expected = opened.state_dict(), theirs.state_dict()
     assert found.keys() == expected.keys()
     for name in expected.keys() - unwritten:
         assert torch.equal(found[name], expected[name]), name
-    found, expected = (outputs(m.double()).detach().numpy() for m in (opened, model))
+    found, expected = (outputs(model.double()).detach().numpy() for model in (opened, theirs))
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
+
+
+def assert_greedy(tokens, counts, expected):
+    """The translations of a batch are those of PyTorch, as far as both go."""
+    for row, n, theirs in zip(tokens, counts, expected.tolist(), strict=True):
+        both = min(int(n), len(theirs))
+        assert row[:both].tolist() == theirs[:both]
 
 
 def column_logits(X, theta):
@@ -161,22 +194,15 @@ def column_logits(X, theta):
     return jnp.moveaxis(logits(X, Unembedding().matrix(theta), getattr(theta, "b_u", None)), 0, -1)
 
 
-def column_loss(X, theta, targets, weights):
-    b_u = getattr(theta, "b_u", None)
-    W_u, weights = Unembedding().matrix(theta), jnp.asarray(weights, X.dtype)
-    return log_loss(X, W_u, jnp.asarray(targets), b_u=b_u, weights=weights)
-
-
-def torch_loss(torch, their_logits, targets, weights):
-    """The same loss of PyTorch's logits, [*batch, l, N_V]."""
-    each = torch.nn.functional.cross_entropy(
-        their_logits.flatten(0, -2), torch.tensor(np.asarray(targets)).flatten().long(), reduction="none"
-    )
-    return (each * torch.tensor(np.asarray(weights)).flatten().to(each.dtype)).sum()
-
-
 def change_config(path, **fields):
     """Change fields of a checkpoint's config.json; one that is None is left out."""
     file = Path(path) / "config.json"
     state = json.loads(file.read_text("utf-8")) | fields
     file.write_text(json.dumps({name: value for name, value in state.items() if value is not None}), "utf-8")
+
+
+def assert_refused(model, path, message, **fields):
+    """A checkpoint of a model is refused once these fields of its config.json have changed."""
+    change_config(saved(model, path), **fields)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)

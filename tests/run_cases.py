@@ -1,5 +1,8 @@
 """Complete runs with small random models, for the tests of what uses a run."""
 
+import contextlib
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,17 @@ def make_run(
     noisy = jax.tree.map(lambda a: np.asarray(a + 0.3 * rng.standard_normal(a.shape), np.float32), theta)
     files.save_parameters(noisy)
     return path
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """As if the disk were full once a file has so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 BYTES = ByteTokenizer()

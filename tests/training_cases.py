@@ -69,18 +69,11 @@ def data_for(settings: Settings) -> RunData:
         tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
         parts = [TokenStore.from_sequences(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
     train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
-    documents = [Document("abc")]
-    corpus = Corpus(
-        name="tiny", kind="text", source="", license="", fingerprint="", train=documents, validation=documents, test=[]
-    )
-    return RunData(
-        corpus=corpus,
-        tokenizer=tokenizer,
-        stores=Splits(parts[0], parts[1], parts[1]),
-        train=train,
-        validation=validation,
-        labels=("even", "odd") if settings.task == "classify" else (),
-    )
+    of_corpus = {"train": [Document("abc")], "validation": [Document("abc")], "test": []}
+    corpus = Corpus(name="tiny", kind="text", source="", license="", fingerprint="", **of_corpus)
+    found = {"corpus": corpus, "tokenizer": tokenizer, "train": train, "validation": validation}
+    labels = ("even", "odd") if settings.task == "classify" else ()
+    return RunData(**found, stores=Splits(*parts, parts[1]), labels=labels)
 
 
 class Witness:

@@ -96,11 +96,8 @@ def requested_by_pages(log):
 def open_all(book, browser, folder, numbers):
     """Open every page about an algorithm and the index; returns them as the browser understands them."""
     pages = {}
-    for name in (
-        "index.html",
-        *(f"algorithm-{n}.html" for n in numbers),
-        *(path.name for path in book.glob("model-*")),
-    ):
+    models = [path.name for path in book.glob("model-*")]
+    for name in ("index.html", *(f"algorithm-{n}.html" for n in numbers), *models):
         log = folder / "net.json"
         options = ("--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
         done = browser((book / name).as_uri(), folder, *options)
@@ -240,9 +237,8 @@ def luminance(color):
 
 def test_text_has_contrast(book):
     style = (book / "book.css").read_text("utf-8")
-    light, dark = (
-        dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)[:2]
-    )
+    blocks = re.findall(r":root \{(.*?)\}", style, re.S)
+    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks[:2])
     for colors in (light, dark):
         for text in ("ink", "quiet", "link", "good", "bad", "keyword"):
             for ground in ("ground", "panel", "mark"):

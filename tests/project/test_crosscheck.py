@@ -27,14 +27,8 @@ from training.crosscheck.tags import Tag, numbers, read
 
 LINES = {1: 1, 2: 1, 3: 5, 4: 6, 5: 4, 6: 3, 7: 1, 8: 21, 9: 12, 10: 11, 11: 7, 12: 11, 13: 7, 14: 7, 15: 8}
 COMPONENTS = (1, 2, 3, 4, 5, 6, 7)
-SAMPLE = (
-    "token off by one",
-    "mask transposed",
-    "1/√d dropped",
-    "bias of the output skipped",
-    "ε misplaced",
-    "keys not rotated",
-)
+SAMPLE = ("token off by one", "mask transposed", "1/√d dropped", "bias of the output skipped", "ε misplaced")
+SAMPLE += ("keys not rotated",)
 
 
 def crosscheck(numbers, implementation="paper", **sizes):
@@ -62,9 +56,8 @@ def test_the_components_agree_line_by_line(components):
     for result in components.lines.values():
         assert result.verdict == "equal"
         assert all(cell.visits >= 1 for cell in result.cells.values())
-        assert all(
-            (ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1].strip() for place in result.places
-        )
+        lines = [(ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1] for place in result.places]
+        assert all(line.strip() for line in lines)
 
 
 def test_heads_are_compared_one_by_one(components):
@@ -86,8 +79,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     assert results.ok, summary(results)
     places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
     assert places["4"] == ["@f.each_layer(X, theta.layers, theta.first_mlp)\ndef X(X, W, f):"]
-    assert places["9"] == ["return X"]
-    assert places["return"] == ["P = f.unembedding(X, theta)"]
+    assert (places["9"], places["return"]) == (["return X"], ["P = f.unembedding(X, theta)"])
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].visits == layers * sequences
@@ -215,13 +207,10 @@ def test_tags(tmp_path):
     assert (function.algorithm, function.is_algorithm) == (7, False)
     first, loop, body = dict.fromkeys(function.statements.values())
     assert (first.first, first.last, first.target) == (3, 5, "a")
-    assert first.tags == (Tag(None, "2", "3"), Tag(None, "return", "return"))
-    assert loop.body == (7, 7)
+    assert (first.tags, loop.body) == ((Tag(None, "2", "3"), Tag(None, "return", "return")), (7, 7))
     assert loop.tags == (Tag(None, "4", "4"),)
     order = ("4", "5", "6", "return")
-    assert numbers(body.tags, 7, order) == ("5",)
-    assert numbers(body.tags, 8, order) == ("6",)
-    assert body.target == "a"
+    assert (numbers(body.tags, 7, order), numbers(body.tags, 8, order), body.target) == (("5",), ("6",), "a")
 
 
 def test_command_line(tmp_path, capsys):

@@ -68,9 +68,8 @@ def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
 
 
 def test_every_command_is_in_the_table_once_and_installed():
-    rows = re.findall(
-        r"^\| `(\w+)\.py` \| `(formal-[a-z-]+)` \|", (ROOT / "docs" / "commands.md").read_text("utf-8"), re.M
-    )
+    page = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)\.py` \| `(formal-[a-z-]+)` \|", page, re.M)
     scripts = sorted(path.stem for path in (ROOT / "scripts").glob("*.py"))
     assert sorted(rows) == [(name, f"formal-{name.replace('_', '-')}") for name in scripts]
     with (ROOT / "pyproject.toml").open("rb") as file:

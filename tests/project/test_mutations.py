@@ -49,9 +49,8 @@ def test_what_is_listed_as_equivalent_exists_and_has_a_reason():
 
 @pytest.mark.slow
 def test_an_edit_is_caught_a_change_of_nothing_is_not_and_results_are_kept(monkeypatch, capsys, tmp_path):
-    edit = next(
-        e for e in generated().values() if e.file == "algorithms/alg01_embedding.py" and "v → (v) + 1" in e.name
-    )
+    of_file = (e for e in generated().values() if e.file == "algorithms/alg01_embedding.py")
+    edit = next(e for e in of_file if "v → (v) + 1" in e.name)
     harmless = dataclasses.replace(edit, new="(v) + 0")
     known = {"off by one": (edit, facing(edit.file)), "harmless": (harmless, ("algorithms/test_embedding.py",))}
     monkeypatch.setattr(runner, "edits", lambda: known)

@@ -72,9 +72,8 @@ def test_wheel_holds_every_module_and_the_type_markers_and_nothing_else(wheel):
 
 
 def test_algorithms_work_from_the_wheel_without_the_extras(environment):
-    where, values, extras = run(
-        environment / "bin" / "python", "-I", "-c", USE_ALGORITHMS, cwd=environment
-    ).splitlines()
+    printed = run(environment / "bin" / "python", "-I", "-c", USE_ALGORITHMS, cwd=environment)
+    where, values, extras = printed.splitlines()
     assert environment in pathlib.Path(where).parents
     assert values == "1.0 2.0 5.0"
     assert extras == "", "importing algorithms must not need what only training/ installs"

@@ -14,6 +14,7 @@ from training.runs.named_arrays import flatten
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
+PIPES = ("stdout", "stderr")
 SIZES = {"--l_max": 8, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
 FLAGS = ["--quiet", "--no-tensorboard", "--tokenizer", "bytes", *(word for item in SIZES.items() for word in item)]
 
@@ -27,13 +28,8 @@ def root(tmp_path_factory):
 
 def begin(root, script, *arguments, **environment):
     inherited = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPTS / script), *map(str, arguments)],
-        env=inherited | {"XDG_CACHE_HOME": str(root / "home")} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env, pipes = inherited | {"XDG_CACHE_HOME": str(root / "home")} | environment, dict.fromkeys(PIPES, subprocess.PIPE)
+    return subprocess.Popen([sys.executable, str(SCRIPTS / script), *map(str, arguments)], env=env, text=True, **pipes)
 
 
 def train(root, run, *flags, **environment):
@@ -94,6 +90,5 @@ def test_a_spoilt_or_useless_directory_changes_no_answer(root, without):
         path.write_bytes(path.read_bytes()[:-9])
     assert completed(begin(root, *ask, root / "spoilt")) == expected
     out, err = completed(begin(root, *ask, root / "text.txt" / "programs"))
-    assert out == expected[0]
-    assert err.count("\n") == 1
+    assert (out, err.count("\n")) == (expected[0], 1)
     assert "cannot keep compiled programs" in err

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from tests.run_cases import BYTES, LETTERS, make_run
+from tests.run_cases import BYTES, make_run
 from tests.serving_cases import LIMITS
-from training import commands
 from training.runs.directory import load_run
 from training.serving.served import served_of
 
@@ -21,13 +20,6 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run") / "gato", "gato", BYTES, (), **OF_RUN)
 
 
-def called(name, *arguments, capsys):
-    """Run a script; return its status, what it printed, and the last line of what it complained of."""
-    status = getattr(commands, f"{name}_main")([*map(str, arguments)])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
-
-
 def train(path, *flags):
     (path / "text.txt").write_text(TEXT)
     own = ["--run", path / "run", "--data", path / "text.txt", "--cache", path / "cache", "--quiet"]
@@ -35,57 +27,29 @@ def train(path, *flags):
 
 
 @pytest.mark.slow
-def test_one_command_trains_another_measures_and_a_third_shows(tmp_path, capsys):
-    assert called("train", *train(tmp_path), capsys=capsys)[0] == 0
-    status, out, _ = called("evaluate", tmp_path / "run", "--cache", tmp_path / "cache", capsys=capsys)
-    assert status == 0
+def test_one_command_trains_another_measures_and_a_third_shows(tmp_path, printed):
+    printed("train", *train(tmp_path))
+    printed("evaluate", tmp_path / "run", "--cache", tmp_path / "cache")
     rows = json.loads((tmp_path / "run" / "evaluation-validation.json").read_text())["rows"]
     assert rows.keys() == {"this model", "logistic regression", "the expert", "no torque"}
     assert rows["this model"].keys() == {"bits_per_byte", "accuracy", "recognized", "return", "upright"}
-    assert rows["the expert"]["upright"] == 1
-    assert rows["no torque"]["upright"] == 0
+    assert (rows["the expert"]["upright"], rows["no torque"]["upright"]) == (1, 0)
     assert rows["logistic regression"]["accuracy"] > 0.9
-    status, out, _ = called("gato", tmp_path / "run", "--prompt", "The ", capsys=capsys)
-    assert status == 0
+    out = printed("gato", tmp_path / "run", "--prompt", "The ")
     assert [line.partition(":")[0] for line in out.splitlines()][-2:] == ["digits", "pendulum"]
     for name in ("digits", "pendulum"):
         assert (tmp_path / "run" / f"{name}.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, capsys):
-    status, out, _ = called("generate", run, "--prompt", "a", "--tau", 0, "--l_gen", 3, "--json", capsys=capsys)
-    assert status == 0
+def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
+    out = printed("generate", run, "--prompt", "a", "--tau", 0, "--l_gen", 3, "--json")
     assert json.loads(out)["answers"][0]["text"]
-    status, out, _ = called("look_inside", run, "--prompt", "abc", "--out", tmp_path, capsys=capsys)
-    assert status == 0
+    printed("look_inside", run, "--prompt", "abc", "--out", tmp_path)
     assert (tmp_path / "page.html").is_file()
     (tmp_path / "text.txt").write_text("abc")
-    status, out, _ = called("compress", run, "report", tmp_path / "text.txt", capsys=capsys)
-    assert status == 0
-    assert out.startswith("3 bytes of text")
+    assert printed("compress", run, "report", tmp_path / "text.txt").startswith("3 bytes of text")
     served = served_of(load_run(run), "gato", LIMITS)
     assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "sentence"),
-    [
-        ("convert", ["out"], "a model of the task gato cannot be written: no other library here reads it"),
-        ("induction", [], "RUN: expected a decoder's run (task d), got one of task gato"),
-    ],
-)
-def test_other_scripts_say_why_they_cannot(run, name, arguments, sentence, tmp_path, capsys):
-    given = [tmp_path / word for word in arguments]
-    status, _, err = called(name, run, *given, capsys=capsys)
-    assert status == 2
-    assert sentence in err
-    assert err.count("\n") == 1
-
-
-def test_a_run_of_another_task_is_refused(tmp_path, capsys):
-    other = make_run(tmp_path / "d", "d", LETTERS)
-    status, _, err = called("gato", other, capsys=capsys)
-    assert (status, err) == (2, "gato.py: expected a run of the task gato, got one of the task d\n")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +63,8 @@ def test_a_run_of_another_task_is_refused(tmp_path, capsys):
         (["--token-noise", 0.1], "--token-noise: expected a flag of gato, got one of d, ed, classify; leave it out"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(flags, sentence, tmp_path, capsys):
-    status, _, err = called("train", *train(tmp_path, *flags), capsys=capsys)
+def test_what_does_not_fit_is_one_sentence(flags, sentence, tmp_path, called):
+    status, _, err = called("train", *train(tmp_path, *flags))
     assert status == 2
     assert err.startswith(f"train.py: {sentence}")
     assert err.count("\n") == 1

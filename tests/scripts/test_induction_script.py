@@ -22,12 +22,10 @@ def test_models_are_trained_and_drawn(tmp_path, capsys):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_without_induction_heads(tmp_path, capsys):
-    run = make_run(tmp_path / "d", "d")
-    assert commands.induction_main([str(run), "--out", str(tmp_path / "a.png")]) == 0
-    printed = capsys.readouterr()
-    assert "no induction heads: the largest score is 0." in printed.out
-    assert "reading 4 sequences of 19 random tokens twice" in printed.err
+def test_a_run_without_induction_heads(tmp_path, called):
+    status, out, err = called("induction", make_run(tmp_path / "d", "d"), "--out", tmp_path / "a.png")
+    assert (status, "no induction heads: the largest score is 0." in out) == (0, True)
+    assert "reading 4 sequences of 19 random tokens twice" in err
 
 
 def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, monkeypatch):
@@ -41,26 +39,3 @@ def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, mo
     assert together
     assert alone[1] == together[1]
     assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", printed, re.M)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--seeds", "0"], "--seeds: expected an integer of at least 1, got '0'"),
-        (["--steps", "many"], "--steps: expected an integer of at least 1, got 'many'"),
-        (["--out", "a.txt"], "--out: expected a .png, .svg or .pdf in an existing directory, got a.txt"),
-        (["--out", "nowhere/a.png"], "--out: expected a .png, .svg or .pdf in an existing directory"),
-        (["nowhere"], "there is no run directory nowhere"),
-    ],
-)
-def test_what_is_wrong_is_said(arguments, says, capsys):
-    assert commands.induction_main(arguments) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_only_decoders_have_them(tmp_path, capsys):
-    assert commands.induction_main([str(make_run(tmp_path / "e", "e")), "--out", str(tmp_path / "a.png")]) == 2
-    assert "RUN: expected a decoder's run (task d), got one of task e" in capsys.readouterr().err
-    tiny = make_run(tmp_path / "d", "d", l_max=6)
-    assert commands.induction_main([str(tiny), "--out", str(tmp_path / "a.png")]) == 2
-    assert "RUN: expected room for at least 8 tokens, got l_max = 6" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import json
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,18 +14,9 @@ from training import commands
 from training.data.chat import converser
 from training.mesh.placement import Placement
 from training.runs.directory import RunDirectory, load_run
-from training.runs.named_arrays import flatten
 
 SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 16, "l_max": 64, "dropout": 0.0}
 ASKED = ["the cat", "sat on", "the mat, the rat", "a rat", "the rat sat", "on the mat", "the", "cat, the", "sat, sat"]
-
-
-def called(name, *arguments, capsys):
-    capsys.readouterr()
-    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    return printed.out
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +39,14 @@ def root(tmp_path_factory):
 
 
 def test_the_adapter_changes_the_model_and_merging_does_not(root):
-    before, taught, merged = (flatten(load_run(root / name).theta) for name in ("model", "taught", "merged"))
-    assert np.abs(taught["layers.mlp.W_mlp1"] - before["layers.mlp.W_mlp1"]).max() > 0.01
-    for name, array in merged.items():
-        np.testing.assert_array_equal(array, taught[name])
-    kept = flatten(load_run(root / "taught", dtype="bfloat16").theta)
-    for name, array in kept.items():
-        np.testing.assert_array_equal(array, jnp.asarray(taught[name]).astype(jnp.bfloat16))
-    theta = flatten(load_run(root / "taught", placement=Placement("data=2,model=4")).theta)
-    for name, array in theta.items():
-        np.testing.assert_allclose(array, taught[name], atol=1e-6)
-    assert len({str(shard.index) for shard in theta["layers.mlp.W_mlp1"].addressable_shards}) == 8
+    before, taught, merged = (load_run(root / name).theta for name in ("model", "taught", "merged"))
+    assert np.abs(taught.layers.mlp.W_mlp1 - before.layers.mlp.W_mlp1).max() > 0.01
+    chex.assert_trees_all_equal(merged, taught)
+    narrow = jax.tree.map(lambda a: jnp.asarray(a).astype(jnp.bfloat16), taught)
+    chex.assert_trees_all_equal(load_run(root / "taught", dtype="bfloat16").theta, narrow)
+    theta = load_run(root / "taught", placement=Placement("data=2,model=4")).theta
+    chex.assert_trees_all_close(theta, taught, rtol=1e-7, atol=1e-6)
+    assert len({str(shard.index) for shard in theta.layers.mlp.W_mlp1.addressable_shards}) == 8
 
 
 @pytest.mark.parametrize(
@@ -69,28 +59,26 @@ def test_the_adapter_changes_the_model_and_merging_does_not(root):
         ["--tau", 0, "--weights", "int8"],
     ],
 )
-def test_generate(root, capsys, flags):
+def test_generate(root, printed, flags):
     flags = ["--prompt", "the cat sat", "--l_gen", 12, "--json", *flags]
-    before, taught, merged = (
-        called("generate", root / name, *flags, capsys=capsys) for name in ("model", "taught", "merged")
-    )
+    before, taught, merged = (printed("generate", root / name, *flags) for name in ("model", "taught", "merged"))
     assert taught == merged
     assert taught != before
 
 
-def test_generate_on_a_mesh(root, capsys):
+def test_generate_on_a_mesh(root, printed):
     flags = ["--prompt", "the cat sat", "--l_gen", 12, "--tau", 0, "--chat"]
-    alone = called("generate", root / "merged", *flags, capsys=capsys)
-    assert called("generate", root / "taught", *flags, "--mesh", "data=2,model=4", capsys=capsys) == alone
+    alone = printed("generate", root / "merged", *flags)
+    assert printed("generate", root / "taught", *flags, "--mesh", "data=2,model=4") == alone
 
 
-def test_evaluate(root, capsys):
+def test_evaluate(root, printed):
     """By its own data, and the merged model and the first one by the same ones, in batches of another size."""
     cache = ["--cache", root / "cache"]
     data = ["--data", root / "chats.jsonl", "--validation-data", root / "held-out.jsonl", "--l_max", 40]
     found = {}
     for name, flags in (("taught", []), ("merged", data), ("model", data)):
-        called("evaluate", root / name, *cache, *flags, capsys=capsys)
+        printed("evaluate", root / name, *cache, *flags)
         (kept,) = (root / name).glob("evaluation-validation*.json")
         found[name] = json.loads(kept.read_text())["rows"]["this model"]
     trained = json.loads((root / "taught" / "results.json").read_text())
@@ -99,19 +87,19 @@ def test_evaluate(root, capsys):
     assert abs(found["model"]["loss"] - found["taught"]["loss"]) > 0.01
 
 
-def test_look_inside(root, capsys, tmp_path):
+def test_look_inside(root, printed, tmp_path):
     pages = {}
     for name in ("taught", "merged"):
-        called("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name, capsys=capsys)
+        printed("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name)
         pages[name] = (tmp_path / name / "page.html").read_text().replace(name, "NAME")
     assert pages["taught"] == pages["merged"]
 
 
-def test_compress(root, capsys, tmp_path):
+def test_compress(root, printed, tmp_path):
     text = tmp_path / "text"
     text.write_text("the cat sat on the mat, the rat sat on the cat")
-    called("compress", root / "taught", "compress", text, tmp_path / "small", capsys=capsys)
-    called("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again", capsys=capsys)
+    printed("compress", root / "taught", "compress", text, tmp_path / "small")
+    printed("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again")
     assert (tmp_path / "again").read_text() == text.read_text()
 
 
@@ -122,20 +110,19 @@ def test_serve(root):
         served = serving_cases.of_run(model, converse=converser(model.tokenizer))
         with serving_cases.serving(served) as port, serving_cases.client_of(port) as client:
             said = [{"role": "user", "content": "the cat"}]
-            answer = client.chat.completions.create(
-                model="small", messages=said, n=2, seed=1, max_tokens=9, logprobs=True
-            )
+            how = {"model": "small", "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True}
+            answer = client.chat.completions.create(messages=said, **how)
             answers.append([choice.to_dict() for choice in answer.choices])
     assert answers[0] == answers[1]
 
 
-def test_a_further_adapter_is_beside_both(root, tmp_path, capsys):
+def test_a_further_adapter_is_beside_both(root, tmp_path, printed):
     flags = ["--from", root / "taught", "--lora-rank", 1, "--steps", 1, "--batch-size", 2, "--l_max", 40, "--quiet"]
     flags += ["--data", root / "chats.jsonl", "--peak", 1e9, "--no-tensorboard", "--cache", root / "cache"]
     losses = []
     for name in ("taught", "merged"):
         flags[1] = root / name
-        called("train", "d", "--run", tmp_path / name, *flags, capsys=capsys)
+        printed("train", "d", "--run", tmp_path / name, *flags)
         losses.append(json.loads((tmp_path / name / "results.json").read_text()))
     assert losses[0] == losses[1]
     assert RunDirectory(tmp_path / "taught").description().settings.start_from == str(root / "taught")

@@ -5,16 +5,15 @@ import shutil
 import sys
 import types
 
-import numpy as np
+import chex
+import jax
 import pytest
 
 from tests.run_cases import make_run
-from training import commands
 from training.data.tokenizers import build_tokenizer
 from training.interchange import InterchangeError, convert, load_pretrained
 from training.interchange.names import as_run
 from training.runs.directory import RunDirectory, load_run
-from training.runs.named_arrays import flatten
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 
@@ -49,18 +48,6 @@ def hub(models, tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
     return asked
-
-
-@pytest.fixture
-def called(capsys):
-    """Run a command line; return status, standard output and standard error."""
-
-    def call(name, *arguments):
-        status = getattr(commands, f"{name}_main")([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(params=["checkpoint", "hub"])
@@ -111,8 +98,7 @@ def test_load_pretrained(name, models):
     theta, config, tokenizer = load_pretrained(name)
     expected = load_run(models / "run")
     assert (config.L, tokenizer.N_V) == (2, expected.tokenizer.N_V)
-    for a, b in zip(flatten(theta).values(), flatten(expected.theta).values(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta, expected.theta)))
 
 
 def test_a_changed_checkpoint_is_converted_anew(models, cache, tmp_path):
@@ -132,13 +118,19 @@ def test_a_run_is_itself(models, cache):
     assert not cache.exists()
 
 
-def test_the_hub_is_asked_once_and_its_errors_are_sentences(hub, cache, called):
+def test_the_hub_is_asked_once_and_its_errors_are_sentences(hub, cache, called, tmp_path):
     as_run("hf:someone/small")
     as_run("hf:someone/small")
     assert hub == ["someone/small"]
-    status, _, error = called("generate", "hf:someone/large", "--prompt", "The")
-    assert (status, error.count("\n")) == (2, 1)
-    assert "cannot download someone/large" in error
+    for words in (
+        ["generate", "hf:someone/large", "--prompt", "The"],
+        ["convert", "hf:someone/large", tmp_path / "out"],
+    ):
+        status, _, error = called(*words)
+        assert (status, error.count("\n"), (tmp_path / "out").exists()) == (2, 1, False)
+        assert error.startswith(f"{words[0]}.py: cannot download someone/large: is the hub reachable")
+    assert called("convert", "hf:someone/small", tmp_path / "out")[0] == 0
+    assert load_run(tmp_path / "out").task == "d"
     for wrong in ("hf:", "hf:..", "hf:a/b/c", "hf:/etc"):
         with pytest.raises(InterchangeError, match="expected hf:OWNER/NAME"):
             as_run(wrong)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.run_cases import LETTERS, make_run
+from tests.run_cases import make_run
 from training import commands
 from training.data.tokenizers import CharacterTokenizer
 from training.runs.directory import RunDirectory, load_run
@@ -24,43 +24,25 @@ def decoder(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run") / "d", "d", LINES)
 
 
-def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, capsys, monkeypatch):
+def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, printed, monkeypatch):
     (tmp_path / "shots.tsv").write_text("ab\tba\ncd\tdc\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("ef\ngh\n"))
     options = ["--tau", "0", "--l_gen", "4", "--json"]
-    assert commands.generate_main([str(decoder), "--shots", str(tmp_path / "shots.tsv"), *options]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = printed("generate", decoder, "--shots", tmp_path / "shots.tsv", *options).splitlines()
+    found = [json.loads(line) for line in lines]
     assert [one["prompt"] for one in found] == ["ab\tba\ncd\tdc\nef\t", "ab\tba\ncd\tdc\ngh\t"]
     for one in found:
-        assert commands.generate_main([str(decoder), "--prompt", one["prompt"], "--stop", "\n", *options]) == 0
-        alone = json.loads(capsys.readouterr().out)["answers"]
+        alone = json.loads(printed("generate", decoder, "--prompt", one["prompt"], "--stop", "\n", *options))["answers"]
         assert [answer["text"] for answer in alone] == [answer["text"] for answer in one["answers"]]
 
 
-def test_the_answers_of_a_prompt_vote(decoder, capsys):
-    asked = [str(decoder), "--prompt", "ab", "--n", "9", "--l_gen", "1", "--tau", "1", "--json"]
-    assert commands.generate_main(asked) == 0
-    texts = [answer["text"].strip() for answer in json.loads(capsys.readouterr().out)["answers"]]
-    assert commands.generate_main([*asked, "--vote"]) == 0
-    (winner,) = json.loads(capsys.readouterr().out)["answers"]
+def test_the_answers_of_a_prompt_vote(decoder, printed):
+    asked = ["generate", decoder, "--prompt", "ab", "--n", "9", "--l_gen", "1", "--tau", "1", "--json"]
+    texts = [answer["text"].strip() for answer in json.loads(printed(*asked))["answers"]]
+    (winner,) = json.loads(printed(*asked, "--vote"))["answers"]
     assert winner["votes"] == max(map(texts.count, texts)) == texts.count(winner["text"])
     assert winner["voters"] == 9
-    assert commands.generate_main([*asked[:-1], "--vote"]) == 0
-    assert capsys.readouterr().out == f"{winner['text']}\n"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--vote"], "--vote: expected several answers to vote, got 1; give --n 15, for example"),
-        (["--answer-after", "="], "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
-        (["--vote", "--n", "3", "--interactive"], "--vote: expected independent prompts, got --interactive"),
-        (["--shots", "nowhere.tsv", "--prompt", "a"], "--shots: cannot read nowhere.tsv: No such file or directory"),
-    ],
-)
-def test_flags_that_do_not_fit_are_refused(decoder, flags, message, capsys):
-    assert commands.generate_main([str(decoder), *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"generate.py: {message}")
+    assert printed(*asked[:-1], "--vote") == f"{winner['text']}\n"
 
 
 def trained(tmp_path, name, *flags):
@@ -75,11 +57,10 @@ def table(printed):
     return {m[1].strip(): float(m[2]) for m in re.finditer(r"^(.+?) {2,}(\d+\.\d+) +\d+\.\d+$", printed, re.M)}
 
 
-def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(tmp_path, capsys):
+def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(tmp_path, called, printed):
     run = trained(tmp_path, "run", "--steps", 6, "--checkpoint-every", 3)
-    capsys.readouterr()
-    assert commands.ensemble_main([str(run), "--checkpoints", "--average", str(tmp_path / "mean")]) == 0
-    found = table(capsys.readouterr().out)
+    words = ("ensemble", run, "--checkpoints", "--average", tmp_path / "mean")
+    found = table(printed(*words))
     assert found.keys() == {"step 6", "step 3", "the ensemble", "the average"}
     recorded = json.loads((run / "results.json").read_text())["loss"]
     assert found["step 6"] == pytest.approx(recorded, abs=1e-4)
@@ -88,24 +69,13 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
     assert mean.config == last.config
     different = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (mean.theta, last.theta)), strict=True)]
     assert max(different) > 0
-    assert commands.ensemble_main([str(run), "--checkpoints", "--average", str(tmp_path / "mean")]) == 2
-    assert "--average: expected a new directory, got" in capsys.readouterr().err
-
-
-def test_runs_that_cannot_be_one_model_are_refused(decoder, tmp_path, capsys):
-    other = make_run(tmp_path / "other", "d", LETTERS)
-    assert commands.ensemble_main([str(decoder)]) == 2
-    assert "expected several models, got 1" in capsys.readouterr().err
-    assert commands.ensemble_main([str(decoder), str(other)]) == 2
-    assert f"{other}: expected the same tokenizer as {decoder}, got another" in capsys.readouterr().err
-    assert commands.ensemble_main([str(decoder), "--checkpoints"]) == 2
-    assert "has no checkpoint yet" in capsys.readouterr().err
+    status, _, error = called(*words)
+    assert (status, "--average: expected a new directory, got" in error) == (2, True)
 
 
 def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, capsys):
-    lines = [
-        f"{'ham' if n % 3 else 'spam'}\t{'abcdefghij'[n % 10]} {'abcdefghij'[n // 10 % 10]} {n % 7}" for n in range(200)
-    ]
+    a = "abcdefghij"
+    lines = [f"{'ham' if n % 3 else 'spam'}\t{a[n % 10]} {a[n // 10 % 10]} {n % 7}" for n in range(200)]
     (tmp_path / "labeled.tsv").write_text("\n".join(lines))
     sizes = [str(word) for pair in SIZES.items() for word in pair]
     flags = ["--folds", "2", "--data", str(tmp_path / "labeled.tsv"), "--tokenizer", "characters", "--steps", "2"]

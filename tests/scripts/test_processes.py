@@ -28,9 +28,8 @@ FULL += "runpy.run_path(sys.argv[0], run_name='__main__')"
 
 def begin(*command, **options):
     words = [str(word) for word in command]
-    return subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *words], text=True, **pipes, **options)
 
 
 def ended(process):
@@ -207,7 +206,6 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     sizes = ("--d_e", 64, "--d_mlp", 256, "--checkpoint-every", 2, "--no-tensorboard", "--eval-batches", 1)
     status, out, err = ended(begin("-c", FULL, ROOT / "scripts" / "train.py", "d", *FLAGS, *names, *sizes))
     assert (status, out) == (1, "")
-    assert err.startswith(
-        f"train.py: cannot write a checkpoint to {tmp_path / 'run' / 'checkpoints'}: File too large; "
-    )
+    where = tmp_path / "run" / "checkpoints"
+    assert err.startswith(f"train.py: cannot write a checkpoint to {where}: File too large; ")
     assert err.count("\n") == 1

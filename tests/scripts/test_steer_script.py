@@ -1,5 +1,6 @@
 """generate.py --steer: a saved direction is added to every token that is read."""
 
+import functools
 import json
 
 import jax
@@ -11,7 +12,6 @@ from safetensors.numpy import save_file
 from algorithms import d_inference
 from algorithms.inside import at, intervene
 from tests.run_cases import make_run
-from training import commands
 from training.interpretability.steering import FORMAT, SteeringError, load_direction, save_direction
 from training.runs.directory import load_run
 
@@ -25,12 +25,8 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("steered") / "d", "d")
 
 
-def generated(capsys, *arguments):
-    assert commands.generate_main([*map(str, arguments), "--tau", "0", "--l_gen", "12", "--prompt", "bad "]) == 0
-    return capsys.readouterr().out
-
-
-def test_it_is_steered_algorithm_14(run, tmp_path, capsys):
+def test_it_is_steered_algorithm_14(run, tmp_path, printed):
+    generated = functools.partial(printed, "generate", run, "--tau", 0, "--l_gen", 12, "--prompt", "bad ")
     model = load_run(run)
     add, head = tmp_path / "add.safetensors", tmp_path / "with:colon"
     save_direction(add, at("X@8", layer=0), DIRECTION)
@@ -43,12 +39,12 @@ def test_it_is_steered_algorithm_14(run, tmp_path, capsys):
     options = {"l_gen": 12, "tau": 0.0, "key": jax.random.key(0)}
     tokens = intervene(d_inference, changes)(x, model.theta, **options).tolist()
     tokens = tokens[: tokens.index(model.tokenizer.end)] if model.tokenizer.end in tokens else tokens
-    found = generated(capsys, run, "--steer", f"{add}:-60", "--steer", head)
+    found = generated("--steer", f"{add}:-60", "--steer", head)
     assert found == model.tokenizer.decode(tokens) + "\n"
-    assert found != generated(capsys, run)
-    several = generated(capsys, run, "--steer", f"{add}:-60", "--steer", head, "--json")
+    assert found != generated()
+    several = generated("--steer", f"{add}:-60", "--steer", head, "--json")
     assert json.loads(several)["answers"][0]["text"] == found[:-1]
-    assert generated(capsys, run, "--steer", f"{add}:-20", "--steer", f"{add}:-40", "--steer", head) == found
+    assert generated("--steer", f"{add}:-20", "--steer", f"{add}:-40", "--steer", head) == found
 
 
 def test_a_direction_is_read_as_it_was_written(tmp_path):
@@ -62,58 +58,41 @@ def test_a_direction_is_read_as_it_was_written(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def named(**where):
+    """A file with the direction, of another place."""
+    return {"direction": DIRECTION}, {**WRITTEN, "where": json.dumps(where)}
+
+
 @pytest.mark.parametrize(
-    ("tensors", "metadata", "word", "says"),
+    ("tensors", "metadata", "scale", "says"),
     [
-        (None, None, "{file}", "--steer: {file}: there is no such file"),
-        (
-            None,
-            None,
-            "{file}:much",
-            "--steer: {file}:much: expected FILE or FILE:SCALE with a finite number, got 'much'",
-        ),
-        (None, None, "{file}:nan", "expected FILE or FILE:SCALE with a finite number, got 'nan'"),
-        (b"abc", None, "{file}:2", "--steer: {file}: expected a direction, as save_direction writes it, got "),
-        ({"X@8": DIRECTION}, None, "{file}", "{file}: expected a direction, as save_direction writes it, got other"),
-        ({"direction": DIRECTION}, {**WRITTEN, "where": "X@8"}, "{file}", "{file}: expected a direction, as"),
-        ({"direction": DIRECTION}, {**WRITTEN, "where": '{"layer": 0}'}, "{file}", "{file}: expected a direction, as"),
-        ({"direction": DIRECTION * np.inf}, WRITTEN, "{file}", "{file}: expected finite numbers"),
-        ({"direction": DIRECTION[0]}, WRITTEN, "{file}", "{file}: expected finite numbers [rows] or [H, rows], got"),
-        (
-            {"direction": DIRECTION[:5]},
-            WRITTEN,
-            "{file}",
-            "--steer: {file}: expected a direction [8] for this model, got [5]",
-        ),
-        (
-            {"direction": DIRECTION},
-            {**WRITTEN, "where": '{"name": "X@8", "layer": 2}'},
-            "{file}",
-            "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2",
-        ),
-        (
-            {"direction": DIRECTION},
-            {**WRITTEN, "where": '{"name": "Z@8"}'},
-            "{file}",
-            "--steer: Z@8: expected one of e, ",
-        ),
+        (None, None, "", "--steer: {file}: there is no such file"),
+        (None, None, ":much", "--steer: {file}:much: expected FILE or FILE:SCALE with a finite number, got 'much'"),
+        (None, None, ":nan", "expected FILE or FILE:SCALE with a finite number, got 'nan'"),
+        (b"abc", None, ":2", "--steer: {file}: expected a direction, as save_direction writes it, got "),
+        ({"X@8": DIRECTION}, None, "", "{file}: expected a direction, as save_direction writes it, got other"),
+        ({"direction": DIRECTION}, {**WRITTEN, "where": "X@8"}, "", "{file}: expected a direction, as"),
+        (*named(layer=0), "", "{file}: expected a direction, as"),
+        ({"direction": DIRECTION * np.inf}, WRITTEN, "", "{file}: expected finite numbers"),
+        ({"direction": DIRECTION[0]}, WRITTEN, "", "{file}: expected finite numbers [rows] or [H, rows], got"),
+        ({"direction": DIRECTION[:5]}, WRITTEN, "", "{file}: expected a direction [8] for this model, got [5]"),
+        (*named(name="X@8", layer=2), "", "--steer: X@8[layer=2]: expected a layer from 0 to 1, got 2"),
+        (*named(name="Z@8"), "", "--steer: Z@8: expected one of e, "),
     ],
 )
-def test_what_is_no_direction_is_one_sentence(run, tmp_path, capsys, tensors, metadata, word, says):
+def test_what_is_no_direction_is_one_sentence(run, tmp_path, called, tensors, metadata, scale, says):
     file = tmp_path / "file.safetensors"
     if isinstance(tensors, bytes):
         file.write_bytes(tensors)
     elif tensors is not None:
         save_file({name: np.asarray(value) for name, value in tensors.items()}, file, metadata)
-    assert commands.generate_main([str(run), "--prompt", "a", "--steer", word.format(file=file)]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert says.format(file=file) in printed.err
+    status, out, error = called("generate", run, "--prompt", "a", "--steer", f"{file}{scale}")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert says.format(file=file) in error
 
 
-def test_only_what_continues_text_is_steered(tmp_path, capsys):
+def test_only_what_continues_text_is_steered(tmp_path, called):
     save_direction(tmp_path / "a", at("X@8", layer=0), DIRECTION)
     run = make_run(tmp_path / "e", "e")
-    assert commands.generate_main([str(run), "--prompt", "a[MASK]", "--steer", str(tmp_path / "a")]) == 2
-    assert "--steer does not apply: the run is an encoder" in capsys.readouterr().err
+    status, _, error = called("generate", run, "--prompt", "a[MASK]", "--steer", tmp_path / "a")
+    assert (status, "--steer does not apply: the run is an encoder" in error) == (2, True)

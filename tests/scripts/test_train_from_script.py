@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -53,8 +54,7 @@ def test_a_decoder_goes_on(train, models, tmp_path, kind):
     assert status == 0, error
     before, after = load_run(models / "d"), load_run(tmp_path / "run")
     shortened = before.theta._replace(W_p=before.theta.W_p[:, :16])  # for the run's l_max
-    for a, b in zip(jax.tree.leaves(shortened), jax.tree.leaves(after.theta), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-9)
+    chex.assert_trees_all_close(*map(jax.tree.leaves, (after.theta, shortened)), rtol=1e-7, atol=1e-9)
     assert (after.config.l_max, after.config.d_e, after.config.L) == (16, 12, 2)
     assert after.tokenizer.encode("paragraph") == before.tokenizer.encode("paragraph")
     state = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
@@ -100,13 +100,8 @@ def test_a_head_that_is_replaced_is_said(train, tmp_path):
     assert (status, error) == (0, f"note: {sentence}\n")
 
 
-def called(name, *arguments, capsys):
-    status = getattr(commands, f"{name}_main")([str(a) for a in arguments])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
-
-
-def test_an_adapter_beside_a_run_is_trained_resumed_used_and_exported(train, models, tmp_path, capsys, monkeypatch):
+def test_an_adapter_beside_a_run_is_resumed_from_elsewhere_and_exported(train, models, tmp_path, printed, monkeypatch):
+    """What other commands make of it is in test_low_rank_in_commands.py."""
     monkeypatch.chdir(models)  # the run remembers the absolute path
     flags = ("--lora-rank", 2, "--optimizer", "adamw", "--learning-rate", "0.05", "--checkpoint-every", 1)
     status, _, error = train("d", "d", TEXT, *flags, steps=3)
@@ -119,27 +114,13 @@ def test_an_adapter_beside_a_run_is_trained_resumed_used_and_exported(train, mod
     np.testing.assert_array_equal(after.theta.W_e, before.theta.W_e)
     assert np.abs(after.theta.layers.mlp.W_mlp1 - before.theta.layers.mlp.W_mlp1).max() > 0.01
     monkeypatch.chdir(tmp_path)
-    assert called("train", "--run", run, "--cache", tmp_path / "cache", capsys=capsys)[0] == 0
+    printed("train", "--run", run, "--cache", tmp_path / "cache")
     prompt = ("--prompt", "The", "--l_gen", 9, "--tau", 0)
-    status, text, error = called("generate", run, *prompt, capsys=capsys)
-    assert status == 0, error
-    status, out, error = called("evaluate", run, "--cache", tmp_path / "cache", capsys=capsys)
-    assert status == 0, error
-    assert "this model" in out
-    assert called("convert", run, tmp_path / "out", "--merge", capsys=capsys)[0] == 0
-    assert called("convert", tmp_path / "out", tmp_path / "merged", capsys=capsys)[0] == 0
-    assert called("generate", tmp_path / "merged", *prompt, capsys=capsys)[1] == text
-    assert called("convert", run, tmp_path / "adapter", capsys=capsys)[0] == 0
-    arguments = (tmp_path / "adapter", tmp_path / "again", "--from", models / "d")
-    assert called("convert", *arguments, capsys=capsys)[0] == 0
-    assert called("generate", tmp_path / "again", *prompt, capsys=capsys)[1] == text
-    status, _, error = train("d", models / "e", TEXT, *flags, run="other")
-    assert status == 2
-    status, _, error = train(
-        "d", run, TEXT, "--lora-rank", 2, run="second", steps=1
-    )  # an adapter beside an adapted one
-    assert status == 0, error
-    assert load_run(tmp_path / "second").config.d_e == 12
+    text = printed("generate", run, *prompt)
+    printed("convert", run, tmp_path / "adapter")
+    printed("convert", tmp_path / "adapter", tmp_path / "again", "--from", models / "d")
+    assert printed("generate", tmp_path / "again", *prompt) == text
+    assert train("d", models / "e", TEXT, *flags, run="other")[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,7 @@ def text(tmp_path):
 
 def assert_refused(result, *parts):
     status, out, err = result
-    assert status == 2
-    assert out == ""
-    assert err.count("\n") == 1
+    assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("train.py: ")
     for part in parts:
         assert part in err
@@ -118,45 +116,12 @@ def test_a_file_of_settings(train, text, tmp_path):
     assert json.loads((tmp_path / "again" / "config.json").read_text())["settings"] == written
 
 
-def test_a_task_may_be_read_from_labeled_text(train, tmp_path):
-    path = tmp_path / "labels.tsv"
-    path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(80)))
-    status, out, _ = train("classify", "--data", path)
-    assert status == 0
-    assert "accuracy" in out
-    with path.open("a") as file:
-        file.write("no label\n")
-    assert_refused(train("classify", "--data", path, run="other"), f"{path}:81: expected label TAB text")
-
-
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
-        (b"", "is empty"),
-        (b" \n\n", "nothing but white space"),
-        (b"abc\0def", "zero byte at byte offset 3"),
-        (b"caf\xe9 au lait", "not UTF-8 at byte offset 3"),
-        (b"Two.\n\nParagraphs.", "too few to hold some out"),
-    ],
-)
-def test_bad_files_are_refused(train, tmp_path, contents, message):
-    path = tmp_path / "bad.txt"
-    path.write_bytes(contents)
-    assert_refused(train("d", "--data", path), str(path), message)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
     path = tmp_path / "uneven.tsv"
     path.write_text("".join(f"{'odd' if n % 2 else 'even'}\tThe number {n}.\n" for n in range(50)))
-    status, _, err = train("classify", "--data", path)
-    assert status == 0
+    status, out, err = train("classify", "--data", path)
+    assert (status, "accuracy" in out) == (0, True)
     assert err.startswith("note: 4.0 % of the data are held out instead of 5.0 %")
-
-
-def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
-    assert_refused(train("d", "--data", text, "--l_max", "100000"), "fewer than one sequence of l_max = 100000")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +130,7 @@ def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
         (["--data", "nothing.txt"], "cannot read nothing.txt: No such file or directory"),
         (["--data", "spa-eng"], "spa-eng holds pairs, but d trains on text; choose docs"),
         (["--data", "docs", "x.txt"], "docs is a named data set"),
+        (["--l_max", "100000"], "fewer than one sequence of l_max = 100000"),
         (["--H", "3"], "d_e = 8 is not a multiple of H = 3"),
         (["--warmup", "9"], "--warmup: expected at most --steps, 3, got 9"),
         (["--optimizer", "sgd", "--weight-decay", "0.1"], "--weight-decay: expected 0 for sgd, got 0.1"),
@@ -173,9 +139,10 @@ def test_less_text_than_one_sequence_is_refused(train, text, tmp_path):
         (["--tokenizer", "nothing"], "cannot read the tokenizer nothing"),
     ],
 )
-def test_what_cannot_be_is_refused(train, text, arguments, message):
+def test_what_cannot_be_is_refused(train, text, tmp_path, arguments, message):
     given = arguments if "--data" in arguments else ["--data", text, *arguments]
     assert_refused(train("d", *given), message)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -202,11 +169,9 @@ def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
 
 
 def test_an_exploding_run_ends_with_status_1(train, text):
-    status, _, err = train(
-        "d", "--data", text, "--learning-rate", "1e30", "--clip-norm", "0", "--checkpoint-every", "1"
-    )
-    assert status == 1
-    assert err.count("\n") == 1
+    flags = "--learning-rate 1e30 --clip-norm 0 --checkpoint-every 1"
+    status, _, err = train("d", "--data", text, *flags.split())
+    assert (status, err.count("\n")) == (1, 1)
     assert "train.py: step 2: the loss is " in err
     assert "the last good checkpoint is of step 1" in err
 
@@ -220,38 +185,3 @@ def test_help_has_every_setting_with_its_default(capsys, task):
     assert out.count("(default: ") == len(TASKS[task].all_settings()) + 2  # --cache and --compilation-cache
     for name in TASKS[task].all_settings():
         assert flag(name) in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "expected {d,e,ed,classify,gato}, got none; see --help"),
-        (["f"], "expected one of d, e, ed, classify, gato, got 'f'"),
-        (["clasify"], "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
-        (["d"], "expected --run, got none; see --help"),
-        (["d", "--run"], "--run: expected a value, got none"),
-        (["d", "--run", "x", "--lines", "3"], "--lines: expected a known flag, got '--lines'; see --help"),
-        (
-            ["d", "--run", "x", "--batchsize=3"],
-            "--batchsize: expected a known flag, got '--batchsize'; did you mean --batch-size?",
-        ),
-        (["d", "--run", "x", "y"], "y: expected flags only, got 'y'; see --help"),
-        (["d", "--run", "x", "--L", "many"], "--L: expected an integer, got 'many'"),
-        (["d", "--run", "x", "--dropout", "many"], "--dropout: expected a number, got 'many'"),
-        (
-            ["d", "--run", "x", "--rows", "pakced"],
-            "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?",
-        ),
-        (["d", "--run", "x", "--process-id", "-1"], "--process-id: expected an integer of at least 0, got '-1'"),
-    ],
-)
-def test_a_usage_error_is_its_sentence(capsys, arguments, sentence):
-    assert commands.train_main(arguments) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"train.py: {sentence}\n")
-
-
-@pytest.mark.parametrize("name", ["learning-rate", "eps", "embedding-learning-rate", "dropout", "explosion", "peak"])
-def test_what_is_not_a_number_is_refused_before_there_is_a_directory(train, text, tmp_path, name):
-    assert_refused(train("d", "--data", text, f"--{name}", "nan"), f"--{name}: expected ", "got nan")
-    assert not (tmp_path / "run").exists()

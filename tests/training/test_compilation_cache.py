@@ -37,16 +37,12 @@ def programs(tmp_path, said):
 @pytest.fixture
 def jax_as_before():
     """Undo what a test makes of JAX's own cache."""
-    before, store = {name: getattr(jax.config, name) for name in SETTINGS}, jax_store()
+    before, store = {name: getattr(jax.config, name) for name in SETTINGS}, private.get_file_cache
     yield
     for name, value in before.items():
         jax.config.update(name, value)
     private.get_file_cache = store
     compiled_programs.reset_cache()
-
-
-def jax_store():
-    return private.get_file_cache
 
 
 def the_file(programs):
@@ -65,46 +61,30 @@ def test_a_program_is_kept_for_this_user_alone(programs):
     assert programs.get("a") == b"two"
 
 
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def emptied(path):
-    path.write_bytes(b"")
-
-
 def flipped(path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
 
 
-def others_may_write(path):
-    path.chmod(0o622)
+SPOIL = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "flipped": flipped,
+    "others may write": lambda path: path.chmod(0o622),
+    "linked": lambda path: path.rename(path.with_name("elsewhere")) and path.symlink_to("elsewhere"),
+    "a pipe": lambda path: path.unlink() or os.mkfifo(path),
+    "a folder": lambda path: path.unlink() or path.mkdir(),
+}
 
 
-def linked(path):
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def a_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def a_folder(path):
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize("spoil", [truncated, emptied, flipped, others_may_write, linked, a_pipe, a_folder])
+@pytest.mark.parametrize("spoil", SPOIL)
 def test_a_file_that_is_not_what_was_kept_is_not_read(programs, said, spoil):
     programs.put("a", b"one")
-    spoil(the_file(programs))
+    SPOIL[spoil](the_file(programs))
     assert programs.get("a") is None
     programs.put("a", b"one")
-    if spoil is not a_folder:
+    if spoil != "a folder":
         assert programs.get("a") == b"one"
         assert said == []
 
@@ -276,10 +256,10 @@ def test_a_store_may_be_emptied_first(tmp_path, said, jax_as_before):
 
 @pytest.mark.parametrize("home", ["jax._src.moved", "jax.numpy"])
 def test_where_jax_makes_its_store_elsewhere_its_own_is_used(tmp_path, said, jax_as_before, monkeypatch, home):
-    before = jax_store()
+    before = private.get_file_cache
     monkeypatch.setattr(compiled_programs, "HOME", home)
     compiled_programs.keep_programs_in(str(tmp_path / "kept"), warn=said.append)
     assert "store of its own" in said[0]
-    assert jax_store() is before
+    assert private.get_file_cache is before
     jax.jit(lambda x: x + 42)(jnp.ones(7))
     assert list((tmp_path / "kept").iterdir())

@@ -77,15 +77,13 @@ def test_what_are_no_probabilities_is_refused():
 @pytest.mark.parametrize("text", ["", "a", TEXT])
 def test_a_text_comes_back(text, generator):
     code = compress(text, generator, LETTERS)
-    assert decompress(code, generator, LETTERS) == text
-    assert compress(text, generator, LETTERS) == code
+    assert (decompress(code, generator, LETTERS), compress(text, generator, LETTERS)) == (text, code)
 
 
 def test_streams_side_by_side_come_back(generator, monkeypatch):
     monkeypatch.setattr(compression, "STREAM_TOKENS", 20)
     code = compress(TEXT, generator, LETTERS)
-    assert compression._streams(len(TEXT)) == 8
-    assert decompress(code, generator, LETTERS) == TEXT
+    assert (compression._streams(len(TEXT)), decompress(code, generator, LETTERS)) == (8, TEXT)
 
 
 def test_the_size_is_what_the_model_predicts(generator):

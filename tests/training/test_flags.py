@@ -6,37 +6,13 @@ from algorithms import BART, BERT, GPT2, VASWANI
 from training.tasks.models import config_from_json, config_to_json, lines_from_flags
 
 # As the version before wrote them, for `--variant`.
-FLAGS = {
-    "name": "PAPER",
-    "norm": "layer_norm",
-    "epsilon": 0.0,
-    "activation": None,
-    "norm_first": False,
-    "final_norm": False,
-    "positions": "learned",
-    "first_position": 0,
-    "context_positions": False,
-    "scale_embedding": False,
-    "normalize_embedding": False,
-    "unembedding_bias": False,
-    "head": True,
-    "pooler": False,
-    "tied": False,
-    "dropout": 0.0,
-}
+FLAGS = {"name": "PAPER", "norm": "layer_norm", "epsilon": 0.0, "activation": None, "norm_first": False}
+FLAGS |= {"final_norm": False, "positions": "learned", "first_position": 0, "context_positions": False}
+FLAGS |= {"scale_embedding": False, "normalize_embedding": False, "unembedding_bias": False, "head": True}
+FLAGS |= {"pooler": False, "tied": False, "dropout": 0.0}
 GPT2_FLAGS = FLAGS | {"name": "GPT2", "epsilon": 1e-05, "activation": "gelu_tanh", "tied": True}
-CONFIG = {
-    "N_V": 4096,
-    "l_max": 128,
-    "H": 4,
-    "d_e": 128,
-    "d_mlp": 512,
-    "d_attn": 32,
-    "d_mid": 32,
-    "variant": GPT2_FLAGS | {"dropout": 0.1},
-    "tied": True,
-    "L": 2,
-}
+CONFIG = {"N_V": 4096, "l_max": 128, "H": 4, "d_e": 128, "d_mlp": 512, "d_attn": 32, "d_mid": 32}
+CONFIG |= {"variant": GPT2_FLAGS | {"dropout": 0.1}, "tied": True, "L": 2}
 
 
 def test_the_flags_of_the_version_before_are_lines():

@@ -31,12 +31,10 @@ def flops_in(jaxpr):
             total += 2 * eqn.outvars[0].aval.size * math.prod(eqn.invars[0].aval.shape[i] for i in summed)
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         # a cond chooses between attentions with the same products, and computes one of them
-        inner = (
-            eqn.params["branches"][:1] if eqn.primitive.name == "cond" else jax.tree.leaves(tuple(eqn.params.values()))
-        )
-        total += sum(
-            times * flops_in(getattr(p, "jaxpr", p)) for p in inner if hasattr(p, "eqns") or hasattr(p, "jaxpr")
-        )
+        is_cond = eqn.primitive.name == "cond"
+        inner = eqn.params["branches"][:1] if is_cond else jax.tree.leaves(tuple(eqn.params.values()))
+        programs = (getattr(p, "jaxpr", p) for p in inner if hasattr(p, "eqns") or hasattr(p, "jaxpr"))
+        total += sum(times * flops_in(program) for program in programs)
     return total
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,9 +82,8 @@ def test_padding_and_empty_rows_count_nothing(task):
             assert padding.all(axis=1).any()
             other[tokens] = np.where(padding, 5, batch[tokens])
     results = [value_and_grad(theta, b, None) for b in (batch, other)]
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        assert np.isfinite(a).all()
-        np.testing.assert_array_equal(a, b)
+    chex.assert_tree_all_finite(results[0])
+    chex.assert_trees_all_equal(*results)
     empty = batch["x_length" if task == "ed" else "length"] == 0
     weights = np.asarray(TASKS[task].objective.weights(batch))
     assert not weights[empty].any()
@@ -99,39 +99,35 @@ def test_label_smoothing_spreads_its_share_over_all_classes():
     np.testing.assert_allclose(jax.jit(loss)(theta, batch, None), -(Q * np.log(P)).sum(), rtol=1e-10)
 
 
+def assert_same_loss(task, of_model, name, values):
+    """The loss and its gradient are the same with several values of a setting; return what is traced and compiled."""
+    settings, data, _, theta = of_model
+    object.__setattr__(settings, "dtype", "float64")
+    arguments, lowered, compiled = (theta, data.train.batch(0), np.int32(3), jax.random.key(0)), [], []
+    for value in values:
+        object.__setattr__(settings, name, value)
+        lowered.append(jax.jit(batch_loss(TASKS[task].objective, settings)).lower(*arguments))
+        compiled.append(lowered[-1].compile())
+    chex.assert_trees_all_close(*(update(*arguments) for update in compiled), rtol=1e-9, atol=1e-12)
+    return lowered, compiled
+
+
 @pytest.mark.parametrize(
     ("task", "options"), [("d", {"rows": "chunks", "dropout": 0.3}), pytest.param("e", {}, marks=pytest.mark.slow)]
 )
 def test_a_batch_in_parts_is_the_batch(task, options):
-    settings, data, _, theta = model(task, label_smoothing=0.1, **options)
-    object.__setattr__(settings, "dtype", "float64")
-    batch = data.train.batch(0)
+    of_model = model(task, label_smoothing=0.1, **options)
+    batch = of_model[1].train.batch(0)
     assert len(set(np.asarray(TASKS[task].objective.weights(batch)).sum(axis=1))) > 1
-    results = []
-    for parts in (1, 2):
-        object.__setattr__(settings, "accumulation_steps", parts)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings))
-        results.append(whole(theta, batch, np.int32(3), jax.random.key(0)))
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    assert_same_loss(task, of_model, "accumulation_steps", (1, 2))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
 def test_remat_computes_the_same_in_less_memory(task):
     layers = {"L_enc": 6, "L_dec": 6} if task == "ed" else {"L": 6}
-    settings, data, _, theta = model(task, dropout=0.3, d_mlp=64, **layers)
-    object.__setattr__(settings, "dtype", "float64")
-    arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
-    results, temporary = [], []
-    for remat in REMAT:
-        object.__setattr__(settings, "remat", remat)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings)).lower(*arguments).compile()
-        results.append(whole(*arguments))
-        temporary.append(whole.memory_analysis().temp_size_in_bytes)
-    for a, *others in zip(*map(jax.tree.leaves, results), strict=True):
-        for b in others:
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    _, compiled = assert_same_loss(task, model(task, dropout=0.3, d_mlp=64, **layers), "remat", REMAT)
+    temporary = [update.memory_analysis().temp_size_in_bytes for update in compiled]
     assert temporary[3] <= temporary[2] < 0.5 * temporary[0]
     assert temporary[2] < temporary[1] < temporary[0]
 
@@ -140,17 +136,8 @@ def test_remat_computes_the_same_in_less_memory(task):
 @pytest.mark.parametrize("remat", ["nothing", pytest.param("all", marks=pytest.mark.slow)])
 def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
     layers = {"L_enc": 3, "L_dec": 3} if task == "ed" else {"L": 3}
-    settings, data, _, theta = model(task, dropout=0.3, remat=remat, **layers)
-    object.__setattr__(settings, "dtype", "float64")
-    arguments = theta, data.train.batch(0), np.int32(3), jax.random.key(0)
-    results, loops = [], []
-    for unroll in (False, True):
-        object.__setattr__(settings, "unroll", unroll)
-        whole = jax.jit(batch_loss(TASKS[task].objective, settings)).lower(*arguments)
-        results.append(whole.compile()(*arguments))
-        loops.append(whole.as_text().count("stablehlo.while"))
-    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    lowered, _ = assert_same_loss(task, model(task, dropout=0.3, remat=remat, **layers), "unroll", (False, True))
+    loops = [update.as_text().count("stablehlo.while") for update in lowered]
     assert loops[1] == loops[0] - 2 * (1 + (task == "ed"))  # forward and backward
 
 

@@ -164,9 +164,8 @@ def test_a_run_is_not_resumed_with_other_lines(tmp_path):
     files = RunDirectory(tmp_path / "run")
     began = files.description()
     other = EXPERTS.but(mlp=Experts(n=4, k=1, activation="silu"))
-    changed = DTransformerConfig(
-        **{name: getattr(began.config, name) for name in ("N_V", "l_max", "L", "H", "d_e", "d_mlp")}, variant=other
-    )
+    sizes = {name: getattr(began.config, name) for name in SIZES}
+    changed = DTransformerConfig(**sizes, variant=other)
     with pytest.raises(RunError, match=r"began with another variant, .*n=4\)\), now .*k=1\)\): restore its lines"):
         files.check_continues(began._replace(config=changed))
 
@@ -225,19 +224,6 @@ def test_a_mesh_computes_the_same(thetas, name):
         found, of_mesh = jax.jit(jax.value_and_grad(loss))(there, jax.device_put(x, placement.of_batch))
     np.testing.assert_allclose(found, value, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-4), of_mesh, gradient)
-
-
-@pytest.mark.end_to_end
-def test_a_mesh_trains_the_same(tmp_path):
-    losses = []
-    for mesh in ("", "data=4,model=2"):
-        values = {"H": 4, "d_e": 16, "d_mlp": 16, "l_max": 8, "batch_size": 16, "steps": 3, "vocabulary_multiple": 8}
-        settings = settings_for("d", mesh=mesh, variant=PATHS["EXPERTS"], optimizer="muon", **values)
-        trainer, witness = make_trainer(tmp_path / f"run{mesh}", settings)
-        with jax.enable_x64(False):
-            trainer.train()
-        losses.append(list(witness.losses.values()))
-    np.testing.assert_allclose(*losses, rtol=2e-5)
 
 
 def test_flops_count_the_matrices_of_a_line(thetas):

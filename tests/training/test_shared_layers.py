@@ -22,8 +22,7 @@ def config_for(task, **values):
 def test_any_task_shares_layers(task):
     L = {"L_enc": 4, "L_dec": 2} if task == "ed" else {"L": 4}
     config = config_for(task, shared_layers=2, **L)
-    assert config.shared_layers == 2
-    assert config_from_json(task, config_to_json(config)) == config
+    assert (config.shared_layers, config_from_json(task, config_to_json(config))) == (2, config)
     alone = config_for(task, **L)
     assert alone.shared_layers == 1
     assert step_flops(task, config, batch_size=4, l=7) == step_flops(task, alone, batch_size=4, l=7)
@@ -31,8 +30,7 @@ def test_any_task_shares_layers(task):
 
 def test_albert_shares_all_layers_however_many():
     config = config_for("e", variant="ALBERT", L=3, d_in=4)
-    assert config.variant == ALBERT.but(shared_layers=3)
-    assert (config.d_in, config.d_f, config.d_e) == (4, 4, 8)
+    assert (config.variant, (config.d_in, config.d_f, config.d_e)) == (ALBERT.but(shared_layers=3), (4, 4, 8))
     assert config_for("e", variant="ALBERT", L=6, shared_layers=2).shared_layers == 2
 
 

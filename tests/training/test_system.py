@@ -34,16 +34,8 @@ def without(name, globals=None, *rest, **named):
 builtins.__import__ = without
 """
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
-FLAGS = (
-    "--tokenizer=bytes",
-    "--batch-size=4",
-    "--schedule=constant",
-    "--L=1",
-    "--H=2",
-    "--d_e=8",
-    "--d_mlp=8",
-    "--l_max=16",
-)
+FLAGS = ("--tokenizer=bytes", "--batch-size=4", "--schedule=constant", "--L=1", "--H=2", "--d_e=8", "--d_mlp=8")
+FLAGS += ("--l_max=16",)
 
 
 @pytest.fixture

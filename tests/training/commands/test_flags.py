@@ -72,18 +72,15 @@ def test_epochs_are_steps(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (
-            ["--epochs", "1", "--steps", "3"],
-            "train.py: --epochs: expected no --steps beside it, got both; leave one out",
-        ),
-        (["--epochs", "0"], "train.py: --epochs: expected a number above 0, got 0.0"),
-        (["--epochs", "nan"], "train.py: --epochs: expected a number above 0, got nan"),
-        (["--epochs", "many"], "train.py: --epochs: expected a number, got 'many'"),
+        (["--epochs", "1", "--steps", "3"], "--epochs: expected no --steps beside it, got both; leave one out"),
+        (["--epochs", "0"], "--epochs: expected a number above 0, got 0.0"),
+        (["--epochs", "nan"], "--epochs: expected a number above 0, got nan"),
+        (["--epochs", "many"], "--epochs: expected a number, got 'many'"),
     ],
 )
 def test_what_is_wrong_with_epochs_is_said(flags, sentence, tmp_path, capsys):
     assert commands.train_main(["d", "--run", str(tmp_path / "run"), *flags]) == 2
-    assert capsys.readouterr().err == f"{sentence}\n"
+    assert capsys.readouterr().err == f"train.py: {sentence}\n"
 
 
 def test_epochs_of_python():

@@ -1,7 +1,8 @@
 """`training.train` does what the command line does."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import chex
 import numpy as np
 import pytest
 
@@ -9,7 +10,6 @@ import training
 from training import commands
 from training.commands import in_python
 from training.runs.directory import RunDirectory, load_run
-from training.runs.named_arrays import flatten
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 SETTINGS = {
@@ -33,9 +33,7 @@ def test_it_trains_the_parameters_that_the_command_trains(tmp_path, data, capsys
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items() if name != "tensorboard"]
     arguments = ["d", "--run", tmp_path / "other", "--data", data, "--cache", tmp_path, "--no-tensorboard", *flags]
     assert commands.train_main([str(argument) for argument in arguments]) == 0
-    expected = flatten(load_run(tmp_path / "other").theta)
-    for name, a in flatten(run.theta).items():
-        np.testing.assert_array_equal(a, expected[name])
+    chex.assert_trees_all_equal(run.theta, load_run(tmp_path / "other").theta)
     again = training.train("d", tmp_path / "run", cache=tmp_path, data=[str(data)], **SETTINGS | {"steps": 4})
     np.testing.assert_array_equal(again.theta.W_e, run.theta.W_e)  # complete: nothing is left to train
 
@@ -49,15 +47,10 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
         patch.setattr(in_python, "train_by", interrupted)
         with pytest.raises(KeyboardInterrupt, match="call train again to resume it"):
             training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
-    found = []
-    worker = threading.Thread(  # signals arrive in the main thread alone
-        target=lambda: found.append(
-            training.train("d", tmp_path / "run", data=data, cache=tmp_path, quiet=True, **SETTINGS)
-        )
-    )
-    worker.start()
-    worker.join()
-    assert found[0].task == "d"
+    options = {"data": data, "cache": tmp_path, "quiet": True, **SETTINGS}
+    with ThreadPoolExecutor(1) as pool:  # signals arrive in the main thread alone
+        run = pool.submit(training.train, "d", tmp_path / "run", **options).result()
+    assert run.task == "d"
     assert RunDirectory(tmp_path / "run").description().settings.data == (str(data),)
 
 

@@ -59,11 +59,6 @@ def test_chunks_are_pieces_of_documents_and_predict_every_token_once(l_max):
     assert predicted(found) == predicted(sequences_of(store))
 
 
-def test_a_document_that_just_fits_is_one_chunk():
-    for length, chunks in [(7, 1), (8, 2), (13, 2), (14, 3)]:
-        assert batched(NextTokens, distinct_store([length]), l_max=7, batch_size=1).n_examples == chunks
-
-
 @pytest.mark.parametrize("l_max", [2, 7, 88])
 def test_windows_go_over_borders_and_predict_every_token_once(l_max):
     store = distinct_store()
@@ -160,13 +155,7 @@ def test_rows_are_the_same_whoever_asks_for_them(name):
         strict=True,
     ):
         assert_equal({k: np.concatenate([first[k], second[k]]) for k in first}, whole)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_int32_and_masks_boolean(name):
-    for array in datasets()[name].batch(0).values():
-        assert array.dtype == (bool if array.dtype == bool else np.int32)
-        assert array.shape[0] == 4
+        assert all(array.dtype in (bool, np.int32) and len(array) == 4 for array in whole.values())
 
 
 def test_an_epoch_has_every_example_once_and_the_next_another_order():
@@ -196,25 +185,19 @@ def test_fingerprints_differ_by_kind_mode_size_and_data():
     assert len(set(found)) == len(found)
 
 
-PROGRAM = """
-import hashlib
-from tests.training.data.test_batches import NAMES, datasets
-digest = hashlib.sha256()
-for name in NAMES:
-    for array in datasets()[name].batch(5).values():
-        digest.update(array.tobytes())
-print(digest.hexdigest())
-"""
+def digest():
+    found = hashlib.sha256()
+    for data in datasets().values():
+        for array in data.batch(5).values():
+            found.update(array.tobytes())
+    return found.hexdigest()
 
 
 @pytest.mark.thorough
 def test_another_process_gets_the_same_batches():
-    digest = hashlib.sha256()
-    for name in NAMES:
-        for array in datasets()[name].batch(5).values():
-            digest.update(array.tobytes())
-    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == digest.hexdigest()
+    program = f"from {__name__} import digest; print(digest())"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == digest()
 
 
 def masked_store(n=400, length=50):
@@ -284,9 +267,8 @@ def test_pairs_are_as_wide_as_the_longest_rounded_up():
     data = batched(SequencePairs, store, l_max=11, batch_size=2, pad_multiple=4)
     widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
     assert widths == [(4, 8), (8, 8), (8, 4)]
-    wide = batched(
-        SequencePairs, PairStore(distinct_store([10]), distinct_store([2])), l_max=11, batch_size=1, pad_multiple=4
-    )
+    pair = PairStore(distinct_store([10]), distinct_store([2]))
+    wide = batched(SequencePairs, pair, l_max=11, batch_size=1, pad_multiple=4)
     assert wide.batch(0)["z"].shape[1] == 11
     assert batched(SequencePairs, store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
 
@@ -296,15 +278,14 @@ def test_labeled_texts_are_cut_to_l_max_with_eos():
     data = batched(LabeledTexts, LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
     assert data.source.n_too_long == 1
     first, second = data.evaluation_batches()
-    assert first["x"].tolist() == [[8, 1, 2, 9], [8, 4, 9, 9]]
-    assert first["length"].tolist() == [4, 3]
-    assert first["label"].tolist() == [1, 0]
-    assert second["x"].tolist() == [[8, 9, 9, 9], [9, 9, 9, 9]]
-    assert second["length"].tolist() == [2, 0]
-    assert second["label"].tolist() == [1, -1]
+    assert (first["x"].tolist(), first["length"].tolist()) == ([[8, 1, 2, 9], [8, 4, 9, 9]], [4, 3])
+    assert (first["label"].tolist(), second["x"].tolist()) == ([1, 0], [[8, 9, 9, 9], [9, 9, 9, 9]])
+    assert (second["length"].tolist(), second["label"].tolist()) == ([2, 0], [1, -1])
 
 
 STORE = distinct_store()
+LONG = PairStore(distinct_store([6, 9]), distinct_store([9, 7]))
+LABELED = LabeledStore(STORE, np.zeros(10, np.int32), ("a",))
 
 
 @pytest.mark.parametrize(
@@ -313,41 +294,21 @@ STORE = distinct_store()
         (lambda: NextTokens(STORE, l_max=1), "l_max: expected at least 2, a token"),
         (lambda: batched(NextTokens, STORE, l_max=5, batch_size=0), "batch_size: expected at least 1, got 0"),
         (lambda: batched(NextTokens, STORE, l_max=5, batch_size=1, seed=-1), "seed: expected 0 to 2³² − 1, got -1"),
-        (
-            lambda: batched(NextTokens, STORE, l_max=5, batch_size=1, seed=1 << 32),
-            "seed: expected 0 to 2³² − 1, got 4294967296",
-        ),
+        (lambda: batched(NextTokens, STORE, l_max=5, batch_size=1, seed=1 << 32), "seed: expected .*, got 4294967296"),
         (lambda: NextTokens(STORE, l_max=5, mode="x"), "there is no mode 'x'; choose chunks, windows"),
-        (
-            lambda: NextTokens(STORE, l_max=89),
-            "the training data have 88 tokens, fewer than one sequence of l_max = 89",
-        ),
+        (lambda: NextTokens(STORE, l_max=89), "training data have 88 tokens, fewer than one sequence of l_max = 89"),
         (lambda: MaskedTokens(STORE, l_max=89), "the training data have 88 tokens"),
         (lambda: MaskedTokens(STORE, l_max=5, rule="x"), "there is no masking rule 'x'; choose paper"),
+        (lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0), "p_mask: expected a probability between 0 and 1, got 1.0"),
+        (lambda: SequencePairs(LONG, l_max=5, pad_multiple=0), "pad_multiple: expected at least 1, got 0"),
         (
-            lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0),
-            "p_mask: expected a probability between 0 and 1, got 1.0",
+            lambda: SequencePairs(LONG, l_max=5),
+            "none of the 2 train pairs fits into l_max = 5 tokens, special tokens inc",
         ),
-        (
-            lambda: SequencePairs(PairStore(STORE, STORE), l_max=5, pad_multiple=0),
-            "pad_multiple: expected at least 1, got 0",
-        ),
-        (
-            lambda: SequencePairs(PairStore(distinct_store([6, 9]), distinct_store([9, 7])), l_max=5),
-            "none of the 2 train pairs fits into l_max = 5 tokens, special tokens included; the",
-        ),
-        (
-            lambda: LabeledTexts(LabeledStore(STORE, np.zeros(10, np.int32), ("a",)), l_max=1),
-            "l_max: expected at least 2, for bos and eos, got 1",
-        ),
+        (lambda: LabeledTexts(LABELED, l_max=1), "l_max: expected at least 2, for bos and eos, got 1"),
         (lambda: TokenStore.from_sequences([[1, 10]], 10), r"token IDs: expected \[0, 10\), got 1 to 10"),
     ],
 )
 def test_what_cannot_be_is_said(make, message):
     with pytest.raises(DataError, match=message):
         make()
-
-
-def test_short_held_out_data_are_no_error():
-    data = batched(NextTokens, distinct_store(part="validation"), l_max=89, batch_size=1)
-    assert data.n_examples == len(LENGTHS)

@@ -1,11 +1,12 @@
 """Conversations become text as in transformers, string by string, and no template does harm."""
 
 import functools
+import importlib
 import subprocess
-import warnings
 
 import pytest
 
+from tests import interchange_cases
 from training.data import chat
 from training.data.chat import ChatTemplate
 from training.data.records import DataError
@@ -55,14 +56,8 @@ MARKED = """{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}
 LAST_THINKS = """{% for m in messages %}{{ '[' + m.role + ']' }}
 {%- if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}{{ m.content }}{{ '</s>' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
-TEMPLATES = {
-    "chatml": CHATML,
-    "inst": INST,
-    "headers": HEADERS,
-    "turns": TURNS,
-    "marked": MARKED,
-    "thinks": LAST_THINKS,
-}
+TEMPLATES = {"chatml": CHATML, "inst": INST, "headers": HEADERS, "turns": TURNS}
+TEMPLATES |= {"marked": MARKED, "thinks": LAST_THINKS}
 
 
 def said(*contents, system=None):
@@ -82,11 +77,8 @@ CONVERSATIONS = {
 @pytest.fixture(scope="module")
 def theirs():
     """How transformers renders a template."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        utilities = pytest.importorskip(
-            "transformers.utils.chat_template_utils", reason="transformers is not installed: pip install -e .[compare]"
-        )
+    interchange_cases.libraries()
+    utilities = importlib.import_module("transformers.utils.chat_template_utils")
 
     def render(template, messages, **variables):
         (text,), _ = utilities.render_jinja_template([messages], chat_template=template, **TOKENS, **variables)
@@ -98,9 +90,7 @@ def theirs():
 def outcome(render):
     try:
         return render()
-    except DataError:
-        return "refused"
-    except Exception:  # whatever jinja2 raises there
+    except Exception:  # a DataError, or whatever jinja2 raises there
         return "refused"
 
 
@@ -119,9 +109,8 @@ def test_renders_as_transformers_does(theirs, name, conversation):
 
 
 def test_a_date_and_special_tokens_are_there():
-    assert ChatTemplate("{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}.", TOKENS).render(
-        said("")
-    ) == ("4<s></s>.")
+    dated = ChatTemplate("{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}.", TOKENS)
+    assert dated.render(said("")) == "4<s></s>."
     assert ChatTemplate("{{ bos_token }}.").render(said("")) == "."
 
 
@@ -185,14 +174,14 @@ def test_refuses_what_is_not_a_conversation(messages, message):
         ChatTemplate(INST, TOKENS).render(messages)
 
 
+LOOPS = "{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
-        (
-            "{% set l = range(99999)|list %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",
-            f"takes longer than {chat.SECONDS} s",
-        ),
+        (f"{{% set l = range(99999)|list %}}{LOOPS}", f"takes longer than {chat.SECONDS} s"),
         ("{{ 'a' * 10**10 }}", "more than 1024 MiB of memory"),
         # By a factor that leaves no time to fill the memory before its limit: the limit of time would come first.
         ("{% set ns=namespace(x='a') %}{% for i in range(6) %}{% set ns.x = ns.x * 1024 %}{% endfor %}", "memory"),
@@ -245,8 +234,7 @@ def test_comes_with_a_tokenizer(tmp_path):
     made = LibraryTokenizer(inner, special=special, chat_template="{{ bos_token }}{{ messages[0].content }}<end>")
     made.save(tmp_path / "tokenizer.json")
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert tokenizer.chat_template == made.chat_template
-    assert tokenizer.fingerprint() == made.fingerprint()
+    assert (tokenizer.chat_template, tokenizer.fingerprint()) == (made.chat_template, made.fingerprint())
     assert tokenizer.end_tokens == (eos, end)
     template = ChatTemplate.of(tokenizer)
     assert template.ends == ("</s>", "<end>")

@@ -1,7 +1,6 @@
 """Conversations as data: tokens as transformers has them, loss on the answers alone, and what is refused."""
 
 import json
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from algorithms import d_transformer
+from tests import interchange_cases
 from tests.training.data.test_chat import CHATML, INST, MARKED
 from tests.training_cases import batched
 from training.data.batches import NextTokens
@@ -32,9 +32,8 @@ def tokenizer_of(template):
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
-    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False, initial_alphabet=alphabet)
     inner.train_from_iterator([" ".join(WORDS)] * 3, trainer)
     inner.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
     size = inner.get_vocab_size()
@@ -69,11 +68,7 @@ def chats(tmp_path):
 @pytest.fixture(scope="module")
 def theirs():
     """How transformers tokenizes conversations, and marks what the assistant says."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip(
-            "transformers", reason="transformers is not installed: pip install -e .[compare]"
-        )
+    _, transformers = interchange_cases.libraries()
 
     def encode(tokenizer, messages):
         inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
@@ -92,8 +87,7 @@ def test_tokens_and_answers_are_those_of_transformers(theirs):
     for messages in conversations():
         tokens, answered = answers.encode(Conversation(json.dumps({"messages": messages})))
         expected, mask = theirs(tokenizer, messages)
-        assert tokens == expected
-        assert answered.tolist() == [bool(m) for m in mask]
+        assert (tokens, answered.tolist()) == (expected, [bool(m) for m in mask])
 
 
 def test_what_chatml_marks_is_the_answer_and_its_end():
@@ -163,9 +157,8 @@ def test_each_conversation_is_whole_in_one_row(chats, tmp_path):
 
 
 def test_the_same_question_is_on_one_side(tmp_path):
-    twice = [
-        {"messages": [*c[:1], {"role": "assistant", "content": str(n)}]} for c in conversations(40) for n in (1, 2)
-    ]
+    says = [{"role": "assistant", "content": str(n)} for n in (1, 2)]
+    twice = [{"messages": [*c[:1], answer]} for c in conversations(40) for answer in says]
     corpus = read_corpus([written(tmp_path / "chats.jsonl", twice)], "text", validation_fraction=0.3)
     sides = [{json.loads(r.text)["messages"][0]["content"] for r in part} for part in (corpus.train, corpus.validation)]
     assert not sides[0] & sides[1]
@@ -220,20 +213,9 @@ def test_what_is_not_a_conversation_is_said_with_its_line(tmp_path, line, messag
 
 
 def test_what_the_template_refuses_is_said_with_its_line(tmp_path):
-    path = written(
-        tmp_path / "chats.jsonl",
-        [{"messages": m} for m in conversations()]
-        + [
-            {
-                "messages": [
-                    USER,
-                    {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
-                    TOOL,
-                    ANSWER,
-                ]
-            }
-        ],
-    )
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    every = [*conversations(), [USER, calling, TOOL, ANSWER]]
+    path = written(tmp_path / "chats.jsonl", [{"messages": messages} for messages in every])
     with pytest.raises(DataError, match=rf"{path}:25: the chat template refuses the conversation"):
         tokenize_text(read_corpus([path], "text"), tokenizer_of(INST), cache_dir=tmp_path / "cache")
 

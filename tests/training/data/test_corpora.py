@@ -64,8 +64,7 @@ def test_a_tenth_of_the_documentation_is_held_out(docs):
 @pytest.mark.slow
 def test_the_documentation_is_the_same_every_time(docs):
     again = load_corpus("docs")
-    assert again.fingerprint == docs.fingerprint
-    assert list(again.train) == list(docs.train)
+    assert (again.fingerprint, list(again.train)) == (docs.fingerprint, list(docs.train))
     assert list(again.validation) == list(docs.validation)
 
 
@@ -86,8 +85,7 @@ RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]
 def test_equal_records_are_on_one_side_and_the_shares_are_exact():
     train, validation, test = hold_out(RECORDS, (0.1, 0.2), name="x")
     keys = [{record_key(r) for r in side} for side in (train, validation, test)]
-    assert [len(k) for k in keys] == [210, 30, 60]
-    assert len(set.union(*keys)) == 300
+    assert ([len(k) for k in keys], len(set.union(*keys))) == ([210, 30, 60], 300)
     assert Counter(train + validation + test) == Counter(RECORDS)
 
 
@@ -154,20 +152,17 @@ def test_a_package_with_another_hash_is_refused(tmp_path):
         fetch(package, tmp_path)
 
 
+WHEEL = r"no_such_package_anywhere-1\.0-py3-none-any\.whl"
 MISSING = {index: Package(index, "no-such-package-anywhere", "1.0", "0" * 64) for index in ("pip", "npm")}
 
 
 def test_without_pip_or_npm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match=r"^pip is needed to fetch no-such-package-anywhere 1\.0, but .* does not have it"
-    ):
-        fetch(MISSING["pip"], tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"^npm is needed to fetch no-such-package-anywhere 1\.0, but is not on the PATH"
-    ):
-        fetch(MISSING["npm"], tmp_path)
+    for index, message in (("pip", ".* does not have it"), ("npm", "is not on the PATH")):
+        needed = rf"^{index} is needed to fetch no-such-package-anywhere 1\.0, but {message}"
+        with pytest.raises(DataError, match=needed):
+            fetch(MISSING[index], tmp_path)
 
 
 def test_without_a_network_it_is_said(tmp_path, monkeypatch):
@@ -186,10 +181,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
         return packages.subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(packages.subprocess, "run", run)
-    with pytest.raises(
-        DataError,
-        match=r"pip did not download no_such_package_anywhere-1\.0-py3-none-any\.whl for no-such-package-anywhere 1\.0",
-    ):
+    with pytest.raises(DataError, match=rf"pip did not download {WHEEL} for no-such-package-anywhere 1\.0"):
         fetch(MISSING["pip"], tmp_path)
 
     def hang(command, **_):
@@ -202,9 +194,7 @@ def test_an_index_that_gives_another_file_or_hangs_is_said(tmp_path, monkeypatch
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "packages").write_text("a file")
-    with pytest.raises(
-        DataError, match=r"^cannot write no_such_package_anywhere-1\.0-py3-none-any\.whl to .*packages: "
-    ):
+    with pytest.raises(DataError, match=rf"^cannot write {WHEEL} to .*packages: "):
         fetch(MISSING["pip"], tmp_path)
 
 

@@ -79,8 +79,7 @@ def test_a_validation_file_is_held_out_whole_and_left_out_of_training(tmp_path):
 def test_whole_documents_are_kept_when_there_is_a_validation_file(tmp_path):
     a, b = write(tmp_path / "a.txt", text_of(200)), write(tmp_path / "b.txt", "Other words.\n")
     train, validation = sides(read_corpus([a], "text", validation_paths=[b]))
-    assert train == [Document(text_of(200), f"{a}:1")]
-    assert validation == [Document("Other words.\n", f"{b}:1")]
+    assert (train, validation) == ([Document(text_of(200), f"{a}:1")], [Document("Other words.\n", f"{b}:1")])
 
 
 def test_json_lines_of_every_kind(tmp_path):
@@ -172,6 +171,8 @@ def test_lines_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
     assert [d.text for d in train] == ["äöü" * 50]
 
 
+OF_PAIRS = 'expected an object {"source": "…", "target": "…"}'
+OF_LABELS = 'expected an object {"label": "…", "text": "…"}'
 BAD_FILES = {
     "empty": ("a.txt", b"", "text", "a.txt is empty"),
     "blank": ("a.txt", b" \n\t\n", "text", "a.txt has nothing but white space"),
@@ -183,18 +184,8 @@ BAD_FILES = {
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json blank line": ("a.jsonl", b'{"text": "a"}\n\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),
-    "json key": (
-        "a.jsonl",
-        b'{"source": "a", "target": "b"}\n{"source": "c"}\n',
-        "pairs",
-        'a.jsonl:2: expected an object {"source": "…", "target": "…"}, got {"source": "c"}',
-    ),
-    "json number": (
-        "a.jsonl",
-        b'{"label": 1, "text": "b"}\n',
-        "labeled",
-        'a.jsonl:1: expected an object {"label": "…", "text": "…"}, got {"label": 1, "text": "b"}',
-    ),
+    "json key": ("a.jsonl", b'{"source": "c"}\n', "pairs", f'a.jsonl:1: {OF_PAIRS}, got {{"source": "c"}}'),
+    "json number": ("a.jsonl", b'{"label": 1, "text": "b"}\n', "labeled", f'a.jsonl:1: {OF_LABELS}, got {{"label": 1'),
     "json empty": ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n', "text", "a.jsonl:2: the text is empty"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', "text", "a.jsonl:1: the text has a lone surrogate"),
     "no tab": ("a.tsv", b"a\tb\nc d\n", "pairs", "a.tsv:2: expected source TAB target, got 0 TABs: 'c d'"),
@@ -256,8 +247,7 @@ def test_a_directory_of_text_is_its_files_by_name(tmp_path):
         file.write(b"packed\n")
     named = [folder / name for name in ("0.txt.gz", "a/y.txt", "a/z.md", "b.txt")]
     one, several = (read_corpus(paths, "text") for paths in ([folder], named))
-    assert one.fingerprint == several.fingerprint
-    assert sides(one) == sides(several)
+    assert (one.fingerprint, sides(one)) == (several.fingerprint, sides(several))
     other = write(tmp_path / "other.txt", "something else\n")
     assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == list(FileRecords(tuple(named), "text"))
 

@@ -17,8 +17,7 @@ def test_every_record_is_held_out_once():
     folds = [folded(corpus(), f"{i}/5") for i in range(1, 6)]
     everything = {record.where for record in (*corpus().train, *corpus().validation)}
     held_out = [{record.where for record in fold.validation} for fold in folds]
-    assert sum(map(len, held_out)) == 500
-    assert set.union(*held_out) == everything
+    assert (sum(map(len, held_out)), set.union(*held_out)) == (500, everything)
     for fold, of_fold in zip(folds, held_out, strict=True):
         assert {record.where for record in fold.train} == everything - of_fold
         assert 70 <= len(of_fold) <= 130

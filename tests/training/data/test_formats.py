@@ -85,12 +85,9 @@ def test_a_wrong_path_is_said_before_a_missing_library(tmp_path, suffix):
     os.mkfifo(tmp_path / f"pipe{suffix}")
     (tmp_path / f"device{suffix}").symlink_to("/dev/null")
     (tmp_path / f"directory{suffix}").mkdir()
-    for name, message in {
-        "pipe": "expected a file, got a pipe",
-        "device": "expected a file, got a device",
-        "directory": "expected a directory of the library datasets",
-        "absent": "No such file or directory",
-    }.items():
+    said = {"pipe": "expected a file, got a pipe", "device": "expected a file, got a device"}
+    said |= {"directory": "expected a directory of the library datasets", "absent": "No such file or directory"}
+    for name, message in said.items():
         with pytest.raises(DataError, match=message):
             read_corpus([tmp_path / f"{name}{suffix}"], "text")
 
@@ -165,11 +162,9 @@ def test_a_file_that_is_gone_since_it_was_checked_is_said(tmp_path):
 def test_a_directory_of_datasets_is_its_rows(tmp_path):
     datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e .[data]")
     texts = [f"message {n} of {n * n}" for n in range(60)]
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])}
-    )
+    kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["ham", "spam"])}
     columns = {"text": texts, "label": [n % 2 for n in range(60)]}
-    whole = datasets.Dataset.from_dict(columns, features=features)
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     whole.shuffle(seed=3).save_to_disk(tmp_path / "one", num_shards=3)
     train, validation, _ = parts(tmp_path / "one", "labeled")
     assert sorted(train + validation) == sorted((("ham", "spam")[n % 2], text) for n, text in enumerate(texts))

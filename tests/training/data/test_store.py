@@ -11,7 +11,6 @@ import pytest
 
 from training.data import store
 from training.data.batches import Batches, NextTokens
-from training.data.files import read_corpus
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.store import (
     TokenStore,
@@ -27,16 +26,8 @@ TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]
 
 
 def corpus_of(train, validation, test=(), kind="text", fingerprint="f"):
-    return Corpus(
-        name="mine",
-        kind=kind,
-        source="s",
-        license="l",
-        fingerprint=fingerprint,
-        train=train,
-        validation=validation,
-        test=list(test),
-    )
+    parts = {"train": train, "validation": validation, "test": list(test)}
+    return Corpus(name="mine", kind=kind, source="s", license="l", fingerprint=fingerprint, **parts)
 
 
 TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [Document("held out")])
@@ -78,18 +69,14 @@ def test_the_second_time_it_is_read_from_the_cache(tmp_path, monkeypatch):
 def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
     other = corpus_of([Document("x")], [Document("y")], fingerprint="g")
     characters = CharacterTokenizer(sorted(set("".join(TEXTS) + "held out")))
-    stores = [
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path),
-        tokenize_text(other, ByteTokenizer(), cache_dir=tmp_path),
-        tokenize_text(TEXT_CORPUS, characters, cache_dir=tmp_path),
-    ]
+    of = ((TEXT_CORPUS, ByteTokenizer()), (other, ByteTokenizer()), (TEXT_CORPUS, characters))
+    stores = [tokenize_text(*which, cache_dir=tmp_path) for which in of]
     assert len({s.train.fingerprint for s in stores}) == 3
     assert [s.train.n_tokens for s in stores] == [48, 3, 46]
 
 
 def test_large_vocabularies_take_four_bytes():
-    assert token_dtype(1 << 16) == np.uint16
-    assert token_dtype((1 << 16) + 1) == np.uint32
+    assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
     assert TokenStore.from_sequences([[0, 65536]], 65537).tokens.tolist() == [0, 65536]
 
 
@@ -107,8 +94,7 @@ def test_labels_are_numbered_in_order_of_their_names(tmp_path):
     for _ in range(2):  # written, and read again
         splits = tokenize_labeled(corpus_of(train, train[1:], kind="labeled"), ByteTokenizer(), cache_dir=tmp_path)
         assert splits.train.names == splits.test.names == ("ham", "spam")
-        assert splits.train.labels.tolist() == [1, 0, 1]
-        assert splits.validation.labels.tolist() == [0, 1]
+        assert (splits.train.labels.tolist(), splits.validation.labels.tolist()) == ([1, 0, 1], [0, 1])
         assert len(splits.test.labels) == 0
 
 
@@ -186,15 +172,6 @@ def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_cache_dir() == tmp_path / "home" / ".cache" / "formal-algorithms"
-
-
-def test_files_are_tokenized_as_they_are(tmp_path):
-    text = "".join(f"Line {i} of the text.\n\n" for i in range(200))
-    (tmp_path / "a.txt").write_text(text)
-    corpus = read_corpus([tmp_path / "a.txt"], "text")
-    splits = tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
-    decoded = [ByteTokenizer().decode(part[i]) for part in splits[:2] for i in range(len(part))]
-    assert sorted("".join(decoded).split("\n\n")) == sorted(text.split("\n\n"))
 
 
 PROGRAM = """

@@ -59,11 +59,8 @@ def test_it_is_fetched_once_and_no_more_than_asked_for(folder, tmp_path, monkeyp
 
 def test_conversations_pairs_and_labels(tmp_path):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    kinds = {
-        "text": {"messages": messages},
-        "pairs": {"source": "a", "target": "b"},
-        "labeled": {"label": "spam", "text": "b"},
-    }
+    kinds = {"text": {"messages": messages}, "pairs": {"source": "a", "target": "b"}}
+    kinds |= {"labeled": {"label": "spam", "text": "b"}}
     for kind, row in kinds.items():
         folder = tmp_path / kind
         folder.mkdir()

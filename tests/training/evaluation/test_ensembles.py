@@ -1,5 +1,6 @@
 """Several models as one: the mean of their distributions, the mean of their parameters, and their checkpoints."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -35,8 +36,7 @@ def test_the_ensemble_predicts_with_the_mean_of_the_distributions():
     B, l = targets.shape
     nats = -np.log(P[targets, np.arange(B)[:, None], np.arange(l)])
     np.testing.assert_allclose(totals.nats, nats[mask].sum(), rtol=1e-5)
-    assert totals.weight == mask.sum()
-    assert totals.correct == (P.argmax(axis=0) == targets)[mask].sum()
+    assert (totals.weight, totals.correct) == (mask.sum(), (P.argmax(axis=0) == targets)[mask].sum())
 
 
 @pytest.mark.parametrize("task", ["d", "e", "ed", "classify"])
@@ -45,15 +45,13 @@ def test_an_ensemble_of_one_model_is_the_model(task):
     batch = cases.data_for(settings).validation.batch(0)
     expected = jax.jit(make_totals(TASKS[task].objective, settings))(member.theta, batch)
     found = jax.jit(ensemble_totals([member, member], settings))([member.theta] * 2, batch)
-    for name, value in expected._asdict().items():
-        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-5, err_msg=name)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5)
 
 
 def test_the_average_has_the_mean_of_every_parameter():
     members, _ = runs()
-    leaves = [jax.tree.leaves(run.theta) for run in members]
-    for mean, *each in zip(jax.tree.leaves(averaged(members).theta), *leaves, strict=True):
-        np.testing.assert_allclose(mean, np.mean(each, axis=0), rtol=1e-6)
+    expected = jax.tree.map(lambda *each: np.mean(each, axis=0), *(run.theta for run in members))
+    chex.assert_trees_all_close(averaged(members).theta, expected, rtol=1e-6)
 
 
 def test_models_that_are_not_alike_are_refused():

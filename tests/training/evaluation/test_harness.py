@@ -1,5 +1,6 @@
 """lm-evaluation-harness with a task of our own: its figures are those that Algorithm 10 gives."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -45,10 +46,8 @@ def by_hand(run, context, end):
 
 
 def asked(kind, *arguments):
-    return [
-        instance.Instance(request_type=kind, doc={}, arguments=one, idx=i, metadata=("task", i, 1))
-        for i, one in enumerate(arguments)
-    ]
+    made = functools.partial(instance.Instance, request_type=kind, doc={})
+    return [made(arguments=one, idx=i, metadata=("task", i, 1)) for i, one in enumerate(arguments)]
 
 
 def test_likelihoods_are_those_of_the_model(run):
@@ -80,9 +79,8 @@ def test_a_long_text_is_rolled_through_windows(run):
 
 def test_texts_end_before_what_ends_them(run):
     model = harness.HarnessModel(run)
-    free, stopped = model.generate_until(
-        asked("generate_until", ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["d"], "max_gen_toks": 12}))
-    )
+    both = ("abc", {"max_gen_toks": 12}), ("abc", {"until": ["d"], "max_gen_toks": 12})
+    free, stopped = model.generate_until(asked("generate_until", *both))
     assert stopped == free.split("d")[0]
     assert 0 < len(stopped) < len(free)
     assert model.generate_until(asked("generate_until", ("abc", {"until": ["", "d"], "max_gen_toks": 12}))) == [stopped]
@@ -96,18 +94,10 @@ def test_the_documented_way_on_a_task_of_our_own(tmp_path, monkeypatch):
     run = load_run(make_run(tmp_path / "runs" / "gpt2", "d"))
     documents = [{"context": c, "ends": ENDS, "label": i} for i, c in enumerate(CONTEXTS[:3])]
     (tmp_path / "ends.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    task = {
-        "task": "ends",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{context}}",
-        "doc_to_choice": "{{ends}}",
-        "doc_to_target": "label",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}],
-    }
+    files = {"data_files": {"test": str(tmp_path / "ends.jsonl")}, "cache_dir": str(tmp_path / "cache")}
+    task = {"task": "ends", "dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+    task |= {"output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "{{ends}}"}
+    task |= {"doc_to_target": "label", "target_delimiter": "", "metric_list": [{"metric": "acc"}]}
     (code,) = re.findall(r"```python\n(from lm_eval .*?)```", DOCUMENTATION.read_text("utf-8"), re.DOTALL)
     assert '"lambada_openai"' in code
     monkeypatch.chdir(tmp_path)

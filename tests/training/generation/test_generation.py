@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from algorithms.alg14_inference import sample, tempered
 from algorithms.lines import MLP, RMSNorm
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
+from tests.training.generation.test_int8 import unrounded
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
-from training.generation.int8 import Int8Matrix
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
@@ -92,20 +93,6 @@ def test_padding_does_not_matter():
     for r, length in enumerate(LENGTHS):
         wider[r, :length] = PROMPTS[r, :length]
     np.testing.assert_array_equal(run(prompts=wider), run())
-
-
-def test_a_request_does_not_depend_on_the_others():
-    np.testing.assert_array_equal(run(prompts=PROMPTS[:1], lengths=LENGTHS[:1])[0], run()[0])
-    order = np.array([2, 0, 1])
-    np.testing.assert_array_equal(run(prompts=PROMPTS[order], lengths=LENGTHS[order], tau=0.0), run(tau=0.0)[order])
-
-
-def test_a_step_gives_the_distribution_of_the_whole_forward_pass():
-    state = GENERATOR.read(PROMPTS.astype(np.int32), LENGTHS.astype(np.int32))
-    P, _ = jax.jit(decoding.step)(GENERATOR.weights, None, state)
-    expected = d_transformer(jnp.asarray(PROMPTS), THETA)
-    for r in range(3):
-        np.testing.assert_allclose(P[:, r], expected[:, r, LENGTHS[r] - 1], rtol=0, atol=1e-14)
 
 
 def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
@@ -233,9 +220,8 @@ def test_top_k_and_top_p_leave_what_sorting_leaves(dtype):
         scores = np.where(generator.random((N_V, B)) < 0.3, -np.inf, exponents)
         scores[generator.integers(N_V, size=B), np.arange(B)] = 0.0
         scores[generator.integers(N_V, size=B), np.arange(B)] = -0.0
-        settings = [
-            {"top_k": k, "top_p": p} for k in (None, 1, 5, 40, N_V) for p in (None, 1e-9, 0.3011, 0.7013, 0.9917)
-        ]
+        every = itertools.product((None, 1, 5, 40, N_V), (None, 1e-9, 0.3011, 0.7013, 0.9917))
+        settings = [{"top_k": k, "top_p": p} for k, p in every]
         samplings = [settings[generator.integers(len(settings))] for _ in range(B)]
         log_P = jnp.asarray(scores * np.log(2), dtype)
         got = ~np.isneginf(permitted(log_P, SamplingArrays.of(samplings, N_V)))
@@ -278,7 +264,16 @@ def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
 
 
 @pytest.mark.usefixtures("x32")
-@pytest.mark.parametrize("how", [{"top_p": 1e-40}, {"tau": 1e-40}, {"tau": 1e-38}, {"tau": 1e-40, "top_p": 1e-40}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"top_p": 1e-300},
+        {"top_p": 1e-12},
+        {"tau": 1e-40},
+        {"tau": 1.2e-38, "top_k": 2, "top_p": 0.9},
+        {"tau": 1e-40, "top_p": 1e-40},
+    ],
+)
 def test_settings_too_small_for_float32_take_the_likeliest_token(how):
     """Even where it is not the first one, and unlikely."""
     P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
@@ -312,9 +307,8 @@ def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
     together = GENERATOR.answer([Request(x[:l], key, 25, sampling) for x, l, key, sampling in of_rows])
     together.extend(25)
     for r, sampling in enumerate(OF_EACH):
-        alone = GENERATOR.begin(
-            prompts[r : r + 1], lengths=lengths[r : r + 1], l_gen=25, key=keys[r : r + 1], **sampling
-        )
+        one = slice(r, r + 1)
+        alone = GENERATOR.begin(prompts[one], lengths=lengths[one], l_gen=25, key=keys[one], **sampling)
         alone.extend(25)
         n = alone.tokens.shape[1]
         np.testing.assert_array_equal(together.tokens[r, :n], alone.tokens[0])
@@ -352,26 +346,12 @@ def test_other_settings_compile_nothing():
     assert decoding.decode._cache_size() == before
 
 
-def test_the_likeliest_token_alone_is_greedy():
-    greedy = run(tau=0.0)
-    np.testing.assert_array_equal(run(top_k=1), greedy)
-    np.testing.assert_array_equal(run(top_p=1e-9), greedy)
-
-
-@pytest.mark.usefixtures("x32")
-@pytest.mark.parametrize("top_p", [1e-40, 1e-300, 1e-12])
-def test_the_smallest_nucleus_has_the_likeliest_token(top_p):
-    q = distribution(np.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]], np.float32), 1.0, None, top_p)
-    np.testing.assert_array_equal(q, [[0, 0], [1, 0], [0, 1]])
-
-
-@pytest.mark.usefixtures("x32")
-@pytest.mark.parametrize("tau", [1.2e-38, 1e-40])
-def test_the_smallest_temperature_takes_the_likeliest_of_what_is_left(tau):
-    log_P = jnp.log(jnp.array([[0.1, 0.2], [0.6, 0.3], [0.3, 0.5]]))
-    sampling = SamplingArrays.of([{"tau": tau, "top_k": 2, "top_p": 0.9}] * 2, 3)
-    y = draw(log_P, jax.random.split(KEY, 2), sampling)
-    np.testing.assert_array_equal(y, [1, 2])
+@pytest.mark.parametrize(
+    ("how", "same"),
+    [({"top_k": 1}, {"tau": 0.0}), ({"top_p": 1e-9}, {"tau": 0.0}), ({"top_k": N_V}, {}), ({"top_p": 1.0}, {})],
+)
+def test_one_token_alone_is_greedy_and_all_are_no_restriction(how, same):
+    np.testing.assert_array_equal(run(**how), run(**same))
 
 
 @pytest.mark.usefixtures("x32")
@@ -380,11 +360,6 @@ def test_a_nucleus_at_a_high_temperature_sees_what_underflows():
     q = np.exp([0.0, -2.0, -4.0])
     left = permitted(log_P, SamplingArrays.of([{"tau": 100.0, "top_p": 0.999}], 3))
     np.testing.assert_allclose(softmax(tempered(left, jnp.array([100.0])))[:, 0], q / q.sum(), rtol=1e-5)
-
-
-def test_all_tokens_are_no_restriction():
-    np.testing.assert_array_equal(run(top_k=N_V), run())
-    np.testing.assert_array_equal(run(top_p=1.0), run())
 
 
 def test_drawn_tokens_have_their_frequencies():
@@ -471,21 +446,13 @@ def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypa
 def test_rounded_weights_give_the_tokens_of_the_model_with_these_weights(variant):
     """Prompts of one token leave nothing to be read with the weights as they were."""
     config = dataclasses.replace(CONFIG, d_e=12, variant=variant, **({"d_attn": 6} if variant is LLAMA else {}))
-    theta = random_theta(config)
-    theta = jax.tree.map(lambda a: a.astype(jnp.float32), theta)
+    theta = jax.tree.map(lambda a: a.astype(jnp.float32), random_theta(config))
     rounded = Generator(theta, config, int8=True)
-    as_matrices = jax.tree.map(as_matrix, rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
     exact = Generator(theta, config)
-    exact.weights = as_matrices
+    exact.weights = unrounded(rounded.weights)
     options = {"lengths": np.ones(3, int), "l_gen": 20, "tau": 0.0, "key": KEY}
     tokens = rounded.generate(PROMPTS[:, :1], **options)
     np.testing.assert_array_equal(tokens, exact.generate(PROMPTS[:, :1], **options))
     options["lengths"] = np.ones(1, int)
     for r in range(3):
         np.testing.assert_array_equal(tokens[r], rounded.generate(PROMPTS[r : r + 1, :1], **options)[0])
-
-
-def as_matrix(W):
-    if not isinstance(W, Int8Matrix):
-        return W
-    return (W.entries * W.scales[None]).T.reshape(*W.rows, -1)

@@ -18,6 +18,15 @@ def as_matrix(W: Int8Matrix) -> np.ndarray:
     return flat.reshape(*W.rows, -1)
 
 
+def unrounded(weights):
+    """Weights with the matrices that integers and scales stand for."""
+
+    def of(W):
+        return jnp.asarray(as_matrix(W), jnp.float32) if isinstance(W, Int8Matrix) else W
+
+    return jax.tree.map(of, weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_entry_is_off_by_half_a_scale_at_most_and_the_largest_by_nothing(dtype):
     W = cases.normal(3, 11, 13).astype(dtype)
@@ -40,8 +49,7 @@ def test_a_product_is_that_of_the_rounded_matrix_but_for_15_bits_of_the_column(r
     expected = np.tensordot(as_matrix(rounded), exact, 1) + np.asarray(b).reshape(*rows, *(1 for _ in columns))
     off_by = np.abs(exact).max(0) / 127 / 254 / 2  # each entry of a column
     bound = np.multiply.outer(np.abs(as_matrix(rounded)).sum(-1), off_by) * (1 + 1e-3) + 1e-4
-    assert Y.shape == expected.shape
-    assert Y.dtype == jnp.float32
+    assert (Y.shape, Y.dtype) == (expected.shape, jnp.float32)
     assert (np.abs(Y - expected) <= bound).all()
 
 

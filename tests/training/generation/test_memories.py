@@ -75,10 +75,8 @@ def a_whole_sequence(name):
     tokens, log_P = of_algorithm_14(name)
     whole = [np.concatenate([text, of_text]) for text, of_text in zip(TEXTS, tokens, strict=True)]
     segments = np.repeat(np.arange(3), [len(text) for text in whole])
-    options = {
-        "positions": jnp.asarray(np.concatenate([np.arange(len(text)) for text in whole])),
-        "segments": jnp.asarray(segments),
-    }
+    positions = np.concatenate([np.arange(len(text)) for text in whole])
+    options = {"positions": jnp.asarray(positions), "segments": jnp.asarray(segments)}
     longer = theta
     if config.variant.embedding.limit(theta) is not None:  # W_p has a column for each position of a document
         W_p = jnp.pad(theta.W_p, ((0, 0), (0, len(segments) - L_MAX)))

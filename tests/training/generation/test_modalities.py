@@ -37,12 +37,8 @@ def next_column(columns, first, end):
 
 
 def extended(columns, token):
-    return columns._replace(
-        x=np.append(columns.x, token),
-        read=np.append(columns.read, token),
-        at=np.append(columns.at, -1),
-        predicted=np.append(columns.predicted, True),
-    )
+    added = {"x": token, "read": token, "at": -1, "predicted": True}
+    return columns._replace(**{name: np.append(getattr(columns, name), value) for name, value in added.items()})
 
 
 @pytest.mark.thorough
@@ -103,16 +99,9 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     at = np.full((2, 24), -1)
     at[1, 1:5] = np.arange(4)
     read = rng.integers(29, 1000, (2, 24)).astype(np.int32)
-    batch = {
-        "x": x,
-        "x_read": read,
-        "at": at,
-        "patches": np.stack([columns.patches] * 2),
-        "places": np.stack([columns.places] * 2),
-        "positions": np.tile(np.arange(24), (2, 1)),
-        "segment_ids": np.ones((2, 24), np.int32),
-        "loss_mask": rng.random((2, 24)) < 0.3,
-    }
+    batch = {"x": x, "x_read": read, "at": at, "patches": np.stack([columns.patches] * 2)}
+    batch |= {"places": np.stack([columns.places] * 2), "positions": np.tile(np.arange(24), (2, 1))}
+    batch |= {"segment_ids": np.ones((2, 24), np.int32), "loss_mask": rng.random((2, 24)) < 0.3}
     found = TASKS["gato"].objective.loss(PARAMS, batch, None)
     patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)
     places, expected = list(places), 0.0

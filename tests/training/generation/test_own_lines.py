@@ -36,17 +36,8 @@ LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "ex
 
 @pytest.mark.parametrize("name", LINES)
 def test_translations_are_those_of_algorithm_15(name):
-    sizes: dict[str, Any] = {
-        "N_V": 17,
-        "l_max": 11,
-        "L_enc": 1,
-        "L_dec": 2,
-        "H": 4,
-        "H_kv": 2,
-        "d_e": 10,
-        "d_mlp": 13,
-        "d_mid": 7,
-    }
+    sizes: dict[str, Any] = {"N_V": 17, "l_max": 11, "L_enc": 1, "L_dec": 2, "H": 4, "H_kv": 2, "d_e": 10}
+    sizes |= {"d_mlp": 13, "d_mid": 7}
     config = EDTransformerConfig(**sizes, d_attn=5, variant=PAPER.but(**LINES[name]))
     theta = random_theta(config)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(7), jnp.arange(3))

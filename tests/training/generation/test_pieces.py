@@ -100,9 +100,8 @@ def sequences(tokenizer):
     if isinstance(tokenizer, ByteTokenizer):
         yield list(BYTES)
     elif isinstance(tokenizer, SentencePieceTokenizer) or tokenizer.may_change(7):
-        token_of = (
-            tokenizer.source.get if isinstance(tokenizer, SentencePieceTokenizer) else tokenizer.inner.token_to_id
-        )
+        is_pieces = isinstance(tokenizer, SentencePieceTokenizer)
+        token_of = tokenizer.source.get if is_pieces else tokenizer.inner.token_to_id
         tokens = [token_of(f"<0x{byte:02X}>") for byte in BYTES]
         yield [3] * 5 + tokens + [4, 3] + tokens[:8] + [5]
 
@@ -151,11 +150,8 @@ def test_a_token_costs_the_same_in_a_long_text(kind, tmp_path, monkeypatch):
     decoded, decode = [], tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
     generator = np.random.default_rng(2)
-    for tokens in (
-        generator.integers(3, min(10, tokenizer.N_V), size=500),
-        [5] * 500,
-        generator.integers(tokenizer.N_V, size=500),
-    ):
+    few, many = (generator.integers(*ends, size=500) for ends in ((3, min(10, tokenizer.N_V)), (tokenizer.N_V,)))
+    for tokens in (few, [5] * 500, many):
         pieces = Pieces(tokenizer, ["never seen"])
         for token in tokens:
             pieces.add(int(token))

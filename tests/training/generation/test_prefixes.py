@@ -115,9 +115,8 @@ def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
     rows = [whole[:L_MAX]]
     tokens(model, [whole[: L_MAX - 9]], l_gen=1)
     np.testing.assert_array_equal(tokens(model, rows, l_gen=5, sliding=True), plain(name, rows, l_gen=5, sliding=True))
-    assert np.isfinite(
-        np.asarray(model.read(whole[None, :L_MAX].astype(np.int32), np.array([L_MAX])).caches[0].V)
-    ).all()
+    state = model.read(whole[None, :L_MAX].astype(np.int32), np.array([L_MAX]))
+    assert np.isfinite(np.asarray(state.caches[0].V)).all()
 
 
 def test_the_oldest_make_room(name):

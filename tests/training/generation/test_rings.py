@@ -1,5 +1,7 @@
 """Where every layer has a window, the cache has no more tokens than the widest: a ring, however long the text."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,11 +61,8 @@ def test_the_cache_is_no_longer_than_the_widest_window(name):
     config, theta = model(name)
     most = states.widest_window(config.variant)
     assert most == WIDEST[name]
-    shapes = jax.eval_shape(
-        lambda x, lengths: reading.prefill(theta, x, lengths, C=64, most=most),
-        X[:3],
-        LENGTHS.astype(np.int32),
-    )
+    read = functools.partial(reading.prefill, theta, C=64, most=most)
+    shapes = jax.eval_shape(read, X[:3], LENGTHS.astype(np.int32))
     grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):
         numbers = sum(leaf.size for leaf in jax.tree.leaves(state.caches))

@@ -19,6 +19,10 @@ Z_LENGTHS = np.array([2, 7, 5])
 THETA = {config: random_theta(config) for config in (D, ED, E)}
 
 
+def scores(config, x=X, lengths=LENGTHS, **options):
+    return log_probabilities(THETA[config], x, lengths=lengths, config=config, **options)
+
+
 def log_p_of(P, r):
     """Of the tokens of sequence r after the first, by the distributions ``[N_V, r, t]``."""
     return np.array([np.log(P[v, r, t]) for t, v in enumerate(X[r, 1 : LENGTHS[r]])])
@@ -37,7 +41,7 @@ def test_log_probabilities_of_a_decoder(tied):
 
 
 def test_log_probabilities_of_an_encoder_decoder():
-    log_p = log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z, z_lengths=Z_LENGTHS)
+    log_p = scores(ED, z=Z, z_lengths=Z_LENGTHS)
     P = np.asarray(ed_transformer(Z, X, THETA[ED], z_length=Z_LENGTHS))
     np.testing.assert_allclose(log_p.sum(axis=1), [log_p_of(P, r).sum() for r in range(3)], rtol=1e-10)
 
@@ -84,9 +88,8 @@ def test_masks_are_filled_with_the_likeliest_tokens():
 
 def test_classes_are_those_of_each_text_alone():
     rng = np.random.default_rng(3)
-    params = ClassifierParams(
-        THETA[E], jnp.asarray(rng.standard_normal((5, E.d_e))), jnp.asarray(rng.standard_normal(5))
-    )
+    W_c, b_c = (jnp.asarray(rng.standard_normal(shape)) for shape in ((5, E.d_e), 5))
+    params = ClassifierParams(THETA[E], W_c, b_c)
     P = classify(params, X, lengths=LENGTHS, config=E)
     for r in range(3):
         p = class_probabilities(X[r], params, length=LENGTHS[r])
@@ -98,27 +101,15 @@ def test_classes_are_those_of_each_text_alone():
     ("call", "error", "message"),
     [
         (lambda: log_probabilities(THETA[E], X, lengths=LENGTHS, config=D), TypeError, "expected DTransformerParams"),
-        (lambda: log_probabilities(THETA[D], X + 9, lengths=LENGTHS, config=D), ValueError, "is unknown"),
-        (lambda: log_probabilities(THETA[D], X, lengths=LENGTHS - 1, config=D), ValueError, "request 1 is empty"),
-        (
-            lambda: log_probabilities(THETA[D], X, lengths=LENGTHS, config=D, z=Z),
-            ValueError,
-            "a decoder has no context",
-        ),
-        (lambda: log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED), ValueError, "needs contexts"),
-        (
-            lambda: log_probabilities(THETA[ED], X, lengths=LENGTHS, config=ED, z=Z[:2], z_lengths=Z_LENGTHS[:2]),
-            ValueError,
-            "a context for each of the 3 sequences of x, got 2",
-        ),
+        (lambda: scores(D, X + 9), ValueError, "is unknown"),
+        (lambda: scores(D, lengths=LENGTHS - 1), ValueError, "request 1 is empty"),
+        (lambda: scores(D, z=Z), ValueError, "a decoder has no context"),
+        (lambda: scores(ED), ValueError, "needs contexts"),
+        (lambda: scores(ED, z=Z[:2], z_lengths=Z_LENGTHS[:2]), ValueError, "for each of the 3 sequences of x, got 2"),
         (lambda: bits_per_byte(THETA[D], X[0], 0, config=D), ValueError, "n_bytes: expected at least 1"),
         (lambda: bits_per_byte(THETA[D], X[0][:0], 1, config=D), ValueError, "at least one token"),
         (lambda: bits_per_byte(THETA[D], X[0], 1, config=D, stride=23), ValueError, "at most 22"),
-        (
-            lambda: fill_masks(THETA[E], np.zeros((1, 3), int), lengths=np.array([3]), config=E),
-            ValueError,
-            "sequence 0 has no mask_token",
-        ),
+        (lambda: fill_masks(THETA[E], 0 * X, lengths=LENGTHS, config=E), ValueError, "sequence 0 has no mask_token"),
         (lambda: fill_masks(THETA[E], X, lengths=LENGTHS, config=E, n=18), ValueError, "size of the vocabulary"),
         (lambda: classify(THETA[E], X, lengths=LENGTHS, config=E), TypeError, "expected ClassifierParams"),
     ],

@@ -148,10 +148,8 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
 
     def caches(**options):
         read = functools.partial(reading.prefill, theta, C=256, **options)
-        return [
-            jax.eval_shape(read, x, lengths),
-            jax.eval_shape(functools.partial(states.empty_state, B=2, C=256, bos=1), weights),
-        ]
+        empty = functools.partial(states.empty_state, B=2, C=256, bos=1)
+        return [jax.eval_shape(read, x, lengths), jax.eval_shape(empty, weights)]
 
     assert all(isinstance(state.caches[0], Slots) for state in caches())
     assert isinstance(caches(most=40)[0].caches[0], cache.KeyValues)

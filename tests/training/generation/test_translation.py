@@ -12,6 +12,7 @@ from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed
 from algorithms.alg14_inference import sample
 from algorithms.lines import Experts
 from tests.cases import random_theta
+from tests.training.generation.test_int8 import unrounded
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
 from training.generation.int8 import Int8Matrix
@@ -118,15 +119,8 @@ def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
     context = reading.encode(TOY_THETA, z, lengths)
     weights = layout.unstacked(TOY_THETA)
-    found = beam_search(
-        weights,
-        context,
-        l_max=l_max,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        bos=TOY.N_V - 2,
-        eos=TOY.N_V - 1,
-    )
+    options = {"l_max": l_max, "beam_size": beam_size, "length_penalty": length_penalty}
+    found = beam_search(weights, context, **options, bos=TOY.N_V - 2, eos=TOY.N_V - 1)
     return [np.asarray(a) for a in found]
 
 
@@ -158,17 +152,6 @@ def test_a_beam_of_all_translations_is_exhaustive_search(length_penalty):
         np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_one_beam_is_greedy():
-    z = np.random.default_rng(5).integers(5, size=(40, 3))
-    tokens, lengths, scores = toy_search(z, 1, 0.6, 7)
-    greedy = translate(TOY_THETA, z, lengths=np.full(40, 3), config=TOY, l_max=7)
-    assert len(set(lengths.tolist())) > 3
-    np.testing.assert_array_equal(tokens, greedy[0])
-    np.testing.assert_array_equal(lengths, greedy[1])
-    np.testing.assert_allclose(scores, greedy[2], rtol=1e-12)
-
-
 def plain_beam_search(z, K, alpha, l_max):
     """The definition, with a forward pass of Algorithm 8 for every extension."""
     eos, bos = eos_token(TOY.N_V), bos_token(TOY.N_V)
@@ -188,9 +171,8 @@ def plain_beam_search(z, K, alpha, l_max):
 @pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), pytest.param(5, 2.0, marks=pytest.mark.slow)])
 def test_beam_search_is_its_definition(K, alpha):
     z = np.random.default_rng(6).integers(5, size=(12, 3))
-    tokens, lengths, scores = translate(
-        TOY_THETA, z, lengths=np.full(12, 3), config=TOY, l_max=7, beam_size=K, length_penalty=alpha
-    )
+    options = {"lengths": np.full(12, 3), "l_max": 7, "beam_size": K, "length_penalty": alpha}
+    tokens, lengths, scores = translate(TOY_THETA, z, config=TOY, **options)
     for r in range(12):
         x, log_p = plain_beam_search(z[r], K, alpha, 7)
         assert np.asarray(tokens[r, : lengths[r]]).tolist() == x
@@ -239,10 +221,6 @@ def test_rounded_weights_translate_as_the_model_with_these_weights():
     rounded, exact = Translator(theta, CONFIG, int8=True), Translator(theta, CONFIG)
     leaves = jax.tree.leaves(rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
     assert sum(isinstance(W, Int8Matrix) for W in leaves) == 2 * (2 + 2 + 2) + 1  # W and W_o twice, the MLP, and W_u
-    exact.weights = jax.tree.map(as_matrix, rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
+    exact.weights = unrounded(rounded.weights)
     options = {"lengths": LENGTHS, "l_max": 12}
     np.testing.assert_array_equal(rounded.translate(Z, **options)[0], exact.translate(Z, **options)[0])
-
-
-def as_matrix(W):
-    return (W.entries * W.scales[None]).T.reshape(*W.rows, -1) if isinstance(W, Int8Matrix) else W

@@ -1,6 +1,5 @@
 """Generation past l_max, in windows; and what may not be repeated, against transformers."""
 
-import dataclasses
 import importlib
 import itertools
 
@@ -17,7 +16,6 @@ from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
 from training.generation.continuation import window_start
 from training.generation.repetition import History, penalized
-from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays
 
 pytestmark = pytest.mark.sampled(2)
@@ -179,49 +177,3 @@ def test_where_windows_begin():
             if t - start > l_max:
                 start = t - max(1, l_max // 2)
             assert window_start(t, l_max) == start
-
-
-LATE = ((0, 1, 3), (2, 2, 20), (4, 0, 2), (15, 3, 24), (21, 4, 1))  # after how many steps, which prompt, its length
-
-
-def first_ended(begun, r, l_gen, eos):
-    """All that a request has found, or None where it has not come to its end."""
-    arrays = [array[r, begun.starts[r] :] for array in (begun.tokens, begun.log_p, *begun.likeliest)]
-    ends = [*np.flatnonzero(arrays[0] == eos) + 1, *([l_gen] if len(arrays[0]) >= l_gen else [])]
-    return [array[: ends[0]] for array in arrays] if ends else None
-
-
-NO_REPETITION = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
-
-
-@pytest.mark.end_to_end
-@pytest.mark.parametrize("how", [{}, pytest.param({**NO_REPETITION, "top_p": 0.9}, marks=pytest.mark.slow)])
-def test_who_joins_later_gets_what_it_gets_alone(how):
-    """With prompts that fit before the others, that do not, and that are longer than l_max; until all have gone."""
-    config = dataclasses.replace(CONFIG, l_max=20)
-    generator = Generator(random_theta(config), config)
-    prompts, l_gen, eos = np.random.default_rng(3).integers(N_V - 3, size=(5, 24)), 13, 4
-    begins = np.arange(N_V)[None] % 5 != np.arange(5)[:, None]
-    keys = jax.random.split(KEY, 5)
-    sampling = {"eos": eos, "tau": 0.7, **how}
-    requests = {r: Request(prompts[r, :length], keys[r], l_gen, sampling, begins[r]) for _, r, length in LATE}
-
-    def begun(r):
-        return generator.answer([requests[r]], likeliest=2)
-
-    together, running, found = begun(LATE[0][1]), {LATE[0][1]: 0}, {}
-    for step in range(40):
-        for _, r, _ in (late for late in LATE[1:] if late[0] == step):
-            together.join([requests[r]], keep=[*running.values(), len(together.starts)])
-            running = {k: row for row, k in enumerate([*running, r])}
-        together.extend(together.tokens.shape[1] + 1)
-        for r, row in list(running.items()):
-            found[r] = first_ended(together, row, l_gen, eos)
-            if found[r] is not None:
-                del running[r]
-    assert together.tokens.shape[1] < 40  # what nobody goes on with is gone
-    for r in requests:
-        alone = begun(r)
-        alone.extend(l_gen)
-        for of_late, of_alone in zip(found[r], first_ended(alone, 0, l_gen, eos), strict=True):
-            np.testing.assert_allclose(of_late, of_alone, rtol=1e-9)

@@ -19,17 +19,9 @@ from training.runs.directory import load_run
 gguf = gguf_cases.gguf
 torch, transformers = cases.libraries()
 
-SIZES = {
-    "vocab_size": 37,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": None,
-}
+SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+SIZES |= {"pad_token_id": None}
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
     "smollm3": {"num_hidden_layers": 5, "tie_word_embeddings": True},
@@ -72,15 +64,8 @@ def test_a_model_is_what_transformers_has(kind, tmp_path):
             assert found.tobytes() == array.tobytes(), name
     config = transformers.AutoConfig.for_model(**state)
     assert type(config) is type(model.config)
-    for name in (
-        *SIZES,
-        *MODELS.get(kind, ()),
-        "tie_word_embeddings",
-        "hidden_act",
-        "hidden_activation",
-        "layer_types",
-        "no_rope_layers",
-    ):
+    others = ("tie_word_embeddings", "hidden_act", "hidden_activation", "layer_types", "no_rope_layers")
+    for name in (*SIZES, *MODELS.get(kind, ()), *others):
         assert getattr(config, name, None) == getattr(model.config, name, None) or name == "pad_token_id", name
     for name in ("rope_parameters", "attn_logit_softcapping", "final_logit_softcapping", "n_inner"):
         if getattr(model.config, name, None):
@@ -132,8 +117,7 @@ def assert_dequantized(path, stored, form, shape):
     found = GGUFFile(path / "x.gguf").read("x")
     (_, tensor) = gguf.GGUFReader(path / "x.gguf").tensors
     expected = gguf.dequantize(tensor.data, kind)
-    assert found.shape == shape
-    assert found.dtype == np.float32
+    assert (found.shape, found.dtype) == (shape, np.float32)
     assert found.tobytes() == expected.reshape(shape).tobytes()
 
 
@@ -163,19 +147,12 @@ def test_metadata_of_every_type_is_read(tmp_path):
 
 
 def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path):
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192}
     model = make("llama", head_dim=64, rope_parameters=rope)
     plain = 1 / 5e5 ** (np.arange(0, 64, 2) / 64)
     factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
-    assert factors.max() == 32
-    assert factors.min() == pytest.approx(1)
+    assert (factors.max(), factors.min()) == (32, pytest.approx(1))
     assert np.any((factors > 2) & (factors < 31))
     path = gguf_cases.write(tmp_path / "a.gguf", model, tensors={"rope_freqs.weight": factors})
     state, tensors = open_gguf(path)
@@ -189,37 +166,25 @@ def test_llama_3s_frequencies_are_told_from_their_factors(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"llama.rope.scaling.type": "none"}, {}),
+        ({"scaling.type": "none"}, {}),
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
         (
-            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
-            {"rope_type": "linear", "factor": 4.0},
-        ),
-        ({"llama.rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        (
-            {
-                "llama.rope.scaling.type": "yarn",
-                "llama.rope.scaling.factor": 4.0,
-                "llama.rope.scaling.original_context_length": 32,
-            },
+            {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
         ),
-        ({"llama.rope.dimension_count": 2}, {"partial_rotary_factor": 0.5}),
+        ({"dimension_count": 2}, {"partial_rotary_factor": 0.5}),
     ],
 )
 def test_scaled_positions_are_said(fields, expected, tmp_path):
+    fields = {f"llama.rope.{name}": value for name, value in fields.items()}
     state, _ = open_gguf(gguf_cases.write(tmp_path / "x.gguf", make("llama"), fields=fields))
     assert state["rope_parameters"] == {"rope_type": "default", "rope_theta": 5e4, **expected}
 
 
 def test_further_fields(tmp_path):
-    fields = {
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.eot_token_id": 5,
-        "llama.attention.sliding_window": 8,
-        "llama.expert_count": 0,
-        "llama.vocab_size": 37,
-    }
+    fields = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
+    fields |= {"llama.attention.sliding_window": 8, "llama.expert_count": 0, "llama.vocab_size": 37}
     state, _ = open_gguf(gguf_cases.write(tmp_path / "x.gguf", make("llama"), fields=fields))
     assert (state["bos_token_id"], state["eos_token_id"]) == (1, [2, 5])
     assert (state["model_type"], state["sliding_window"]) == ("mistral", 8)
@@ -269,14 +234,10 @@ def test_a_file_becomes_a_run(tied, tmp_path):
     model = make_gpt2(tie_word_embeddings=tied)
     letters = [chr(c) for c in range(ord("a"), ord("a") + 26)]
     tokens = ["<pad>", "<s>", "</s>", *letters, *"0123456"]
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
-    }
+    fields = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    fields |= {"tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3), "tokenizer.ggml.bos_token_id": 1}
+    fields |= {"tokenizer.ggml.eos_token_id": 2}
+    fields |= {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
     path = gguf_cases.write(tmp_path / "model.gguf", model, fields=fields)
     convert(path, tmp_path / "run")
     x = np.array([1, 5, 9, 3, 36])
@@ -290,35 +251,18 @@ def test_a_file_becomes_a_run(tied, tmp_path):
     convert(tmp_path / "run", tmp_path / "theirs", to="gpt2")
     assert (tmp_path / "theirs" / "chat_template.jinja").read_text("utf-8") == fields["tokenizer.chat_template"]
     assert json.loads((tmp_path / "theirs" / "config.json").read_text("utf-8"))["eos_token_id"] == 2
-    cases.assert_bits(
-        cases.tensors_of(tmp_path / "theirs"),
-        {n: t.numpy() for n, t in model.state_dict().items() if n != "lm_head.weight" or not tied},
-    )
+    expected = {n: t.numpy() for n, t in model.state_dict().items() if n != "lm_head.weight" or not tied}
+    cases.assert_bits(cases.tensors_of(tmp_path / "theirs"), expected)
 
 
+AT_LEAST_1, ABOVE_0 = "expected an integer of at least 1", "expected a number above 0"
 HOSTILE_VALUES = {
-    "context_length": [
-        (2**32 - 1, "max_position_embeddings: expected an integer of at least 1 and less than"),
-        (0, "got 0"),
-    ],
-    "block_count": [
-        (2**32 - 1, "num_hidden_layers: expected an integer of at least 1 and less than"),
-        (9, r"number of layers \(L\): expected 2"),
-    ],
-    "embedding_length": [
-        (2**32 - 1, "hidden_size: expected an integer of at least 1 and less than"),
-        (48, "missing|of a"),
-    ],
-    "attention.head_count": [
-        ("six", "expected an integer of at least 1, got six"),
-        (2**31, "less than"),
-        (5, "divisor"),
-    ],
-    "attention.layer_norm_rms_epsilon": [(float("nan"), "expected a number above 0, got nan"), (0.0, "above 0")],
-    "rope.freq_base": [
-        (float("inf"), "expected a number above 0, got inf"),
-        ("ten", "expected a number above 0, got t"),
-    ],
+    "context_length": [(2**32 - 1, f"max_position_embeddings: {AT_LEAST_1} and less than"), (0, "got 0")],
+    "block_count": [(2**32 - 1, f"num_hidden_layers: {AT_LEAST_1} and less"), (9, r"of layers \(L\): expected 2")],
+    "embedding_length": [(2**32 - 1, f"hidden_size: {AT_LEAST_1} and less than"), (48, "missing|of a")],
+    "attention.head_count": [("six", f"{AT_LEAST_1}, got six"), (2**31, "less than"), (5, "divisor")],
+    "attention.layer_norm_rms_epsilon": [(float("nan"), f"{ABOVE_0}, got nan"), (0.0, "above 0")],
+    "rope.freq_base": [(float("inf"), f"{ABOVE_0}, got inf"), ("ten", f"{ABOVE_0}, got t")],
     "rope.dimension_count": [(2**31, "rotary positions for only part of the rows")],
     "rope.scaling.type": [("longrope", "rope.scaling.factor: expected a number above 0")],
 }
@@ -365,7 +309,16 @@ def info(name, shape, kind=0, offset=0):
     return string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
-HUGE = 1 << 60
+def one(infos, n=64):
+    """A file of one tensor, whose data are some zeros."""
+    return header(infos=infos, n_tensors=1) + bytes(n)
+
+
+def aligned(kind, value):
+    return header(field("general.alignment", kind, value), 1)
+
+
+HUGE, POWER = 1 << 60, "general.alignment: expected a power of two"
 HOSTILE = {
     "empty": (b"", "cannot read .*: it is empty"),
     "short": (b"GG", "the magic number at byte 0 needs 4 bytes, but the file ends"),
@@ -385,39 +338,18 @@ HOSTILE = {
     "twice": (header(field("a", 0, b"1") * 2, 2), "the metadata has the key 'a' twice"),
     "same tensor": (header(infos=info("x", (1,)) * 2, n_tensors=2) + bytes(64), "the file has the tensor 'x' twice"),
     "no dimension": (header(infos=info("x", ()) + bytes(32), n_tensors=1), "'x' has 0 dimensions, expected 1 to 4"),
-    "many dimensions": (
-        header(infos=string("x") + struct.pack("<I", 1 << 31) + bytes(99), n_tensors=1),
-        "'x' has 2147483648 dimensions",
-    ),
-    "zero": (
-        header(infos=info("x", (0, 3)), n_tensors=1) + bytes(64),
-        r"'x': expected rows .*, got the shape \[3, 0\]",
-    ),
-    "huge": (header(infos=info("x", (HUGE, HUGE)), n_tensors=1) + bytes(64), "'x' ends at byte 5316911983139663"),
-    "past the end": (
-        header(infos=info("x", (64,)), n_tensors=1) + bytes(64),
-        "'x' ends at byte 320, but the file has 121",
-    ),
-    "far away": (header(infos=info("x", (1,), offset=HUGE), n_tensors=1) + bytes(64), "'x' ends at byte 115292"),
-    "askew": (
-        header(infos=info("x", (1,), offset=4), n_tensors=1) + bytes(64),
-        "'x': expected rows .* got the shape .* at 4",
-    ),
-    "half a block": (header(infos=info("x", (33,), 8), n_tensors=1) + bytes(99), "whole blocks of 32"),
-    "unknown type": (header(infos=info("x", (32,), 999), n_tensors=1) + bytes(99), "'x' has the type 999"),
-    "integers": (header(infos=info("x", (32,), 26), n_tensors=1) + bytes(999), "'x' has the type I32, which .* cannot"),
-    "alignment 0": (
-        header(field("general.alignment", 4, bytes(4)), 1),
-        "general.alignment: expected a power of two, got '0'",
-    ),
-    "alignment 3": (
-        header(field("general.alignment", 4, struct.pack("<I", 3)), 1),
-        "general.alignment: expected a power of two, got '3'",
-    ),
-    "alignment text": (
-        header(field("general.alignment", 8, string("x" * 999)), 1),
-        "general.alignment: expected a power of two, got 'xxx",
-    ),
+    "many dimensions": (one(string("x") + struct.pack("<I", 1 << 31), 99), "'x' has 2147483648 dimensions"),
+    "zero": (one(info("x", (0, 3))), r"'x': expected rows .*, got the shape \[3, 0\]"),
+    "huge": (one(info("x", (HUGE, HUGE))), "'x' ends at byte 5316911983139663"),
+    "past the end": (one(info("x", (64,))), "'x' ends at byte 320, but the file has 121"),
+    "far away": (one(info("x", (1,), offset=HUGE)), "'x' ends at byte 115292"),
+    "askew": (one(info("x", (1,), offset=4)), "'x': expected rows .* got the shape .* at 4"),
+    "half a block": (one(info("x", (33,), 8), 99), "whole blocks of 32"),
+    "unknown type": (one(info("x", (32,), 999), 99), "'x' has the type 999"),
+    "integers": (one(info("x", (32,), 26), 999), "'x' has the type I32, which .* cannot"),
+    "alignment 0": (aligned(4, bytes(4)), f"{POWER}, got '0'"),
+    "alignment 3": (aligned(4, struct.pack("<I", 3)), f"{POWER}, got '3'"),
+    "alignment text": (aligned(8, string("x" * 999)), f"{POWER}, got 'xxx"),
 }
 
 
@@ -440,12 +372,9 @@ def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": ["<s>", *map(chr, range(97, 123)), *"012345678", "ab"],
-        "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": 0,
-    }
+    fields = {"tokenizer.ggml.model": "gpt2"}
+    fields |= {"tokenizer.ggml.tokens": ["<s>", *map(chr, range(97, 123)), *"012345678", "ab"]}
+    fields |= {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 0}
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     data = gguf_cases.write(path, make_gpt2(n_layer=1), fields=fields).read_bytes()
     load_pretrained(path)

@@ -34,9 +34,8 @@ def same(a, b):
     a, b = flatten(a), flatten(b)
     assert a.keys() == b.keys()
     for name in a:
-        np.testing.assert_allclose(
-            np.asarray(a[name], np.float32), np.asarray(b[name], np.float32), atol=2e-7, err_msg=name
-        )
+        pair = (np.asarray(of[name], np.float32) for of in (a, b))
+        np.testing.assert_allclose(*pair, atol=2e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
@@ -95,10 +94,8 @@ def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     sentencepiece = trained(tmp_path)
     model = Model("d", DTransformerConfig(N_V=1600, l_max=8, L=1, H=1, d_e=4, d_mlp=4))
     templated = {"chat_template": "{{ bos_token }}", "ggml.eot_token_id": 5}
-    read_here = [
-        of_tokens(of_bytes(bpe, **{"ggml.pre": name}, **templated), N_V=1600)
-        for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")
-    ]
+    ways = [{"ggml.pre": name} for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")]
+    read_here = [of_tokens(of_bytes(bpe, **way, **templated), N_V=1600) for way in ways]
     read_here += [of_tokens(of_pieces(sentencepiece) | {"ggml.add_space_prefix": p}, N_V=1600) for p in (True, False)]
     for tokenizer in [*read_here, ByteTokenizer()]:
         own = model if tokenizer.special else Model("d", dataclasses.replace(model.config, N_V=tokenizer.N_V))

@@ -26,9 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROSE = [path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 TEXTS = [
-    "",
-    " ",
-    "Hello world",
+    *("", " ", "Hello world"),
     " leading,  two  spaces\n\n\nx\t\ty \r\n end ",
     "12345 2024-01-02 3.14159",
     "don't WE'LL I'm they'RE o'clock",
@@ -38,10 +36,7 @@ TEXTS = [
     "def f(x):\n    return x**2  # comment\n\tif (a!=b){c+=1;}",
     "\u200b\u00a0nbsp\u3000",
     "\x01\x7f",
-    "a" * 99,
-    " " * 37 + "x",
-    "=" * 33,
-    *PROSE[:3],
+    *("a" * 99, " " * 37 + "x", "=" * 33, *PROSE[:3]),
 ]
 
 
@@ -85,14 +80,9 @@ def of_bytes(bpe, **fields):
     tokens, merges = bpe
     special = ["<|begin|>", "<|end|>", "<think>"]
     types = [NORMAL] * len(tokens) + [CONTROL, CONTROL, USER_DEFINED]
-    given = {
-        "ggml.model": "gpt2",
-        "ggml.tokens": [*tokens, *special],
-        "ggml.token_type": types,
-        "ggml.merges": [" ".join(merge) for merge in merges],
-        "ggml.bos_token_id": len(tokens),
-        "ggml.eos_token_id": len(tokens) + 1,
-    }
+    given = {"ggml.model": "gpt2", "ggml.tokens": [*tokens, *special], "ggml.token_type": types}
+    given |= {"ggml.merges": [" ".join(merge) for merge in merges], "ggml.bos_token_id": len(tokens)}
+    given |= {"ggml.eos_token_id": len(tokens) + 1}
     return {name: value for name, value in {**given, **fields}.items() if value is not None}
 
 
@@ -147,9 +137,7 @@ def test_llama_3_takes_a_word_that_is_a_token_whole(bpe):
 def test_special_tokens_are_in_markup_only(bpe):
     tokenizer = read(of_bytes(bpe, **{"ggml.add_eos_token": True}))
     bos = tokenizer.bos_token
-    assert bos == len(bpe[0])
-    assert tokenizer.end_tokens == (bos + 1,)
-    assert tokenizer.framed([5]) == [5, bos + 1]
+    assert (bos, tokenizer.end_tokens, tokenizer.framed([5])) == (len(bpe[0]), (bos + 1,), [5, bos + 1])
     assert read(of_bytes(bpe, **{"ggml.pre": "llama3"})).framed([5]) == [bos, 5]
     assert read(of_bytes(bpe, **{"ggml.pre": "llama3", "ggml.add_bos_token": False})).framed([5]) == [5]
     markup = "<|begin|>a<think>b<|end|>"
@@ -163,17 +151,10 @@ def test_special_tokens_are_in_markup_only(bpe):
 def trained(tmp_path, **options):
     """A small SentencePiece model."""
     file = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in PROSE for line in text.splitlines() if line.strip()]),
-        model_writer=file,
-        model_type="bpe",
-        vocab_size=900,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-        **options,
-    )
+    lines = iter([line for text in PROSE for line in text.splitlines() if line.strip()])
+    given = {"model_type": "bpe", "vocab_size": 900, "byte_fallback": True, "normalization_rule_name": "identity"}
+    given |= {"remove_extra_whitespaces": False, "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=file, **given)
     return sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
 
 
@@ -188,15 +169,10 @@ def of_pieces(model, user_defined=(), **fields):
 
     kinds = [kind(i) for i in range(model.vocab_size())]
     pieces = [model.id_to_piece(i) for i in range(model.vocab_size())]
-    return {
-        "ggml.model": "llama",
-        "ggml.tokens": [p.replace("▁", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)],
-        "ggml.scores": [model.get_score(i) for i in range(model.vocab_size())],
-        "ggml.token_type": kinds,
-        "ggml.bos_token_id": 1,
-        "ggml.eos_token_id": 2,
-        **fields,
-    }
+    tokens = [p.replace("▁", " ") if k == USER_DEFINED else p for p, k in zip(pieces, kinds, strict=True)]
+    scores = [model.get_score(i) for i in range(model.vocab_size())]
+    found = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.scores": scores, "ggml.token_type": kinds}
+    return found | {"ggml.bos_token_id": 1, "ggml.eos_token_id": 2} | fields
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma"])
@@ -236,7 +212,7 @@ def test_a_space_comes_before_every_part_of_a_text(tmp_path):
         ({"ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token: expected a value of the type bool"),
         ({"chat_template": 5}, "tokenizer.chat_template: expected a value of the type str"),
         (
-            {"ggml.model": "llama", "ggml.scores": [0.5]},
+            {"ggml.model": "llama", "ggml.scores": [1.0]},
             "tokenizer.ggml.scores: expected 1503 values of the type float",
         ),
     ],

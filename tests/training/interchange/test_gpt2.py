@@ -1,5 +1,6 @@
 """GPT-2 of transformers, at random: its logits, its gradients by name, and both directions to the last bit."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,23 +17,10 @@ torch, transformers = cases.libraries()
 
 MODELS = {
     "odd": {"vocab_size": 29, "n_positions": 13, "n_embd": 15, "n_layer": 3, "n_head": 5, "n_inner": 7},
-    "untied": {
-        "vocab_size": 31,
-        "n_positions": 11,
-        "n_embd": 6,
-        "n_layer": 2,
-        "n_head": 1,
-        "tie_word_embeddings": False,
-    },
-    "relu": {
-        "vocab_size": 5,
-        "n_positions": 17,
-        "n_embd": 14,
-        "n_layer": 1,
-        "n_head": 7,
-        "activation_function": "relu",
-        "layer_norm_epsilon": 0.1,
-    },
+    "untied": {"vocab_size": 31, "n_positions": 11, "n_embd": 6, "n_layer": 2, "n_head": 1}
+    | {"tie_word_embeddings": False},
+    "relu": {"vocab_size": 5, "n_positions": 17, "n_embd": 14, "n_layer": 1, "n_head": 7}
+    | {"activation_function": "relu", "layer_norm_epsilon": 0.1},
 }
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
@@ -47,36 +35,20 @@ def odd(tmp_path_factory):
     return cases.saved(make("odd"), tmp_path_factory.mktemp("gpt2"))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("odd", "float64"),
-        pytest.param("untied", "float32", marks=pytest.mark.slow),
-        pytest.param("odd", "float32", marks=pytest.mark.slow),
-        pytest.param("untied", "float64", marks=pytest.mark.slow),
-        pytest.param("relu", "float64", marks=pytest.mark.slow),
-        pytest.param("relu", "float32", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("name", ["odd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("untied", "relu"))])
 def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     model = make(name)
     path = cases.saved(model, tmp_path, dtype)
     theta, config, tokenizer = load_pretrained(path)
     assert tokenizer is None
     x = np.random.default_rng(1).integers(config.N_V, size=(2, config.l_max))
-    targets, weights = np.roll(x, -1, axis=1), np.arange(x.size).reshape(x.shape) % 3
+    logits = model(torch.tensor(x)).logits
 
-    def loss(theta):
-        X = d_hidden_state(jnp.asarray(x), theta)
-        return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
+    def ours(theta):
+        return cases.column_logits(d_hidden_state(jnp.asarray(x), theta), theta)
 
-    (value, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
-    their_logits = model(torch.tensor(x)).logits
-    their_loss = cases.torch_loss(torch, their_logits, targets, weights)
-    their_loss.backward()
-    cases.assert_same(ours, their_logits.detach(), dtype, "logits")
-    cases.assert_same(value, their_loss.detach(), dtype, "loss")
-    compared = cases.assert_gradients(model, path, gradients, dtype)
+    compared = cases.assert_as_theirs(torch, model, path, theta, ours, logits, dtype)
     assert len(compared) == len(list(model.parameters()))
 
 
@@ -84,12 +56,8 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
 @pytest.mark.parametrize("name", ["odd", "untied"])
 def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     path = cases.saved(make(name), tmp_path / "theirs", dtype)
-    theta, config, _ = load_pretrained(path)
-    save_pretrained(tmp_path / "ours", theta, config)
-    cases.assert_bits(cases.tensors_of(tmp_path / "ours"), cases.tensors_of(path))
-    opened = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours")
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(path)
-    cases.assert_same_model(torch, opened, theirs, lambda model: model(torch.arange(5)[None]).logits)
+    opened = transformers.GPT2LMHeadModel.from_pretrained
+    cases.assert_written_again(torch, path, opened, lambda model: model(torch.arange(5)[None]).logits)
 
 
 def test_a_bare_model_and_old_masks_are_read(tmp_path, odd):
@@ -99,10 +67,7 @@ def test_a_bare_model_and_old_masks_are_read(tmp_path, odd):
     tensors["lm_head.weight"] = tensors["wte.weight"]
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((odd / "config.json").read_text())
-    for a, b in zip(
-        jax.tree.leaves(load_pretrained(tmp_path)[0]), jax.tree.leaves(load_pretrained(odd)[0]), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(*(load_pretrained(path)[0] for path in (tmp_path, odd)))
     tensors["lm_head.weight"] = tensors["wte.weight"] + 1
     safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(InterchangeError, match=r"lm_head.weight and wte.weight differ, although the model ties them"):
@@ -114,14 +79,12 @@ def test_files_of_pytorch_and_shards_are_read(tmp_path, odd, old):
     model = transformers.GPT2LMHeadModel.from_pretrained(odd)
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=not old)
-    expected = jax.tree.leaves(load_pretrained(odd)[0])
-    for a, b in zip(jax.tree.leaves(load_pretrained(tmp_path)[0]), expected, strict=True):
-        np.testing.assert_array_equal(a, b)
+    expected = load_pretrained(odd)[0]
+    chex.assert_trees_all_equal(load_pretrained(tmp_path)[0], expected)
     if not old:
         model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
         assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
-        for a, b in zip(jax.tree.leaves(load_pretrained(tmp_path / "shards")[0]), expected, strict=True):
-            np.testing.assert_array_equal(a, b)
+        chex.assert_trees_all_equal(load_pretrained(tmp_path / "shards")[0], expected)
 
 
 def test_shards_are_written(tmp_path, odd, monkeypatch):
@@ -158,6 +121,4 @@ def test_our_own_models_open_in_transformers(tmp_path, variant, tied):
     cases.assert_same(cases.column_logits(X, theta), theirs.detach(), "float64", "logits")
     theta_again, config_again, _ = load_pretrained(tmp_path / "out")
     assert config_again.tied == tied
-    cases.assert_bits(
-        *({str(i): np.asarray(a) for i, a in enumerate(jax.tree.leaves(t))} for t in (theta, theta_again))
-    )
+    chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta_again, theta)), strict=True)

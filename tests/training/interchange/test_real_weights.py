@@ -1,5 +1,6 @@
 """Trained weights that packages carry: logits and gradients against PyTorch, and their real tasks."""
 
+import functools
 import importlib
 import json
 import os
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_hidden_state, d_transformer, e_encoding, ed_hidden_state
+from algorithms import d_hidden_state, d_transformer, e_encoding
 from algorithms.inside import record
 from tests import interchange_cases as cases
 from tests import real_weights
-from tests.training.interchange.test_encoder_decoder import Seq2Seq
+from tests.training.interchange import test_encoder_decoder as seq2seq
 from training import commands
 from training.data.chat import ChatTemplate, converser
 from training.generation import generate
@@ -70,25 +71,15 @@ def padded(rows):
 def test_minilm_is_bert_of_transformers(tmp_path, minilm, dtype):
     model = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     path = cases.saved(model, tmp_path, dtype)
-    run = load_model(path)
-    x, lengths = padded(
-        [load_model(minilm).tokenizer.framed(load_model(minilm).tokenizer.encode(s)) for s in SENTENCES]
-    )
+    tokenizer = load_model(minilm).tokenizer
+    x, lengths = padded([tokenizer.framed(tokenizer.encode(s)) for s in SENTENCES])
     read = np.arange(x.shape[1]) < lengths[:, None]
-    their_X = model(torch.tensor(x), attention_mask=torch.tensor(read).long()).last_hidden_state
-    c = np.random.default_rng(0).standard_normal(their_X.shape) * read[..., None]
+    expected = model(torch.tensor(x), attention_mask=torch.tensor(read).long()).last_hidden_state
 
-    def loss(theta):
-        X = e_encoding(jnp.asarray(x), theta, length=jnp.asarray(lengths))
-        X = jnp.moveaxis(X, 0, -1)
-        return jnp.sum(jnp.asarray(c, X.dtype) * X), X
+    def ours(theta):
+        return jnp.moveaxis(e_encoding(jnp.asarray(x), theta, length=jnp.asarray(lengths)), 0, -1)
 
-    (_, X), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
-    (torch.tensor(c).to(their_X.dtype) * their_X).sum().backward()
-    cases.record(
-        "MiniLM", "outputs", dtype, cases.assert_same(np.asarray(X)[read], their_X.detach().numpy()[read], dtype, "X")
-    )
-    cases.assert_gradients(model, path, gradients, dtype)
+    cases.assert_as_theirs(torch, model, path, load_model(path).theta, ours, expected, dtype, read=read)
 
 
 def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_path, minilm):
@@ -96,10 +87,8 @@ def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_
     run = load_run(tmp_path / "run")
     theirs = transformers.AutoTokenizer.from_pretrained(minilm)
     for sentence in (*SENTENCES, "Naïve café — déjà vu! [MASK]", "unaffable 12,345 日本"):
-        assert (
-            run.tokenizer.framed(run.tokenizer.encode(sentence))
-            == theirs(sentence.replace("[MASK]", "[ MASK ]"))["input_ids"]
-        )
+        expected = theirs(sentence.replace("[MASK]", "[ MASK ]"))["input_ids"]
+        assert run.tokenizer.framed(run.tokenizer.encode(sentence)) == expected
     x, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(s)) for s in SENTENCES])
     E = sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)
     assert abs(float(E[0] @ E[1]) - PUBLISHED) < 5e-5
@@ -110,22 +99,13 @@ def test_minilm_has_the_published_similarity_and_the_tokens_of_transformers(tmp_
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_the_lemmatizer_is_torch_nn_transformer(tmp_path, lemmatizer, dtype):
     run = load_model(lemmatizer)
-    model = Seq2Seq.lemmatizer(lemmatizer)
-    model = getattr(model, {"float64": "double", "float32": "float"}[dtype])()
+    model = getattr(seq2seq.lemmatizer(lemmatizer), {"float64": "double", "float32": "float"}[dtype])()
     theta = jax.tree.map(lambda a: a.astype(dtype), run.theta)
     z, lengths = padded([run.tokenizer.framed(run.tokenizer.encode(w)) for w in ("evlerinden", "geldiler")])
-    x = np.random.default_rng(0).integers(4, run.config.N_V, size=(2, 6))  # the right ones leave no gradient to compare
-    targets, weights = np.roll(x, -1, axis=1), np.ones(x.shape)
-    their_logits = model(torch.tensor(z), torch.tensor(x), lengths)
-
-    def loss(theta):
-        X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(lengths))
-        return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
-
-    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(theta)
-    cases.torch_loss(torch, their_logits, targets, weights).backward()
-    cases.record("lemmatizer", "logits", dtype, cases.assert_same(ours, their_logits.detach(), dtype, "logits"))
-    cases.assert_gradients(model, lemmatizer, gradients, dtype)
+    x = np.random.default_rng(0).integers(4, run.config.N_V, size=(2, 6))
+    expected = model(torch.tensor(z), torch.tensor(x), lengths)
+    outputs = functools.partial(seq2seq.ours, z, x, z_length=lengths)
+    cases.assert_as_theirs(torch, model, lemmatizer, theta, outputs, expected, dtype)
 
 
 def test_the_lemmatizer_finds_lemmas(tmp_path, lemmatizer):
@@ -134,7 +114,7 @@ def test_the_lemmatizer_finds_lemmas(tmp_path, lemmatizer):
     words = ["evlerinden", "geldiler", "gidiyorum", "kalemlik", "gözlükçü", "kitaplaştıramadıklarımızdan"]
     lemmas = [answers[0]["text"] for answers in answerer.answers(words)]
     assert lemmas[:2] == ["ev", "gelmek"]
-    assert lemmas == [Seq2Seq.greedy(Seq2Seq.lemmatizer(lemmatizer), lemmatizer, word) for word in words]
+    assert lemmas == [seq2seq.greedy(seq2seq.lemmatizer(lemmatizer), lemmatizer, word) for word in words]
 
 
 @pytest.mark.slow
@@ -145,17 +125,9 @@ def test_the_phonemizer_is_bart_of_transformers(tmp_path, phonemizer):
     x = np.random.default_rng(0).integers(4, 63, size=(2, 6))
     attended = torch.tensor(np.arange(z.shape[1]) < lengths[:, None]).long()
     z[z == 0] = 5  # of the padding, which has no gradient there
-    their_logits = model(torch.tensor(z), attention_mask=attended, decoder_input_ids=torch.tensor(x)).logits
-    targets, weights = np.roll(x, -1, axis=1), np.ones(x.shape)
-
-    def loss(theta):
-        X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(lengths))
-        return cases.column_loss(X, theta, targets, weights), cases.column_logits(X, theta)
-
-    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
-    cases.torch_loss(torch, their_logits, targets, weights).backward()
-    cases.record("phonemizer", "logits", "float32", cases.assert_same(ours, their_logits.detach(), "float32", "logits"))
-    cases.assert_gradients(model, phonemizer, gradients, "float32")
+    expected = model(torch.tensor(z), attention_mask=attended, decoder_input_ids=torch.tensor(x)).logits
+    outputs = functools.partial(seq2seq.ours, z, x, z_length=lengths)
+    cases.assert_as_theirs(torch, model, phonemizer, run.theta, outputs, expected, "float32")
 
 
 def spelled(part, n):
@@ -194,11 +166,8 @@ def test_the_phonemizer_pronounces(tmp_path, phonemizer, n):
         same = np.mean([a[0]["text"] == run.tokenizer.decode(row) for a, row in zip(of_beams, theirs, strict=True)])
         cases.record("phonemizer", f"as transformers' 4 beams, {n} words of us_{part}", "", same)
         assert same >= 0.99
-        likelier = [
-            b[0]["log_probability"] - a[0]["log_probability"]
-            for a, b in zip(greedy.answers(words), of_beams, strict=True)
-        ]
-        assert np.mean(np.array(likelier) > -1e-4) > 0.95
+        log_p = [[a[0]["log_probability"] for a in answers] for answers in (greedy.answers(words), of_beams)]
+        assert np.mean(np.subtract(log_p[1], log_p[0]) > -1e-4) > 0.95
         assert n < 300 or matches > share
 
 
@@ -209,29 +178,23 @@ def test_the_small_gpt_in_float64(tmp_path, name):
     run = load_model(tmp_path)
     assert run.theta.W_e.dtype == "float64"
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager").double().eval()
-    bias = torch.nn.Parameter(torch.tensor(np.asarray(run.theta.b_u)))
+    model.lm_head.bias = torch.nn.Parameter(torch.tensor(np.asarray(run.theta.b_u)))
     text = real_weights.member(real_weights.PYLLM, f"/{name}_corpus.txt").decode()
     tokens, l = np.array(run.tokenizer.encode(text)), run.config.l_max
     n = min(len(tokens) - 1, 20_000) // l
     x, targets = tokens[: n * l].reshape(n, l), tokens[1 : n * l + 1].reshape(n, l)
-    some = slice(None, 7)
-    their_logits = model(torch.tensor(x[some])).logits + bias
 
-    def loss(theta):
-        X = d_hidden_state(jnp.asarray(x[some]), theta)
-        return cases.column_loss(X, theta, targets[some], np.ones(x[some].shape)), cases.column_logits(X, theta)
+    def ours(x, theta):
+        return cases.column_logits(d_hidden_state(jnp.asarray(x), theta), theta)
 
-    (_, ours), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(run.theta)
-    cases.torch_loss(torch, their_logits, targets[some], np.ones(x[some].shape)).backward()
-    cases.record(
-        f"GPT ({name})", "logits", "float64", cases.assert_same(ours, their_logits.detach(), "float64", "logits")
-    )
-    assert len(cases.assert_gradients(model, tmp_path, gradients, "float64")) == len(list(model.parameters()))
-    cases.assert_same(gradients.b_u, bias.grad, "float64", "gradient of the bias")
+    some, logits = functools.partial(ours, x[:7]), model(torch.tensor(x[:7])).logits
+    compared = cases.assert_as_theirs(torch, model, tmp_path, run.theta, some, logits, "float64")
+    assert len(compared) == len(list(model.parameters()))
     with torch.no_grad():
-        theirs = cases.torch_loss(torch, model(torch.tensor(x)).logits + bias, targets, np.ones(x.shape)) / x.size
-    X = d_hidden_state(jnp.asarray(x), run.theta)
-    nats = float(cases.column_loss(X, run.theta, targets, np.ones(x.shape))) / x.size
+        logits = model(torch.tensor(x)).logits.flatten(0, 1)
+    theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(targets).flatten().long())
+    log_P = jax.nn.log_softmax(ours(x, run.theta))
+    nats = -float(np.take_along_axis(np.asarray(log_P), targets[..., None], axis=-1).mean())
     cases.record(f"GPT ({name})", "nats per character", "float64", nats)
     assert abs(nats - float(theirs)) < 1e-9
     assert name == "pebble" or abs(nats - 0.324) < 5e-4
@@ -242,7 +205,7 @@ def test_the_small_gpt_in_float64(tmp_path, name):
     expected = x[0, :3].tolist()
     for _ in range(l - 3):
         with torch.no_grad():
-            expected.append(int((model(torch.tensor([expected])).logits[0, -1] + bias).argmax()))
+            expected.append(int(model(torch.tensor([expected])).logits[0, -1].argmax()))
     assert continued.tolist() == expected[3:]
 
 

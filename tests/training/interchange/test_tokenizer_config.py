@@ -25,9 +25,8 @@ def encoder(path, config, *, as_json):
     save_pretrained(path, random_theta(sizes), sizes)
     (path / "vocab.txt").write_text("\n".join(PIECES) + "\n", "utf-8")
     if as_json:
-        transformers.BertTokenizer(str(path / "vocab.txt"), do_lower_case=False).backend_tokenizer.save(
-            str(path / "tokenizer.json")
-        )
+        tokenizer = transformers.BertTokenizer(str(path / "vocab.txt"), do_lower_case=False)
+        tokenizer.backend_tokenizer.save(str(path / "tokenizer.json"))
         (path / "vocab.txt").unlink()
     (path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     return path
@@ -94,9 +93,8 @@ def test_gpt2s_settings_are_heeded(tmp_path, config, as_json):
     trained = library.Tokenizer(models.BPE())
     trained.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
-    )
+    options = {"vocab_size": 270, "special_tokens": ["<|endoftext|>"], "show_progress": False}
+    trainer = library.trainers.BpeTrainer(initial_alphabet=alphabet, **options)
     trained.train_from_iterator([" the cat the cat the"] * 9, trainer)
     trained.model.save(str(tmp_path))
     if as_json:
@@ -108,9 +106,8 @@ def test_gpt2s_settings_are_heeded(tmp_path, config, as_json):
     for text in ("the cat", " the cat", "cat"):
         ids = theirs(text)["input_ids"]
         assert ours.framed(ours.encode(text)) == ids, text
-    assert (ours.framed(ours.encode("cat"))[0] == ours.bos_token) == (
-        config.get("add_bos_token", False) and not as_json
-    )
+    begins = ours.framed(ours.encode("cat"))[0] == ours.bos_token
+    assert begins == (config.get("add_bos_token", False) and not as_json)
 
 
 def test_the_vocabulary_and_merges_of_a_bart_are_read(tmp_path):

@@ -16,13 +16,8 @@ torch, transformers = cases.libraries()
 sentencepiece = pytest.importorskip("sentencepiece")
 pytest.importorskip("sacremoses")
 
-CORPUS = [
-    "the cat sat on the mat",
-    "a dog sat on the log",
-    "the log and the cat",
-    "dogs and cats",
-    "der Hund und die Katze",
-]
+CORPUS = ["the cat sat on the mat", "a dog sat on the log", "the log and the cat", "dogs and cats"]
+CORPUS += ["der Hund und die Katze"]
 TEXTS = [
     "the cat sat",
     "  a dog, and  cats! ",
@@ -32,16 +27,8 @@ TEXTS = [
     "",
     "e-mail\u200bme <b>",
 ]
-SIZES = {
-    "d_model": 12,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
-    "encoder_ffn_dim": 7,
-    "decoder_ffn_dim": 7,
-    "max_position_embeddings": 60,
-}
+SIZES = {"d_model": 12, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3}
+SIZES |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7, "max_position_embeddings": 60}
 
 
 def pieces_of(path, texts, size):
@@ -70,12 +57,8 @@ def marian(path, *, separate):
     (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": separate}))
     N_V_z, N_V = (len(vocabularies[n]) for n in ("vocab.json", "target_vocab.json" if separate else "vocab.json"))
     of_target = {"decoder_vocab_size": N_V, "share_encoder_decoder_embeddings": False} if separate else {}
-    special = {
-        "pad_token_id": N_V - 1,
-        "decoder_start_token_id": N_V - 1,
-        "eos_token_id": 0,
-        "forced_eos_token_id": None,
-    }
+    special = {"pad_token_id": N_V - 1, "decoder_start_token_id": N_V - 1, "eos_token_id": 0}
+    special |= {"forced_eos_token_id": None}
     config = transformers.MarianConfig(**SIZES, vocab_size=N_V_z, **of_target, **special)
     cases.saved(cases.randomized(torch, transformers.MarianMTModel(config)), path, "float32")
     return transformers.MarianTokenizer.from_pretrained(path)
@@ -149,13 +132,8 @@ def test_a_text_is_translated_as_by_transformers(tmp_path, kind):
     answerer = answerer_for(load_model(tmp_path / "theirs"), Options(l_max=9))
     for text in TEXTS[:2]:
         inputs = theirs(text, return_tensors="pt")
-        rules = {
-            "max_length": 9,
-            "num_beams": 1,
-            "do_sample": False,
-            "forced_eos_token_id": None,
-            "bad_words_ids": None,
-        }
+        rules = {"max_length": 9, "num_beams": 1, "do_sample": False, "forced_eos_token_id": None}
+        rules |= {"bad_words_ids": None}
         expected = theirs.decode(model.generate(**inputs, **rules)[0], skip_special_tokens=True)
         assert answerer.answers([text])[0][0]["text"] == expected
 

@@ -9,7 +9,6 @@ from tests import cases
 from training.interpretability import attention_only, induction
 
 THETA = cases.random_theta(attention_only.CONFIG, dtype=jnp.float32)
-VARIANT = attention_only.ATTENTION_ONLY
 
 
 def test_what_repeats_can_be_told_and_nothing_else():
@@ -24,9 +23,8 @@ def test_sequences_stand_there_twice():
     drawn = np.arange(6).reshape(2, 3) + 4
     tokens = induction.twice(drawn, np.array([1]))
     assert tokens.x.tolist() == [[1, 4, 5, 6, 4, 5, 6], [1, 7, 8, 9, 7, 8, 9]]
-    assert (
-        tokens.repeats.tolist() == [[False] * 4 + [True] * 2] * 2
-    )  # the second 4 follows 6, of which nothing is known
+    expected = [False] * 4 + [True] * 2  # the second 4 follows 6, of which nothing is known
+    assert tokens.repeats.tolist() == [expected] * 2
 
 
 def test_losses_are_those_of_the_tokens():

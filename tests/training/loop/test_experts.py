@@ -15,14 +15,11 @@ from algorithms.model.variants import LLAMA
 from tests.run_cases import BYTES, make_run
 from tests.training_cases import make_trainer, settings_for
 from training.commands.load_of_experts import load_of_experts_main
-from training.generation import Generator, decoding, generate
+from training.generation import Generator, decoding
 from training.interpretability.experts import loads
 from training.loop.flops import active_parameters
 from training.loop.train_step import batch_loss
-from training.runs.directory import load_run
-from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
-from training.runs.named_arrays import flatten
 from training.tasks import TASKS
 
 N, K, BALANCE = 4, 2, 0.3
@@ -30,10 +27,7 @@ EXPERTS = Experts(n=N, k=K, activation="silu", gated=True, biases=False, balance
 VARIANT = LLAMA.but(mlp=EXPERTS)
 SIZES = {"N_V": 17, "l_max": 7, "L": 2, "H": 2, "d_e": 8, "d_mlp": 12}
 CONFIG = DTransformerConfig(**SIZES, variant=VARIANT)
-BATCH = {
-    "x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))),
-    "length": jnp.array([7, 4, 2]),
-}
+BATCH = {"x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))), "length": jnp.array([7, 4, 2])}
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +69,8 @@ def test_training_follows_the_gradient_of_both_losses(theta, accumulation_steps)
     _, gradient, _ = whole(theta, BATCH, 0, jax.random.key(0))
     W_r, epsilon = theta.layers.mlp.W_r, 1e-3
     direction = jnp.cos(jnp.arange(W_r.size)).reshape(W_r.shape)
-    ahead, behind = (
-        value(theta._replace(layers=theta.layers._replace(mlp=theta.layers.mlp._replace(W_r=W_r + moved))))
-        for moved in (epsilon * direction, -epsilon * direction)
-    )
+    mlps = (theta.layers.mlp._replace(W_r=W_r + moved) for moved in (epsilon * direction, -epsilon * direction))
+    ahead, behind = (value(theta._replace(layers=theta.layers._replace(mlp=mlp))) for mlp in mlps)
     along = jnp.vdot(gradient.layers.mlp.W_r, direction)
     np.testing.assert_allclose(along, (ahead - behind) / (2 * epsilon), rtol=2e-3)
 
@@ -102,45 +94,14 @@ def test_loads_are_the_shares_of_the_tokens(theta):
     np.testing.assert_allclose(loads(theta, [BATCH]), found, rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The directory of a run that was interrupted after two of its four steps."""
+@pytest.mark.thorough
+def test_metrics_have_the_balancing_loss(tmp_path):
+    settings = settings_for("d", variant=json.dumps(VARIANT.to_json()), steps=4, eval_every=2)
     with jax.enable_x64(False):
-        directory = tmp_path_factory.mktemp("runs")
-        settings = settings_for("d", variant=json.dumps(VARIANT.to_json()), steps=4, eval_every=2)
-        make_trainer(directory / "whole", settings)[0].train()
-        with pytest.raises(Interrupted):
-            make_trainer(directory / "parts", settings, stop_after=2)[0].train()
-        make_trainer(directory / "parts", settings)[0].train()
-        yield directory
-
-
-@pytest.mark.thorough
-def test_a_run_with_experts_is_resumed_exactly(run):
-    whole, parts = (flatten(load_run(run / name).theta) for name in ("whole", "parts"))
-    for name, array in whole.items():
-        np.testing.assert_array_equal(array, parts[name], err_msg=name)
-
-
-@pytest.mark.thorough
-def test_its_metrics_have_the_balancing_loss(run):
-    found = [line["balance"] for line in read_metrics(run / "whole" / "metrics.jsonl") if "balance" in line]
+        make_trainer(tmp_path, settings)[0].train()
+    found = [line["balance"] for line in read_metrics(tmp_path / "metrics.jsonl") if "balance" in line]
     assert len(found) == 4
     assert all(BALANCE * 0.5 < balance < BALANCE * N for balance in found)
-
-
-@pytest.mark.thorough
-def test_it_continues_texts_from_the_cache_as_without(run):
-    loaded = load_run(run / "whole")
-    x = np.array([[3, 4, 5]])
-    tokens = generate(
-        loaded.theta, x, lengths=np.array([3]), config=loaded.config, l_gen=4, key=jax.random.key(0), tau=0.0
-    )
-    for token in np.asarray(tokens)[0]:
-        X = d_hidden_state(x, loaded.theta)
-        logits = np.asarray(loaded.theta.variant.unembedding.matrix(loaded.theta) @ X[:, 0, -1])
-        assert token == logits.argmax()
-        x = np.append(x, [[token]], axis=1)
 
 
 @pytest.mark.thorough

@@ -1,5 +1,6 @@
 """Training of low-rank matrices beside frozen parameters: gradients by the chain rule, exact resume, any mesh."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,8 +58,7 @@ def test_merged_adds_s_times_the_product_head_by_head():
 def test_it_begins_with_what_the_frozen_parameters_compute():
     _, _, theta, _ = model()
     adapter = init_adapter(jax.random.key(3), theta, rank=3)
-    for a, b in zip(jax.tree.leaves(theta), jax.tree.leaves(merged(theta, adapter, 2.0)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(merged(theta, adapter, 2.0), theta)
     A = np.asarray(adapter.layers.mlp.W_mlp2.A)
     assert A.shape == (2, 3, 10)
     assert 0.9 * 10**-0.5 < np.abs(A).max() <= 10**-0.5
@@ -184,8 +184,7 @@ def test_it_learns_and_keeps_the_adapter_alone(undisturbed, base):
     checkpoint = read_checkpoint(files.checkpoints, 8, {"params": shapes, "ema": shapes}).trees
     assert all(isinstance(part, LowRank) for part in low_rank_of(checkpoint["params"]).values())
     averaged = merged(theta, jax.tree.map(jnp.asarray, checkpoint["ema"]), 1.5)
-    for a, b in zip(jax.tree.leaves(averaged), jax.tree.leaves(run.theta), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-7)
+    chex.assert_trees_all_close(averaged, run.theta, rtol=1e-7, atol=1e-7)
     assert results["loss"] < losses[1]
 
 
@@ -196,11 +195,8 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
     unfinished = load_run(tmp_path / "run")  # of the last checkpoint
     assert unfinished.config.d_e == 16
     second, found = trained(tmp_path / "run", base, **EXACT)
-    assert found == results
-    assert {**first, **second} == losses
-    wanted = flatten(load_run(expected).theta)
-    for name, array in flatten(load_run(tmp_path / "run").theta).items():
-        np.testing.assert_array_equal(array, wanted[name])
+    assert (found, {**first, **second}) == (results, losses)
+    chex.assert_trees_all_equal(*(load_run(d).theta for d in (tmp_path / "run", expected)))
 
 
 @pytest.mark.parametrize("mesh", ["replica=2,data=2,model=2", pytest.param("data=4,model=2", marks=pytest.mark.slow)])
@@ -211,9 +207,8 @@ def test_a_mesh_has_the_same_numbers(base, tmp_path, mesh):
     losses, found = trained(tmp_path / "mesh", base, mesh=mesh, **sizes)
     np.testing.assert_allclose(list(losses.values()), list(alone.values()), rtol=2e-5)
     assert found == pytest.approx(result, rel=2e-5)
-    wanted = flatten(load_run(tmp_path / "one").theta)
-    for name, array in flatten(load_run(tmp_path / "mesh").theta).items():
-        np.testing.assert_allclose(array, wanted[name], atol=2e-5)
+    thetas = (load_run(tmp_path / name).theta for name in ("mesh", "one"))
+    chex.assert_trees_all_close(*thetas, rtol=1e-7, atol=2e-5)
 
 
 @pytest.mark.thorough

@@ -3,8 +3,8 @@
 import json
 import weakref
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from tests.training_cases import make_trainer, settings_for
@@ -13,7 +13,6 @@ from training.loop.diagnosis import TrainingError
 from training.loop.program import Plan, Program
 from training.runs.directory import load_run
 from training.runs.metrics import read_metrics
-from training.runs.named_arrays import flatten
 
 SETTINGS = {"rows": "chunks", "steps": 3, "eval_every": 3, "batch_size": 12, "l_max": 7}
 
@@ -43,9 +42,7 @@ def assert_became(directory, witness, expected):
     wanted, losses = expected
     assert json.loads((directory / "config.json").read_text()) == json.loads((wanted / "config.json").read_text())
     assert witness.losses == losses
-    found, parameters = flatten(load_run(directory).theta), flatten(load_run(wanted).theta)
-    for name, array in parameters.items():
-        np.testing.assert_array_equal(found[name], array)
+    chex.assert_trees_all_equal(*(load_run(d).theta for d in (directory, wanted)))
     assert [line["step"] for line in read_metrics(directory / "metrics.jsonl")] == [1, 2, 3]
 
 

@@ -151,16 +151,10 @@ def test_clipping_is_by_the_global_norm():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"schedule": "quadratic"},
-            "--schedule: expected one of constant, cosine, linear, wsd, vaswani, got 'quadratic'",
-        ),
+        ({"schedule": "x"}, "--schedule: expected one of constant, cosine, linear, wsd, vaswani, got 'x'"),
         ({"warmup": 21, "steps": 20}, "--warmup: expected at most --steps, 20, got 21"),
         ({"optimizer": "sophia"}, "--optimizer: expected one of sgd, adam, adamw, lion, adafactor, muon, got 'sophia'"),
-        (
-            {"optimizer": "sgd", "weight_decay": 0.1},
-            "--weight-decay: expected 0 for sgd, got 0.1; or choose one of adamw, lion, muon",
-        ),
+        ({"optimizer": "sgd", "weight_decay": 0.1}, "expected 0 for sgd, got 0.1; or choose one of adamw, lion, muon"),
         ({"eps": 0.0}, "--eps: expected a positive number, got 0.0"),
     ],
 )

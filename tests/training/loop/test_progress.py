@@ -14,5 +14,4 @@ def test_evaluations_without_a_better_loss_end_the_run(patience, expected):
         best = progress.best_loss
         assert progress.note({"loss": loss}, patience) == (loss < best)
         ended = step if progress.stopped and ended is None else ended
-    assert ended == expected
-    assert (progress.best_loss, progress.best_step, progress.worse) == (1.9, 4, 3)
+    assert (ended, (progress.best_loss, progress.best_step, progress.worse)) == (expected, (1.9, 4, 3))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +16,11 @@ from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
-from training.runs.named_arrays import flatten
 from training.tasks.models import init_model, model_shapes
 
 TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
-PLAIN = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
+PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,9 +38,7 @@ def lines(directory):
 
 def assert_same_run(directory, expected):
     assert lines(directory) == lines(expected)
-    found, wanted = (flatten(load_run(d).theta) for d in (directory, expected))
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(found[name], array)
+    chex.assert_trees_all_equal(*(load_run(d).theta for d in (directory, expected)))
 
 
 def checkpoint_steps(directory):
@@ -87,11 +85,7 @@ def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
 
 
 @pytest.mark.parametrize(
-    "stop",
-    [
-        {"stop_at_evaluation": 6},
-        *(pytest.param({"stop_after": n}, marks=pytest.mark.slow) for n in (1, 5, 8)),
-    ],
+    "stop", [{"stop_at_evaluation": 6}, *(pytest.param({"stop_after": n}, marks=pytest.mark.slow) for n in (1, 5, 8))]
 )
 def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     expected, settings, _, _ = undisturbed
@@ -182,7 +176,7 @@ def test_lost_lines_of_the_record_are_told(undisturbed, tmp_path):
 
 @pytest.mark.slow
 def test_it_is_the_papers_gradient_descent(tmp_path):
-    settings = settings_for("d", rows="windows", batch_size=1, steps=2, learning_rate=0.05, **PLAIN)
+    settings = settings_for("d", batch_size=1, steps=2, learning_rate=0.05, **PLAIN | {"rows": "windows"})
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
     run = load_run(tmp_path / "run")
@@ -190,8 +184,7 @@ def test_it_is_the_papers_gradient_descent(tmp_path):
     for step in range(2):
         x = data_for(settings).train.batch(step)["x"]  # windows are full, but for the last one
         theta = d_training(jnp.asarray(x), theta, N_epochs=1, eta=0.05 / (settings.l_max - 1))
-    for name, array in flatten(theta).items():
-        np.testing.assert_allclose(flatten(run.theta)[name], array, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(run.theta, theta, rtol=1e-4, atol=1e-6)
 
 
 def test_the_average_forgets_by_its_decay(undisturbed):
@@ -201,24 +194,13 @@ def test_the_average_forgets_by_its_decay(undisturbed):
     before, after = (read_checkpoint(directory / "checkpoints", step, items) for step in (7, 8))
     decay = min(0.9, (1 + 7) / (10 + 7))
     expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, before.trees["ema"], after.trees["params"])
-    final = flatten(load_run(directory).theta)
-    for name, array in flatten(expected).items():
-        np.testing.assert_allclose(final[name], array, rtol=1e-5, atol=1e-7)
+    chex.assert_trees_all_close(load_run(directory).theta, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.end_to_end
 def test_training_stops_early_and_keeps_the_best(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=60,
-        eval_every=4,
-        patience=2,
-        learning_rate=0.05,
-        schedule="constant",
-        optimizer="adam",
-        weight_decay=0.0,
-    )
+    often = {"steps": 60, "eval_every": 4, "patience": 2, "learning_rate": 0.05}
+    settings = settings_for("d", **PLAIN | {"optimizer": "adam", "clip_norm": 1.0} | often)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     results = trainer.train()
     record = [line for line in lines(tmp_path / "run") if "validation_loss" in line]
@@ -233,19 +215,8 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=9,
-        optimizer="sgd",
-        schedule="constant",
-        learning_rate=1e30,
-        weight_decay=0.0,
-        clip_norm=0.0,
-        checkpoint_every=1,
-        eval_every=100,
-        explosion=1e30,
-    )
+    often = {"checkpoint_every": 1, "eval_every": 100}
+    settings = settings_for("d", **PLAIN, **often, steps=9, learning_rate=1e30, explosion=1e30)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     with pytest.raises(TrainingError) as error:
         trainer.train()
@@ -254,22 +225,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert "the gradients of W_e" in message
     assert "are not finite, at learning rate" in message
     assert "the last good checkpoint is of step 1" in message
-    assert checkpoint_steps(tmp_path / "run") == [1]
-    assert len(lines(tmp_path / "run")) == 1
+    assert (checkpoint_steps(tmp_path / "run"), len(lines(tmp_path / "run"))) == ([1], 1)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
-    settings = settings_for(
-        "d",
-        rows="chunks",
-        steps=9,
-        optimizer="sgd",
-        schedule="constant",
-        learning_rate=1e4,
-        weight_decay=0.0,
-        clip_norm=0.0,
-        explosion=2.0,
-    )
+    settings = settings_for("d", **PLAIN, steps=9, learning_rate=1e4, explosion=2.0)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     with pytest.raises(TrainingError, match=r"step \d: the loss is .* more than 5.666 .*there is no checkpoint yet"):
         trainer.train()

@@ -171,11 +171,8 @@ def test_processes_train_the_adapter_that_one_trains(command, undisturbed, tmp_p
 @pytest.mark.slow
 def test_what_slurm_says_is_found(command, undisturbed):
     first = 65535 - 2**12 + 1  # JAX takes the port from the number of the job
-    job = {
-        "SLURM_JOB_ID": free_port(range(first, 65535)) - first,
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NTASKS": 2,
-    }
+    job = {"SLURM_JOB_ID": free_port(range(first, 65535)) - first, "SLURM_STEP_NODELIST": "localhost"}
+    job |= {"SLURM_NTASKS": 2}
     for process in [
         command.start(count=2, variables={k: str(v) for k, v in (job | task).items()})
         for task in ({"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in range(2))

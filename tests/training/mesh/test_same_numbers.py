@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -95,8 +96,7 @@ def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path, monkeyp
             found = read_checkpoint(tmp_path / "checkpoints", 4, where).trees
             assert jax.tree.map(lambda a: a.sharding, found) == jax.tree.map(lambda a: a.sharding, where)
             found = flatten(jax.device_get(state._replace(params=found["params"], opt_state=found["state"][0])))
-            for name, array in expected.items():
-                np.testing.assert_array_equal(found[name], array)
+            chex.assert_trees_all_equal(found, expected)
     (tmp_path / "parameters.safetensors").unlink()
     theta = load_run(tmp_path).theta
     assert theta.W_e.shape == (16, 17)

@@ -1,11 +1,12 @@
 """Checkpoints: what is saved comes back, and whatever is done to the files is noticed."""
 
-import resource
 from typing import NamedTuple
 
+import chex
 import numpy as np
 import pytest
 
+from tests.run_cases import files_end_at
 from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, unflatten
 
@@ -34,14 +35,8 @@ def saved(tmp_path):
 
 
 def assert_restored(restored, step):
-    assert restored.step == step
-    assert restored.meta == {"step": step, "x": 0.1}
-    expected = flatten(trees(step))
-    found = flatten(restored.trees)
-    assert expected.keys() == found.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == np.asarray(array).dtype
-        np.testing.assert_array_equal(found[name], array)
+    assert (restored.step, restored.meta) == (step, {"step": step, "x": 0.1})
+    chex.assert_trees_all_equal(flatten(restored.trees), flatten(trees(step)), strict=True)
 
 
 def save_and_wait(checkpoints, step, trees):
@@ -81,34 +76,30 @@ def test_nothing_saved_is_nothing_restored(tmp_path):
     checkpoints.close()
 
 
-def flip_a_bit(checkpoints):
-    path = largest_file(checkpoints, 3, "params")
-    data = bytearray(path.read_bytes())
+def flipped(data):
+    data = bytearray(data)
     data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+    return data
 
 
-def truncate(checkpoints):
-    path = largest_file(checkpoints, 3, "state")
-    path.write_bytes(path.read_bytes()[:-1])
+DAMAGE = {
+    "a bit": ("params", flipped),
+    "the last byte": ("state", lambda data: data[:-1]),
+    "all bytes": ("params", lambda data: b""),
+    "a file": ("params", None),
+    "the description": ("meta", lambda data: data.replace(b"0.1", b"0.2")),
+}
 
 
-def empty(checkpoints):
-    largest_file(checkpoints, 3, "params").write_bytes(b"")
+def damage(checkpoints, what, step=3):
+    item, change = DAMAGE[what]
+    path = largest_file(checkpoints, step, item)
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
 
 
-def lose_a_file(checkpoints):
-    largest_file(checkpoints, 3, "params").unlink()
-
-
-def change_the_description(checkpoints):
-    path = largest_file(checkpoints, 3, "meta")
-    path.write_text(path.read_text().replace("0.1", "0.2"))
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, truncate, empty, lose_a_file, change_the_description])
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved, damage):
-    damage(saved)
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved, what):
+    damage(saved, what)
     warnings = []
     assert_restored(saved.restore_latest(trees(), warnings.append), 2)
     assert len(warnings) == 1
@@ -121,37 +112,27 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved,
 
 
 def test_no_sound_checkpoint_is_an_error(saved):
-    flip_a_bit(saved)
-    largest_file(saved, 2, "params").write_bytes(b"")
+    damage(saved, "a bit")
+    damage(saved, "all bytes", step=2)
     with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged"):
         saved.restore_latest(trees(), lambda _: None)
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(saved):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # as if the disk were full after 64 KiB
-    try:
-        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*; the last good one is of step 3"):
-            save_and_wait(saved, 4, trees(4, n=20_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    says = r"cannot write a checkpoint to .*; the last good one is of step 3"
+    with pytest.raises(CheckpointError, match=says), files_end_at(1 << 16):
+        save_and_wait(saved, 4, trees(4, n=20_000))
     again = Checkpoints(saved._directory, max_to_keep=2)
     assert_restored(again.restore_latest(trees(), pytest.fail), 3)
     again.close()
 
 
 def test_a_full_disk_at_the_first_checkpoint_leaves_nothing_to_resume_from(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     first = Checkpoints(tmp_path / "c", max_to_keep=2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-    try:
-        with pytest.raises(CheckpointError) as raised:
-            save_and_wait(first, 1, trees(1, n=20_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(raised.value).endswith(
-        "File too large; there is no earlier one. Make room, and rerun the command to start over"
-    )
+    with pytest.raises(CheckpointError) as raised, files_end_at(1 << 16):
+        save_and_wait(first, 1, trees(1, n=20_000))
+    says = "File too large; there is no earlier one. Make room, and rerun the command to start over"
+    assert str(raised.value).endswith(says)
     assert saved_steps(tmp_path / "c") == []
 
 

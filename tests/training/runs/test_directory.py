@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import os
-import resource
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +13,11 @@ import safetensors
 
 from algorithms import LLAMA
 from tests import cases
-from tests.run_cases import make_run
+from tests.run_cases import files_end_at, make_run
 from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
 from training.data.tokenizers import ByteTokenizer
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
-from training.runs.named_arrays import flatten
 from training.settings import SettingsError, differences
 from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
@@ -39,13 +38,12 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     files, description, theta = begin(tmp_path / "run", task, variant="BERT" if task == "e" else "PAPER", dropout=0.25)
     files.save_parameters(theta)
     run = load_run(tmp_path / "run")
-    assert (run.task, run.config) == (task, description.config)
-    assert run.tokenizer.encode("abc") == [0, 1, 2]
-    assert jax.tree.structure(run.theta) == jax.tree.structure(theta)
-    for name, array in flatten(theta).items():
-        np.testing.assert_array_equal(flatten(run.theta)[name], array)
+    assert ((run.task, run.config), run.tokenizer.encode("abc")) == ((task, description.config), [0, 1, 2])
+    chex.assert_trees_all_equal(run.theta, theta)
     assert files.description() == description
     assert description.settings.dropout == 0.25
+    without = dataclasses.replace(description.settings, dropout=0.0)
+    assert run.config == model_config(without, N_V)  # a trained model is used without dropout
 
 
 def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp_path):
@@ -57,8 +55,7 @@ def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp
     files.config.write_text(json.dumps(state))
     files.check_continues(description)
     run = load_run(tmp_path / "run")
-    assert run.config == description.config
-    assert run.theta.variant == LLAMA
+    assert (run.config, run.theta.variant) == (description.config, LLAMA)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -77,16 +74,11 @@ def test_a_full_disk_leaves_the_parameters_as_they_were(tmp_path, monkeypatch, f
     files, _, theta = begin(tmp_path / "run")
     files.save_parameters(theta)
     before = files.parameters.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if full:
         monkeypatch.setattr("safetensors.numpy.save_file", full_disk)
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="No space left on device" if full else "File too large"):
-            files.save_parameters(jax.tree.map(jnp.negative, theta))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    says = "No space left on device" if full else "File too large"
+    with pytest.raises(OSError, match=says), files_end_at(1 << 20 if full else 1000):
+        files.save_parameters(jax.tree.map(jnp.negative, theta))
     assert files.parameters.read_bytes() == before
     assert not list(files.path.glob("*.unfinished"))
 
@@ -146,33 +138,31 @@ def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
 
 
 def test_what_is_no_run_is_said(tmp_path):
-    with pytest.raises(RunError, match="there is no run directory"):
-        load_run(tmp_path / "none")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"is not a run directory: cannot read .*config.json"):
-        load_run(tmp_path / "other")
-    with pytest.raises(RunError, match=r"is not empty, but it has no config\.json"):
-        RunDirectory(tmp_path / "other").exists()
-    with pytest.raises(RunError, match="expected a directory, got a file; name another one"):
-        RunDirectory(tmp_path / "other" / "notes.txt").exists()
-    files, _, _ = begin(tmp_path / "begun")
-    with pytest.raises(RunError, match="has no checkpoint yet"):
-        load_run(files.path)
+    begin(tmp_path / "begun")
+    for act, name, message in (
+        (load_run, "none", "there is no run directory"),
+        (load_run, "other", r"is not a run directory: cannot read .*config.json"),
+        (load_run, "begun", "has no checkpoint yet"),
+        (lambda path: RunDirectory(path).exists(), "other", r"is not empty, but it has no config\.json"),
+        (lambda path: RunDirectory(path).exists(), "other/notes.txt", "expected a directory, got a file; name another"),
+    ):
+        with pytest.raises(RunError, match=message):
+            act(tmp_path / name)
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 16
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-7])])
-def test_damaged_parameters_are_not_used(tmp_path, damage):
+@pytest.mark.parametrize(("place", "how"), [(-5, "wrong checksum of"), (0.5, "wrong checksum of"), (None, "")])
+def test_damaged_parameters_are_not_used(tmp_path, place, how):
     files, _, theta = begin(tmp_path / "run")
     files.save_parameters(theta)
-    damage(files.parameters)
-    with pytest.raises(RunError, match=r"parameters\.safetensors is damaged"):
+    data = bytearray(files.parameters.read_bytes())
+    if place is None:
+        del data[-7:]
+    else:
+        data[int(place * len(data)) if place > 0 else place] ^= 16
+    files.parameters.write_bytes(data)
+    with pytest.raises(RunError, match=rf"parameters\.safetensors is damaged.*{how}"):
         load_run(files.path)
 
 
@@ -254,9 +244,8 @@ def test_settings_are_read_back_from_json(task):
 def test_defaults_fit_together(task):
     settings = settings_from({}, task=task)
     assert model_config(settings, 300).d_e == settings.d_e
-    assert {name: TASKS[task].default(name) for name in TASKS[task].all_settings()} | {"warmup": settings.warmup} == {
-        name: getattr(settings, name) for name in TASKS[task].all_settings()
-    }
+    defaults = {name: TASKS[task].default(name) for name in TASKS[task].all_settings()}
+    assert defaults | {"warmup": settings.warmup} == {name: getattr(settings, name) for name in defaults}
 
 
 @pytest.mark.parametrize(
@@ -276,10 +265,10 @@ def test_defaults_fit_together(task):
         ({"learning_rate": float("inf")}, "--learning-rate: expected a positive number, got inf"),
         ({"eps": float("nan")}, "--eps: expected a positive number, got nan"),
         ({"embedding_learning_rate": float("nan")}, "--embedding-learning-rate: expected a positive number, got nan"),
-        (
-            {"batch_size": 6, "accumulation_steps": 4},
-            "--batch-size: expected a multiple of --accumulation-steps, 4, got 6",
-        ),
+        ({"dropout": float("nan")}, "--dropout: expected at least 0 and less than 1, got nan"),
+        ({"explosion": float("nan")}, "--explosion: expected "),
+        ({"peak": float("nan")}, "--peak: expected "),
+        ({"batch_size": 6, "accumulation_steps": 4}, "--batch-size: expected a multiple of --accumulation-steps, 4"),
     ],
 )
 def test_settings_that_cannot_be_are_said(values, message):

@@ -34,8 +34,7 @@ def written(directory):
 
 def test_a_number_is_written_with_its_name_and_step(tmp_path):
     first, begun, loss = (record[9:] for record in written(tmp_path))  # behind the time
-    assert first == b"\x1a\x0dbrain.Event:2"
-    assert begun == b"\x10\xac\x02\x3a\x02\x08\x01"
+    assert (first, begun) == (b"\x1a\x0dbrain.Event:2", b"\x10\xac\x02\x3a\x02\x08\x01")
     assert loss == b"\x10\xad\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\x00\x00\x20\x40"
 
 

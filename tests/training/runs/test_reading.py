@@ -14,7 +14,7 @@ from training import commands
 from training.generation import Generator
 from training.interchange import convert, load_model
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory, RunError, load_run
+from training.runs.directory import RunDirectory, load_run
 from training.runs.named_arrays import flatten
 
 SIZES = {"H": 4, "d_e": 32, "d_mlp": 48, "dropout": 0.0}
@@ -35,8 +35,7 @@ def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, dtyp
     found.append(load_run(tmp_path / "back"))
     for model in found:
         for name, array in flatten(model.theta).items():
-            assert array.dtype == dtype
-            assert np.asarray(array).tobytes() == expected[name].tobytes()
+            assert (array.dtype, np.asarray(array).tobytes()) == (dtype, expected[name].tobytes())
 
 
 def test_commands_take_it(run, capsys):
@@ -84,18 +83,6 @@ def test_a_checkpoint_without_final_parameters_is_divided_too(run, tmp_path, mon
     found = load_run(run, dtype="bfloat16", placement=Placement("model=8")).theta
     assert found.W_e.dtype == jnp.bfloat16
     assert len({str(shard.index) for shard in found.layers.mlp.W_mlp1.addressable_shards}) == 8
-
-
-@pytest.mark.parametrize("place", [0.5, -2])
-def test_a_changed_byte_is_found(run, tmp_path, place):
-    path = tmp_path / "parameters.safetensors"
-    data = bytearray((run / path.name).read_bytes())
-    data[int(len(data) * place) if place > 0 else place] ^= 1
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    path.write_bytes(data)
-    with pytest.raises(RunError, match=r"is damaged .*wrong checksum of"):
-        load_run(tmp_path)
 
 
 PEAK = """

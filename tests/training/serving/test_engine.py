@@ -24,7 +24,7 @@ EOS = LETTERS.eos_token
 DRAWN = {"tau": 0.9, "top_p": 0.95, "repetition_penalty": 1.1, "eos": EOS}
 ASKED = {  # prompt, most tokens, seed, how it is drawn, and after how many tokens of the first it arrives
     "long": ("abc", 55, 1, DRAWN, None),
-    "late": ("fade . cab add a b c d e f g h", 6, 5, DRAWN, 4),
+    "late": (2 * "fade . cab add a b c d e f g h", 6, 5, DRAWN, 4),  # longer than l_max
     "more": ("j ", 7, 6, DRAWN | {"logit_bias": {3: 4.0}}, 4),
     "other": ("abc", 5, 0, {"tau": 0.8, "top_k": 4, "eos": EOS}, 30),
     "greedy": ("abc", 5, 0, {"tau": 0.0, "no_repeat_ngram_size": 2, "eos": EOS}, 30),
@@ -83,8 +83,7 @@ def test_a_batch_has_what_is_drawn_in_any_way(model):
     while finished < 6:
         finished += done.get(timeout=60).finish is not None
     of_model.close()
-    assert begun[0] == [0.5, 0.0, 0.0, 0.0]
-    assert (of_model.waiting, of_model.is_well) == (0, False)
+    assert (begun[0], (of_model.waiting, of_model.is_well)) == ([0.5, 0.0, 0.0, 0.0], (0, False))
 
 
 def test_each_of_several_tokens_ends_a_text(model):
@@ -93,8 +92,7 @@ def test_each_of_several_tokens_ends_a_text(model):
     end = free[9].token
     first = tokens_of(free).index(end)
     steps = steps_of(model, ended={**how, "ends": frozenset([EOS, end])})["ended"]
-    assert tokens_of(steps) == tokens_of(free)[: first + 1]
-    assert steps[-1].finish == "stop"
+    assert (tokens_of(steps), steps[-1].finish) == (tokens_of(free)[: first + 1], "stop")
     assert "".join(step.text for step in steps) == LETTERS.decode(tokens_of(free)[:first])
 
 

@@ -1,5 +1,6 @@
 """Whatever a client sends: an answer, or a sentence that says what is wrong with it; never a failure, and no wait."""
 
+import functools
 import json
 
 import hypothesis
@@ -28,38 +29,20 @@ MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "tool", "x"]), "content": LETTERS | st.none() | ANYTHING},
     optional={"name": LETTERS, "tool_calls": st.just([]), "y": ANYTHING},
 )
-SHARED = {
-    "max_tokens": st.integers(-1, 61),
-    "temperature": NUMBERS,
-    "top_p": NUMBERS,
-    "top_k": st.integers(-2, 17),
-    "repetition_penalty": NUMBERS,
-    "frequency_penalty": NUMBERS,
-    "presence_penalty": NUMBERS,
-    "no_repeat_ngram_size": st.integers(-1, 70000),
-    "logit_bias": st.dictionaries(st.integers(-1, 15).map(str) | st.text(max_size=3), NUMBERS, max_size=4),
-    "n": st.integers(0, 9),
-    "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "x": ANYTHING}),
-    "stop": LETTERS | st.lists(LETTERS, max_size=5),
-    "seed": st.integers(-1, 2**32),
-    "user": LETTERS,
-}
+SHARED = {"max_tokens": st.integers(-1, 61), "temperature": NUMBERS, "top_p": NUMBERS, "top_k": st.integers(-2, 17)}
+SHARED |= {"repetition_penalty": NUMBERS, "frequency_penalty": NUMBERS, "presence_penalty": NUMBERS}
+SHARED |= {"no_repeat_ngram_size": st.integers(-1, 70000)}
+SHARED |= {"logit_bias": st.dictionaries(st.integers(-1, 15).map(str) | st.text(max_size=3), NUMBERS, max_size=4)}
+SHARED |= {"n": st.integers(0, 9), "stream": st.booleans()}
+SHARED |= {"stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "x": ANYTHING})}
+SHARED |= {"stop": LETTERS | st.lists(LETTERS, max_size=5), "seed": st.integers(-1, 2**32), "user": LETTERS}
 FIELDS = {
     "/v1/completions": SHARED
-    | {
-        "prompt": LETTERS | TOKENS | st.lists(LETTERS, max_size=4) | st.lists(TOKENS, max_size=4),
-        "echo": st.booleans(),
-        "logprobs": st.integers(-1, 6),
-        "best_of": st.integers(0, 2),
-    },
+    | {"prompt": LETTERS | TOKENS | st.lists(LETTERS, max_size=4) | st.lists(TOKENS, max_size=4)}
+    | {"echo": st.booleans(), "logprobs": st.integers(-1, 6), "best_of": st.integers(0, 2)},
     "/v1/chat/completions": SHARED
-    | {
-        "messages": st.lists(MESSAGE, max_size=4),
-        "logprobs": st.booleans(),
-        "top_logprobs": st.integers(-1, 21),
-        "max_completion_tokens": st.integers(-1, 61),
-    },
+    | {"messages": st.lists(MESSAGE, max_size=4), "logprobs": st.booleans()}
+    | {"top_logprobs": st.integers(-1, 21), "max_completion_tokens": st.integers(-1, 61)},
     "/v1/embeddings": {
         "input": LETTERS | TOKENS | st.lists(LETTERS, max_size=4),
         "encoding_format": st.sampled_from(["float", "base64", "x"]),
@@ -84,9 +67,8 @@ REQUESTS = st.sampled_from([*FIELDS]).flatmap(lambda path: st.tuples(st.just(pat
 
 @pytest.fixture(scope="module", params=["decoder", "encoder"])
 def port(request, model, encoder):
-    what = (
-        serving_cases.of_run(model, converse=converse) if request.param == "decoder" else serving_cases.of_run(encoder)
-    )
+    of_decoder = functools.partial(serving_cases.of_run, model, converse=converse)
+    what = of_decoder() if request.param == "decoder" else serving_cases.of_run(encoder)
     with serving_cases.serving(what, queue=100) as port:
         yield port
 

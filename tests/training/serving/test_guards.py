@@ -67,25 +67,11 @@ def test_json_with_a_charset_is_json(port):
 def test_without_the_key_nothing_is_told(model):
     with serving_cases.serving(serving_cases.of_run(model), api_key=KEY) as port:
         right = f"Bearer {KEY}".encode()
-        wrong = [
-            None,
-            "",
-            KEY.encode(),
-            b"Bearer",
-            b"Bearer " + KEY[:-1].encode(),
-            right + b"x",
-            b"Basic " + KEY.encode(),
-        ]
-        for method, path in (
-            ("GET", "/v1/models"),
-            ("POST", "/v1/completions"),
-            ("GET", "/metrics"),
-            ("GET", "/nowhere"),
-        ):
+        wrong = [None, "", KEY.encode(), b"Bearer", right[:-1], right + b"x", b"Basic " + KEY.encode()]
+        for path in ("/v1/models", "/v1/completions", "/metrics", "/nowhere"):
+            method, body = ("POST", BODY) if path == "/v1/completions" else ("GET", None)
             for header in wrong:
-                status, headers, text = asked(
-                    port, method, path, BODY if method == "POST" else None, authorization=header
-                )
+                status, headers, text = asked(port, method, path, body, authorization=header)
                 assert (status, headers["www-authenticate"]) == (401, "Bearer")
                 assert "the API key is missing or wrong" in message_of(text)
         assert asked(port, "GET", "/health")[0] == 200

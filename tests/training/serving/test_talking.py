@@ -14,11 +14,7 @@ openai = pytest.importorskip("openai")
 serving_cases = pytest.importorskip("tests.serving_cases")
 
 EOS = LETTERS.eos_token
-MESSAGES = [
-    {"role": "user", "content": "abc"},
-    {"role": "assistant", "content": "j"},
-    {"role": "user", "content": "de"},
-]
+MESSAGES = [{"role": role, "content": text} for role, text in (("user", "abc"), ("assistant", "j"), ("user", "de"))]
 MARK = 3
 """What stands between messages: no text has it where a client cannot write special tokens."""
 
@@ -47,9 +43,8 @@ def talk(client, messages=MESSAGES, **options):
 
 
 def complete(client, prompt="abc", **options):
-    return client.completions.create(
-        **{"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0} | options
-    )
+    how = {"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0}
+    return client.completions.create(**how | options)
 
 
 def distributions(model, tokens):
@@ -60,11 +55,8 @@ def test_an_answer_follows_the_template(client):
     answer = talk(client, max_tokens=9, logprobs=True, top_logprobs=3)
     (expected,) = complete(client, converse(MESSAGES)[1:], logprobs=3).choices
     (choice,) = answer.choices
-    assert (answer.object, choice.message.role, choice.message.content) == (
-        "chat.completion",
-        "assistant",
-        expected.text,
-    )
+    said = choice.message
+    assert (answer.object, said.role, said.content) == ("chat.completion", "assistant", expected.text)
     assert choice.finish_reason == expected.finish_reason
     told = choice.logprobs.content
     assert [token.token for token in told] == expected.logprobs.tokens
@@ -119,10 +111,7 @@ def test_a_content_in_parts_is_their_text(client):
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, r"messages\[0\]: tool_calls is not sup"),
         ({"messages": MESSAGES[:2]}, "messages: message 2: expected the user to speak last, got assistant"),
         ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
-        (
-            {"messages": [{"role": "user", "content": 50 * "a"}]},
-            "conversation has 52 tokens, and the model reads at most",
-        ),
+        ({"messages": [MESSAGES[0] | {"content": 50 * "a"}]}, "conversation has 52 tokens, and the model reads at mo"),
         ({"max_tokens": 35}, "conversation has 10 tokens, and l_max = 40 leaves room for at most 31 more, got 35"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: expected it or max_completion_tokens, got both"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
@@ -165,10 +154,13 @@ def test_echo_alone_scores_a_text(client):
 
 def test_a_stream_with_echo_is_the_same(client):
     how = {"prompt": ["abc", "j"], "n": 2, "temperature": 1, "seed": 5, "echo": True, "logprobs": 1}
-    whole, parts = complete(client, **how), list(complete(client, **how, stream=True))
+    counted = {"stream": True, "stream_options": {"include_usage": True}}
+    whole, parts = complete(client, **how), list(complete(client, **how, **counted))
+    assert parts[-1].usage == whole.usage
     for choice in whole.choices:
         of_choice = [c for part in parts for c in part.choices if c.index == choice.index]
         assert "".join(part.text for part in of_choice) == choice.text
+        assert of_choice[-1].finish_reason == choice.finish_reason
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert [v for part in of_choice for v in getattr(part.logprobs, name)] == getattr(choice.logprobs, name)
 
@@ -271,10 +263,7 @@ def test_base64_is_of_float32(of_encoder):
         ({"input": ""}, "input: expected a text, tokens from 0 to 14"),
         ({"input": []}, "input: expected a text"),
         ({"input": [99]}, "input: expected a text"),
-        (
-            {"input": ["a", 50 * "a"]},
-            "text 1 has 52 tokens, including special ones, but the model reads at most l_max = 40",
-        ),
+        ({"input": ["a", 50 * "a"]}, "text 1 has 52 tokens, including special ones, but the model reads at most l_max"),
         ({"input": 9 * ["a"]}, "input: expected at most 8 texts, got 9"),
         ({"input": "é"}, "input: character 'é'"),
         ({"dimensions": 3}, "dimensions: expected an integer from 8 to 8, got 3"),
@@ -287,12 +276,11 @@ def test_what_cannot_be_embedded_is_refused(of_encoder, options, message):
 
 
 def test_each_kind_of_model_says_what_it_does_not_do(of_encoder, client):
-    with pytest.raises(
-        openai.BadRequestError, match="the model is an encoder, which cannot complete text: use /v1/emb"
+    for call, message in (
+        (lambda: complete(of_encoder), "the model is an encoder, which cannot complete text: use /v1/emb"),
+        (lambda: talk(of_encoder), "the model is an encoder, which cannot answer"),
+        (lambda: client.embeddings.create(model="small", input="a"), "the model is a decoder, which does not embed te"),
     ):
-        complete(of_encoder)
-    with pytest.raises(openai.BadRequestError, match="the model is an encoder, which cannot answer"):
-        talk(of_encoder)
-    with pytest.raises(openai.BadRequestError, match="the model is a decoder, which does not embed texts"):
-        client.embeddings.create(model="small", input="abc")
+        with pytest.raises(openai.BadRequestError, match=message):
+            call()
     assert [model.id for model in of_encoder.models.list()] == ["small"]

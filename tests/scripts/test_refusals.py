@@ -1,0 +1,129 @@
+"""Whatever is wrong with a command line is one sentence, exit status 2, and nothing on standard output."""
+
+import io
+import shlex
+import sys
+
+import pytest
+
+from tests.run_cases import BYTES, LETTERS, conversing, make_run
+from training.data.tokenizers import CharacterTokenizer
+
+COUNT = "expected an integer of at least 1, got"
+PICTURE = "--out: expected a .png, .svg or .pdf in an existing directory"
+REFUSED = {
+    "generate": [
+        ("ed", "a" * 40, "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
+        ("d --prompt ''", "", "text 1 is empty"),
+        ("d", "", "text 1 is empty"),
+        ("d --prompt abz", "", "character 'z'"),
+        ("d --prompt abc --l_gen 0", "", "l_gen: expected at least 1"),
+        ("d --prompt abc --repetition-penalty 0", "", "repetition_penalty: expected a positive"),
+        ("d --prompt abc --no-repeat-ngram-size -1", "", "no_repeat_ngram_size: expected at least 1"),
+        ("d --prompt abc --top-p 0", "", "top_p: expected a probability in (0, 1]"),
+        ("d --prompt abc --top-p 1.5", "", "top_p: expected a probability in (0, 1]"),
+        ("d --prompt abc --top-k 16", "", "top_k: expected at least 1 and at most 15"),
+        ("d --prompt abc --tau -1", "", "tau: expected a temperature >= 0"),
+        ("d --prompt abc --n 0", "", "n: expected at least 1"),
+        ("d --prompt abc --stop ''", "", "--stop: expected some text"),
+        ("d --prompt abc --beam-size 3", "", "--beam-size does not apply: the run is a decoder"),
+        ("d --interactive --prompt abc", "", "--interactive: expected prompts on stdin, got --prompt"),
+        ("ed --beam-size 16", "abc\n", "beam_size: expected at least 1 and at most 15"),
+        ("ed --beam-size 2 --tau 1", "abc\n", "a beam search of beam_size = 2 draws nothing"),
+        ("ed --n 2", "abc\n", "would be the same"),
+        ("ed --top-k 2", "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
+        ("ed --l_max 41", "abc\n", "l_max: expected at least 1 and at most 40"),
+        ("e --prompt abc", "", "there is no [MASK] to be filled in the text 'abc'"),
+        ("e --prompt a[MASK] --tau 1", "", "--tau does not apply: the run is an encoder,"),
+        ("e --prompt a[MASK] --n 16", "", "n: expected at least 1 and at most 15"),
+        ("e --prompt a[MASK] --weights int8", "", "--weights does not apply: the run is an encoder,"),
+        ("classify --seed 1", "abc\n", "--seed does not apply: the run is a classifier, whose options are none"),
+        ("d --vote", "", "--vote: expected several answers to vote, got 1; give --n 15, for example"),
+        ("d --answer-after =", "", "--answer-after: expected some text, and --vote with it; add --vote --n 15, say"),
+        ("d --vote --n 3 --interactive", "", "--vote: expected independent prompts, got --interactive"),
+        ("d --shots nowhere.tsv --prompt a", "", "--shots: cannot read nowhere.tsv: No such file or directory"),
+        ("d --chat --prompt a", "", "the model has no chat template: it was not trained to converse"),
+        ("e --chat --prompt a", "", "--chat: expected a decoder, got"),
+        ("d --system a --prompt a", "", "--system: expected --chat with it"),
+        ("talks --chat --prompt ''", "", "text 1 is empty: give some text to answer"),
+        ("talks --chat --prompt a --system never", "", "refuses the conversation or is at fault: no such system"),
+        (f"talks --chat --prompt '{'mat ' * 99}'", "", "but the model reads at most l_max = 90: shorten it"),
+        ("talks --chat --prompt a --interactive", "", "--interactive: expected prompts on stdin, got --prompt"),
+        ("talks --chat --beam-size 2", "", "--beam-size does not apply: the run is a decoder that converses"),
+    ],
+    "evaluate": [
+        ("d --limit 3", "", "--limit: expected a run of ed or classify, got one of d; leave it out"),
+        ("d --l_max 9", "", "--l_max: expected --data with it, got none; name the data, or leave it out"),
+        ("d --validation-data x", "", "--validation-data: expected --data with it, got none; name the data"),
+        ("d --data x --l_max 41", "", "--l_max: expected at most the model's 40 tokens, got 41"),
+        ("ed --data x --l_max 9", "", "--l_max: expected a run of d or e, got one of ed; leave it out"),
+        *((f"d --limit {limit}", "", f"--limit: {COUNT} '{limit}'") for limit in ("-3", "0", "many")),
+    ],
+    "induction": [
+        ("--seeds 0", "", f"--seeds: {COUNT} '0'"),
+        ("--steps many", "", f"--steps: {COUNT} 'many'"),
+        ("--out a.txt", "", f"{PICTURE}, got a.txt"),
+        ("--out nowhere/a.png", "", PICTURE),
+        ("nowhere", "", "there is no run directory nowhere"),
+        ("e", "", "RUN: expected a decoder's run (task d), got one of task e"),
+        ("gato", "", "RUN: expected a decoder's run (task d), got one of task gato"),
+        ("short", "", "RUN: expected room for at least 8 tokens, got l_max = 6"),
+    ],
+    "ensemble": [
+        ("d", "", "expected several models, got 1"),
+        ("d lines", "", "lines: expected the same tokenizer as d, got another"),
+        ("d --checkpoints", "", "has no checkpoint yet"),
+    ],
+    "convert": [("gato out", "", "a model of the task gato cannot be written: no other library here reads it")],
+    "gato": [("d", "", "expected a run of the task gato, got one of the task d")],
+    "serve": [
+        ("ed", "", "serving needs a decoder, task d, or an encoder, task e"),
+        ("e --weights int8", "", "--weights: expected a decoder's run, task d, got the task e"),
+        ("d --weights int4", "", "--weights: expected one of int8, got 'int4'"),
+        ("d --api-key ''", "", "--api-key: expected a key, got nothing"),
+    ],
+    "train": [
+        ("", "", "expected {d,e,ed,classify,gato}, got none; see --help"),
+        ("f", "", "expected one of d, e, ed, classify, gato, got 'f'"),
+        ("clasify", "", "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
+        ("d", "", "expected --run, got none; see --help"),
+        ("d --run", "", "--run: expected a value, got none"),
+        ("d --run x --lines 3", "", "--lines: expected a known flag, got '--lines'; see --help"),
+        ("d --run x --stepz=3", "", "--stepz: expected a known flag, got '--stepz'; did you mean --steps?"),
+        ("d --run x y", "", "y: expected flags only, got 'y'; see --help"),
+        ("d --run x --L many", "", "--L: expected an integer, got 'many'"),
+        ("d --run x --dropout many", "", "--dropout: expected a number, got 'many'"),
+        ("d --rows pakced", "", "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?"),
+        ("d --run x --process-id -1", "", "--process-id: expected an integer of at least 0, got '-1'"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory of runs, by the names that the command lines have."""
+    root = tmp_path_factory.mktemp("runs")
+    for name, numbers in (("a.txt", range(9)), ("b.txt", range(9, 18))):
+        (root / name).write_text("".join(f"line {n}\tthis is the line {n}\n" for n in numbers))
+    for task in ("d", "e", "ed", "classify"):
+        make_run(root / task, task, data=("a.txt",), validation_data=("b.txt",), batch_size=4)
+    make_run(root / "talks", "d", conversing(), l_max=90)
+    make_run(root / "short", "d", LETTERS, l_max=6)
+    make_run(root / "lines", "d", CharacterTokenizer("\t\nabcdefghij ."))
+    make_run(root / "gato", "gato", BYTES, (), l_max=80, d_r=4, n_groups=2, n_places=2, batch_size=8)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "stdin", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
+)
+def test_it_is_refused_in_a_sentence(place, called, monkeypatch, tmp_path, name, words, stdin, message):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    before = sorted(place.rglob("*"))
+    status, out, err = called(name, *shlex.split(words))
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith(f"{name}.py: ")
+    assert message in err
+    assert sorted(place.rglob("*")) == before
