@@ -35,15 +35,13 @@ def beam_search(
     scores = jnp.tile(jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(dtype), B)
     counts = jnp.ones(B * K, jnp.int32)
     alpha = jnp.asarray(length_penalty, dtype)
-    while True:
-        C = state.tokens.shape[1]
-        here = min(l_max, C) - 1
-        stop = jnp.asarray(here, jnp.int32)
-        searched = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos)
-        state, scores, counts = searched
-        if here == l_max - 1 or int(state.slot) < here:
-            break
-        state = states.grow(state, C=2 * C)
+
+    def advance(state: State, *, stop: Array) -> State:
+        nonlocal scores, counts
+        state, scores, counts = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos)
+        return state
+
+    state = decoding.grown_until(l_max - 1, state, advance)
     return _best(state.tokens, scores, counts, alpha, int(state.slot) + 1, eos, K, l_max)
 
 
@@ -67,9 +65,8 @@ def _search(
     K: int,
     eos: int,
 ) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
-    """Search up to slot `stop`, or until every beam has ended.
-
-    `scores` are the log-probabilities of the beams, `counts` their numbers of tokens, bos_token included.
+    """Search up to slot `stop`, or until every beam has ended. `scores` are the log-probabilities of the beams,
+    `counts` their tokens, bos_token included.
     """
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     # A translation that has ended can only be extended by eos, at no cost.

@@ -20,17 +20,14 @@ from algorithms.layers import How
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, rows_of_parts, whole
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
-from training.generation.layout import sizes_of_layers
+from training.generation.layout import rows_of_parts, sizes_of_layers
 from training.generation.states import State
 
-LEAST = 16
-"""Tokens of the shortest prefix that is kept or reused."""
-
-FEW, MANY = 64, 256
-"""Numbers of columns read at once: only two, so that few programs are compiled."""
+LEAST = 16  # tokens of the shortest prefix that is kept or reused
+FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few programs are compiled
 
 
 class _Text(NamedTuple):
@@ -45,12 +42,7 @@ class _Text(NamedTuple):
 
 
 class Prefixes:
-    """The texts used most recently, as many as fit.
-
-    Attributes:
-        most: bytes of keys and values to keep.
-        found: how many tokens were reused.
-    """
+    """The texts used most recently, as many as fit into `most` bytes; `found` is how many tokens were reused."""
 
     def __init__(self, most: int) -> None:
         self.most, self.found = most, 0
@@ -84,9 +76,8 @@ class Prefixes:
         config: DTransformerConfig,
         C: int,
     ) -> State:
-        """Read prompts, padded on the right, like `reading.prefill`, but reuse the prefixes they share with earlier
-        texts; ``apart`` is θ as `layout.apart` returns it. The state gets at least C slots,
-        which is more than x has columns.
+        """Read prompts like `reading.prefill`, but reuse the prefixes they share with earlier texts; ``apart`` is θ as
+        `layout.apart` returns it. The state gets at least C slots, more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
@@ -106,9 +97,7 @@ class Prefixes:
             rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        H, H_kv, _, _ = sizes_of_layers(theta)
-        n = rows_of_parts(theta.W_e, len(x), d_e=config.d_e, H=H, H_kv=H_kv)
-        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=n)
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(theta, len(x)))
 
     def keep(self, state: State, r: int) -> None:
         """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
@@ -185,9 +174,8 @@ def read_more(
     t: Int[Array, "M"],
     n: Int[Array, ""],
 ) -> KeyValues:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches. The tokens attend
-    to the first n ones, whose keys and values are in `caches`, ``[L, H, C, d]`` each with C ≥ n + M, and to each other.
-    Later slots hold padding, which is never attended to.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches, ``[L, H, C, d]``
+    each. They attend to each other and the first n tokens, never to the padding in later slots; C ≥ n + M.
     """
     layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
     theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)
