@@ -60,12 +60,11 @@ RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labe
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Split a text into sections, holding only one in memory.
+    """Yield sections of a text, each with the number of its first line, holding only one in memory; joined, they are
+    the text, unless it is blank.
 
     After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
-    to be read at once; after four times as many, before the next line. White space at the end of the text belongs to
-    the last section. Yields the number of each section's first line, from 1, and its text; joined, the sections are the
-    text, unless it is blank.
+    to be read at once; after four times as many, before the next line. White space at the end belongs to the last one.
     """
     section: list[str] = []
     first, characters, blank, ended = 1, 0, False, True
@@ -85,9 +84,8 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file in blocks, check that it is UTF-8 text, and return its size in bytes and the SHA-256 of its contents.
-    Raises DataError, naming line and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not
-    UTF-8.
+    """Return the size of a file in bytes and the SHA-256 of its contents, read in blocks. Raises DataError, naming line
+    and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not UTF-8.
     """
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -314,11 +312,8 @@ def read_corpus(
         counted: whether to count the records of each file.
 
     Returns:
-        a corpus whose parts are streams, with an empty test part. Iterating over a part checks every line.
-
-    Raises:
-        DataError: a file cannot be read, is empty, binary or not UTF-8. When the records are read: a line is malformed,
-            or there are too few records to hold some out. The message names the file and the line.
+        a corpus of streams, with an empty test part. Iterating over a part checks every line, and raises DataError,
+        naming file and line, if it is malformed.
     """
     if not paths:
         raise DataError("no data files were given")

@@ -55,8 +55,7 @@ TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
 }
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
-BUILT = ("bytes", "characters", "words", "bpe")
-"""Tokenizers that are built from the training data; others are loaded from a file."""
+BUILT = ("bytes", "characters", "words", "bpe")  # tokenizers built from the training data; others are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +98,7 @@ def load_run_data(
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
     """Read, split, tokenize and check the data of a run; without a `tokenizer`, one is built or loaded. `progress` is
-    called with the bytes tokenized since the last call, and roughly the total (0: unknown). Raises DataError, naming
-    the place, if something is wrong with the data.
+    called with the bytes tokenized since the last call, and roughly the total (0: unknown). Raises DataError.
     """
     files = [weighted(name) for name in settings.data]
     weights = weights_of(files)
@@ -243,14 +241,10 @@ def _size(store: Any) -> int:
 
 
 def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
-    """Split a corpus's training and validation data again, with the I-th of K parts held out for validation (`fold` is
-    "I/K", from 1); the test data stay the same.
+    """Hold out the I-th of K parts of a corpus's training and validation data for validation (`fold` is "I/K", from 1).
 
     A record's part depends on its text alone, so equal texts are in one part, and the parts are only roughly equal in
-    size.
-
-    Raises:
-        DataError: there is no such part, or one part would be empty.
+    size. Raises DataError if there is no such part, or one is empty.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", fold)
     i, k = map(int, match.groups()) if match else (0, 0)

