@@ -34,9 +34,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments, or raise UsageError if one is unknown, missing, or invalid. The words of a flag may be
-        joined by dashes or by underscores.
-        """
+        """Return the arguments, whose flags may have dashes or underscores. Raises UsageError if any is invalid."""
         words = spelled(sys.argv[1:] if args is None else args, self._flags())
         found, unknown = self.parse_known_args(words, namespace)
         if unknown:
@@ -127,9 +125,7 @@ def add_inference(add: Callable[..., Any]) -> None:
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return the placement on a mesh; None for one device. Raises MeshError if the mesh is invalid, or for another
-    number of devices.
-    """
+    """Return the placement on a mesh; None for one device. Raises MeshError if it is invalid or does not fit."""
     if not mesh:
         return None
     as_devices(n_places(mesh))

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype, local
-from training.commands.bar import Bar
-from training.commands.terminal import show
+from training.commands.terminal import Bar, show
 from training.interchange import RUN, convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded

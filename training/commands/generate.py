@@ -16,13 +16,13 @@ import argparse
 import dataclasses
 import io
 import itertools
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, placement_of
 from training.commands.models import run_of
-from training.commands.talking import RESET, talk
 from training.commands.terminal import print_json, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
@@ -30,9 +30,10 @@ from training.generation.text import MASK, Answer, Answerer, AnswerError, Option
 from training.interchange.names import MODEL
 from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
+from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
-LINES_AT_ONCE = 32
+LINES_AT_ONCE, RESET = 32, "/reset"
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
 
@@ -118,7 +119,7 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
     """Print the answers, batch by batch; return whether all texts could be answered. With `lines`, the answer to line n
-    is line n of the output: it is empty for an empty line, and for one that cannot be answered.
+    is line n of the output: empty for an empty line, and for one that cannot be answered.
     """
     texts, complete, first, several = iter(texts), True, 1, False
     while batch := list(itertools.islice(texts, LINES_AT_ONCE)):
@@ -228,10 +229,8 @@ def greet(*, converses: bool) -> None:
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answer line by line until the input ends, with a message for a line that cannot be answered.
-
-    A decoder reads all lines and answers since `RESET`, one per line (of several answers, the first). After an empty
-    line it continues its last answer.
+    """Answer line by line until the input ends, with a message for a line that cannot be answered. A decoder reads all
+    lines and answers since `RESET` (of several, the first); after an empty line it continues its last answer.
     """
     greet(converses=answerer.converses)
     history = ""
@@ -263,10 +262,57 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     return answers[0]["text"]
 
 
+def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
+    """Answer the lines one by one, as a conversation, with a message for a line that cannot be answered."""
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\n")
+        if not text.strip():
+            continue
+        if text.strip() == RESET:
+            talker.reset()
+            continue
+        try:
+            dropped = talker.hear(text)
+        except ValueError as error:
+            say(f"generate.py: {error}")
+            continue
+        if dropped:
+            context = f"the model's context of l_max = {talker.config.l_max} tokens"
+            say(f"note: the conversation has outgrown {context}: its oldest {dropped} messages are dropped")
+        if as_json or talker.n > 1:
+            _reply(talker, text, number, as_json=as_json)
+        else:
+            _stream(talker, number)
+
+
+def _reply(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
+    answers = talker.replies(number=number)
+    if as_json:
+        print_json(text, answers)
+        return
+    for i, answer in enumerate(answers, 1):
+        print(f"--- answer {i} ---")
+        show(answer["text"])
+
+
+def _stream(talker: Talker, number: int) -> None:
+    """Stream an answer; Ctrl-C stops it, and the conversation keeps what was printed."""
+    with Interrupts() as interrupts:
+        pieces = talker.reply(number=number)
+        for piece in pieces:
+            show(piece, end="")
+            if interrupts.status:
+                break
+        pieces.close()
+        print(flush=True)
+    if interrupts.status == 128 + signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)
+    if talker.is_cut:
+        say(f"note: the answer ends where the model's context of l_max = {talker.config.l_max} tokens is full")
+
+
 def answer(arguments: argparse.Namespace) -> bool:
-    """Answer the prompts; return whether all could be answered. Raises ValueError if the run, a text or an option is
-    invalid.
-    """
+    """Answer the prompts; return whether all could be. Raises ValueError if the run or an option is invalid."""
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
@@ -290,9 +336,7 @@ def answer(arguments: argparse.Namespace) -> bool:
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return the run's answerer, which converses or votes if the arguments ask for it. Raises ValueError if the run
-    cannot be read, or cannot do that.
-    """
+    """Return the run's answerer, which converses or votes if asked for. Raises ValueError if it cannot."""
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"

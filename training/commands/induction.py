@@ -25,8 +25,7 @@ from tqdm import tqdm
 from algorithms import DTransformerParams
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least, local
-from training.commands.bar import Bar
-from training.commands.terminal import say
+from training.commands.terminal import Bar, say
 from training.interpretability import attention_only as experiment
 from training.interpretability import induction
 from training.interpretability.circuit_picture import draw_circuits
@@ -34,16 +33,11 @@ from training.interpretability.circuits import composition_scores
 from training.interpretability.induction import Measured
 from training.runs.directory import Run, load_run
 
-EVERY = 25
-"""Steps between two measurements."""
-MIN_PREVIOUS = 0.2
-"""Minimum score of a previous-token head, in the models trained here."""
-MIN_INDUCTION = 0.3
-"""Minimum score of an induction head."""
-B, LENGTH, DRAWS = 4, 50, 5
-"""Sequences that a run reads twice, tokens of each, and random draws of other heads."""
-BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"
-"""Distinguishable for color-blind readers (Okabe and Ito)."""
+EVERY = 25  # steps between two measurements
+MIN_PREVIOUS = 0.2  # least score of a previous-token head, in the models trained here
+MIN_INDUCTION = 0.3  # least score of an induction head
+B, LENGTH, DRAWS = 4, 50, 5  # sequences that a run reads twice, tokens of each, and random draws of other heads
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"  # for color-blind readers (Okabe and Ito)
 
 
 def parser() -> Parser:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from training.commands.bar import Bar
-from training.commands.terminal import say
+from training.commands.terminal import Bar, say
 from training.interchange.names import as_run
 
 

@@ -30,8 +30,7 @@ from training.serving.connections import connections
 from training.serving.engine import Engine
 from training.serving.served import Decoder, Limits, served_of
 
-GRACE = 10
-"""Seconds for running answers to finish when the server stops."""
+GRACE = 10  # seconds for running answers to finish when the server stops
 
 
 def parser() -> Parser:

@@ -31,7 +31,6 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, local
-from training.commands.dry_run import described
 from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
 from training.commands.resolving import Given, Model, resolve
@@ -44,7 +43,7 @@ from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
-from training.loop.program import Plan, preview
+from training.loop.program import Plan, Preview, preview
 from training.loop.trainer import Watch
 from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
@@ -56,7 +55,7 @@ from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, SETTINGS, SettingsError, flag
+from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, flag
 from training.tasks import TASKS, Task, settings_to_json
 from training.tasks.models import config_to_json, model_config
 
@@ -66,8 +65,7 @@ COMMON = (
     "dtype", "seed", "mesh", "eval_every", "patience",
 )  # fmt: skip
 """What --help shows; --help-all shows everything."""
-FILES = ("data", "validation_data", "pairs", "labeled")
-"""The settings that name files."""
+FILES = ("data", "validation_data", "pairs", "labeled")  # the settings that name files
 
 
 class _HelpAll(argparse.Action):
@@ -81,9 +79,7 @@ class _HelpAll(argparse.Action):
 
 
 def parser(*, every: bool = False) -> Parser:
-    """Return the command line: a subcommand for each task, a flag for each of its settings. Its help shows `every` flag
-    or the common ones.
-    """
+    """Return the command line: a subcommand for each task, whose help shows `every` flag or the common ones."""
     main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
@@ -165,9 +161,7 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
 
 
 def with_task(argv: Sequence[str]) -> list[str]:
-    """Return the arguments; if no task comes first, that of the run in ``--run DIR`` is added. Raises RunError if there
-    is no run.
-    """
+    """Return the arguments with the task of the run in ``--run DIR`` if none comes first. Raises RunError."""
     if not argv or not argv[0].startswith("--") or argv[0] == "--help":
         return list(argv)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -272,6 +266,42 @@ def _preview(arguments: argparse.Namespace, given: Given, interrupts: Interrupts
     processes.leave()
     if processes.is_main:
         print(described(description.settings, cost, data.n_tokens))
+
+
+def described(settings: Settings, preview: Preview, tokens: int) -> str:
+    """Return what ``--dry-run`` prints: the settings after all defaults, and the cost of an update."""
+    lines = ["settings:"]
+    for name in SETTINGS:
+        if name in GROUPS:
+            lines.append(f"  {GROUPS[name]}")
+        if name in TASKS[settings.task].all_settings():
+            lines.append(f"    {_words(name, getattr(settings, name))}")
+    active = f", {preview.active:,} of them active for each token" if preview.active != preview.parameters else ""
+    of_them = f" ({preview.trained:,} of them trained)" if preview.trained != preview.parameters else ""
+    seconds = preview.flops / preview.peak
+    products = f"{preview.flops:.3g} FLOPs in matrix products, at {preview.peak:.3g} FLOP/s"
+    needed = f"{_size(preview.needed)} on each device by the compiler" if preview.needed else "not known"
+    return "\n".join(
+        [
+            *lines,
+            f"parameters: {preview.parameters:,}{active}{of_them}",
+            f"training data: {tokens:,} tokens",
+            f"devices: {preview.device}",
+            f"memory: {needed}; available: {_size(preview.limit)}",
+            f"time: at least {seconds:.3g} s an update and {settings.steps * seconds:.3g} s in all: {products}",
+        ]
+    )
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name) if value else flag(name).replace("--", "--no-", 1)
+    text = " ".join(value) or "(none)" if isinstance(value, tuple) else value
+    return " ".join((flag(name), '""' if text == "" else str(text)))
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
 def _prepared(
