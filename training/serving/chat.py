@@ -8,8 +8,7 @@ from training.data.tokenizers import Tokenizer
 from training.generation.pieces import REPLACEMENT
 from training.generation.requests import Prompt
 from training.serving.engine import LIKELIEST, Step
-from training.serving.errors import RequestError
-from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer
 from training.serving.generating import FIELDS, Asked, common_fields
 from training.serving.served import Decoder, Served
 
@@ -109,9 +108,8 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
 
 
 def conversation(messages: Any, served: Served) -> list[int]:
-    """Return the tokens of a conversation, up to where the next answer begins. Each message has a role and a content,
-    which is a text or a list of text parts. Raises RequestError if the messages are invalid, or the model has no chat
-    template.
+    """Return the tokens of a conversation, up to where the next answer begins; a content is a text or a list of text
+    parts. Raises RequestError if it is invalid, or the model has no chat template.
     """
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which cannot answer: use /v1/embeddings")
@@ -145,8 +143,8 @@ def _is_text(part: Any) -> bool:
 
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
-    """Return the answer to a request: the tokens as the model reads them, their number, and the most it can read.
-    The request has vLLM's format: a prompt or a conversation. Raises RequestError if a field is unknown or invalid.
+    """Return the answer to a request of vLLM's format, a prompt or a conversation: the tokens as the model reads them,
+    their number, and the most it can read.
     """
     check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
     if body.get("model") is not None:

@@ -8,8 +8,7 @@ from training.generation import Sampling
 from training.generation.inputs import check_sampling
 from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
-from training.serving.errors import RequestError
-from training.serving.fields import boolean, integer, number
+from training.serving.fields import RequestError, boolean, integer, number
 from training.serving.served import Served
 
 FIELDS = (

@@ -13,11 +13,10 @@ import ipaddress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from training.serving.errors import RequestError, refusal
+from training.serving.fields import RequestError, refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN = frozenset({"/health"})
-"""Paths that need no key, so that whoever starts the server can check on it."""
+OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
 
 class _Guard(abc.ABC):
