@@ -8,8 +8,7 @@ import numpy as np
 
 from training.runs.named_arrays import flatten
 
-STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")
-"""Names of arrays that are stacked over layers."""
+STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")  # arrays stacked over layers
 NAMED = 3
 
 

@@ -14,10 +14,8 @@ from training.settings import REMAT, Settings
 from training.tasks.low_rank import merged, scale_of
 from training.tasks.objectives import Objective, cast
 
-FIRST_SCALE = 2.0**15
-"""Initial loss scale: gradients in float16 would underflow below 6e-8."""
-GROWTH = 2000
-"""Consecutive updates with finite gradients after which the scale doubles."""
+FIRST_SCALE = 2.0**15  # initial loss scale: gradients in float16 would underflow below 6e-8
+GROWTH = 2000  # consecutive updates with finite gradients after which the scale doubles
 
 
 class LossScale(NamedTuple):
@@ -78,11 +76,9 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
     """Return the function (params, batch, step, key, frozen, scale) → (losses per token, gradient, tokens) of a batch.
 
     With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
-    multiplied by `scale`.
-
-    Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
-    whole batch, so loss and gradient do not depend on the number of parts. A balancing loss does: each part has
-    its own.
+    multiplied by `scale`, and every part is divided by the weight of the whole batch; sequence r draws its dropout with
+    ``fold_in(fold_in(key, step), r)``. So they do not depend on the number of parts, except by a balancing loss of
+    each.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):
@@ -134,9 +130,7 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The vocabulary may be
-    padded beyond N_V (see `training.mesh.padding`).
-    """
+    """Return the update (state, batch, step, key, frozen) → (state, metrics); tokens from N_V on are padding."""
     loss_and_gradient = batch_loss(objective, settings, N_V=N_V)
 
     def step(state, batch, step, key, frozen=None):

@@ -12,8 +12,7 @@ AXES = {
     "model": "divides heads, hidden units and vocabulary",
 }
 """The axes of a mesh; along the last one, devices are neighbors."""
-BATCH_AXES = ("replica", "data")
-"""The axes that divide the sequences of a batch."""
+BATCH_AXES = ("replica", "data")  # the axes that divide the sequences of a batch
 
 
 class MeshError(ValueError):
@@ -21,8 +20,8 @@ class MeshError(ValueError):
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if the text is
-    not a mesh.
+    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if it is no
+    mesh.
 
     Example:
         >>> parse("model=2,data=4")
@@ -41,12 +40,7 @@ def parse(text: str) -> dict[str, int]:
 
 
 def n_places(text: str) -> int:
-    """Return the number of devices of a mesh, or raise MeshError if the text is not a mesh.
-
-    Example:
-        >>> n_places("model=2,data=4")
-        8
-    """
+    """Return the number of devices of a mesh, or raise MeshError if the text is not a mesh."""
     return math.prod(parse(text).values())
 
 
@@ -72,9 +66,7 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides all sizes that it splits, and the N_V columns of the embedding if given.
-    Raises MeshError if it does not, or is not a mesh.
-    """
+    """Raise MeshError unless the mesh of a run divides all sizes that it splits, and N_V if given."""
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
     split = {axis: n for axis, n in sizes.items() if axis in BATCH_AXES}
     n = math.prod(split.values())

@@ -49,8 +49,8 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
-    """Read and verify one checkpoint. An item's template is a pytree of anything with shape and dtype; leaves with a
-    sharding are read as JAX arrays, others as NumPy arrays. Raises CheckpointError if it cannot be read or verified.
+    """Read and verify one checkpoint, or raise CheckpointError. An item's template is a pytree of anything with shape
+    and dtype; leaves with a sharding are read as JAX arrays, others as NumPy arrays.
     """
     import orbax.checkpoint as ocp
 
@@ -101,8 +101,8 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays of each item and write them in the background, each process its devices' part. Raises
-        CheckpointError if this checkpoint or the previous one cannot be written.
+        """Copy the arrays and write them in the background, each process its devices' part. Raises CheckpointError if
+        this checkpoint or the previous one cannot be written.
         """
         import orbax.checkpoint as ocp
 
@@ -127,8 +127,8 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that verifies, as `read_checkpoint` does; None if there are none. Damaged ones are
-        set aside, with a warning. Raises CheckpointError if all are damaged.
+        """Read the newest checkpoint that verifies; None if there are none. Damaged ones are set aside, with a warning;
+        raises CheckpointError if all are.
         """
         steps = self.steps()
         for step in steps:

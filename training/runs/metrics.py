@@ -39,10 +39,9 @@ class NoLog:
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
+    """Appends lines to metrics.jsonl; floats read back exactly.
 
-    A checkpoint records the length of the file; a run that resumes from it truncates the file to that, so that it ends
-    up as an uninterrupted run would have written it.
+    A checkpoint records the length of the file, to which a run that resumes from it truncates the file.
     """
 
     def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
@@ -85,9 +84,7 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl, without an incomplete last line (of a run that was killed). Raises ValueError,
-    naming the line, if one is not a JSON object.
-    """
+    """Return the lines of metrics.jsonl but an incomplete last one. Raises ValueError for one that is not an object."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
@@ -112,12 +109,9 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, with its files in `directory`/wandb; a resumed run continues there.
+    """Return a writer for Weights & Biases, with its files in `directory`/wandb, where a resumed run continues.
 
-    Uploads are configured as usual: by WANDB_MODE, WANDB_PROJECT and `wandb login`.
-
-    Raises:
-        RuntimeError: wandb is not installed, or reports an error.
+    Uploads are configured by WANDB_MODE, WANDB_PROJECT and `wandb login`. Raises RuntimeError if wandb cannot be used.
     """
     try:
         wandb = importlib.import_module("wandb")

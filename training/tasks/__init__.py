@@ -22,9 +22,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
-    """Return settings with these values, and the task's defaults for the rest. Raises SettingsError for an unknown name
-    or an invalid value.
-    """
+    """Return settings with these values, and the task's defaults for the rest, or raise SettingsError."""
     if task not in TASKS:
         raise SettingsError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
     known = TASKS[task].all_settings()

@@ -86,8 +86,8 @@ class Objective:
         unroll: bool = False,
         N_V: int | None = None,
     ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`. Dropout needs keys, one for each sequence.
-        The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
+        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`; keys, one for each sequence, are for
+        dropout. Tokens from N_V on are padding.
         """
         options = {"dropout": dropout, "implementation": implementation, "remat": remat, "unroll": unroll}
         return self.losses(params, batch, keys, label_smoothing=label_smoothing, N_V=N_V, **options).nats
