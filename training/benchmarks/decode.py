@@ -109,15 +109,11 @@ def beside_llama(rounds: int) -> str:
     return table(["", "ms per step", "times Hugging Face's speed in float32", "in bfloat16"], rows)
 
 
-WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}
-"""Batch size → tokens of each prompt, and tokens generated."""
+WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}  # batch size → tokens of each prompt, and tokens generated
 
 
 def llama_by_work(rounds: int) -> str:
-    """Return a table of that Llama's time in float32, here and at Hugging Face, to the first token and per later token.
-
-    The latter is the time of all tokens but the first, divided by their number.
-    """
+    """Return a table of that Llama's time to the first token, and per later one, in float32, here and there."""
     ours, theirs = generator(LLAMA_135M), continuing(hugging_face(LLAMA_135M))
     rows = []
     for B, (l, n) in WORK.items():
@@ -157,8 +153,8 @@ def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any
 
 
 def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], rounds: int) -> list[list[str]]:
-    """Return, for each number of tokens of context, the time of a step beside the time in which a sum reads as many
-    bytes as the weights and the written keys and values have. The caches have room for `ROOM` more tokens.
+    """Return for each context the time of a step, beside that in which a sum reads as many bytes as the weights and the
+    written keys and values have. The caches have room for `ROOM` more tokens.
     """
     model, n = generator(config), 16
     # A step reads all weights, except for all but B columns of W_p and of an untied W_e.

@@ -40,9 +40,7 @@ class CompressionError(ValueError):
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compress a text. Raises CompressionError if the tokenizer does not reproduce it exactly, and DataError if the
-    tokenizer cannot encode it.
-    """
+    """Compress a text. Raises CompressionError or DataError if the tokenizer does not reproduce it exactly."""
     tokens = np.array(tokenizer.encode(text), np.int32)
     if tokenizer.decode(tokens.tolist()) != text:
         raise CompressionError("this run's tokenizer does not reproduce the text exactly; train with bytes or bpe")
@@ -70,7 +68,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
     """Return the text that was compressed with the same model. Raises CompressionError if the data are not compressed
-    text, are damaged, or were compressed with another model or on another machine.
+    text, are damaged, or of another model or machine.
     """
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):

@@ -22,9 +22,7 @@ class Encoder:
         self._coder = STREAM.queue.RangeEncoder()
 
     def encode(self, P: Float[np.ndarray, "n N"], symbols: Int[np.ndarray, "n"]) -> None:
-        """Append symbols, given the distribution of each. Raises ValueError if a probability is negative or not finite,
-        or a row is all zeros.
-        """
+        """Append symbols, given the distribution of each. Raises ValueError unless these are numbers with a sum."""
         self._coder.encode(symbols.astype(np.int32), MODEL, _checked(P))
 
     def finish(self) -> bytes:
@@ -39,8 +37,8 @@ class Decoder:
         self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
 
     def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
-        """Return the next symbols, given the distributions that they were encoded with. Raises ValueError as
-        `Encoder.encode`, and AssertionError if the code is invalid.
+        """Return the next symbols, given the distributions that they were encoded with. Raises AssertionError, too, if
+        the code is invalid.
         """
         return self._coder.decode(MODEL, _checked(P))
 

@@ -43,8 +43,7 @@ THIS = "this model"
 SHOWN = 8  # examples
 AT_ONCE = 64  # examples in a batch
 SAMPLED = 60  # tokens
-LIMITED = ("ed", "classify")
-"""Tasks that --limit applies to."""
+LIMITED = ("ed", "classify")  # tasks that --limit applies to
 
 Figures = dict[str, float]
 
@@ -78,7 +77,7 @@ def compare(
     progress: Progress = lambda n, total: None,
 ) -> Comparison:
     """Evaluate a run on a held-out part of its data, one of `PARTS`: on at most `limit` examples to translate or
-    classify (0: all). Raises DataError if the part is empty, or `limit` is given for another task.
+    classify (0: all). Raises DataError if the part is empty, or `limit` does not apply.
     """
     if limit and run.task not in LIMITED:
         raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")

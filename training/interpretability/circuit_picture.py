@@ -14,14 +14,12 @@ from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
 from training.interpretability import circuits, scores
 
-PERIOD = 20
-"""The number of tokens in the picture's text, which then repeats them."""
+PERIOD = 20  # tokens of the picture's text, which then repeats them
 
 
 def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the head of layer 0 wrote about a token matches a query.
-
-    Rows are the tokens that the earlier head attended to, columns the tokens of the queries.
+    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the head of layer 0 wrote about a token (row) matches that of a
+    query (column).
     """
     W = theta.layers.attention
     written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
@@ -34,12 +32,7 @@ def token_ov(theta: DTransformerParams, head: int) -> Float[Array, "N_V N_V"]:
 
 
 def draw_circuits(theta: DTransformerParams, path: Path) -> None:
-    """Draw the head of layer 0 with the largest previous-token score, and the induction head that reads most from it.
-
-    Args:
-        theta: the parameters of a model of two layers.
-        path: the picture to write.
-    """
+    """Draw layer 0's head of the largest previous-token score, and the induction head that reads most from it."""
     x = jnp.tile(jax.random.permutation(jax.random.key(0), theta.W_e.shape[1])[:PERIOD], 2)
     A = record(d_hidden_state, "A")(x, theta)[1]["A"]
     K = np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, 1])

@@ -12,8 +12,7 @@ scripts display them.
 """
 
 from training.interpretability.page.content import look
-from training.interpretability.page.look import Look, PageError
+from training.interpretability.page.look import Look, PageError, show
 from training.interpretability.page.pictures import pictures
-from training.interpretability.page.recorded import show
 
 __all__ = ["Look", "PageError", "look", "pictures", "show"]

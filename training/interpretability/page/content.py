@@ -21,10 +21,8 @@ from training.interpretability.page.words import readable, readable_tokens, toke
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
 
-MOST_WEIGHTS = 8_000_000
-"""How many attention weights certainly fit in a page of 5 MB, not counting masked ones."""
-K = 5
-"""The number of likeliest tokens shown."""
+MOST_WEIGHTS = 8_000_000  # attention weights that certainly fit in a page of 5 MB, not counting masked ones
+K = 5  # likeliest tokens shown
 
 
 class _Pass(NamedTuple):
@@ -46,8 +44,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
         chat: whether the prompts are a user's messages, to render with the model's chat template.
         name: the model's name on the page.
 
-    Raises:
-        PageError: the prompt is empty or too long, or the two prompts differ in length or not at all.
+    Raises PageError if the prompt is empty or too long, or the two prompts differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer

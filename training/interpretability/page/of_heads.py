@@ -12,8 +12,7 @@ from training.interpretability.page.look import Circuits
 from training.runs.directory import Run
 
 SEQUENCES, REPEATED = 4, 32
-MOST_HEADS = 600
-"""The most heads whose pairs fit in a page."""
+MOST_HEADS = 600  # whose pairs fit in a page
 
 
 def circuits_of(run: Run) -> Circuits | str:

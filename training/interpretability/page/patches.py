@@ -14,8 +14,7 @@ from training.interpretability.page.look import Patched
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 
-MOST_OPERATIONS = 1e13
-"""The most floating-point operations for patching each layer, head and token in a separate run."""
+MOST_OPERATIONS = 1e13  # floating-point operations for patching each layer, head and token in a separate run
 
 
 def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:

@@ -8,14 +8,10 @@ import numpy as np
 
 from training.interpretability.page.look import Look, Prediction
 
-WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")
-"""The page's colors in light mode, see color.js."""
-TICKS = (0, 0.05, 0.25, 0.5, 1)
-"""Of weights and probabilities, which are colored by their square root."""
-MOST_TOKENS = 40
-"""The most tokens named along an axis."""
-DOTS = 64
-"""The most dots across a head."""
+WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")  # of the page in light mode, see color.js
+TICKS = (0, 0.05, 0.25, 0.5, 1)  # of weights and probabilities, which are colored by their square root
+MOST_TOKENS = 40  # named along an axis
+DOTS = 64  # across a head, at most
 
 
 def pictures(found: Look) -> dict[str, bytes]:
