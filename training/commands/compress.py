@@ -16,7 +16,7 @@ from typing import Any
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
-from training.commands.models import run_of
+from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte

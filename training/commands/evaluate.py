@@ -16,9 +16,8 @@ from typing import Any
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, add_cache, at_least
-from training.commands.models import run_of
 from training.commands.progress import Reading
-from training.commands.terminal import Bar, print_table, say, show
+from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part

@@ -22,8 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, placement_of
-from training.commands.models import run_of
-from training.commands.terminal import print_json, say, show
+from training.commands.terminal import print_json, run_of, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
-from training.commands.models import run_of
+from training.commands.terminal import run_of
 from training.disk import write_atomically
 from training.interchange.names import MODEL
 from training.interpretability.page import PageError, look, pictures

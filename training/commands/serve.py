@@ -19,8 +19,7 @@ import uvicorn
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, at_least, placement_of
-from training.commands.models import run_of
-from training.commands.terminal import say
+from training.commands.terminal import run_of, say
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL

@@ -5,9 +5,12 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self, TextIO
 
 from tqdm import tqdm
+
+from training.interchange.names import as_run
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
@@ -67,3 +70,9 @@ class Bar:
         if sys.stderr.isatty():
             self._bar = self._bar or tqdm(total=total or None, **self._shown)
             self._bar.update(n)
+
+
+def run_of(name: str, cache: Path | None = None) -> Path:
+    """Return the directory of the run that a name means, as `as_run` does, and show what is converted."""
+    with Bar("reading") as bar:
+        return as_run(name, cache_dir=cache, say=say, progress=bar.advance)

@@ -31,11 +31,10 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, local
-from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
 from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
-from training.commands.terminal import say, show
+from training.commands.terminal import run_of, say, show
 from training.data.corpora import SOURCES
 from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
@@ -47,10 +46,9 @@ from training.loop.program import Plan, Preview, preview
 from training.loop.trainer import Watch
 from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
-from training.mesh.idle import accelerators, over_all
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
-from training.mesh.shape import n_places
+from training.mesh.shape import accelerators, n_places, over_all
 from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run

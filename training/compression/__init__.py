@@ -11,6 +11,7 @@ A file is a line of JSON with everything needed to read it, followed by the bits
 """
 
 import functools
+import importlib
 import json
 import zlib
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
-from training.compression.entropy_coding import Decoder, Encoder
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator, decoding, states
 from training.runs.named_arrays import checksums, flatten
@@ -33,6 +34,11 @@ STREAM_TOKENS = 4096
 LONGEST = 1 << 25
 """Maximum number of tokens per byte of code: with four possible tokens, the likeliest takes at least 2^−22 bits."""
 NOT_THE_SAME = "the decompressed text is not what was compressed: the file is damaged, or was made on another machine"
+
+
+STREAM: Any = importlib.import_module("constriction").stream  # has no type annotations
+MODEL = STREAM.model.Categorical(perfect=False)
+WORD = np.dtype("<u4")
 
 
 class CompressionError(ValueError):
@@ -90,6 +96,43 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
     if zlib.crc32(text.encode(errors="replace")) != header["checksum"]:
         raise CompressionError(NOT_THE_SAME)
     return text
+
+
+class Encoder:
+    """Encodes symbols: one of probability p takes −log2 p bits. constriction rounds probabilities to nonzero integers
+    with the sum 2^24, so that encoder and decoder narrow the same interval exactly.
+    """
+
+    def __init__(self) -> None:
+        self._coder = STREAM.queue.RangeEncoder()
+
+    def encode(self, P: Float[np.ndarray, "n N"], symbols: Int[np.ndarray, "n"]) -> None:
+        """Append symbols, given the distribution of each. Raises ValueError unless these are numbers with a sum."""
+        self._coder.encode(symbols.astype(np.int32), MODEL, _checked(P))
+
+    def finish(self) -> bytes:
+        """Return the bits of all symbols, as four-byte words."""
+        return self._coder.get_compressed().astype(WORD).tobytes()
+
+
+class Decoder:
+    """Decodes symbols, in the order of encoding."""
+
+    def __init__(self, code: bytes) -> None:
+        self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
+
+    def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
+        """Return the next symbols, given the distributions that they were encoded with. Raises AssertionError, too, if
+        the code is invalid.
+        """
+        return self._coder.decode(MODEL, _checked(P))
+
+
+def _checked(P: np.ndarray) -> np.ndarray:
+    P = np.ascontiguousarray(P, np.float64)
+    if not np.all(np.isfinite(P)) or np.any(P < 0) or not np.all(P.sum(axis=1) > 0):
+        raise ValueError("the model's probabilities are not numbers: the model cannot be used for compression")
+    return P
 
 
 def model_checksum(generator: Generator) -> int:

