@@ -2,12 +2,8 @@
 
 Prediction is compression: a text of probability p takes −log2 p bits. Encoder and decoder read the tokens one by one
 with the same compiled step, so on one machine they compute bit-identical probabilities. The text is split into streams
-that are coded in parallel, since a step for several streams takes hardly longer than for one.
-
-    compressed = compress(text, generator, tokenizer)
-    text = decompress(compressed, generator, tokenizer)
-
-A file is a line of JSON with everything needed to read it, followed by the bits of all streams.
+that are coded in parallel, since a step for several takes hardly longer than for one. A file is a line of JSON with
+everything needed to read it, followed by the bits of all streams.
 """
 
 import functools

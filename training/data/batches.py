@@ -1,17 +1,10 @@
 """Batches of examples, as NumPy arrays: the batch of step s depends on (seed, s, batch_size) alone.
 
-    source = NextTokens(splits.train, l_max=128)       # "chunks", "windows", "packed"
-    source = MaskedTokens(splits.train, l_max=128)     # the paper's rule or BERT's
-    source = SequencePairs(splits.train, l_max=64)
-    source = LabeledTexts(splits.train, l_max=64)
-
+    source = NextTokens(splits.train, l_max=128)       # or MaskedTokens, SequencePairs, LabeledTexts
     data = Batches(source, batch_size=32, seed=0)
-    data.batch(step)                    # the batch of any step
-    data.batch(step, rows=slice(0, 8))  # the rows that one of several processes needs
+    data.batch(step, rows=slice(0, 8))  # the batch of any step; the rows that one of several processes needs
     data.batches(first_step)            # endless iterator, prefetched in the background by grain
     data.evaluation_batches()           # every example exactly once, in order
-    data.n_examples, data.n_steps       # examples in an epoch; batches of `evaluation_batches`
-    data.fingerprint                    # for checkpoints: changes with the data, tokenizer, seed and shape
 
 Examples are reshuffled every epoch; a batch may span two epochs. Token arrays are int32 [B, l], padded with the last
 token of the vocabulary, the paper's eos_token; lengths are int32 [B]; masks are boolean. Empty rows fill the last batch
@@ -79,14 +72,8 @@ class Source(abc.ABC):
 
 
 class Batches:
-    """The batches of a source, for training with `noise` if given; see the module's docstring.
-
-    Attributes:
-        source: the examples.
-        batch_size: examples in a batch, over all processes.
-        seed: decides the order of the examples and every random choice in them.
-        n_examples: examples in one epoch.
-        fingerprint: hash of everything that decides the batches.
+    """The batches of a source, for training with `noise` if given; see the module's docstring. `fingerprint` is a hash
+    of everything that decides them: source, batch_size (over all processes) and seed.
     """
 
     def __init__(self, source: Source, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:

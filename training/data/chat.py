@@ -1,8 +1,6 @@
 """Conversations as text: renders the chat template that came with a model, as `transformers` does.
 
-    template = ChatTemplate.of(tokenizer)
-    text = template.render([{"role": "user", "content": "What is the capital of France?"}])
-    tokens = tokenizer.encode_markup(text)
+    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "What is the capital of France?"}])
 
 A template is a jinja2 program. A run stores it with the tokenizer (`Tokenizer.chat_template`, in tokenizer.json); a
 checkpoint has it in chat_template.jinja or in a field of tokenizer_config.json; GGUF has it in a field. It runs in a

@@ -1,14 +1,7 @@
 """Records of a data set, the error of the data layer, and the split into training, validation and test.
 
-Each kind of data has a record type, with `where` (file and line, or the entry's name) for error messages:
-
-* text: `Document(text, where)`;
-* pairs: `Pair(source, target, where)`;
-* labeled text: `Labeled(label, text, where)`;
-* conversations: `Conversation(text, where)`.
-
-A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files, so only
-iterate over them: a stream has no length.
+A record has `where` (file and line, or the entry's name) for error messages. A `Corpus` holds three re-iterable
+collections of one type. They may be lists or streams over files, which have no length.
 
     corpus = training.data.corpora.load_corpus("docs")            # a named data set
     corpus = training.data.files.read_corpus(["a.txt"], "text")     # the user's files

@@ -1,9 +1,5 @@
 """Tokenized data on disk, memory-mapped: text of any size is tokenized once, and then read in any order.
 
-    splits = tokenize_text(corpus, tokenizer)       # Splits(train, validation, test) of TokenStore
-    splits = tokenize_pairs(corpus, tokenizer)      # ... of PairStore(source, target)
-    splits = tokenize_labeled(corpus, tokenizer)    # ... of LabeledStore(text, labels, names)
-
 Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store is a folder in the cache directory,
 named by the fingerprints of data and tokenizer, and is renamed into place when it is complete, so a killed run leaves
 no partial store. All data are read here, before the first step: errors in them are reported with file and line.

@@ -1,17 +1,9 @@
 """Tokenizers: bytes, characters, words, byte pair encoding trained on the data, or one loaded from a file.
 
-All of them share the interface `Tokenizer`:
-
-    tokenizer.N_V                                   vocabulary size, including the three special tokens
-    tokenizer.mask_token, .bos_token, .eos_token    N_V-3, N_V-2, N_V-1, unless the tokenizer came with a model
-    tokenizer.encode(text) -> list[int]             without bos and eos
-    tokenizer.encode_batch(texts) -> list[list[int]]
+    tokenizer = build_tokenizer("bytes" | "characters" | "words" | "bpe", texts, N_V=...)
+    tokenizer.encode(text) -> list[int]             without bos and eos; decode(ids) skips special tokens
     tokenizer.framed(ids, ends=True) -> list[int]   with the tokens before and after a text
-    tokenizer.decode(ids) -> str                    skips special tokens
     tokenizer.save(path); load_tokenizer(path)      a JSON file
-    tokenizer.fingerprint() -> str
-
-    build_tokenizer("bytes" | "characters" | "words" | "bpe", texts, N_V=...)
 
 A loaded tokenizer keeps its own IDs, and the paper's three special tokens follow them, so N_V is its size plus 3. Its
 own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's <|endoftext|>) remain ordinary tokens;

@@ -1,9 +1,5 @@
 """Ensembles: the mean of several models' probabilities, or of their parameters.
 
-    members = list(of_checkpoints("runs/docs").values())    # or [load_run(path) for path in paths]
-    totals = ensemble_totals(members, settings)             # sums over a batch, like those of `make_totals`
-    run = averaged(members)                                 # one model of the same sizes
-
 The members have the same task, tokenizer and classes; `check_alike` checks that.
 """
 

@@ -1,9 +1,5 @@
 """Evaluation of a trained run on held-out data, compared with simpler methods.
 
-    comparison = compare(run, description, data, "test", limit=1000)
-    comparison.rows["this model"]["F1"], comparison.rows["TF-IDF and logistic regression"]["F1"]
-    summary(settings, data, results)        # lines for the end of training; `sample` adds a text
-
 | task | figures | compared with |
 |---|---|---|
 | `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model |

@@ -1,9 +1,8 @@
 """The prefix cache: a text that begins like an earlier one is read only from where they differ.
 
-The keys and values of a token depend only on the tokens before it, so texts with a common prefix share those of the
-prefix. `Prefixes` keeps them for the texts read most recently; a conversation, in which every turn begins with all
-earlier ones, or many requests with the same system message are then read once. It keeps all tokens even if every layer
-has a window, since texts may differ anywhere.
+Keys and values of a token depend only on the tokens before it. `Prefixes` keeps those of the texts read most recently,
+so a conversation, or many requests with one system message, are read once; and of all tokens, even if every layer has a
+window, since texts may differ anywhere.
 """
 
 import functools

@@ -1,9 +1,5 @@
 r"""Prompting methods for a trained decoder: few-shot examples, a scratchpad, a majority vote.
 
-    shots = read_shots("shots.tsv")                     # lines of source TAB target
-    few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
-    answerer = Voted(answerer_for(run, Options(n=15)), after="answer: ")
-
 A scratchpad is what the model writes before its answer; the answer is the text after the last `after` of a line.
 """
 

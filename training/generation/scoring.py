@@ -1,9 +1,8 @@
 """Scoring given sequences with a trained model: their probabilities, classes, embeddings, and masked tokens.
 
-Batches of sequences x are padded on the right, with ``lengths`` tokens that are not padding, as in
-`training.generation`. Sequences of one bucket share a compiled program. The functions raise TypeError for tokens that
-are not integers, and for parameters of another architecture; and ValueError for a sequence that is empty, longer than
-l_max, or has an unknown token.
+Batches are padded on the right, as in `training.generation`; sequences of one bucket share a compiled program. The
+functions raise TypeError for tokens that are not integers and for other architectures, and ValueError for a sequence
+that is empty, longer than l_max, or has an unknown token.
 """
 
 import functools

@@ -1,10 +1,4 @@
-"""Conversations with a decoder that was trained to converse, by its chat template.
-
-talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
-talker.answers(["What is the capital of France?"])     # each text opens a separate conversation
-talker.hear("What is the capital of France?")
-for piece in talker.reply(): …                          # the conversation continues
-"""
+"""Conversations with a decoder that was trained to converse, by its chat template."""
 
 from collections.abc import Generator, Sequence
 

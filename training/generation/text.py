@@ -1,8 +1,6 @@
 """Apply a trained run to text: a decoder continues it, an encoder fills in its masks, and so on.
 
-answerer = answerer_for(load_run(directory), Options(n=2))
-answerer.answers(["once upon", "a time"])     # n answers to each text
-for piece in answerer.stream("once upon"): …   # one answer to one text, streamed
+answerer_for(load_run(directory), Options(n=2)).answers(["once upon", "a time"])     # n answers to each text
 """
 
 import abc

@@ -3,11 +3,6 @@
 orbax writes a step into a temporary folder and renames it when complete, so a process that is killed leaves no partial
 checkpoint. It does not detect corruption on disk, so a checksum of every array is saved with it. A checkpoint that
 cannot be read, or does not match its checksums, is set aside, and the one before it is restored.
-
-    checkpoints = Checkpoints(directory, max_to_keep=2)
-    checkpoints.save(step, {"params": params, "state": state}, {"anything": "JSON"})
-    step, trees, meta = checkpoints.restore_latest({"params": shapes, "state": shapes}, warn)
-    checkpoints.close()
 """
 
 import json

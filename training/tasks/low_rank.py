@@ -1,8 +1,5 @@
 """Low-rank adapters of frozen parameters, ``W + s·B A`` (LoRA; Hu et al. 2021).
 
-    adapter = init_adapter(key, theta, rank=8)
-    theta = merged(theta, adapter, scale)
-
 An adapter is a pytree like θ, with a `LowRank` in place of each adapted matrix and None in place of everything else.
 Only the adapter is trained; since B starts at 0, the initial model is θ.
 """

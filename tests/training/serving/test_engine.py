@@ -14,7 +14,6 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
 from training.generation import Generator, decoding, reading, states
-from training.generation.continuation import Generator
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
