@@ -14,14 +14,7 @@ from training.generation.states import Context, State
 
 
 def beam_search(
-    weights: Weights,
-    context: Context,
-    *,
-    l_max: int,
-    beam_size: int,
-    length_penalty: float,
-    bos: int,
-    eos: int,
+    weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, bos: int, eos: int
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
     """Search for the likeliest translations; arguments and result are those of `training.generation.translate`.
 

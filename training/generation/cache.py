@@ -324,12 +324,7 @@ def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
 
 
 def of_rows(
-    read: Read,
-    cache: Cache,
-    permitted: Any,
-    line: Attention,
-    of_distances: Any = None,
-    slot: Any = None,
+    read: Read, cache: Cache, permitted: Any, line: Attention, of_distances: Any = None, slot: Any = None
 ) -> Float[Array, "H d_mid B"]:
     """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
     H, _, B = read.Q.shape

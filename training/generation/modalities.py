@@ -133,13 +133,7 @@ class Gato:
 
 @functools.partial(jax.jit, static_argnames=("allowed", "tau"))
 def _next(
-    params: GatoParams,
-    batch: Batch,
-    column: Int[Array, "B"],
-    key: Any,
-    *,
-    allowed: tuple[int, int],
-    tau: float,
+    params: GatoParams, batch: Batch, column: Int[Array, "B"], key: Any, *, allowed: tuple[int, int], tau: float
 ) -> Int[Array, "B"]:
     """Return the token that follows the given column of each row."""
     X = hidden_state(params, batch)

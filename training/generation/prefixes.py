@@ -167,11 +167,7 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 
 @jax.jit
 def read_more(
-    theta: DTransformerParams,
-    caches: KeyValues,
-    x: Int[Array, "M"],
-    t: Int[Array, "M"],
-    n: Int[Array, ""],
+    theta: DTransformerParams, caches: KeyValues, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
 ) -> KeyValues:
     """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches, ``[L, H, C, d]``
     each. They attend to each other and the first n tokens, never to the padding in later slots; C ≥ n + M.

@@ -65,12 +65,7 @@ def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Arra
 
 @functools.partial(jax.jit, static_argnames=("R", "is_last"))
 def layer_read(
-    X: Float[Array, "d_e B P"],
-    theta: DTransformerParams,
-    lengths: Int[Array, "B"],
-    *,
-    R: int,
-    is_last: bool,
+    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int, is_last: bool
 ) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
     memory = Memory(Prompt(prompt_tokens(lengths, X.shape[-1], R)))

@@ -326,12 +326,7 @@ class _Classifier(Answerer):
         return [[{"text": text, "probabilities": probabilities}] for text, probabilities in found]
 
 
-ANSWERERS: dict[str, type[Answerer]] = {
-    "d": Continuer,
-    "e": _MaskFiller,
-    "ed": _Translator,
-    "classify": _Classifier,
-}
+ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
 """The answerer for each task; `answerer_for` also answers with sentence encoders, and with Gato's text decoder."""
 
 

@@ -48,11 +48,7 @@ def _cell(value: float, share: float) -> str:
     return f'<td style="background:rgba({color},{0.6 * abs(share):.2f})">{value:+.2f}</td>'
 
 
-def attribution(
-    seen: Mapping[str, Array],
-    theta: DTransformerParams,
-    weights: Float[Array, "N_V"],
-) -> Attribution:
+def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: Float[Array, "N_V"]) -> Attribution:
     """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run.
 
     ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is then linear in X, the sum of what lines 3, 6 and 8 add. `seen`

@@ -35,10 +35,7 @@ def init_classifier(
 
 
 def class_probabilities(
-    x: Int[AnyArray, "*batch l"],
-    params: ClassifierParams,
-    *,
-    length: Int[Array, "*#batch"] | int | None = None,
+    x: Int[AnyArray, "*batch l"], params: ClassifierParams, *, length: Int[Array, "*#batch"] | int | None = None
 ) -> Float[Array, "N_C *batch"]:
     """Return the probabilities of the classes for one text that starts with bos_token, or for each of a batch."""
     X = e_encoding(x, params.encoder, length=length)[..., :1]
