@@ -11,7 +11,6 @@ a hash of the data). Exit status: 0 done; 2 invalid usage or input.
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from training.commands import compilation_cache
@@ -75,10 +74,9 @@ def show_table(comparison: Comparison) -> None:
         say(f"note: install {package} for more comparisons")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     files = RunDirectory(run_of(arguments.run, arguments.cache))
     run = load_run(files.path)
     description = files.description()
@@ -104,4 +102,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         say(f"note: cannot write {kept}: {reason(error)}")
-    return 0

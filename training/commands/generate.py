@@ -310,30 +310,6 @@ def _stream(talker: Talker, number: int) -> None:
         say(f"note: the answer ends where the model's context of l_max = {talker.config.l_max} tokens is full")
 
 
-def answer(arguments: argparse.Namespace) -> bool:
-    """Answer the prompts; return whether all could be. Raises ValueError if the run or an option is invalid."""
-    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    options = options_of(arguments)
-    if arguments.system is not None and not arguments.chat:
-        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
-    if arguments.interactive and arguments.prompt:
-        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
-    answerer = answerer_of(arguments, options)
-    several = options.n is not None and options.n > 1 and not arguments.vote
-    if arguments.interactive and isinstance(answerer, Talker):
-        greet(converses=True)
-        talk(answerer, typed(), as_json=arguments.json)
-    elif arguments.interactive:
-        converse(answerer, as_json=arguments.json, several=several)
-    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
-        answer_one(answerer, next(texts_of(arguments, answerer)))
-    else:
-        lines = not arguments.prompt and answerer.takes_lines
-        return answer_all(answerer, texts_of(arguments, answerer), as_json=arguments.json, lines=lines)
-    return True
-
-
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     """Return the run's answerer, which converses or votes if asked for. Raises ValueError if it cannot."""
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
@@ -356,8 +332,27 @@ def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
     return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
-    return 0 if answer(arguments) else 2
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> int:
+    """Answer the prompts; return the exit status. Raises ValueError if the run or an option is invalid."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    options = options_of(arguments)
+    if arguments.system is not None and not arguments.chat:
+        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
+    if arguments.interactive and arguments.prompt:
+        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
+    answerer = answerer_of(arguments, options)
+    several = options.n is not None and options.n > 1 and not arguments.vote
+    if arguments.interactive and isinstance(answerer, Talker):
+        greet(converses=True)
+        talk(answerer, typed(), as_json=arguments.json)
+    elif arguments.interactive:
+        converse(answerer, as_json=arguments.json, several=several)
+    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
+        answer_one(answerer, next(texts_of(arguments, answerer)))
+    else:
+        lines = not arguments.prompt and answerer.takes_lines
+        texts = texts_of(arguments, answerer)
+        return 0 if answer_all(answerer, texts, as_json=arguments.json, lines=lines) else 2
+    return 0

@@ -11,8 +11,9 @@ induction heads shows how much they lower the loss on the repeat, compared with 
 Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 """
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,17 +261,15 @@ def _draw_scores(found: Measured, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     if arguments.out.suffix not in (".png", ".svg", ".pdf") or not arguments.out.parent.is_dir():
         raise UsageError(f"--out: expected a .png, .svg or .pdf in an existing directory, got {arguments.out}")
-    compilation_cache.begin(arguments)
     if arguments.run is None:
         form(arguments)
-        return 0
+        return
     run = load_run(arguments.run)
     if run.task != "d":
         raise UsageError(f"RUN: expected a decoder's run (task d), got one of task {run.task}")
     find(run, arguments.out)
-    return 0

@@ -9,10 +9,10 @@ generated as one batch. Exit status: 2 invalid usage or input; 130 or 143 after 
 answers are done, or after ten seconds.
 """
 
+import argparse
 import logging
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -77,12 +77,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise AnswerError(f"cannot listen on {host}, port {port}: {why}") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
-    compilation_cache.begin(arguments)
     run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
     limits = Limits(
@@ -119,4 +118,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             timeout_graceful_shutdown=GRACE,
         )
         uvicorn.Server(config).run(sockets=[listener])
-    return 0
