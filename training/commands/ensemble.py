@@ -58,7 +58,6 @@ def main(arguments: argparse.Namespace) -> None:
         files.begin(description, runs[0].tokenizer)
         files.save_parameters(averaged(runs).theta)
         print(f"The average is in {files.path}.")
-    return 0
 
 
 def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:

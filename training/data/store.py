@@ -224,17 +224,7 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _write_part(
-    directory: Path,
-    records: Iterable[Any],
-    tokenizer: Tokenizer,
-    columns: Sequence[Callable[[Any], str]],
-    *,
-    verify: bool,
-    files: Sequence[str],
-    progress: Progress,
-    kind: Kind,
-) -> None:
+def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, verify: bool, files, progress, kind: Kind):
     """Write one store per column of texts, in the folders 0, 1, … of `directory`."""
     counts = dict.fromkeys(files, 0)
     folders = [directory / str(i) for i in range(len(columns))]
@@ -297,14 +287,7 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
         ) from None
 
 
-def _tokenize(
-    corpus: Corpus[Any],
-    tokenizer: Tokenizer,
-    cache_dir: Path | None,
-    progress: Progress,
-    columns: Sequence[Callable[[Any], str]],
-    write_more: Callable[[Path], None] | None = None,
-) -> tuple[Path, dict[str, list[TokenStore]]]:
+def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
     """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
     identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]

@@ -46,18 +46,7 @@ def _repeated(context: Context, K: int) -> Context:
 
 
 @functools.partial(jax.jit, static_argnames=("K", "eos"), donate_argnames=("state", "scores", "counts"))
-def _search(
-    weights: Weights,
-    context: Context,
-    state: State,
-    scores: Float[Array, "BK"],
-    counts: Int[Array, "BK"],
-    stop,
-    alpha,
-    *,
-    K: int,
-    eos: int,
-) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
+def _search(weights: Weights, context, state: State, scores, counts, stop, alpha, *, K: int, eos: int):
     """Search up to slot `stop`, or until every beam has ended. `scores` are the log-probabilities of the beams,
     `counts` their tokens, bos_token included.
     """

@@ -24,6 +24,7 @@ from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
+from algorithms.machinery.sharding import devices_sharing
 from algorithms.model.attention import Read, of_sequences, weights_of
 from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
@@ -112,6 +113,11 @@ class KeyValues(NamedTuple):
 
 Cache = KeyValues | Slots
 """What a step reads and writes of one attention."""
+
+
+def is_in_parts(leaf: Any) -> bool:
+    """Whether caches are in parts for the model that an array belongs to: on a CPU, if it is on one device."""
+    return platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1
 
 
 def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:

@@ -75,8 +75,8 @@ class Generator:
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta, self.config, self.prefixes = theta, config, prefixes
-        self._apart = layout.apart(theta)
-        self.weights = layout.unstacked(self._apart, int8=int8)
+        self.apart = layout.apart(theta)
+        self.weights = layout.unstacked(self.apart, int8=int8)
         self.inside = Inside(changes or {}, names, config.L) if changes or names else None
 
     def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
@@ -132,8 +132,8 @@ class Generator:
         x = bucketed(x, self.config.l_max)
         C = capacity(x.shape[1] + 1 + room)
         if self.prefixes is not None and self.inside is None:
-            return self.prefixes.read(self.theta, self._apart, x, lengths, config=self.config, C=C)
-        theta = self._apart if self.inside is None else self.theta
+            return self.prefixes.read(self, x, lengths, C=C)
+        theta = self.apart if self.inside is None else self.theta
         return prefill(theta, x, lengths, C=C, most=self.most)
 
 

@@ -10,9 +10,7 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import devices_sharing
-from training.generation.cache import Projections, check_reads_columns, sizes_of_heads
+from training.generation.cache import Projections, check_reads_columns, is_in_parts, sizes_of_heads
 from training.generation.int8 import Int8Matrix
 from training.generation.slots import smallest_part
 
@@ -112,11 +110,8 @@ def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:
-    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part, as it is except on
-    a CPU with a model on one device.
-    """
-    leaf = jax.tree.leaves(theta.W_e)[0]
-    if platform_of(leaf) != "cpu" or devices_sharing(leaf) != 1:
+    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part."""
+    if not is_in_parts(jax.tree.leaves(theta.W_e)[0]):
         return None
     H, H_kv, _, _ = sizes_of_layers(theta)
     return smallest_part(B, len(theta.W_e), H, H_kv)

@@ -78,17 +78,7 @@ class Gato:
         tokens = self._continued(asked, width, (first, self.vocabulary.separator), wide=True)
         return self.vocabulary.action_of(tokens)
 
-    def _continued(
-        self,
-        asked: Sequence[Columns],
-        n: int,
-        allowed: tuple[int, int],
-        *,
-        tau: float = 0.0,
-        key: Any = None,
-        ends: int | None = None,
-        wide: bool = False,
-    ) -> Int[np.ndarray, "B n"]:
+    def _continued(self, asked: Sequence[Columns], n: int, allowed, *, tau=0.0, key: Any = None, ends=None, wide=False):
         """Return the next n tokens of each sequence, all from `range(*allowed)`; those after `ends` are meaningless. If
         `wide`, all l_max columns are computed, so that one program serves sequences of all lengths.
         """

@@ -6,7 +6,7 @@ window, since texts may differ anywhere.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,24 +65,15 @@ class Prefixes:
         """How many bytes of keys and values are kept."""
         return sum(text.nbytes for text in self._texts)
 
-    def read(
-        self,
-        theta: DTransformerParams,
-        apart: DTransformerParams,
-        x: np.ndarray,
-        lengths: np.ndarray,
-        *,
-        config: DTransformerConfig,
-        C: int,
-    ) -> State:
-        """Read prompts like `reading.prefill`, but reuse the prefixes they share with earlier texts; ``apart`` is θ as
-        `layout.apart` returns it. The state gets at least C slots, more than x has columns.
+    def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
+        """Read prompts like `reading.prefill`, but reuse the prefixes they share with earlier texts of a `Generator`.
+        The state gets at least C slots, more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
-            state = reading.prefill(apart, x, lengths, C=C)
+            state = reading.prefill(generator.apart, x, lengths, C=C)
             for r in range(len(texts)):
                 self.keep(state, r)
             return state
@@ -90,13 +81,13 @@ class Prefixes:
         first: dict[int, KeyValues] = {}
         if new:
             new = to_power_of_two(new)
-            state = reading.prefill(apart, x[new], lengths[new], C=C)
+            state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
-            rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
+            rows.append(first[r] if one is None else self._read_on(generator, text[:-1], *one, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(theta, len(x)))
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(generator.theta, len(x)))
 
     def keep(self, state: State, r: int) -> None:
         """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
@@ -118,16 +109,7 @@ class Prefixes:
         self.found += n
         return n, best.caches
 
-    def _read_on(
-        self,
-        theta: DTransformerParams,
-        text: np.ndarray,
-        n: int,
-        caches: KeyValues,
-        *,
-        config: DTransformerConfig,
-        C: int,
-    ) -> KeyValues:
+    def _read_on(self, generator: Any, text: np.ndarray, n: int, caches: KeyValues, *, C: int) -> KeyValues:
         """Return the keys and values of a text, given those of its first n tokens."""
         at_once = FEW if len(text) - n <= MANY else MANY
         end = n + -(-(len(text) - n) // at_once) * at_once
@@ -135,8 +117,8 @@ class Prefixes:
         for start in range(n, end, at_once):
             columns = text[start : start + at_once]
             x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-            t = np.minimum(np.arange(start, start + at_once), config.l_max - 1).astype(np.int32)
-            caches = read_more(theta, caches, x, t, jnp.asarray(start, jnp.int32))
+            t = np.minimum(np.arange(start, start + at_once), generator.config.l_max - 1).astype(np.int32)
+            caches = read_more(generator.theta, caches, x, t, jnp.asarray(start, jnp.int32))
         return caches
 
     def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
