@@ -143,9 +143,7 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
 
 
 def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what the head of layer 0 wrote about a token (row) matches that of a
-    query (column).
-    """
+    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what layer 0's head wrote of a token (row) matches a query (column)."""
     W = theta.layers.attention
     written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
     return written.T @ circuits.qk_circuits(W)[1, later] @ theta.W_e

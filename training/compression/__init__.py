@@ -69,9 +69,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Return the text that was compressed with the same model. Raises CompressionError if the data are not compressed
-    text, are damaged, or of another model or machine.
-    """
+    """Return the text compressed with the same model, on such a machine, or raise CompressionError."""
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):
         raise CompressionError("the text was compressed with another model; name the run that it was compressed with")
@@ -118,9 +116,7 @@ class Decoder:
         self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
 
     def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
-        """Return the next symbols, given the distributions that they were encoded with. Raises AssertionError, too, if
-        the code is invalid.
-        """
+        """Return the next symbols, given their distributions. Raises ValueError, or AssertionError for bad code."""
         return self._coder.decode(MODEL, _checked(P))
 
 

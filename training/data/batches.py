@@ -287,10 +287,8 @@ class MaskedTokens(Source):
 
 
 class SequencePairs(Source):
-    """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
-
-    A pair is left out if either side, with bos and eos, has more than l_max tokens: training on fragments would teach
-    the model to translate fragments. Raises DataError if none fits.
+    """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos, in at most l_max tokens:
+    others are left out, since training on fragments would teach the model to translate fragments.
     """
 
     too_long = "pairs are left out"

@@ -79,9 +79,7 @@ class ChatTemplate:
         return self._reply(messages, add_generation_prompt, variables)["text"]
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
-        """Return a conversation in which the assistant speaks last, with the spans of its messages. Raises DataError as
-        `render`, and if it says nothing or its messages cannot be located.
-        """
+        """Return a conversation in which the assistant speaks last, and the spans of its messages. Raises DataError."""
         check_messages(messages, answered=True)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:

@@ -24,9 +24,7 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a JSON object with `messages` and perhaps `tools` as a conversation. Raises DataError unless it ends with
-    an answer.
-    """
+    """Return a JSON object with `messages` and perhaps `tools`; raise DataError unless it ends with an answer."""
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
         shown = json.dumps(value, default=str)[:80]
         raise DataError(

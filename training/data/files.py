@@ -84,9 +84,7 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Return the size of a file in bytes and the SHA-256 of its contents, read in blocks. Raises DataError, naming line
-    and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not UTF-8.
-    """
+    """Return the size of a file in bytes and the SHA-256 of it. Raises DataError, with the place, unless it is text."""
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line, blank = 0, 1, True

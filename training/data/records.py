@@ -154,9 +154,8 @@ class Deduplicated:
 def hold_out(
     records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
-    """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
-    streams. Equal keys are in one part, a positive fraction holds out at least one. Raises DataError if too few are
-    left.
+    """Split records by the hash of their keys into train, validation and test, streams unless given a list. Equal keys
+    are in one part, a positive fraction holds out at least one. Raises DataError if too few are left.
     """
     hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
     n_validation, n_test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)

@@ -313,9 +313,7 @@ def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Pr
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[TokenStore]:
-    """Tokenize text or conversations into memory-mapped stores of train, validation and test. Raises DataError if a
-    text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
-    """
+    """Tokenize text or conversations into memory-mapped stores of train, validation and test, or raise DataError."""
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))
 

@@ -92,9 +92,7 @@ class Tokenizer(abc.ABC):
         """Return the text of ordinary token IDs."""
 
     def may_change(self, token: int) -> bool:
-        """Return whether the next tokens may change what a token, and those of its kind before it, decode to (apart
-        from bytes of a character, U+FFFD until all are there).
-        """
+        """Return whether the next tokens may change the text of this one, apart from U+FFFD for part of a character."""
         return False
 
     @abc.abstractmethod

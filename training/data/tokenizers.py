@@ -114,10 +114,8 @@ class WordTokenizer(_Listed):
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: byte pair encoding, WordPiece, or any other tokenizer.json.
-
-    Its post-processor, truncation and padding are not used: sequences are framed by the paper's bos and eos. `target`
-    is the tokenizer that decodes, if the model's output has another vocabulary than its input.
+    """A tokenizer of the `tokenizers` library, without its post-processor, truncation and padding: sequences are framed
+    by the paper's bos and eos. `target` decodes, if the model's output has another vocabulary than its input.
     """
 
     def __init__(
@@ -302,9 +300,7 @@ def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokeniz
 
 
 def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
-    """Return BERT's WordPiece tokenizer from its vocab.txt, or raise DataError; it lowercases text if no entry has an
-    uppercase letter.
-    """
+    """Return BERT's WordPiece tokenizer from its vocab.txt; it lowercases text if no entry has an uppercase letter."""
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
         raise DataError(f"{vocabulary} has no [UNK], so it is not a WordPiece vocabulary")

@@ -49,10 +49,8 @@ class _Translation(Tokenizer):
 
 
 class SentencePieceTokenizer(_Translation):
-    """Marian's tokenizer: SentencePiece, with the token IDs of its pieces in a separate vocabulary.
-
-    A text may begin with the language to translate into, such as ``>>fr<<``. `models` is the contents of source.spm and
-    target.spm.
+    """Marian's tokenizer: SentencePiece `models` of source and target, with the token IDs of pieces in a separate
+    vocabulary. A text may begin with the language to translate into, such as ``>>fr<<``.
     """
 
     def __init__(
@@ -90,9 +88,8 @@ class SentencePieceTokenizer(_Translation):
 
 
 class MosesTokenizer(_Translation):
-    """FSMT's tokenizer: the Moses scripts split text into words, and fastBPE splits words into pieces.
-
-    `languages` are the codes of source and target, `merges` the pairs of pieces to merge, the most frequent first.
+    """FSMT's tokenizer: the Moses scripts split text into words, and fastBPE splits words into pieces, which it merges
+    in the order of `merges`; `languages` are the codes of source and target.
     """
 
     is_local = False  # whether a quotation mark opens or closes depends on all before it

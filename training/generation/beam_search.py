@@ -47,9 +47,7 @@ def _repeated(context: Context, K: int) -> Context:
 
 @functools.partial(jax.jit, static_argnames=("K", "eos"), donate_argnames=("state", "scores", "counts"))
 def _search(weights: Weights, context, state: State, scores, counts, stop, alpha, *, K: int, eos: int):
-    """Search up to slot `stop`, or until every beam has ended. `scores` are the log-probabilities of the beams,
-    `counts` their tokens, bos_token included.
-    """
+    """Search up to slot `stop`, or until every beam has ended, given the beams' log-probabilities and token counts."""
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     # A translation that has ended can only be extended by eos, at no cost.
     only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(scores.dtype)

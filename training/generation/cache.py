@@ -121,9 +121,7 @@ def is_in_parts(leaf: Any) -> bool:
 
 
 def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:
-    """Return a cache with room for C slots, or the last `most`; one for all slots is in parts if n, the least, is
-    given.
-    """
+    """Return a cache with room for C slots, or the last `most`; in parts if it is for all slots and n is given."""
     R = min(C, most or C)
     cache = cache.grown(R)
     return Slots.of(*cache, n) if C == R and n is not None else cache
@@ -259,9 +257,7 @@ class Projections:
 
     @property
     def heads(self) -> AttentionParams:
-        """The matrices and biases one by one, for a line of one's own; None for a known context's. Raises ValueError if
-        rounded.
-        """
+        """The matrices and biases one by one, for a line of one's own (None: a known context's); not of int8."""
         if not isinstance(self.W, jax.Array):
             raise ValueError(
                 "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "

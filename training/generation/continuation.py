@@ -264,9 +264,7 @@ class Continuation:
         return [np.concatenate([np.asarray(x.tokens, np.int32), y[start:]]) for x, y, start in of_rows]
 
     def seen(self) -> list[Recorded]:
-        """What `record` gives of each request for one pass over all its tokens (past l_max: those of its window) but
-        the last.
-        """
+        """What `record` gives of each request for one pass over its tokens, past l_max of its window, but the last."""
         return [] if self._reading is None else self._reading.seen()
 
     def _read_all(self) -> State:

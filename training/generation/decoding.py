@@ -144,9 +144,7 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
 
 
 def grown_until(stop: int, state: State, advance: Callable[..., State], most: int | None = None) -> State:
-    """Return what ``advance(state, stop=…)`` makes of a state up to slot `stop`: a call for each capacity of the cache,
-    which keeps the last `most` tokens (None: all).
-    """
+    """Return what ``advance(state, stop=…)``, called for each capacity, makes of a state up to slot `stop`."""
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)

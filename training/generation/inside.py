@@ -23,9 +23,7 @@ class Inside:
     """`reading.prefill` and `decoding.decode` with changes, which also return what is recorded."""
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
-        """Record names of all tokens in L layers. Raises ValueError if a place is of some tokens, or K or V are
-        changed.
-        """
+        """Record names of all tokens in L layers. Raises ValueError if one is of some tokens, or K or V are changed."""
         places = {_of_all_tokens(name): new for name, new in changes.items()}
         for where in places:
             if _symbol(where) in ("K", "V"):

@@ -68,9 +68,7 @@ class Gato:
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
     def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the greedy next action of each episode, within ±1, after observations [steps, d] and actions [steps −
-        1, d].
-        """
+        """Return the greedy next action, within ±1, after observations [steps, d] and actions [steps − 1, d]."""
         episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
         asked = [self.vocabulary.sequence([episode], ends=False) for episode in episodes]
         first = self.vocabulary.first

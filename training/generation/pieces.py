@@ -20,9 +20,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
-        """Begin a text that ends before the first stop, without its first ``given`` characters, which repeat the
-        prompt.
-        """
+        """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's."""
         self._tokenizer, self._stops, self._given = tokenizer, stops, given
         self._window = _Window(tokenizer)
         self._held = ""  # certain, but it may become a stop

@@ -87,9 +87,7 @@ def begun(
     most: int | None = None,
     n: int | None,
 ) -> State:
-    """Return the state of prompts with the keys and values of the slots before P, or the last `most`, and room for C
-    slots.
-    """
+    """Return the state of prompts with the keys and values before slot P (the last `most`), and room for C slots."""
     P = x.shape[1]
     rooms = tuple(with_room(cache, C, most, n) for cache in caches)
     x = zero_padding(x, lengths)

@@ -37,9 +37,7 @@ def copying_eigenvalues(theta: DTransformerParams) -> Complex[Array, "L H d_mid"
 
 
 def copying_scores(theta: DTransformerParams) -> Float[Array, "L H"]:
-    """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head raises the logits of what it attends to, −1 if it lowers them
-    (Elhage et al. 2021, "A mathematical framework for transformer circuits").
-    """
+    """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head copies, −1 if it does the opposite (Elhage et al. 2021)."""
     eigenvalues = copying_eigenvalues(theta)
     return eigenvalues.real.sum(-1) / jnp.abs(eigenvalues).sum(-1)
 

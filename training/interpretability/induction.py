@@ -81,9 +81,7 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """Draw as many other heads from the same layers, or from all of (L, H) if these have too few. Raises ValueError if
-    there are too few others.
-    """
+    """Draw as many other heads of the same layers, or of all (L, H) if these have too few, or raise ValueError."""
     every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
     rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]
     near = rest[np.isin(rest[:, 0], heads[:, 0])]

@@ -14,10 +14,7 @@ from algorithms import DTransformerParams, EDTransformerParams
 def logit_lens(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L N_V *columns"]:
-    """The logits of the residual stream of all layers, ``X@8`` of Algorithm 10 or ``X@19`` of 8, by its last lines.
-
-    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
-    """
+    """The logits of each layer's residual stream, ``X@8`` of Algorithm 10 or ``X@19`` of 8 (nostalgebraist 2020)."""
     if not isinstance(theta, (DTransformerParams, EDTransformerParams)):
         raise ValueError(
             f"theta: expected parameters of Algorithm 8 or 10, which unembed the last layer, got {type(theta).__name__}"

@@ -63,9 +63,7 @@ def load_direction(path: Path | str) -> tuple[At, Array]:
 
 
 def steered_by(words: Sequence[str]) -> dict[At, Callable[[Array], Array]]:
-    """Return the interventions that add directions, ``FILE`` or ``FILE:SCALE``, several for one value one after
-    another, or raise SteeringError.
-    """
+    """Return the interventions of directions, ``FILE`` or ``FILE:SCALE``, added in turn, or raise SteeringError."""
     sums: dict[At, list[tuple[str, Array]]] = {}
     for word in words:
         path, scale = _parsed(word)

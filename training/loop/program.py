@@ -40,8 +40,8 @@ class Plan:
 
     @staticmethod
     def of(description: Description, data: RunData, initial: Any = None) -> "Plan":
-        """Return the plan of a training that starts from the `initial` parameters (None: random ones), frozen if an
-        adapter is trained. Raises ValueError if the optimizer's settings do not fit together.
+        """Return the plan from `initial` parameters (None: random ones), frozen if an adapter is trained, or raise
+        ValueError.
         """
         settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
         optimizer_from(settings)

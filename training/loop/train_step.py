@@ -19,9 +19,8 @@ GROWTH = 2000  # consecutive updates with finite gradients after which the scale
 
 
 class LossScale(NamedTuple):
-    """The dynamic loss scale of float16: the loss is multiplied by it, and the gradient divided.
-
-    An update with a non-finite gradient is skipped, and the scale halved; if that never helps, the scale falls below 1.
+    """The dynamic loss scale of float16, which multiplies the loss and divides the gradient. An update with a non-
+    finite gradient is skipped, and the scale halved; if that never helps, it falls below 1.
     """
 
     scale: Float[Array, ""]  # the factor

@@ -110,9 +110,7 @@ class Placement:
     def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
     ) -> Any:
-        """Return a function compiled for arguments (arrays or shapes) with their shardings, on the mesh's devices or
-        another `platform`; `options` are those of `jax.jit`.
-        """
+        """Return a function compiled for arguments with shardings, for the devices or another `platform`."""
         with self.in_use():
             traced = jax.jit(function, **options).trace(*arguments)
             lowered = traced.lower(lowering_platforms=None if platform is None else (platform,))

@@ -67,9 +67,7 @@ class Processes:
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes, which must call this, have the same facts (JSON values by name); raise
-        ProcessesError in each of them, naming the first difference.
-        """
+        """Raise ProcessesError in all processes, which must call this, unless their facts (JSON by name) agree."""
         if self.count == 1:
             return
         texts = self._exchanged(what, json.dumps(facts, default=str), range(self.count))

@@ -96,9 +96,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays and write them in the background, each process its devices' part. Raises CheckpointError if
-        this checkpoint or the previous one cannot be written.
-        """
+        """Write the arrays in the background, or raise CheckpointError if that, or the previous time, fails."""
         import orbax.checkpoint as ocp
 
         self.wait()
@@ -122,9 +120,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that verifies; None if there are none. Damaged ones are set aside, with a warning;
-        raises CheckpointError if all are.
-        """
+        """Read the newest checkpoint that verifies, if any; damaged ones are set aside. CheckpointError: all are."""
         steps = self.steps()
         for step in steps:
             try:

@@ -115,9 +115,7 @@ class RunDirectory:
         return False
 
     def check_files(self) -> None:
-        """Raise RunError unless the run's files are regular ones, and no link if written in place, which would
-        overwrite a file elsewhere.
-        """
+        """Raise RunError unless the run's files are regular ones, and not links if written in place."""
         written = (self.metrics, self.picture, self.parameters, self.adapter, self.results)
         for file in (self.config, self.tokenizer, *written):
             if file in (self.metrics, self.picture) and file.is_symlink():
@@ -146,9 +144,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Create the directory and lock it against other processes; remove it if it is empty at the end. If its file
-        system has no locks, call `warn` instead. Raises RunError if another process trains here, or it cannot be
-        written to.
+        """Create the directory and lock it, or `warn` if its file system has no locks; remove it if it is empty at the
+        end. Raises RunError if another process trains here, or it cannot be written to.
         """
         lock = filelock.FileLock(self.lock, blocking=False, thread_local=False, fallback_to_soft=False)
         try:

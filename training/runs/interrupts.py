@@ -63,9 +63,7 @@ class Interrupts:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function in another thread and return its result, or raise its error. Raises Interrupted if a signal
-        arrives; the function keeps running then.
-        """
+        """Call a function in another thread and return its result; it keeps running if a signal raises Interrupted."""
         self.check()
         future: Future[T] = Future()
 

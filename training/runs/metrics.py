@@ -39,9 +39,8 @@ class NoLog:
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl; floats read back exactly.
-
-    A checkpoint records the length of the file, to which a run that resumes from it truncates the file.
+    """Appends lines to metrics.jsonl; floats read back exactly. A checkpoint records the length of the file, to which a
+    run that resumes from it truncates the file.
     """
 
     def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
@@ -109,9 +108,8 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, with its files in `directory`/wandb, where a resumed run continues.
-
-    Uploads are configured by WANDB_MODE, WANDB_PROJECT and `wandb login`. Raises RuntimeError if wandb cannot be used.
+    """Return a writer for Weights & Biases (configured as usual, by WANDB_MODE, WANDB_PROJECT and `wandb login`), with
+    its files in `directory`/wandb, where a resumed run continues. Raises RuntimeError if it cannot be used.
     """
     try:
         wandb = importlib.import_module("wandb")

@@ -39,9 +39,7 @@ def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum: int) -> jax.Array:
-    """Return an array of a safetensors file, each device reading its part, converted to ``dtype`` unless it is None.
-    Raises ValueError for another checksum.
-    """
+    """Return an array of a safetensors file, each device reading its part, as ``dtype``, or raise ValueError."""
     with safetensors.safe_open(path, framework="numpy") as file:
         shape, stored = tuple(file.get_slice(name).get_shape()), file.get_slice(name)[:1].dtype
     kept = stored if dtype is None else np.dtype(dtype)

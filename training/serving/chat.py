@@ -108,9 +108,7 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
 
 
 def conversation(messages: Any, served: Served) -> list[int]:
-    """Return the tokens of a conversation, up to where the next answer begins; a content is a text or a list of text
-    parts. Raises RequestError if it is invalid, or the model has no chat template.
-    """
+    """Return a conversation's tokens, up to where the next answer begins, or raise RequestError."""
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which cannot answer: use /v1/embeddings")
     if served.model.converse is None:
@@ -143,9 +141,7 @@ def _is_text(part: Any) -> bool:
 
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
-    """Return the answer to a request of vLLM's format, a prompt or a conversation: the tokens as the model reads them,
-    their number, and the most it can read.
-    """
+    """Return the tokens of a prompt or a conversation as the model reads them, in vLLM's format."""
     check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
     if body.get("model") is not None:
         check_model(body["model"], served.name)

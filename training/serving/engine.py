@@ -83,9 +83,7 @@ class _Running:
 
 
 class Turns:
-    """A lock that threads get in turn, also if one of them takes it again as soon as it has released it.
-
-    Programs that several devices share must be started one after the other: if two threads start two of them, one
+    """A lock that threads get in turn, for programs that several devices share: if two threads start two of them, one
     device may begin with the first and another with the second, and they wait for each other forever.
     """
 
@@ -184,9 +182,7 @@ class Engine:
                     return jobs
 
     def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return waiting jobs that fit, once the programs that they need to join are compiled; at once if several
-        devices share the model, whose programs must not run beside each other.
-        """
+        """Return waiting jobs that fit, once their programs are compiled; at once if several devices share a model."""
         if self._aside is not None:
             thread, jobs = self._aside
             if thread.is_alive():

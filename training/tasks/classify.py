@@ -15,10 +15,8 @@ from training.tasks.task import Task, embedding_flops, layer_flops
 
 
 class ClassifierParams(NamedTuple):
-    """An encoder, and the map from the encoding of its first token to the logits of the classes.
-
-    If the encoder has W_pool and b_pool, as BERT does, the map's input is ``tanh(W_pool X[:, 0] + b_pool)``. The
-    encoder's W_f, b_f, norm, W_u and b_u are used only in its pretraining.
+    """An encoder, and the map from its first token's encoding, through its pooler if it has one (``tanh(W_pool X[:, 0]
+    + b_pool)``), to the logits of the classes. The encoder's W_f, b_f, norm, W_u and b_u are for its pretraining.
     """
 
     encoder: ETransformerParams

@@ -45,9 +45,7 @@ def has_lines_of_ones_own(variant: Variant) -> bool:
 
 
 def setting_of(variant: Variant) -> str:
-    """Return a variant as a setting: its name, or its JSON with lines of one's own; ``PAPER`` for what was composed of
-    ours, which the run's description holds.
-    """
+    """Return a variant as a setting: its name, its JSON with lines of one's own, or ``PAPER`` if composed of ours."""
     if has_lines_of_ones_own(variant):
         return json.dumps(variant.to_json(), sort_keys=True)
     return name_of(variant) or "PAPER"

@@ -45,9 +45,7 @@ def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
 
 
 def h100(n: int = 1) -> Any:
-    """Return a mesh of n NVIDIA H100 SXM (80 GB), eight per host. Raises ModuleNotFoundError if the compiler is
-    missing, and ValueError if n > 8 is not a multiple of 8.
-    """
+    """Return a mesh of n NVIDIA H100 SXM (80 GB), eight per host. Raises ModuleNotFoundError or ValueError."""
     _installed("jax-cuda12-plugin", "jax-cuda13-plugin", extra="cuda12")
     cudnn = _installed("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", extra="cuda12").split(".")
     if n > 8 and n % 8:

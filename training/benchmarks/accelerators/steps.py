@@ -98,9 +98,7 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
 
 
 def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) -> tuple[programs.Report, int]:
-    """Return the report of decoding a token for each of B sequences from a cache of C slots, in bfloat16, and the bytes
-    of weights and cache.
-    """
+    """Return the report of a token for B sequences, in bfloat16, of C slots, and the bytes of weights and cache."""
     jax.clear_caches()
     variant = case.model.variant
     config = DTransformerConfig(**(sizes or case.model.sizes), variant=variant)

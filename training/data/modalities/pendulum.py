@@ -46,10 +46,9 @@ def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 
 
 def expert(observation: np.ndarray) -> np.ndarray:
-    """Return the torques [n] of a controller that swings the pendulum up and holds it, for observations [n, 3].
-
-    Near the top it is linear feedback; elsewhere it adds the missing energy, in the direction of ω. Its torques are
-    integers, so that a model chooses one of five, not one of a thousand.
+    """Return the torques [n] that swing the pendulum up, by adding the missing energy in the direction of ω, and hold
+    it, by linear feedback, for observations [n, 3]: integers, so that a model chooses one of five, not one of a
+    thousand.
     """
     cos, sin, omega = observation.T
     theta = np.arctan2(sin, cos)

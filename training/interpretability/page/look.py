@@ -74,10 +74,7 @@ class Circuits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look inside a model as it reads a text.
-
-    A section that is not available is a sentence that says why; one that was not requested is None.
-    """
+    """A look inside a model as it reads a text; a section is None, or a sentence that says why it is not available."""
 
     name: str  # of the model
     facts: list[str]  # short descriptions of the model
