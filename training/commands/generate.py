@@ -33,6 +33,10 @@ from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
 LINES_AT_ONCE, RESET = 32, "/reset"
+TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)"
+REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
+STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
+SHOTS = "file of few-shot examples, one source TAB target per line; a prompt is a source"
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
 
@@ -46,40 +50,22 @@ def parser() -> Parser:
     add("--chat", action="store_true", help="apply the model's chat template, for a model trained to converse")
     add("--system", metavar="TEXT", help="with --chat: the system message (default: the template's)")
     add("--json", action="store_true", help="print one JSON object per prompt")
-    add("--n", type=int, metavar="N", help="answers per prompt, or candidates per mask (default: 1)")
-    add("--l_gen", type=int, metavar="N", help="maximum tokens of an answer (default: 200; with --chat, all that fit)")
-    add("--l_max", type=int, metavar="N", help="maximum tokens of a translation (default: the model's l_max)")
-    add("--tau", type=float, metavar="X", help="temperature; 0 is greedy (default: 0.7, for translations 0)")
-    add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens only")
-    add(
-        "--top-p",
-        type=float,
-        metavar="X",
-        help="sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        metavar="X",
-        help="divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)",
-    )
-    add(
-        "--no-repeat-ngram-size", type=int, metavar="N", help="forbid repeating any n-gram of N tokens (default: allow)"
-    )
-    add("--beam-size", type=int, metavar="N", help="beams of a translation (default: 1)")
-    add("--length-penalty", type=float, metavar="X", help="rank beams by log P/((5 + length)/6)^X (default: 0.6)")
-    add("--seed", type=int, metavar="N", help="random seed of the sampling (default: 0)")
-    add(
-        "--steer",
-        action="append",
-        metavar="FILE[:SCALE]",
-        help="add a saved direction to the activations (docs/inside.md); may be repeated",
-    )
-    add(
-        "--shots",
-        metavar="FILE",
-        help="file of few-shot examples, one source TAB target per line; a prompt is a source",
-    )
+    for flag, kind, text in (
+        ("--n", int, "answers per prompt, or candidates per mask (default: 1)"),
+        ("--l_gen", int, "maximum tokens of an answer (default: 200; with --chat, all that fit)"),
+        ("--l_max", int, "maximum tokens of a translation (default: the model's l_max)"),
+        ("--tau", float, "temperature; 0 is greedy (default: 0.7, for translations 0)"),
+        ("--top-k", int, "sample from the N likeliest tokens only"),
+        ("--top-p", float, TOP_P),
+        ("--repetition-penalty", float, REPETITION),
+        ("--no-repeat-ngram-size", int, "forbid repeating any n-gram of N tokens (default: allow)"),
+        ("--beam-size", int, "beams of a translation (default: 1)"),
+        ("--length-penalty", float, "rank beams by log P/((5 + length)/6)^X (default: 0.6)"),
+        ("--seed", int, "random seed of the sampling (default: 0)"),
+    ):
+        add(flag, type=kind, metavar="N" if kind is int else "X", help=text)
+    add("--steer", action="append", metavar="FILE[:SCALE]", help=STEER)
+    add("--shots", metavar="FILE", help=SHOTS)
     add("--vote", action="store_true", help="print only the most frequent of the --n answers")
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")

@@ -47,12 +47,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
     )
 }
 """Makes the batches of the tasks that have more in them than examples."""
-TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
-    "text": tokenize_text,
-    "pairs": tokenize_pairs,
-    "labeled": tokenize_labeled,
-    "conversations": tokenize_text,
-}
+TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
 BUILT = ("bytes", "characters", "words", "bpe")  # tokenizers built from the training data; others are loaded
@@ -110,7 +105,8 @@ def load_run_data(
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus, tasks)
     size = corpus.n_bytes
-    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
+    tokenize = TOKENIZE.get(corpus.kind, tokenize_text)
+    stores = tokenize(corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
 
     def examples(store: Any) -> Source:
         return EXAMPLES[settings.task](store, settings)

@@ -15,14 +15,14 @@ from training.serving.served import Decoder, Served
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
+    "tools": (None, []),
+    "store": (None, False),
     "metadata": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, False, True),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
-    "store": (None, False),
     "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
+    "parallel_tool_calls": (None, False, True),
 }
 
 

