@@ -98,12 +98,10 @@ def spelled(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
     """
     known = {flag.replace("_", "-"): flag for flag in flags}
     end = list(argv).index("--") if "--" in argv else len(argv)
-    return [_spelled(word, known) for word in argv[:end]] + list(argv[end:])
-
-
-def _spelled(word: str, known: dict[str, str]) -> str:
-    name, equals, value = word.partition("=")
-    return known.get(name.replace("_", "-"), name) + equals + value if name.startswith("--") else word
+    words = [word.partition("=") if word.startswith("--") else (word, "", "") for word in argv[:end]]
+    return [known.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words] + list(
+        argv[end:]
+    )
 
 
 def add_dtype(add: Callable[..., Any]) -> None:

@@ -38,31 +38,28 @@ def parser() -> Parser:
     add = main.add_argument
     add("run", metavar="RUN", help=f"a decoder or an encoder: {MODEL}")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=at_least(0), default=8000, metavar="N", help="port; 0 picks a free one (default: 8000)")
+
+    def count(flag: str, least: int, default: int, text: str) -> None:
+        add(flag, type=at_least(least), default=default, metavar="N", help=text)
+
+    count("--port", 0, 8000, "port; 0 picks a free one (default: 8000)")
     add("--model", metavar="NAME", help="name of the model in requests (default: the name of RUN)")
-    add("--rows", type=at_least(1), default=16, metavar="N", help="maximum continuations in a batch (default: 16)")
-    add("--queue", type=at_least(1), default=128, metavar="N", help="maximum continuations waiting (default: 128)")
-    add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="maximum tokens of each (default: 4096)")
-    add(
+    count("--rows", 1, 16, "maximum continuations in a batch (default: 16)")
+    count("--queue", 1, 128, "maximum continuations waiting (default: 128)")
+    count("--max-tokens", 1, 4096, "maximum tokens of each (default: 4096)")
+    count(
         "--prefix-bytes",
-        type=at_least(0),
-        default=1 << 28,
-        metavar="N",
-        help="maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
+        0,
+        1 << 28,
+        "maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
     )
     add("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
-    add("--max-connections", type=at_least(1), default=256, metavar="N", help="maximum connections (default: 256)")
-    add(
-        "--request-timeout",
-        type=at_least(1),
-        default=30,
-        metavar="N",
-        help="maximum seconds to receive a request (default: 30)",
-    )
-    add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="maximum request size (default: 2^20)")
-    add("--timeout", type=at_least(1), default=300, metavar="N", help="maximum seconds per answer (default: 300)")
+    count("--max-connections", 1, 256, "maximum connections (default: 256)")
+    count("--request-timeout", 1, 30, "maximum seconds to receive a request (default: 30)")
+    count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
+    count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
     compilation_cache.add_flags(main)
     return main

@@ -347,11 +347,6 @@ def _join(arguments: argparse.Namespace, processes: Processes) -> None:
     note_connection()
 
 
-def _who(arguments: argparse.Namespace) -> str:
-    of = f" of {arguments.num_processes}" if arguments.num_processes else ""
-    return f"process {arguments.process_id}{of}" if arguments.process_id is not None else "this process"
-
-
 def _advice(arguments: argparse.Namespace) -> str:
     step = next(iter(saved_steps(RunDirectory(arguments.run).checkpoints)), None)
     kept = "there is no checkpoint yet" if step is None else f"the last checkpoint is of step {step}"
@@ -392,7 +387,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
         raise ProcessesError("--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it")
     if arguments.coordinator and not is_supervised():
-        return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
+        of = f" of {arguments.num_processes}" if arguments.num_processes else ""
+        who = "this process" if arguments.process_id is None else f"process {arguments.process_id}{of}"
+        return supervise(words, who=who, advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
             given = given_by(arguments)

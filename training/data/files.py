@@ -175,7 +175,11 @@ class FileRecords:
         for number, row in enumerate(rows(path, names), start=1):
             where = f"{path}:{number}"
             if self.kind == "conversations":
-                yield conversation({"messages": [_without_none(m) for m in row[0] or ()]}, where)
+                # in a table, every message has all fields, some None
+                given = [
+                    {k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()
+                ]
+                yield conversation({"messages": given}, where)
                 continue
             for name, value in zip(names, row, strict=True):
                 if not isinstance(value, str):
@@ -267,11 +271,6 @@ def _has_messages(path: Path) -> bool:
         except ValueError:
             return False
     return isinstance(value, dict) and "messages" in value and "text" not in value
-
-
-def _without_none(message: Any) -> Any:
-    """Return a message without the fields that are None: in a table, every message has all fields."""
-    return {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else message
 
 
 def _name(files: Sequence[Path]) -> str:

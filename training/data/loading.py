@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,11 +184,6 @@ def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in given.items()]
 
 
-def _texts(record: Any) -> Iterator[str]:
-    """Return the texts of a record, without its label and its place."""
-    return (value for name, value in record._asdict().items() if name not in ("label", "where"))
-
-
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
     kind = settings.tokenizer
     if kind not in BUILT:
@@ -199,7 +194,8 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
     parts += [[Document(SEPARATOR)]] if tasks else []
     if kind == "characters":
         parts += [part for one in (corpus, *tasks) for part in (one.validation, one.test)]
-    texts = Anew(lambda: (text for part in parts for record in part for text in _texts(record)))
+    fields = Anew(lambda: (field for part in parts for record in part for field in record._asdict().items()))
+    texts = Anew(lambda: (text for name, text in fields if name not in ("label", "where")))
     if kind in ("words", "bpe"):
         size = sum(map(len, texts))
         return build_tokenizer(kind, sampled(texts, TRAINED_ON / max(size, 1)), N_V=settings.N_V)

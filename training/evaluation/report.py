@@ -223,16 +223,12 @@ class Evaluation(NamedTuple):
     sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any
 
 
-def _modalities(run: Run, description: Description, data: RunData, part: str, *_: Any) -> Comparison:
-    return Comparison(modalities.figures(run, description, data, part))
-
-
 EVALUATIONS: dict[str, Evaluation] = {
     "d": Evaluation(_decoder, _continuation),
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(_modalities, lambda run: _continuation(of_text(run))),
+    "gato": Evaluation(lambda *of: Comparison(modalities.figures(*of[:4])), lambda run: _continuation(of_text(run))),
 }
 """The evaluation of each task."""
 

@@ -102,7 +102,9 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
 
         if settings.accumulation_steps == 1:
             return *loss_and_gradient(params, batch, keys), tokens
-        parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
+        # part i of n has the sequences i, i + n, …, so each device keeps its own
+        n = settings.accumulation_steps
+        parts = jax.tree.map(lambda a: jnp.moveaxis(a.reshape(-1, n, *a.shape[1:]), 1, 0), (dict(batch), keys))
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, loss_and_gradient(params, *part)), None
@@ -114,11 +116,6 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
         return *total, tokens
 
     return whole
-
-
-def _parts(array: Array, n: int) -> Array:
-    """Split sequences into n parts; part i has the sequences i, i + n, …, so each device keeps its own."""
-    return jnp.moveaxis(array.reshape(-1, n, *array.shape[1:]), 1, 0)
 
 
 def make_step(

@@ -73,11 +73,6 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     return Restored(step, trees, record["meta"])
 
 
-def _immutable(leaf: Any) -> Any:
-    """The array, or a copy that the caller cannot change while it is written."""
-    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-
-
 class Checkpoints:
     """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
@@ -102,7 +97,10 @@ class Checkpoints:
         self.wait()
         if step in self._manager.all_steps():
             return
-        arrays = {item: {k: _immutable(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
+        arrays = {  # copied unless immutable, since the caller may change them while they are written
+            item: {k: v if isinstance(v, jax.Array) else np.array(v) for k, v in flatten(tree).items()}
+            for item, tree in trees.items()
+        }
         record = {"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}}
         items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
         items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})

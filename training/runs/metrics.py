@@ -50,7 +50,9 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which has a `step`, or raise OSError if it cannot be written."""
-        self._file.write(json.dumps(_finite(line)).encode() + b"\n")
+        # JSON lacks NaN and infinities, which become strings that float() reads
+        finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        self._file.write(json.dumps(finite).encode() + b"\n")
         self._file.flush()
         for name, value in line.items():
             if name != "step" and isinstance(value, int | float):
@@ -67,11 +69,6 @@ class MetricsLog:
         self._file.close()
         for writer in self._writers:
             writer.close()
-
-
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinities, which JSON lacks, by strings that float() reads."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
 
 
 def cut(path: Path, size: int) -> bool:

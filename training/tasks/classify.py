@@ -52,17 +52,17 @@ def _columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns
     return Columns(pooled(X, params.encoder), params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
 
 
-def _weights(batch: Batch) -> Array:
-    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
-
-
 CLASSIFY = Task(
     name="classify",
     summary="text classification, with the encoder of Algorithm 9",
     records="labeled",
     config=ETransformerConfig,
     init=init_classifier,
-    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence()}),
+    objective=Objective(
+        columns=_columns,
+        weights=lambda batch: (batch["label"] >= 0).astype(jnp.float32)[:, None],
+        routed={"7": in_sequence()},
+    ),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
     settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
     defaults={"data": ("sms-spam",), "L": 2, "d_e": 64, "d_mlp": 256, "dropout": 0.1, "steps": 300, "batch_size": 32},

@@ -85,21 +85,14 @@ def _prediction(found: Look, section: Prediction) -> Any:
     if l <= MOST_TOKENS // 2:
         for row, t in np.ndindex(rows, l):
             color = "white" if p[row, t] > 0.4 else "black"
-            word = _plain(_short(found.words[int(section.tokens[row, t, 0])]))
+            word = found.words[int(section.tokens[row, t, 0])]
+            word = _plain(word if len(word) <= 10 else f"{word[:9]}…")
             ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
-    _name_tokens(ax, tokens)
+    if named:
+        ax.set_xticks(range(l), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)
+    else:
+        ax.set_xlabel("token")
     figure.colorbar(image, ax=ax, pad=0.01).set_ticks(np.sqrt(TICKS), labels=list(map(str, TICKS)))
     ax.set_title("Probability of the likeliest token, by layer", fontsize=10)
     return figure
-
-
-def _short(word: str) -> str:
-    return word if len(word) <= 10 else f"{word[:9]}…"
-
-
-def _name_tokens(ax: Any, tokens: list[str]) -> None:
-    if len(tokens) > MOST_TOKENS:
-        ax.set_xlabel("token")
-        return
-    ax.set_xticks(range(len(tokens)), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)
