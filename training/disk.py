@@ -59,9 +59,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` with a temporary path beside `path`, flush the file to disk, and rename it. Raises OSError if it
-    cannot be written; `path` is unchanged then, and the temporary file is removed.
-    """
+    """Call `write` with a path beside `path`, flush and rename it; if that raises OSError, `path` is unchanged."""
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.unlink(missing_ok=True)  # writing through a link would change its target
     try:

@@ -344,8 +344,8 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return the changes, as "name: old, now new", that keep a run with `done` updates from resuming with new settings.
-    The number of steps may change if the updates so far do not depend on it.
+    """Return the changes, as "name: old, now new", that keep a run with `done` updates from resuming; the number of
+    steps may change if the updates so far do not depend on it.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]

@@ -34,9 +34,7 @@ def peak_memory() -> int:
 
 
 def processor_seconds_of_children() -> float:
-    """Return the processor time, user and system, of the processes that this one has waited for; 0 if the system does
-    not say.
-    """
+    """Return the processor time, user and system, of the processes waited for; 0 if the system does not say."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
 from training import commands, compression
-from training.compression import CompressionError, compress, decompress
-from training.compression.entropy_coding import Decoder, Encoder
+from training.compression import CompressionError, Decoder, Encoder, compress, decompress
 from training.data.tokenizers import WordTokenizer
 from training.generation import Generator
 from training.generation.scoring import bits_per_byte

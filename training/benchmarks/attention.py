@@ -98,15 +98,7 @@ def _compiled(implementation: Implementation, passes: str, mask: StructuralMask 
     return jax.jit(forward if passes == "forward" else jax.grad(objective, (0, 1, 2)))
 
 
-def _ours(
-    implementation: Implementation,
-    heads: int,
-    l: int,
-    d: int,
-    dtype: jnp.dtype,
-    passes: str,
-    mask: StructuralMask = UNIDIRECTIONAL,
-) -> Callable[[], object]:
+def _ours(implementation: Implementation, heads, l, d, dtype, passes: str, mask=UNIDIRECTIONAL) -> Callable[[], object]:
     inputs = [jax.random.normal(jax.random.key(i), (d, heads, l), dtype) for i in range(4)]
     compiled = _compiled(implementation, passes, mask)
     return lambda: jax.block_until_ready(compiled(*inputs))

@@ -89,7 +89,7 @@ def beside_pytorch(rounds: int) -> str:
     return table(["batch", "this library, ms per step", "Hugging Face, ms per step", "Hugging Face / this"], rows)
 
 
-def beside_llama(rounds: int) -> str:
+def narrow(rounds: int) -> str:
     """Return a table of a Llama of 135M parameters at batch 1, here and at Hugging Face, by type of the weights."""
     prompts = np.random.default_rng(0).integers(LLAMA_135M.N_V, size=(1, PROMPT))
     candidates = {
@@ -106,18 +106,15 @@ def beside_llama(rounds: int) -> str:
         [name, per(t, L_GEN), *(f"{other.median / t.median:.2f}" if other else "-" for other in theirs)]
         for name, t in timing.items()
     ]
-    return table(["", "ms per step", "times Hugging Face's speed in float32", "in bfloat16"], rows)
+    title = f"The same Llama, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}.\n\n"
+    return title + table(["", "ms per step", "times Hugging Face's speed in float32", "in bfloat16"], rows)
 
 
-WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}
-"""Batch size → tokens of each prompt, and tokens generated."""
+WORK = {1: (512, 32), 8: (32, 16), 16: (32, 16)}  # batch size → tokens of each prompt, and tokens generated
 
 
-def llama_by_work(rounds: int) -> str:
-    """Return a table of that Llama's time in float32, here and at Hugging Face, to the first token and per later token.
-
-    The latter is the time of all tokens but the first, divided by their number.
-    """
+def llama(rounds: int) -> str:
+    """Return a table of a Llama's time to the first token, and per later one, in float32, here and there."""
     ours, theirs = generator(LLAMA_135M), continuing(hugging_face(LLAMA_135M))
     rows = []
     for B, (l, n) in WORK.items():
@@ -132,7 +129,8 @@ def llama_by_work(rounds: int) -> str:
         step = [(b - a) / (n - 1) for a, b in zip(first, all_n, strict=True)]
         for what, (a, b) in ((f"the first token after {B} x {l}", first), (f"a further step of {B}", step)):
             rows.append([what, f"{1e3 * a:.1f}", f"{1e3 * b:.1f}", f"{b / a:.2f}"])
-    return table(["ms for", "this library", "Hugging Face", "Hugging Face / this"], rows)
+    header = ["ms for", "this library", "Hugging Face", "Hugging Face / this"]
+    return f"A Llama of 135M parameters, float32, greedy.\n\n{table(header, rows)}"
 
 
 def per(timing: Timing, n: int) -> str:
@@ -157,8 +155,8 @@ def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any
 
 
 def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], rounds: int) -> list[list[str]]:
-    """Return, for each number of tokens of context, the time of a step beside the time in which a sum reads as many
-    bytes as the weights and the written keys and values have. The caches have room for `ROOM` more tokens.
+    """Return for each context the time of a step, beside that in which a sum reads as many bytes as the weights and the
+    written keys and values have. The caches have room for `ROOM` more tokens.
     """
     model, n = generator(config), 16
     # A step reads all weights, except for all but B columns of W_p and of an untied W_e.
@@ -181,37 +179,15 @@ def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], 
     return rows
 
 
-def reading_table(rows: list[list[str]]) -> str:
-    """Return what `beside_reading` measured as a table."""
-    header = ["batch x tokens of context", "ms per step", "MB of weights and written cache", "ms to read them"]
-    return table([*header, "step / reading", "GB/s of the faster sum"], rows)
-
-
-def small_beside_reading(rounds: int) -> str:
-    """Return a table of the small model's steps."""
-    return reading_table([row for B in (1, 16) for row in beside_reading(SMALL, B, (64, 256, 1024), rounds)])
-
-
-def llama_beside_reading(rounds: int) -> str:
-    """Return a table of the Llama's steps."""
-    return reading_table(beside_reading(dataclasses.replace(LLAMA_135M, l_max=4352), 1, (64, 1000, 4000), rounds))
-
-
 def run(rounds: int) -> str:
     """Return the measurements of a small model and of a Llama of 135M parameters as Markdown tables."""
-    small = f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}"
-    context = "The same model: a step, and reading what it must read"
-    large = "A Llama of 135M parameters, float32, batch 1: the same"
-    parts = ((small, beside_pytorch), (context, small_beside_reading), (large, llama_beside_reading))
-    return "\n\n".join(f"{title}.\n\n{measure(rounds)}" for title, measure in parts)
-
-
-def llama(rounds: int) -> str:
-    """Return the measurements of a Llama of 135M parameters as a Markdown table."""
-    return f"A Llama of 135M parameters, float32, greedy.\n\n{llama_by_work(rounds)}"
-
-
-def narrow(rounds: int) -> str:
-    """Return the measurements of the same Llama with int8 weights as a Markdown table."""
-    title = f"The same Llama, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}"
-    return f"{title}.\n\n{beside_llama(rounds)}"
+    header = ["batch x tokens of context", "ms per step", "MB of weights and written cache", "ms to read them"]
+    header += ["step / reading", "GB/s of the faster sum"]
+    small = [row for B in (1, 16) for row in beside_reading(SMALL, B, (64, 256, 1024), rounds)]
+    large = beside_reading(dataclasses.replace(LLAMA_135M, l_max=4352), 1, (64, 1000, 4000), rounds)
+    return (
+        f"L = 6, d_e = 256, H = 8, float32, greedy, {L_GEN} tokens after prompts of {PROMPT}.\n\n"
+        f"{beside_pytorch(rounds)}\n\n"
+        f"The same model: a step, and reading what it must read.\n\n{table(header, small)}\n\n"
+        f"A Llama of 135M parameters, float32, batch 1: the same.\n\n{table(header, large)}"
+    )

@@ -11,8 +11,7 @@ from pathlib import Path
 from training.benchmarks.timing import table
 from training.system import processor_seconds_of_children
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that the packages are in, of a checkout or of an environment."""
+ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages, in a checkout or an environment
 TRAIN = "--tokenizer bytes --L 2 --d_e 32 --d_mlp 64 --H 2 --l_max 32 --batch-size 8 --steps 20 --quiet"
 MAIN = "import sys; from training.commands import {0}_main; sys.exit({0}_main())"
 

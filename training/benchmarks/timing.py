@@ -33,12 +33,7 @@ def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> di
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
-    return {name: _summary(measured) for name, measured in seconds.items()}
-
-
-def _summary(seconds: list[float]) -> Timing:
-    low, _, high = statistics.quantiles(seconds, n=4)
-    return Timing(statistics.median(seconds), low, high)
+    return {name: Timing(statistics.median(s), *statistics.quantiles(s, n=4)[::2]) for name, s in seconds.items()}
 
 
 def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:

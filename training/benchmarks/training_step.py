@@ -82,10 +82,7 @@ def training_step(
     *,
     unroll: bool = False,
 ) -> Any:
-    """Return the jitted update (θ, optimizer state, tokens ``[B, l]``) → (θ, optimizer state, loss).
-
-    Loss and gradients are computed in ``dtype``; parameters and optimizer state keep theirs.
-    """
+    """Return the jitted update (θ, optimizer state, tokens) → (θ, optimizer state, loss), computed in ``dtype``."""
     of_theta = functools.partial(loss, implementation=implementation, dtype=dtype, unroll=unroll)
     return jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
 

@@ -105,12 +105,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _entry(name: str, environment: Mapping[str, str] | None = None) -> Callable[..., int]:
-    """Return the command of ``training/commands/NAME.py``, whose module is imported when it is called.
-
-    Args:
-        name: of the module.
-        environment: the variables that JAX is imported with, unless it is there already.
-    """
+    """Return the command of ``training/commands/NAME.py``, whose JAX is imported in this `environment`."""
 
     def main(argv: Arguments) -> int:
         if "jax" not in sys.modules:

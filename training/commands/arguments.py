@@ -34,9 +34,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Return the arguments, or raise UsageError if one is unknown, missing, or invalid. The words of a flag may be
-        joined by dashes or by underscores.
-        """
+        """Return the arguments, whose flags may have dashes or underscores. Raises UsageError if any is invalid."""
         words = spelled(sys.argv[1:] if args is None else args, self._flags())
         found, unknown = self.parse_known_args(words, namespace)
         if unknown:
@@ -100,12 +98,10 @@ def spelled(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
     """
     known = {flag.replace("_", "-"): flag for flag in flags}
     end = list(argv).index("--") if "--" in argv else len(argv)
-    return [_spelled(word, known) for word in argv[:end]] + list(argv[end:])
-
-
-def _spelled(word: str, known: dict[str, str]) -> str:
-    name, equals, value = word.partition("=")
-    return known.get(name.replace("_", "-"), name) + equals + value if name.startswith("--") else word
+    words = [word.partition("=") if word.startswith("--") else (word, "", "") for word in argv[:end]]
+    return [known.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words] + list(
+        argv[end:]
+    )
 
 
 def add_dtype(add: Callable[..., Any]) -> None:
@@ -127,9 +123,7 @@ def add_inference(add: Callable[..., Any]) -> None:
 
 
 def placement_of(mesh: str) -> Placement | None:
-    """Return the placement on a mesh; None for one device. Raises MeshError if the mesh is invalid, or for another
-    number of devices.
-    """
+    """Return the placement on a mesh; None for one device. Raises MeshError if it is invalid or does not fit."""
     if not mesh:
         return None
     as_devices(n_places(mesh))

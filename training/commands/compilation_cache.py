@@ -1,6 +1,8 @@
 """JAX's compilation cache, on for every command: later commands load what an earlier one compiled."""
 
 import argparse
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -41,6 +43,21 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
     if arguments.clear_compilation_cache and "://" not in directory:
         Programs(Path(directory), warn=say).clear()
     keep_programs_in(directory, warn=say)
+
+
+def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Make a function of a parser's arguments a command line with the cache; its status is 0 unless it returns one."""
+
+    def of(main: Callable[..., int | None]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            arguments = parser().parse_args(argv)
+            begin(arguments)
+            return main(arguments) or 0
+
+        return run
+
+    return of
 
 
 def _default() -> str:

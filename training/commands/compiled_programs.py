@@ -22,10 +22,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from training.mesh.cpu import cores
 from training.system import OPEN_ONLY_FILES, is_private
 
-HOME = "jax._src.compilation_cache"
-"""Where JAX makes the store of its cache, for which there is no public way; tried with jax 0.10.2 and 0.12.0."""
-LIMIT = 1 << 30
-"""Maximum bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise."""
+HOME = "jax._src.compilation_cache"  # makes the cache's store, for which no API is public; tried with 0.10.2 and 0.12.0
+LIMIT = 1 << 30  # most bytes of all programs, unless JAX_COMPILATION_CACHE_MAX_SIZE says otherwise
 KEPT = 0.9  # of the limit, after programs were removed
 SUFFIX, UNFINISHED = ".program", ".unfinished"
 ABANDONED = 3600.0  # seconds after which an unfinished file is abandoned

@@ -9,14 +9,13 @@ input; 130 after Ctrl-C.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
-from training.commands.models import run_of
+from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines.compressors import compressed_bits_per_byte
@@ -53,7 +52,8 @@ def report(text: bytes, compressed: bytes) -> None:
         print(f"    {name:<12}{bits:.3f}")
 
 
-def transform(arguments: argparse.Namespace) -> None:
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
     """Compress or decompress, or raise ValueError if the run or the file cannot be used."""
     model: Any = load_run(run_of(arguments.run))
     model = of_text(model) if model.task == "gato" else model
@@ -97,11 +97,3 @@ def write(path: Path, data: bytes) -> None:
             write_atomically(path, lambda unfinished: unfinished.write_bytes(data))
     except OSError as error:
         raise CompressionError(f"cannot write {path}: {reason(error)}") from None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
-    transform(arguments)
-    return 0

@@ -13,12 +13,11 @@
 Exit status: 0 done; 2 invalid usage or input, nothing written; 130 after Ctrl-C.
 """
 
-from collections.abc import Sequence
+import argparse
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype, local
-from training.commands.bar import Bar
-from training.commands.terminal import show
+from training.commands.terminal import Bar, show
 from training.interchange import RUN, convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.hub import HUB, downloaded
@@ -43,13 +42,11 @@ def parser() -> Parser:
     return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     with downloaded(arguments.source) as source:
         options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
         with Bar("reading") as bar:
             done = convert(source, arguments.target, **options, progress=bar.advance)
         show(done)
-    return 0

@@ -72,10 +72,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    `arguments`: the arguments; None for the process's own. Result: the exit status.
-    """
+    """Run the command line (None: the process's own), and return the exit status."""
     options = parser().parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")

@@ -7,6 +7,7 @@
 The held-out data are those of the first run. Exit status: 0 done; 2 invalid usage or input.
 """
 
+import argparse
 from collections.abc import Sequence
 
 import jax
@@ -31,10 +32,9 @@ def parser() -> Parser:
     return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     members = _members(arguments.runs, checkpoints=arguments.checkpoints)
     names, runs = list(members), list(members.values())
     one_model = arguments.checkpoints or bool(arguments.average)
@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         files.begin(description, runs[0].tokenizer)
         files.save_parameters(averaged(runs).theta)
         print(f"The average is in {files.path}.")
-    return 0
 
 
 def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:

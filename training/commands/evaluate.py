@@ -11,15 +11,12 @@ a hash of the data). Exit status: 0 done; 2 invalid usage or input.
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, add_cache, at_least
-from training.commands.bar import Bar
-from training.commands.models import run_of
 from training.commands.progress import Reading
-from training.commands.terminal import print_table, say, show
+from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, Comparison, compare, default_part
@@ -77,10 +74,9 @@ def show_table(comparison: Comparison) -> None:
         say(f"note: install {package} for more comparisons")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     files = RunDirectory(run_of(arguments.run, arguments.cache))
     run = load_run(files.path)
     description = files.description()
@@ -106,4 +102,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_atomically(kept, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         say(f"note: cannot write {kept}: {reason(error)}")
-    return 0

@@ -7,7 +7,7 @@
 Exit status: 0 done; 2 invalid usage or input.
 """
 
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 
 from training.commands import compilation_cache
@@ -34,10 +34,9 @@ def parser() -> Parser:
     return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     run = load_run(arguments.run)
     gato = Gato(run)
     where = arguments.pictures or Path(arguments.run)
@@ -57,4 +56,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"pendulum: upright {100 * found['upright']:.0f} % of the last 5 seconds, return {found['return']:.0f}; "
         f"{where / 'pendulum.png'}"
     )
-    return 0

@@ -16,23 +16,27 @@ import argparse
 import dataclasses
 import io
 import itertools
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, placement_of
-from training.commands.models import run_of
-from training.commands.talking import RESET, talk
-from training.commands.terminal import print_json, say, show
+from training.commands.terminal import print_json, run_of, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interchange.names import MODEL
 from training.interpretability.steering import SteeringError, steered_by
 from training.runs.directory import load_run
+from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
-LINES_AT_ONCE = 32
+LINES_AT_ONCE, RESET = 32, "/reset"
+TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)"
+REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
+STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
+SHOTS = "file of few-shot examples, one source TAB target per line; a prompt is a source"
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
 
@@ -46,40 +50,22 @@ def parser() -> Parser:
     add("--chat", action="store_true", help="apply the model's chat template, for a model trained to converse")
     add("--system", metavar="TEXT", help="with --chat: the system message (default: the template's)")
     add("--json", action="store_true", help="print one JSON object per prompt")
-    add("--n", type=int, metavar="N", help="answers per prompt, or candidates per mask (default: 1)")
-    add("--l_gen", type=int, metavar="N", help="maximum tokens of an answer (default: 200; with --chat, all that fit)")
-    add("--l_max", type=int, metavar="N", help="maximum tokens of a translation (default: the model's l_max)")
-    add("--tau", type=float, metavar="X", help="temperature; 0 is greedy (default: 0.7, for translations 0)")
-    add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens only")
-    add(
-        "--top-p",
-        type=float,
-        metavar="X",
-        help="sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)",
-    )
-    add(
-        "--repetition-penalty",
-        type=float,
-        metavar="X",
-        help="divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)",
-    )
-    add(
-        "--no-repeat-ngram-size", type=int, metavar="N", help="forbid repeating any n-gram of N tokens (default: allow)"
-    )
-    add("--beam-size", type=int, metavar="N", help="beams of a translation (default: 1)")
-    add("--length-penalty", type=float, metavar="X", help="rank beams by log P/((5 + length)/6)^X (default: 0.6)")
-    add("--seed", type=int, metavar="N", help="random seed of the sampling (default: 0)")
-    add(
-        "--steer",
-        action="append",
-        metavar="FILE[:SCALE]",
-        help="add a saved direction to the activations (docs/inside.md); may be repeated",
-    )
-    add(
-        "--shots",
-        metavar="FILE",
-        help="file of few-shot examples, one source TAB target per line; a prompt is a source",
-    )
+    for flag, kind, text in (
+        ("--n", int, "answers per prompt, or candidates per mask (default: 1)"),
+        ("--l_gen", int, "maximum tokens of an answer (default: 200; with --chat, all that fit)"),
+        ("--l_max", int, "maximum tokens of a translation (default: the model's l_max)"),
+        ("--tau", float, "temperature; 0 is greedy (default: 0.7, for translations 0)"),
+        ("--top-k", int, "sample from the N likeliest tokens only"),
+        ("--top-p", float, TOP_P),
+        ("--repetition-penalty", float, REPETITION),
+        ("--no-repeat-ngram-size", int, "forbid repeating any n-gram of N tokens (default: allow)"),
+        ("--beam-size", int, "beams of a translation (default: 1)"),
+        ("--length-penalty", float, "rank beams by log P/((5 + length)/6)^X (default: 0.6)"),
+        ("--seed", int, "random seed of the sampling (default: 0)"),
+    ):
+        add(flag, type=kind, metavar="N" if kind is int else "X", help=text)
+    add("--steer", action="append", metavar="FILE[:SCALE]", help=STEER)
+    add("--shots", metavar="FILE", help=SHOTS)
     add("--vote", action="store_true", help="print only the most frequent of the --n answers")
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
@@ -118,7 +104,7 @@ def texts_of(arguments: argparse.Namespace, answerer: Answerer) -> Iterator[str]
 
 def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines: bool = False) -> bool:
     """Print the answers, batch by batch; return whether all texts could be answered. With `lines`, the answer to line n
-    is line n of the output: it is empty for an empty line, and for one that cannot be answered.
+    is line n of the output: empty for an empty line, and for one that cannot be answered.
     """
     texts, complete, first, several = iter(texts), True, 1, False
     while batch := list(itertools.islice(texts, LINES_AT_ONCE)):
@@ -228,10 +214,8 @@ def greet(*, converses: bool) -> None:
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
-    """Answer line by line until the input ends, with a message for a line that cannot be answered.
-
-    A decoder reads all lines and answers since `RESET`, one per line (of several answers, the first). After an empty
-    line it continues its last answer.
+    """Answer line by line until the input ends, with a message for a line that cannot be answered. A decoder reads all
+    lines and answers since `RESET` (of several, the first); after an empty line it continues its last answer.
     """
     greet(converses=answerer.converses)
     history = ""
@@ -263,36 +247,57 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     return answers[0]["text"]
 
 
-def answer(arguments: argparse.Namespace) -> bool:
-    """Answer the prompts; return whether all could be answered. Raises ValueError if the run, a text or an option is
-    invalid.
-    """
-    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    options = options_of(arguments)
-    if arguments.system is not None and not arguments.chat:
-        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
-    if arguments.interactive and arguments.prompt:
-        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
-    answerer = answerer_of(arguments, options)
-    several = options.n is not None and options.n > 1 and not arguments.vote
-    if arguments.interactive and isinstance(answerer, Talker):
-        greet(converses=True)
-        talk(answerer, typed(), as_json=arguments.json)
-    elif arguments.interactive:
-        converse(answerer, as_json=arguments.json, several=several)
-    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
-        answer_one(answerer, next(texts_of(arguments, answerer)))
-    else:
-        lines = not arguments.prompt and answerer.takes_lines
-        return answer_all(answerer, texts_of(arguments, answerer), as_json=arguments.json, lines=lines)
-    return True
+def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
+    """Answer the lines one by one, as a conversation, with a message for a line that cannot be answered."""
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\n")
+        if not text.strip():
+            continue
+        if text.strip() == RESET:
+            talker.reset()
+            continue
+        try:
+            dropped = talker.hear(text)
+        except ValueError as error:
+            say(f"generate.py: {error}")
+            continue
+        if dropped:
+            context = f"the model's context of l_max = {talker.config.l_max} tokens"
+            say(f"note: the conversation has outgrown {context}: its oldest {dropped} messages are dropped")
+        if as_json or talker.n > 1:
+            _reply(talker, text, number, as_json=as_json)
+        else:
+            _stream(talker, number)
+
+
+def _reply(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
+    answers = talker.replies(number=number)
+    if as_json:
+        print_json(text, answers)
+        return
+    for i, answer in enumerate(answers, 1):
+        print(f"--- answer {i} ---")
+        show(answer["text"])
+
+
+def _stream(talker: Talker, number: int) -> None:
+    """Stream an answer; Ctrl-C stops it, and the conversation keeps what was printed."""
+    with Interrupts() as interrupts:
+        pieces = talker.reply(number=number)
+        for piece in pieces:
+            show(piece, end="")
+            if interrupts.status:
+                break
+        pieces.close()
+        print(flush=True)
+    if interrupts.status == 128 + signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)
+    if talker.is_cut:
+        say(f"note: the answer ends where the model's context of l_max = {talker.config.l_max} tokens is full")
 
 
 def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
-    """Return the run's answerer, which converses or votes if the arguments ask for it. Raises ValueError if the run
-    cannot be read, or cannot do that.
-    """
+    """Return the run's answerer, which converses or votes if asked for. Raises ValueError if it cannot."""
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
@@ -313,8 +318,27 @@ def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
     return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
-    return 0 if answer(arguments) else 2
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> int:
+    """Answer the prompts; return the exit status. Raises ValueError if the run or an option is invalid."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    options = options_of(arguments)
+    if arguments.system is not None and not arguments.chat:
+        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
+    if arguments.interactive and arguments.prompt:
+        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
+    answerer = answerer_of(arguments, options)
+    several = options.n is not None and options.n > 1 and not arguments.vote
+    if arguments.interactive and isinstance(answerer, Talker):
+        greet(converses=True)
+        talk(answerer, typed(), as_json=arguments.json)
+    elif arguments.interactive:
+        converse(answerer, as_json=arguments.json, several=several)
+    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
+        answer_one(answerer, next(texts_of(arguments, answerer)))
+    else:
+        lines = not arguments.prompt and answerer.takes_lines
+        texts = texts_of(arguments, answerer)
+        return 0 if answer_all(answerer, texts, as_json=arguments.json, lines=lines) else 2
+    return 0

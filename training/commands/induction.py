@@ -11,39 +11,36 @@ induction heads shows how much they lower the loss on the repeat, compared with 
 Exit status: 0 done; 2 invalid usage or input; 130 after Ctrl-C.
 """
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from algorithms import DTransformerParams
+from algorithms import DTransformerParams, d_hidden_state
+from algorithms.inside import record
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least, local
-from training.commands.bar import Bar
-from training.commands.terminal import say
+from training.commands.terminal import Bar, say
 from training.interpretability import attention_only as experiment
-from training.interpretability import induction
-from training.interpretability.circuit_picture import draw_circuits
-from training.interpretability.circuits import composition_scores
+from training.interpretability import circuits, induction, scores
 from training.interpretability.induction import Measured
 from training.runs.directory import Run, load_run
 
-EVERY = 25
-"""Steps between two measurements."""
-MIN_PREVIOUS = 0.2
-"""Minimum score of a previous-token head, in the models trained here."""
-MIN_INDUCTION = 0.3
-"""Minimum score of an induction head."""
-B, LENGTH, DRAWS = 4, 50, 5
-"""Sequences that a run reads twice, tokens of each, and random draws of other heads."""
-BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"
-"""Distinguishable for color-blind readers (Okabe and Ito)."""
+PERIOD = 20  # tokens of the picture's text, which then repeats them
+EVERY = 25  # steps between two measurements
+MIN_PREVIOUS = 0.2  # least score of a previous-token head, in the models trained here
+MIN_INDUCTION = 0.3  # least score of an induction head
+B, LENGTH, DRAWS = 4, 50, 5  # sequences that a run reads twice, tokens of each, and random draws of other heads
+BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"  # for color-blind readers (Okabe and Ito)
 
 
 def parser() -> Parser:
@@ -78,7 +75,7 @@ def train(L: int, seed: int, steps: int, progress: Callable[[int], None]) -> Tra
     for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens)))
         if L > 1:
-            K.append(np.asarray(composition_scores(theta.layers.attention)["K"][0, :, -1]))
+            K.append(np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, -1]))
         progress(step - numbers[-1])
         numbers.append(step)
     heads = list(np.ndindex(L, experiment.CONFIG.H))
@@ -145,6 +142,63 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
+    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what layer 0's head wrote of a token (row) matches a query (column)."""
+    W = theta.layers.attention
+    written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
+    return written.T @ circuits.qk_circuits(W)[1, later] @ theta.W_e
+
+
+def token_ov(theta: DTransformerParams, head: int) -> Float[Array, "N_V N_V"]:
+    """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token (column) adds to each logit (row)."""
+    return theta.variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
+
+
+def draw_circuits(theta: DTransformerParams, path: Path) -> None:
+    """Draw layer 0's head of the largest previous-token score, and the induction head that reads most from it."""
+    x = jnp.tile(jax.random.permutation(jax.random.key(0), theta.W_e.shape[1])[:PERIOD], 2)
+    A = record(d_hidden_state, "A")(x, theta)[1]["A"]
+    K = np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, 1])
+    earlier = int(scores.previous_token_scores(A)[0].argmax())
+    is_induction = np.asarray(scores.induction_scores(A, x)[1] > 0.5)
+    later = int(np.where(is_induction, K[earlier], 0).argmax())
+    figure = Figure(figsize=(10, 6.6), layout="constrained")
+    panels = figure.subplots(2, 3)
+    for axes, (l, h), what in zip(panels[0], ((0, earlier), (1, later)), ("previous token", "induction"), strict=False):
+        title = f"Head ({l}, {h}): {what}"
+        _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
+    match, moved = composed_qk(theta, earlier, later), token_ov(theta, later)
+    _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
+    _draw(
+        figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"
+    )
+    _draw(figure, panels[1, 1], moved, f"OV of (1, {later}), token to logit", "token attended to", "logit of token")
+    _draw_eigenvalues(panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta)))
+    figure.savefig(path, dpi=100)
+
+
+def _draw(figure: Figure, axes: Any, values: Any, title: str, across: str, down: str, *, signed: bool = True) -> None:
+    values = np.asarray(values)
+    most = float(np.abs(values).max())
+    options = {"cmap": "RdBu", "vmin": -most, "vmax": most} if signed else {"cmap": "cividis", "vmin": 0, "vmax": most}
+    image = axes.imshow(values, interpolation="nearest", **options)
+    axes.set_title(title, fontsize=9)
+    axes.set(xlabel=across, ylabel=down)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def _draw_eigenvalues(axes: Any, eigenvalues: np.ndarray) -> None:
+    """Draw the eigenvalues of each head's circuit from token to token; those right of 0 copy."""
+    H = eigenvalues.shape[1]
+    for h, of_head in enumerate(eigenvalues[1]):
+        axes.scatter(of_head.real, of_head.imag, s=14, marker="os^D"[h % 4], label=f"(1, {h})", alpha=0.8)
+    axes.axvline(0, color="#666666", linewidth=0.8)
+    axes.set_title("Eigenvalues of OV, token to token", fontsize=9)
+    axes.set_box_aspect(1)
+    axes.set(xlabel="real part", ylabel="imaginary part")
+    axes.legend(fontsize=7, ncols=2 if H > 4 else 1)
+
+
 def form(arguments: Any) -> None:
     """Train the models, print their measurements, and draw them."""
     models: dict[int, list[Trained]] = {2: [], 1: []}
@@ -205,17 +259,15 @@ def _draw_scores(found: Measured, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     if arguments.out.suffix not in (".png", ".svg", ".pdf") or not arguments.out.parent.is_dir():
         raise UsageError(f"--out: expected a .png, .svg or .pdf in an existing directory, got {arguments.out}")
-    compilation_cache.begin(arguments)
     if arguments.run is None:
         form(arguments)
-        return 0
+        return
     run = load_run(arguments.run)
     if run.task != "d":
         raise UsageError(f"RUN: expected a decoder's run (task d), got one of task {run.task}")
     find(run, arguments.out)
-    return 0

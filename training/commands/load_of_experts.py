@@ -8,7 +8,7 @@ import sys
 
 from training.commands import Arguments, command
 from training.commands.arguments import Parser, UsageError, add_cache, at_least, local
-from training.commands.models import run_of
+from training.commands.terminal import run_of
 from training.data.loading import load_run_data
 from training.interpretability.experts import draw_loads, loads
 from training.runs.directory import RunDirectory, load_run

@@ -8,12 +8,12 @@ contributed to the answer, and what heads do on any text; with --against, also w
 into the other prompt's pass, restore its answer. Exit status: 0 done; 2 invalid usage or input.
 """
 
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, local
-from training.commands.models import run_of
+from training.commands.terminal import run_of
 from training.disk import write_atomically
 from training.interchange.names import MODEL
 from training.interpretability.page import PageError, look, pictures
@@ -33,10 +33,9 @@ def parser() -> Parser:
     return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
-    compilation_cache.begin(arguments)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     folder = run_of(arguments.run)
     run = load_run(folder)
     try:
@@ -51,4 +50,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, png in pictures(found).items():
         write_atomically(out / f"{name}.png", lambda file, png=png: file.write_bytes(png))
     print(out / "page.html")
-    return 0

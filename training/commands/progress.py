@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from training.commands.bar import Bar
-from training.commands.terminal import say
+from training.commands.terminal import Bar, say
 from training.evaluation.report import sample
 from training.loop.trainer import Facts
 from training.runs.directory import Run
@@ -28,9 +27,8 @@ class _Seen(NamedTuple):
 
 
 class Pace:
-    """The rate of the last updates, over a window: results may arrive several at once, so one alone may seem instant.
-
-    Only the seconds of updates count, so compiling, evaluating and saving do not lengthen the estimate.
+    """The rate of the last updates (without compiling, evaluating and saving) over a window: results may arrive several
+    at once, so one alone may seem instant.
     """
 
     def __init__(self) -> None:
@@ -64,9 +62,8 @@ class Pace:
 
 
 class Display:
-    """Shows steps, loss, tokens per second and the time left, and at every evaluation its loss and a sample.
-
-    If `quiet`, it shows only the step that a training resumes from, and warnings.
+    """Shows steps, loss, tokens per second and the time left, and at every evaluation its loss and a sample; if
+    `quiet`, only the step that a training resumes from, and warnings.
     """
 
     def __init__(self, settings: Settings, *, quiet: bool) -> None:

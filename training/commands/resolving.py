@@ -44,19 +44,12 @@ def resolve(given: Given) -> Settings:
 
     1. the sizes of the model that the training starts from,
     2. --epochs, for the steps,
-    3. flags,
-    4. --config,
-    5. --preset,
-    6. the settings that the run began with,
-    7. defaults that depend on the settings above: on the optimizer, the schedule, --from and --lora-rank,
-    8. the task's defaults,
-    9. the common defaults.
+    3. flags, then --config, then --preset,
+    4. the settings that the run began with,
+    5. defaults that depend on the settings above: on the optimizer, the schedule, --from and --lora-rank,
+    6. the task's defaults, then the common ones.
 
-    Raises:
-        SettingsError: a setting is unknown or invalid, or the model has another size than the one chosen.
-        RunError: the run that is resumed is of another task.
-        MeshError: the mesh does not divide a size.
-        ValueError: the model's sizes do not fit together.
+    Raises SettingsError, RunError for a run of another task, MeshError, or ValueError if sizes do not fit together.
     """
     if given.began and given.began.task != given.task:
         raise RunError(f"--run: expected a run of task {given.task}, got one of {given.began.task}; name another one")

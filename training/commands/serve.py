@@ -9,18 +9,17 @@ generated as one batch. Exit status: 2 invalid usage or input; 130 or 143 after 
 answers are done, or after ten seconds.
 """
 
+import argparse
 import logging
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_inference, at_least, placement_of
-from training.commands.models import run_of
-from training.commands.terminal import say
+from training.commands.terminal import run_of, say
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
@@ -30,8 +29,7 @@ from training.serving.connections import connections
 from training.serving.engine import Engine
 from training.serving.served import Decoder, Limits, served_of
 
-GRACE = 10
-"""Seconds for running answers to finish when the server stops."""
+GRACE = 10  # seconds for running answers to finish when the server stops
 
 
 def parser() -> Parser:
@@ -40,31 +38,28 @@ def parser() -> Parser:
     add = main.add_argument
     add("run", metavar="RUN", help=f"a decoder or an encoder: {MODEL}")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=at_least(0), default=8000, metavar="N", help="port; 0 picks a free one (default: 8000)")
+
+    def count(flag: str, least: int, default: int, text: str) -> None:
+        add(flag, type=at_least(least), default=default, metavar="N", help=text)
+
+    count("--port", 0, 8000, "port; 0 picks a free one (default: 8000)")
     add("--model", metavar="NAME", help="name of the model in requests (default: the name of RUN)")
-    add("--rows", type=at_least(1), default=16, metavar="N", help="maximum continuations in a batch (default: 16)")
-    add("--queue", type=at_least(1), default=128, metavar="N", help="maximum continuations waiting (default: 128)")
-    add("--max-tokens", type=at_least(1), default=4096, metavar="N", help="maximum tokens of each (default: 4096)")
-    add(
+    count("--rows", 1, 16, "maximum continuations in a batch (default: 16)")
+    count("--queue", 1, 128, "maximum continuations waiting (default: 128)")
+    count("--max-tokens", 1, 4096, "maximum tokens of each (default: 4096)")
+    count(
         "--prefix-bytes",
-        type=at_least(0),
-        default=1 << 28,
-        metavar="N",
-        help="maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
+        0,
+        1 << 28,
+        "maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
     )
     add("--api-key", metavar="KEY", help="key that clients must send (default: none)")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
-    add("--max-connections", type=at_least(1), default=256, metavar="N", help="maximum connections (default: 256)")
-    add(
-        "--request-timeout",
-        type=at_least(1),
-        default=30,
-        metavar="N",
-        help="maximum seconds to receive a request (default: 30)",
-    )
-    add("--max-bytes", type=at_least(1), default=1 << 20, metavar="N", help="maximum request size (default: 2^20)")
-    add("--timeout", type=at_least(1), default=300, metavar="N", help="maximum seconds per answer (default: 300)")
+    count("--max-connections", 1, 256, "maximum connections (default: 256)")
+    count("--request-timeout", 1, 30, "maximum seconds to receive a request (default: 30)")
+    count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
+    count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
     compilation_cache.add_flags(main)
     return main
@@ -79,12 +74,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise AnswerError(f"cannot listen on {host}, port {port}: {why}") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
+@compilation_cache.command(parser)
+def main(arguments: argparse.Namespace) -> None:
+    """Run the command line."""
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
-    compilation_cache.begin(arguments)
     run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
     limits = Limits(
@@ -121,4 +115,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             timeout_graceful_shutdown=GRACE,
         )
         uvicorn.Server(config).run(sockets=[listener])
-    return 0

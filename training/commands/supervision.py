@@ -19,8 +19,7 @@ from types import FrameType
 from training.commands.terminal import say
 from training.runs.interrupts import handling
 
-STREAMS = "FORMAL_ALGORITHMS_STREAMS"
-"""Environment variable that gives the child the parent's descriptors of stdout and stderr."""
+STREAMS = "FORMAL_ALGORITHMS_STREAMS"  # variable that gives the child the parent's descriptors of stdout and stderr
 CONNECTED = "<connected to the coordinator>"
 WORKER = "import os, sys; from training.commands import train_main; os._exit(train_main(sys.argv[1:]))"
 

@@ -5,7 +5,12 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from tqdm import tqdm
+
+from training.interchange.names import as_run
 
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
@@ -44,3 +49,30 @@ def print_json(prompt: str, answers: list[Any]) -> None:
     """Print a prompt and its answers as one line of JSON; bytes of the prompt that are not UTF-8 become U+FFFD."""
     prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
+
+
+class Bar:
+    """A progress bar: shown on a terminal, after a second, and nowhere else."""
+
+    def __init__(self, what: str, **shown: Any) -> None:
+        self._shown = {"desc": what, "leave": False, "delay": 1, "dynamic_ncols": True, **shown}
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, n: int, total: int) -> None:
+        """Advance by n, of `total` (0: unknown)."""
+        if sys.stderr.isatty():
+            self._bar = self._bar or tqdm(total=total or None, **self._shown)
+            self._bar.update(n)
+
+
+def run_of(name: str, cache: Path | None = None) -> Path:
+    """Return the directory of the run that a name means, as `as_run` does, and show what is converted."""
+    with Bar("reading") as bar:
+        return as_run(name, cache_dir=cache, say=say, progress=bar.advance)

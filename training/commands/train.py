@@ -31,12 +31,10 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, local
-from training.commands.dry_run import described
-from training.commands.models import run_of
 from training.commands.progress import Display, Reading, Silence
 from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
-from training.commands.terminal import say, show
+from training.commands.terminal import run_of, say, show
 from training.data.corpora import SOURCES
 from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
@@ -44,19 +42,18 @@ from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
-from training.loop.program import Plan, preview
+from training.loop.program import Plan, Preview, preview
 from training.loop.trainer import Watch
 from training.loop.trainer import train as run_loop
 from training.mesh.cpu import as_devices, keep_memory
-from training.mesh.idle import accelerators, over_all
 from training.mesh.placement import Placement
 from training.mesh.processes import Processes, ProcessesError
-from training.mesh.shape import n_places
+from training.mesh.shape import accelerators, n_places, over_all
 from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, SETTINGS, SettingsError, flag
+from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, flag
 from training.tasks import TASKS, Task, settings_to_json
 from training.tasks.models import config_to_json, model_config
 
@@ -66,8 +63,7 @@ COMMON = (
     "dtype", "seed", "mesh", "eval_every", "patience",
 )  # fmt: skip
 """What --help shows; --help-all shows everything."""
-FILES = ("data", "validation_data", "pairs", "labeled")
-"""The settings that name files."""
+FILES = ("data", "validation_data", "pairs", "labeled")  # the settings that name files
 
 
 class _HelpAll(argparse.Action):
@@ -81,9 +77,7 @@ class _HelpAll(argparse.Action):
 
 
 def parser(*, every: bool = False) -> Parser:
-    """Return the command line: a subcommand for each task, a flag for each of its settings. Its help shows `every` flag
-    or the common ones.
-    """
+    """Return the command line: a subcommand for each task, whose help shows `every` flag or the common ones."""
     main = Parser(description=__doc__)
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
@@ -165,9 +159,7 @@ def _add_flag(group: Any, name: str, task: Task) -> None:
 
 
 def with_task(argv: Sequence[str]) -> list[str]:
-    """Return the arguments; if no task comes first, that of the run in ``--run DIR`` is added. Raises RunError if there
-    is no run.
-    """
+    """Return the arguments with the task of the run in ``--run DIR`` if none comes first. Raises RunError."""
     if not argv or not argv[0].startswith("--") or argv[0] == "--help":
         return list(argv)
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -274,6 +266,42 @@ def _preview(arguments: argparse.Namespace, given: Given, interrupts: Interrupts
         print(described(description.settings, cost, data.n_tokens))
 
 
+def described(settings: Settings, preview: Preview, tokens: int) -> str:
+    """Return what ``--dry-run`` prints: the settings after all defaults, and the cost of an update."""
+    lines = ["settings:"]
+    for name in SETTINGS:
+        if name in GROUPS:
+            lines.append(f"  {GROUPS[name]}")
+        if name in TASKS[settings.task].all_settings():
+            lines.append(f"    {_words(name, getattr(settings, name))}")
+    active = f", {preview.active:,} of them active for each token" if preview.active != preview.parameters else ""
+    of_them = f" ({preview.trained:,} of them trained)" if preview.trained != preview.parameters else ""
+    seconds = preview.flops / preview.peak
+    products = f"{preview.flops:.3g} FLOPs in matrix products, at {preview.peak:.3g} FLOP/s"
+    needed = f"{_size(preview.needed)} on each device by the compiler" if preview.needed else "not known"
+    return "\n".join(
+        [
+            *lines,
+            f"parameters: {preview.parameters:,}{active}{of_them}",
+            f"training data: {tokens:,} tokens",
+            f"devices: {preview.device}",
+            f"memory: {needed}; available: {_size(preview.limit)}",
+            f"time: at least {seconds:.3g} s an update and {settings.steps * seconds:.3g} s in all: {products}",
+        ]
+    )
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name) if value else flag(name).replace("--", "--no-", 1)
+    text = " ".join(value) or "(none)" if isinstance(value, tuple) else value
+    return " ".join((flag(name), '""' if text == "" else str(text)))
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+
+
 def _prepared(
     arguments: argparse.Namespace, given: Given, files: RunDirectory, interrupts: Interrupts, processes: Processes
 ) -> tuple[Description, RunData, Any]:
@@ -319,11 +347,6 @@ def _join(arguments: argparse.Namespace, processes: Processes) -> None:
     note_connection()
 
 
-def _who(arguments: argparse.Namespace) -> str:
-    of = f" of {arguments.num_processes}" if arguments.num_processes else ""
-    return f"process {arguments.process_id}{of}" if arguments.process_id is not None else "this process"
-
-
 def _advice(arguments: argparse.Namespace) -> str:
     step = next(iter(saved_steps(RunDirectory(arguments.run).checkpoints)), None)
     kept = "there is no checkpoint yet" if step is None else f"the last checkpoint is of step {step}"
@@ -364,7 +387,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.coordinator and (arguments.num_processes, arguments.process_id) != (None, None):
         raise ProcessesError("--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it")
     if arguments.coordinator and not is_supervised():
-        return supervise(words, who=_who(arguments), advice=functools.partial(_advice, arguments))
+        of = f" of {arguments.num_processes}" if arguments.num_processes else ""
+        who = "this process" if arguments.process_id is None else f"process {arguments.process_id}{of}"
+        return supervise(words, who=who, advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
             given = given_by(arguments)

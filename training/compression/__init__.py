@@ -2,15 +2,12 @@
 
 Prediction is compression: a text of probability p takes −log2 p bits. Encoder and decoder read the tokens one by one
 with the same compiled step, so on one machine they compute bit-identical probabilities. The text is split into streams
-that are coded in parallel, since a step for several streams takes hardly longer than for one.
-
-    compressed = compress(text, generator, tokenizer)
-    text = decompress(compressed, generator, tokenizer)
-
-A file is a line of JSON with everything needed to read it, followed by the bits of all streams.
+that are coded in parallel, since a step for several takes hardly longer than for one. A file is a line of JSON with
+everything needed to read it, followed by the bits of all streams.
 """
 
 import functools
+import importlib
 import json
 import zlib
 from typing import Any
@@ -18,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
-from training.compression.entropy_coding import Decoder, Encoder
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator, decoding, states
 from training.runs.named_arrays import checksums, flatten
@@ -35,14 +32,17 @@ LONGEST = 1 << 25
 NOT_THE_SAME = "the decompressed text is not what was compressed: the file is damaged, or was made on another machine"
 
 
+STREAM: Any = importlib.import_module("constriction").stream  # has no type annotations
+MODEL = STREAM.model.Categorical(perfect=False)
+WORD = np.dtype("<u4")
+
+
 class CompressionError(ValueError):
     """A text cannot be compressed, or a file cannot be decompressed; the message is one sentence."""
 
 
 def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
-    """Compress a text. Raises CompressionError if the tokenizer does not reproduce it exactly, and DataError if the
-    tokenizer cannot encode it.
-    """
+    """Compress a text. Raises CompressionError or DataError if the tokenizer does not reproduce it exactly."""
     tokens = np.array(tokenizer.encode(text), np.int32)
     if tokenizer.decode(tokens.tolist()) != text:
         raise CompressionError("this run's tokenizer does not reproduce the text exactly; train with bytes or bpe")
@@ -69,9 +69,7 @@ def compress(text: str, generator: Generator, tokenizer: Tokenizer) -> bytes:
 
 
 def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) -> str:
-    """Return the text that was compressed with the same model. Raises CompressionError if the data are not compressed
-    text, are damaged, or were compressed with another model or on another machine.
-    """
+    """Return the text compressed with the same model, on such a machine, or raise CompressionError."""
     header, code = _read(compressed)
     if header["model"] != model_checksum(generator):
         raise CompressionError("the text was compressed with another model; name the run that it was compressed with")
@@ -92,6 +90,41 @@ def decompress(compressed: bytes, generator: Generator, tokenizer: Tokenizer) ->
     if zlib.crc32(text.encode(errors="replace")) != header["checksum"]:
         raise CompressionError(NOT_THE_SAME)
     return text
+
+
+class Encoder:
+    """Encodes symbols: one of probability p takes −log2 p bits. constriction rounds probabilities to nonzero integers
+    with the sum 2^24, so that encoder and decoder narrow the same interval exactly.
+    """
+
+    def __init__(self) -> None:
+        self._coder = STREAM.queue.RangeEncoder()
+
+    def encode(self, P: Float[np.ndarray, "n N"], symbols: Int[np.ndarray, "n"]) -> None:
+        """Append symbols, given the distribution of each. Raises ValueError unless these are numbers with a sum."""
+        self._coder.encode(symbols.astype(np.int32), MODEL, _checked(P))
+
+    def finish(self) -> bytes:
+        """Return the bits of all symbols, as four-byte words."""
+        return self._coder.get_compressed().astype(WORD).tobytes()
+
+
+class Decoder:
+    """Decodes symbols, in the order of encoding."""
+
+    def __init__(self, code: bytes) -> None:
+        self._coder = STREAM.queue.RangeDecoder(np.frombuffer(code, WORD).astype(np.uint32))
+
+    def decode(self, P: Float[np.ndarray, "n N"]) -> Int[np.ndarray, "n"]:
+        """Return the next symbols, given their distributions. Raises ValueError, or AssertionError for bad code."""
+        return self._coder.decode(MODEL, _checked(P))
+
+
+def _checked(P: np.ndarray) -> np.ndarray:
+    P = np.ascontiguousarray(P, np.float64)
+    if not np.all(np.isfinite(P)) or np.any(P < 0) or not np.all(P.sum(axis=1) > 0):
+        raise ValueError("the model's probabilities are not numbers: the model cannot be used for compression")
+    return P
 
 
 def model_checksum(generator: Generator) -> int:

@@ -1,17 +1,10 @@
 """Batches of examples, as NumPy arrays: the batch of step s depends on (seed, s, batch_size) alone.
 
-    source = NextTokens(splits.train, l_max=128)       # "chunks", "windows", "packed"
-    source = MaskedTokens(splits.train, l_max=128)     # the paper's rule or BERT's
-    source = SequencePairs(splits.train, l_max=64)
-    source = LabeledTexts(splits.train, l_max=64)
-
+    source = NextTokens(splits.train, l_max=128)       # or MaskedTokens, SequencePairs, LabeledTexts
     data = Batches(source, batch_size=32, seed=0)
-    data.batch(step)                    # the batch of any step
-    data.batch(step, rows=slice(0, 8))  # the rows that one of several processes needs
+    data.batch(step, rows=slice(0, 8))  # the batch of any step; the rows that one of several processes needs
     data.batches(first_step)            # endless iterator, prefetched in the background by grain
     data.evaluation_batches()           # every example exactly once, in order
-    data.n_examples, data.n_steps       # examples in an epoch; batches of `evaluation_batches`
-    data.fingerprint                    # for checkpoints: changes with the data, tokenizer, seed and shape
 
 Examples are reshuffled every epoch; a batch may span two epochs. Token arrays are int32 [B, l], padded with the last
 token of the vocabulary, the paper's eos_token; lengths are int32 [B]; masks are boolean. Empty rows fill the last batch
@@ -52,18 +45,10 @@ def shuffled(first: int, end: int, seed: int) -> Any:
 
 
 class Source(abc.ABC):
-    """Examples by index.
+    """n examples by index, of at most l_max tokens each; `identity` is everything else that decides them."""
 
-    Attributes:
-        n: number of examples.
-        l_max: maximum number of tokens in a sequence.
-        identity: everything else that decides the examples.
-        n_too_long: number of examples with more than l_max tokens, if they are treated differently.
-        too_long: how they are treated, in words.
-    """
-
-    n_too_long: int = 0
-    too_long: str = ""
+    n_too_long: int = 0  # examples with more than l_max tokens, if they are treated differently
+    too_long: str = ""  # how they are treated, in words
 
     def __init__(self, *identity: object, n: int, l_max: int) -> None:
         self.identity, self.n, self.l_max = identity, n, l_max
@@ -87,14 +72,8 @@ class Source(abc.ABC):
 
 
 class Batches:
-    """The batches of a source, for training with `noise` if given; see the module's docstring.
-
-    Attributes:
-        source: the examples.
-        batch_size: examples in a batch, over all processes.
-        seed: decides the order of the examples and every random choice in them.
-        n_examples: examples in one epoch.
-        fingerprint: hash of everything that decides the batches.
+    """The batches of a source, for training with `noise` if given; see the module's docstring. `fingerprint` is a hash
+    of everything that decides them: source, batch_size (over all processes) and seed.
     """
 
     def __init__(self, source: Source, *, batch_size: int, seed: int = 0, noise: Noise | None = None) -> None:
@@ -199,17 +178,13 @@ class NextTokens(Source):
         "chunks": a row is a document, or a chunk of one longer than l_max. {"x", "length"}
         "windows": the documents are joined and cut into windows that attend across documents; consecutive windows
             share one token, so that every token is predicted exactly once. {"x", "length"}
-        "packed": a row holds several chunks (best fit), separated by segment_ids (from 1; 0 is padding), with
-            positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the same
-            segment. {"x", "segment_ids", "positions", "loss_mask"}; the rows are composed the same way in every
-            epoch.
+        "packed": a row holds several chunks (best fit), the same in every epoch, separated by segment_ids (from 1; 0 is
+            padding), with positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the
+            same segment. {"x", "segment_ids", "positions", "loss_mask"}
 
     Conversations are always packed, and never split: those with more than l_max tokens are left out. Their loss_mask is
-    true in the columns whose target is part of an answer.
-
-    Raises:
-        DataError: l_max < 2, training data shorter than one sequence, an unknown mode;
-            conversations that are not packed, or that are all too long.
+    true in the columns whose target is part of an answer. Raises DataError if there are too few data, or for a bad
+    mode.
     """
 
     too_long = "conversations are left out"
@@ -283,9 +258,6 @@ class MaskedTokens(Source):
         "paper": every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
         "bert": every token but bos and eos is chosen with probability p_mask; of the chosen tokens, 80 % become
             mask_token, 10 % a random ordinary token, and 10 % stay; the loss is on all of the chosen tokens.
-
-    Raises:
-        DataError: as `NextTokens`, and if p_mask is not between 0 and 1.
     """
 
     def __init__(self, store: TokenStore, *, l_max: int, p_mask: float = 0.15, rule: str = "paper") -> None:
@@ -293,9 +265,7 @@ class MaskedTokens(Source):
             raise DataError(f"there is no masking rule {rule!r}; choose paper or bert")
         if not 0 < p_mask < 1:
             raise DataError(f"p_mask: expected a probability between 0 and 1, got {p_mask}")
-        self.store = _checked(store, l_max)
-        self.p_mask = p_mask
-        self.rule = rule
+        self.store, self.p_mask, self.rule = _checked(store, l_max), p_mask, rule
         self._chunks = Chunks(store.offsets, l_max, overlap=0)
         super().__init__(store.fingerprint, rule, p_mask, n=len(self._chunks), l_max=l_max)
 
@@ -317,13 +287,8 @@ class MaskedTokens(Source):
 
 
 class SequencePairs(Source):
-    """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos.
-
-    A pair is left out if either side, with bos and eos, has more than l_max tokens: training on fragments would
-    teach the model to translate fragments.
-
-    Raises:
-        DataError: no pair fits, or a bad pad_multiple.
+    """Source and target sequences: {"z", "z_length", "x", "x_length"}, each with bos and eos, in at most l_max tokens:
+    others are left out, since training on fragments would teach the model to translate fragments.
     """
 
     too_long = "pairs are left out"
@@ -332,8 +297,7 @@ class SequencePairs(Source):
         """A batch is l_max wide, or, with pad_multiple, as wide as its longest sequence, rounded up to a multiple."""
         if pad_multiple is not None and pad_multiple < 1:
             raise DataError(f"pad_multiple: expected at least 1, got {pad_multiple}")
-        self.store = store
-        self.pad_multiple = pad_multiple
+        self.store, self.pad_multiple = store, pad_multiple
         longest = np.maximum(store.source.lengths, store.target.lengths)
         self._kept = _fitting(longest, l_max, f"{store.source.part} pairs")
         self.n_too_long = len(store) - len(self._kept)
@@ -357,13 +321,7 @@ class SequencePairs(Source):
 
 
 class LabeledTexts(Source):
-    """Texts and their classes: {"x", "length", "label"}.
-
-    A text with more than l_max tokens is cut to its first l_max − 1 tokens and eos.
-
-    Raises:
-        DataError: a bad l_max.
-    """
+    """Texts and their classes: {"x", "length", "label"}; of more than l_max tokens, the first l_max − 1 and eos."""
 
     too_long = "texts are cut"
 

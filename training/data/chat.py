@@ -1,8 +1,6 @@
 """Conversations as text: renders the chat template that came with a model, as `transformers` does.
 
-    template = ChatTemplate.of(tokenizer)
-    text = template.render([{"role": "user", "content": "What is the capital of France?"}])
-    tokens = tokenizer.encode_markup(text)
+    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "What is the capital of France?"}])
 
 A template is a jinja2 program. A run stores it with the tokenizer (`Tokenizer.chat_template`, in tokenizer.json); a
 checkpoint has it in chat_template.jinja or in a field of tokenizer_config.json; GGUF has it in a field. It runs in a
@@ -28,8 +26,7 @@ from training.extras import install
 from training.system import OUT_OF_TIME
 
 ROLES = ("system", "user", "assistant", "tool")
-SECONDS = 2
-"""Limit on the processor time of one rendering, which usually takes a millisecond."""
+SECONDS = 2  # limit on the processor time of one rendering, which usually takes a millisecond
 _WORKER = "training.data.chat_worker"
 _ROOT = str(Path(__file__).parents[2])
 
@@ -46,13 +43,7 @@ class Rendered(NamedTuple):
 
 
 class ChatTemplate:
-    """A chat template.
-
-    Attributes:
-        text: the template.
-        tokens: the texts of special tokens, by the names that templates use, such as bos_token.
-        ends: the texts of the tokens that end an answer; eos_token by default.
-    """
+    """A chat template, the texts of its special tokens by name, such as bos_token, and of those that end an answer."""
 
     def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
         self.text, self.tokens = text, dict(tokens or {})
@@ -82,17 +73,13 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """Return a conversation as the model reads it; `add_generation_prompt` asks the assistant to speak next, and
-        `variables` holds whatever else the template reads, such as tools. Raises DataError if the template rejects the
-        conversation or fails, or jinja2 is missing.
+        `variables` holds whatever else the template reads. Raises DataError if the template rejects it or fails.
         """
         check_messages(messages, answered=not add_generation_prompt)
         return self._reply(messages, add_generation_prompt, variables)["text"]
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
-        """Return a conversation in which the assistant speaks last, rendered like `render`, with the spans of its
-        messages. Raises DataError as `render`, and if the assistant says nothing or its messages cannot be located in
-        the text.
-        """
+        """Return a conversation in which the assistant speaks last, and the spans of its messages. Raises DataError."""
         check_messages(messages, answered=True)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:
@@ -155,9 +142,7 @@ class ChatTemplate:
 
 
 def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
-    """Return a function that turns a conversation into the tokens that prompt the next answer, with the tokenizer's
-    chat template. Raises DataError if it has none.
-    """
+    """Return a function from a conversation to the tokens that prompt the next answer, or raise DataError."""
     template = ChatTemplate.of(tokenizer)
     assert isinstance(tokenizer, LibraryTokenizer)
     return lambda messages: tokenizer.encode_markup(template.render(messages))
@@ -186,9 +171,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def check_messages(messages: Sequence[Message], *, answered: bool) -> None:
-    """Check that `messages` is a conversation; the assistant may speak last if `answered`, and otherwise speaks next.
-    Raises DataError, naming the message, numbered from 1.
-    """
+    """Raise DataError unless `messages` is a conversation; the assistant may speak last only if `answered`."""
     if not isinstance(messages, list | tuple) or not messages:
         raise DataError(f"messages: expected a list of at least one message, got {str(messages)[:60]}")
     for number, message in enumerate(messages, start=1):

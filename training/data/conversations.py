@@ -24,9 +24,7 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Check a JSON object with `messages`, and optionally the `tools` that they name, and return it as a conversation;
-    other fields are ignored. Raises DataError if it is not a conversation that ends with an answer.
-    """
+    """Return a JSON object with `messages` and perhaps `tools`; raise DataError unless it ends with an answer."""
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
         shown = json.dumps(value, default=str)[:80]
         raise DataError(
@@ -70,9 +68,7 @@ class Answers:
         self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer
 
     def encode(self, record: Conversation) -> tuple[list[int], np.ndarray]:
-        """Return a conversation's tokens, and which of them have a character of an answer. Raises DataError, naming the
-        file and line, if the template rejects the conversation or it has no answer.
-        """
+        """Return a conversation's tokens, and which have a character of an answer. Raises DataError, with its place."""
         state: dict[str, Any] = json.loads(record.text)
         try:
             rendered = self._template.render_with_answers(state.pop("messages"), **state)

@@ -60,12 +60,11 @@ RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labe
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Split a text into sections, holding only one in memory.
+    """Yield sections of a text, each with the number of its first line, holding only one in memory; joined, they are
+    the text, unless it is blank.
 
     After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
-    to be read at once; after four times as many, before the next line. White space at the end of the text belongs to
-    the last section. Yields the number of each section's first line, from 1, and its text; joined, the sections are the
-    text, unless it is blank.
+    to be read at once; after four times as many, before the next line. White space at the end belongs to the last one.
     """
     section: list[str] = []
     first, characters, blank, ended = 1, 0, False, True
@@ -85,10 +84,7 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def check_file(path: Path) -> tuple[int, str]:
-    """Read a file in blocks, check that it is UTF-8 text, and return its size in bytes and the SHA-256 of its contents.
-    Raises DataError, naming line and byte offset, if it cannot be read, is empty or blank, has a zero byte, or is not
-    UTF-8.
-    """
+    """Return the size of a file in bytes and the SHA-256 of it. Raises DataError, with the place, unless it is text."""
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line, blank = 0, 1, True
@@ -179,7 +175,11 @@ class FileRecords:
         for number, row in enumerate(rows(path, names), start=1):
             where = f"{path}:{number}"
             if self.kind == "conversations":
-                yield conversation({"messages": [_without_none(m) for m in row[0] or ()]}, where)
+                # in a table, every message has all fields, some None
+                given = [
+                    {k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()
+                ]
+                yield conversation({"messages": given}, where)
                 continue
             for name, value in zip(names, row, strict=True):
                 if not isinstance(value, str):
@@ -273,11 +273,6 @@ def _has_messages(path: Path) -> bool:
     return isinstance(value, dict) and "messages" in value and "text" not in value
 
 
-def _without_none(message: Any) -> Any:
-    """Return a message without the fields that are None: in a table, every message has all fields."""
-    return {k: v for k, v in message.items() if v is not None} if isinstance(message, dict) else message
-
-
 def _name(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files)) if len(files) < 4 else f"{files[0]} and {len(files) - 1} more files"
 
@@ -314,11 +309,8 @@ def read_corpus(
         counted: whether to count the records of each file.
 
     Returns:
-        a corpus whose parts are streams, with an empty test part. Iterating over a part checks every line.
-
-    Raises:
-        DataError: a file cannot be read, is empty, binary or not UTF-8. When the records are read: a line is malformed,
-            or there are too few records to hold some out. The message names the file and the line.
+        a corpus of streams, with an empty test part. Iterating over a part checks every line, and raises DataError,
+        naming file and line, if it is malformed.
     """
     if not paths:
         raise DataError("no data files were given")

@@ -17,8 +17,7 @@ from training.disk import require_file
 from training.extras import install
 
 ROWS = 1000  # read at once
-TEXT = (".txt", ".md")
-"""Suffixes of the text files in a directory."""
+TEXT = (".txt", ".md")  # suffixes of the text files in a directory
 
 
 def _zstd(path: Path) -> Any:
@@ -49,9 +48,7 @@ def inner_suffix(path: Path) -> str:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed. Raises DataError if the library for its compression is not installed, and
-    OSError if it cannot be opened.
-    """
+    """Open a file for reading, decompressed. Raises DataError if a library is missing, OSError if it cannot be."""
     return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
 
 
@@ -89,9 +86,7 @@ def text_files(path: Path) -> list[Path]:
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
-    """Check that a table has rows and these columns, and return the size of its files in bytes and a hash of their
-    contents. Raises DataError if not, or if it cannot be read.
-    """
+    """Return the bytes of a table's files and a hash of them. Raises DataError without rows and these columns."""
     with readable(path):
         files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
         digest = hashlib.sha256()

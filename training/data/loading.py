@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,10 @@ BATCHES: dict[str, Callable[..., Batches]] = {
     )
 }
 """Makes the batches of the tasks that have more in them than examples."""
-TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {
-    "text": tokenize_text,
-    "pairs": tokenize_pairs,
-    "labeled": tokenize_labeled,
-    "conversations": tokenize_text,
-}
+TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
-BUILT = ("bytes", "characters", "words", "bpe")
-"""Tokenizers that are built from the training data; others are loaded from a file."""
+BUILT = ("bytes", "characters", "words", "bpe")  # tokenizers built from the training data; others are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +93,7 @@ def load_run_data(
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> RunData:
     """Read, split, tokenize and check the data of a run; without a `tokenizer`, one is built or loaded. `progress` is
-    called with the bytes tokenized since the last call, and roughly the total (0: unknown). Raises DataError, naming
-    the place, if something is wrong with the data.
+    called with the bytes tokenized since the last call, and roughly the total (0: unknown). Raises DataError.
     """
     files = [weighted(name) for name in settings.data]
     weights = weights_of(files)
@@ -112,7 +105,8 @@ def load_run_data(
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus, tasks)
     size = corpus.n_bytes
-    stores = TOKENIZE[corpus.kind](corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
+    tokenize = TOKENIZE.get(corpus.kind, tokenize_text)
+    stores = tokenize(corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
 
     def examples(store: Any) -> Source:
         return EXAMPLES[settings.task](store, settings)
@@ -190,11 +184,6 @@ def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in given.items()]
 
 
-def _texts(record: Any) -> Iterator[str]:
-    """Return the texts of a record, without its label and its place."""
-    return (value for name, value in record._asdict().items() if name not in ("label", "where"))
-
-
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
     kind = settings.tokenizer
     if kind not in BUILT:
@@ -205,7 +194,8 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
     parts += [[Document(SEPARATOR)]] if tasks else []
     if kind == "characters":
         parts += [part for one in (corpus, *tasks) for part in (one.validation, one.test)]
-    texts = Anew(lambda: (text for part in parts for record in part for text in _texts(record)))
+    fields = Anew(lambda: (field for part in parts for record in part for field in record._asdict().items()))
+    texts = Anew(lambda: (text for name, text in fields if name not in ("label", "where")))
     if kind in ("words", "bpe"):
         size = sum(map(len, texts))
         return build_tokenizer(kind, sampled(texts, TRAINED_ON / max(size, 1)), N_V=settings.N_V)
@@ -243,14 +233,10 @@ def _size(store: Any) -> int:
 
 
 def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
-    """Split a corpus's training and validation data again, with the I-th of K parts held out for validation (`fold` is
-    "I/K", from 1); the test data stay the same.
+    """Hold out the I-th of K parts of a corpus's training and validation data for validation (`fold` is "I/K", from 1).
 
     A record's part depends on its text alone, so equal texts are in one part, and the parts are only roughly equal in
-    size.
-
-    Raises:
-        DataError: there is no such part, or one part would be empty.
+    size. Raises DataError if there is no such part, or one is empty.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", fold)
     i, k = map(int, match.groups()) if match else (0, 0)

@@ -22,10 +22,7 @@ class Weighted(NamedTuple):
 
 
 def weighted(name: str) -> Weighted:
-    """Read FILE=WEIGHT, or FILE alone.
-
-    Raises:
-        DataError: the weight is not positive.
+    """Read FILE=WEIGHT, or FILE alone. Raises DataError if the weight is not positive.
 
     Example:
         >>> weighted("a.txt=0.25"), weighted("a.txt")
@@ -44,9 +41,7 @@ def weighted(name: str) -> Weighted:
 
 
 def weights_of(data: Sequence[Weighted]) -> list[float]:
-    """Return the weights of files, or an empty list if none are given. Raises DataError if only some files have one, or
-    a file is given twice.
-    """
+    """Return the weights of files, if given. Raises DataError if only some have one, or a file is given twice."""
     given = [one.weight for one in data if one.weight is not None]
     if given and len(given) < len(data):
         missing = next(one.path for one in data if one.weight is None)
@@ -57,10 +52,7 @@ def weights_of(data: Sequence[Weighted]) -> list[float]:
 
 
 class Mixture(Source):
-    """Examples drawn from several sources of one kind and shape, in the ratio of their weights.
-
-    Each source is shuffled and repeated on its own, so all of its examples are drawn equally often.
-    """
+    """Examples of several sources, in the ratio of their weights; each is shuffled and repeated on its own."""
 
     def __init__(self, parts: Sequence[Source], weights: Sequence[float], *, too_long: str | None = None) -> None:
         self._parts, self._starts = parts, np.cumsum([0, *(part.n for part in parts)])
@@ -111,9 +103,7 @@ def documents(store: Any, first: int, end: int) -> Any:
 
 
 def mixture(store: Any, names: Sequence[str], weights: Sequence[float], make: Callable[[Any], Source]) -> Mixture:
-    """Return the mixture of the files of a store, which has counted their records; `make` returns the examples of a
-    file's store. Raises DataError if a file has too few records.
-    """
+    """Return the mixture of a store's files, whose examples `make` returns. Raises DataError if one has too few."""
     ends = np.cumsum([0, *token_stores(store)[0].counts]).tolist()
     parts = []
     for name, (first, end) in zip(names, itertools.pairwise(ends), strict=True):

@@ -27,9 +27,7 @@ def as_pairs(corpus: Corpus[Any]) -> Corpus[Pair]:
 
 
 def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
-    """Return the pairs of a part as an in-memory store of sequences for a decoder, whose targets are to be predicted;
-    source and target are tokenized separately. Raises DataError if a source has a TAB, or a text cannot be tokenized.
-    """
+    """Return pairs, tokenized separately, as a store of sequences whose targets are predicted. Raises DataError."""
     sources, targets = [], []
     for record in records:
         if SEPARATOR in record.source:

@@ -10,17 +10,10 @@ from jaxtyping import Int
 
 
 class Chunks:
-    """The chunks of consecutive sequences, located by index without storing a list of them.
-
-    Attributes:
-        l_max: maximum number of tokens in a chunk.
-        overlap: number of tokens that a chunk shares with the previous one.
-    """
+    """The chunks of consecutive sequences, of at most l_max tokens, `overlap` of them shared; found by index."""
 
     def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
-        self.l_max = l_max
-        self.overlap = overlap
-        self._offsets = offsets
+        self.l_max, self.overlap, self._offsets = l_max, overlap, offsets
         lengths = np.diff(offsets)
         counts = np.maximum(1, -(-(lengths - overlap) // (l_max - overlap)))
         self._ends = np.cumsum(np.where(lengths > 0, counts, 0))
@@ -70,8 +63,7 @@ def _put(
 
 
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
-    """Pack items into rows by best fit decreasing: return the indices of the items row by row, [n], and where each row
-    starts among them, [rows + 1].
+    """Pack items into rows by best fit decreasing: return the items' indices row by row, and where each row starts.
 
     Example:
         >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)

@@ -1,14 +1,7 @@
 """Records of a data set, the error of the data layer, and the split into training, validation and test.
 
-Each kind of data has a record type, with `where` (file and line, or the entry's name) for error messages:
-
-* text: `Document(text, where)`;
-* pairs: `Pair(source, target, where)`;
-* labeled text: `Labeled(label, text, where)`;
-* conversations: `Conversation(text, where)`.
-
-A `Corpus` holds three re-iterable collections of one record type. They may be lists or streams over files, so only
-iterate over them: a stream has no length.
+A record has `where` (file and line, or the entry's name) for error messages. A `Corpus` holds three re-iterable
+collections of one type. They may be lists or streams over files, which have no length.
 
     corpus = training.data.corpora.load_corpus("docs")            # a named data set
     corpus = training.data.files.read_corpus(["a.txt"], "text")     # the user's files
@@ -161,9 +154,8 @@ class Deduplicated:
 def hold_out(
     records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
 ) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
-    """Split records by the hash of their keys into train, validation and test: lists if given a list, otherwise
-    streams. Records with equal keys are in the same part, and a positive fraction holds out at least one key. Raises
-    DataError if nothing would be left for training.
+    """Split records by the hash of their keys into train, validation and test, streams unless given a list. Equal keys
+    are in one part, a positive fraction holds out at least one. Raises DataError if too few are left.
     """
     hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
     n_validation, n_test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)

@@ -1,9 +1,5 @@
 """Tokenized data on disk, memory-mapped: text of any size is tokenized once, and then read in any order.
 
-    splits = tokenize_text(corpus, tokenizer)       # Splits(train, validation, test) of TokenStore
-    splits = tokenize_pairs(corpus, tokenizer)      # ... of PairStore(source, target)
-    splits = tokenize_labeled(corpus, tokenizer)    # ... of LabeledStore(text, labels, names)
-
 Every sequence is stored as the paper writes a text, [bos, tokens…, eos]. A store is a folder in the cache directory,
 named by the fingerprints of data and tokenizer, and is renamed into place when it is complete, so a killed run leaves
 no partial store. All data are read here, before the first step: errors in them are reported with file and line.
@@ -29,8 +25,7 @@ from training.disk import parse_json, read_text, reason
 
 FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
-ANSWERS = "answers.bin"
-"""Mask of the tokens of conversations that are answers: one byte per token."""
+ANSWERS = "answers.bin"  # mask of the tokens of conversations that are answers: one byte per token
 
 
 def default_cache_dir() -> Path:
@@ -45,9 +40,7 @@ class TokenStore:
     tokens: UInt[np.ndarray, " n_tokens"]  # uint16 or uint32, usually memory-mapped
     offsets: Int[np.ndarray, " n+1"]  # sequence i is tokens[offsets[i] : offsets[i + 1]]
     N_V: int  # vocabulary size
-    n_bytes: (
-        int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes each, to match the eos that a model predicts)
-    )
+    n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes each, to match the eos that is predicted)
     fingerprint: str  # of the data, the tokenizer and the part
     part: str = "train"  # "train", "validation" or "test"
     dropped_paragraphs: int = 0  # number of paragraphs left out of the texts because they are held out
@@ -86,9 +79,7 @@ class TokenStore:
     def from_sequences(
         cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
     ) -> "TokenStore":
-        """Return a store in memory; the sequences must include bos and eos. Raises DataError if a token ID is outside
-        [0, N_V).
-        """
+        """Return a store in memory; sequences include bos and eos. Raises DataError for a token outside [0, N_V)."""
         flat = np.array([token for s in sequences for token in s], np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
             raise DataError(f"token IDs: expected [0, {N_V}), got {flat.min()} to {flat.max()}")
@@ -138,8 +129,7 @@ def token_stores(store: TokenStore | PairStore | LabeledStore) -> list[TokenStor
     return [store.text if isinstance(store, LabeledStore) else store]
 
 
-Progress = Callable[[int], None]
-"""Receives the number of bytes of text that were just tokenized."""
+Progress = Callable[[int], None]  # receives the number of bytes of text that were just tokenized
 
 
 def _ignored(n_bytes: int) -> None:
@@ -163,14 +153,17 @@ class _ColumnWriter:
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
         """Tokenize texts, frame them with bos and eos, and write them; error messages name their place in `where`."""
+        for framed in self._framed(texts, where):
+            self._file.write(np.array(framed, self._dtype).tobytes())
+            self._lengths.append(len(framed))
+        self._bytes += sum(len(text.encode()) for text in texts)
+
+    def _framed(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
         tokenizer = self._tokenizer
         for text, ids in zip(texts, _encode(tokenizer, texts, where), strict=True):
             if self._verify and self._exact:
                 self._exact = tokenizer.decode(ids) == text
-            framed = tokenizer.framed(ids) if self._is_source else [tokenizer.bos_token, *ids, tokenizer.eos_token]
-            self._file.write(np.array(framed, self._dtype).tobytes())
-            self._lengths.append(len(framed))
-        self._bytes += sum(len(text.encode()) for text in texts)
+            yield tokenizer.framed(ids) if self._is_source else [tokenizer.bos_token, *ids, tokenizer.eos_token]
 
     def describe(self, dropped_paragraphs: int, counts: Sequence[int]) -> None:
         """Write the offsets and meta.json."""
@@ -195,17 +188,14 @@ class _ConversationWriter(_ColumnWriter):
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, **options: bool) -> None:
         super().__init__(directory, tokenizer, file, **options)
-        self._exact = False
-        self._answers = Answers(tokenizer)
+        self._exact, self._answers = False, Answers(tokenizer)
 
-    def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
+    def _framed(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
         with (self._directory / ANSWERS).open("ab") as file:
             for text, place in zip(texts, where, strict=True):
                 tokens, answered = self._answers.encode(Conversation(text, place))
-                self._file.write(np.array(tokens, self._dtype).tobytes())
                 file.write(answered.tobytes())
-                self._lengths.append(len(tokens))
-        self._bytes += sum(len(text.encode()) for text in texts)
+                yield tokens
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
@@ -234,17 +224,7 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _write_part(
-    directory: Path,
-    records: Iterable[Any],
-    tokenizer: Tokenizer,
-    columns: Sequence[Callable[[Any], str]],
-    *,
-    verify: bool,
-    files: Sequence[str],
-    progress: Progress,
-    kind: Kind,
-) -> None:
+def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, verify: bool, files, progress, kind: Kind):
     """Write one store per column of texts, in the folders 0, 1, … of `directory`."""
     counts = dict.fromkeys(files, 0)
     folders = [directory / str(i) for i in range(len(columns))]
@@ -281,19 +261,9 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
             raise ValueError(f"{len(answers)} bytes of answers, expected {len(tokens)}")
     except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
         raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
-    return TokenStore(
-        tokens,
-        offsets,
-        meta["N_V"],
-        meta["n_bytes"],
-        fingerprint(identity, part),
-        part,
-        meta["dropped_paragraphs"],
-        meta["exact"],
-        meta.get("special"),
-        meta.get("counts", ()),
-        answers,
-    )
+    kept = {name: meta[name] for name in ("N_V", "n_bytes", "dropped_paragraphs", "exact")}
+    kept |= {"special": meta.get("special"), "counts": meta.get("counts", ())}
+    return TokenStore(tokens, offsets, **kept, fingerprint=fingerprint(identity, part), part=part, answers=answers)
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
@@ -317,14 +287,7 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
         ) from None
 
 
-def _tokenize(
-    corpus: Corpus[Any],
-    tokenizer: Tokenizer,
-    cache_dir: Path | None,
-    progress: Progress,
-    columns: Sequence[Callable[[Any], str]],
-    write_more: Callable[[Path], None] | None = None,
-) -> tuple[Path, dict[str, list[TokenStore]]]:
+def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
     """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
     identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
@@ -350,9 +313,7 @@ def _tokenize(
 def tokenize_text(
     corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[TokenStore]:
-    """Tokenize a corpus of text or conversations into memory-mapped stores of train, validation and test. Raises
-    DataError if a text cannot be tokenized, a part is empty, or the cache cannot be written or is damaged.
-    """
+    """Tokenize text or conversations into memory-mapped stores of train, validation and test, or raise DataError."""
     _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
     return Splits(*(columns[0] for columns in stores.values()))
 
@@ -369,9 +330,7 @@ def tokenize_pairs(
 def tokenize_labeled(
     corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
 ) -> Splits[LabeledStore]:
-    """Tokenize a corpus of labeled texts; see `tokenize_text`. Also raises DataError if there is only one class, or a
-    held-out text has a class that does not occur in the training data.
-    """
+    """Tokenize labeled texts, or raise DataError, too, for one class, or a held-out label not in training."""
 
     def write_labels(path: Path) -> None:
         names = sorted({record.label for record in corpus.train})

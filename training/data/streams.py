@@ -38,10 +38,7 @@ class Stream(NamedTuple):
 
 
 def parse_stream(written: str) -> Stream:
-    """Read hf:NAME[:SPLIT[:COLUMN]].
-
-    Raises:
-        DataError: it has another form.
+    """Read hf:NAME[:SPLIT[:COLUMN]], or raise DataError.
 
     Example:
         >>> parse_stream("hf:owner/stories/en:train[:100]:body")
@@ -59,9 +56,7 @@ def parse_stream(written: str) -> Stream:
 
 
 def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
-    """Return the file with the rows of a data set, named as for `parse_stream`; it is written unless it is cached.
-    Raises DataError if there is no such data set, it lacks a column, or cannot be read.
-    """
+    """Return the file with a data set's rows, which is written unless cached. Raises DataError if it cannot be."""
     stream = parse_stream(written)
     file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"
     if file.is_file():

@@ -92,9 +92,7 @@ class Tokenizer(abc.ABC):
         """Return the text of ordinary token IDs."""
 
     def may_change(self, token: int) -> bool:
-        """Return whether the next tokens may change what a token and the same kind of tokens before it are decoded to
-        (apart from bytes of a character that are decoded to U+FFFD until all of them are there).
-        """
+        """Return whether the next tokens may change the text of this one, apart from U+FFFD for part of a character."""
         return False
 
     @abc.abstractmethod

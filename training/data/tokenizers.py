@@ -1,17 +1,9 @@
 """Tokenizers: bytes, characters, words, byte pair encoding trained on the data, or one loaded from a file.
 
-All of them share the interface `Tokenizer`:
-
-    tokenizer.N_V                                   vocabulary size, including the three special tokens
-    tokenizer.mask_token, .bos_token, .eos_token    N_V-3, N_V-2, N_V-1, unless the tokenizer came with a model
-    tokenizer.encode(text) -> list[int]             without bos and eos
-    tokenizer.encode_batch(texts) -> list[list[int]]
+    tokenizer = build_tokenizer("bytes" | "characters" | "words" | "bpe", texts, N_V=...)
+    tokenizer.encode(text) -> list[int]             without bos and eos; decode(ids) skips special tokens
     tokenizer.framed(ids, ends=True) -> list[int]   with the tokens before and after a text
-    tokenizer.decode(ids) -> str                    skips special tokens
     tokenizer.save(path); load_tokenizer(path)      a JSON file
-    tokenizer.fingerprint() -> str
-
-    build_tokenizer("bytes" | "characters" | "words" | "bpe", texts, N_V=...)
 
 A loaded tokenizer keeps its own IDs, and the paper's three special tokens follow them, so N_V is its size plus 3. Its
 own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's <|endoftext|>) remain ordinary tokens;
@@ -72,11 +64,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class _Listed(Tokenizer):
-    """A tokenizer with a list of pieces.
-
-    Attributes:
-        vocabulary: the pieces, by token ID.
-    """
+    """A tokenizer with a list of pieces, by token ID."""
 
     kind: str
 
@@ -114,8 +102,7 @@ class CharacterTokenizer(_Listed):
 class WordTokenizer(_Listed):
     """The most frequent words of the data; every other word becomes the token <unk>, ID 0.
 
-    A word includes the space before it, and other white space and punctuation are words, too, so a text of known words
-    is decoded exactly.
+    A word includes the space before it; other white space and punctuation are words, too: known words decode exactly.
     """
 
     kind, unknown = "words", 0
@@ -127,14 +114,8 @@ class WordTokenizer(_Listed):
 
 
 class LibraryTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: byte pair encoding, WordPiece, or any other tokenizer.json.
-
-    Its post-processor, truncation and padding are not used: sequences are framed by the paper's bos and eos.
-
-    Attributes:
-        inner: the library's tokenizer.
-        target: the tokenizer that decodes, if the model's output has another vocabulary than its input.
-        chat_template: the chat template of the model, if it has one.
+    """A tokenizer of the `tokenizers` library, without its post-processor, truncation and padding: sequences are framed
+    by the paper's bos and eos. `target` decodes, if the model's output has another vocabulary than its input.
     """
 
     def __init__(
@@ -178,9 +159,7 @@ class LibraryTokenizer(Tokenizer):
         return inner
 
     def encode_markup(self, text: str) -> list[int]:
-        """Return the token IDs of a text in which the names of special tokens stand for the tokens, such as a rendered
-        chat template.
-        """
+        """Return the tokens of a text in which their names stand for special tokens, as in a rendered chat template."""
         return self.encode_markup_with_spans(text)[0]
 
     def encode_markup_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -193,9 +172,7 @@ class LibraryTokenizer(Tokenizer):
         return (self.target or self.inner).decode(ids, skip_special_tokens=False)
 
     def may_change(self, token: int) -> bool:
-        """Return whether a token is a byte such as <0xE2>: a run of bytes that is not valid UTF-8 as a whole is decoded
-        to U+FFFD for each byte.
-        """
+        """Return whether a token is a byte such as <0xE2>: a run that is not valid UTF-8 decodes to U+FFFD for each."""
         return token in self._bytes
 
     @functools.cached_property
@@ -273,14 +250,11 @@ def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
 
 
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
-    """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data.
+    """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data, or raise DataError.
 
     For characters, give every text that will ever be encoded, including held-out ones. For bpe and words, give training
     texts, for which 100 MB are plenty (see `sampled`), and the vocabulary size N_V, including special tokens; it is
     smaller if there is little data.
-
-    Raises:
-        DataError: unknown kind, N_V is too small, or there is no text to build characters or words from.
     """
     minimum = {"bytes": 0, "characters": 0, "words": 5, "bpe": 260}
     if kind not in minimum:
@@ -301,9 +275,7 @@ def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Toke
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `to_json` described. Raises KeyError or TypeError if it is incomplete or of an unknown
-    kind.
-    """
+    """Return the tokenizer that `to_json` described, or raise KeyError or TypeError."""
     if state["kind"] == "library":
         special = SpecialTokens.from_json(state["special"]) if "special" in state else None
         target = library.Tokenizer.from_str(json.dumps(state["target"])) if "target" in state else None
@@ -328,9 +300,7 @@ def gpt2_tokenizer(vocabulary: str | Path, merges: str | Path) -> LibraryTokeniz
 
 
 def bert_tokenizer(vocabulary: str | Path) -> LibraryTokenizer:
-    """Return BERT's WordPiece tokenizer from its vocab.txt; it lowercases text if no entry has an uppercase letter.
-    Raises DataError if the vocabulary has no [UNK].
-    """
+    """Return BERT's WordPiece tokenizer from its vocab.txt; it lowercases text if no entry has an uppercase letter."""
     lines = Path(vocabulary).read_text(encoding="utf-8").splitlines()
     if "[UNK]" not in lines:
         raise DataError(f"{vocabulary} has no [UNK], so it is not a WordPiece vocabulary")
@@ -357,9 +327,9 @@ def _load_directory(path: Path) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer: a file that `Tokenizer.save` wrote, a tokenizer.json of the `tokenizers` library, BERT's
-    vocab.txt, or a directory with one of these or with GPT-2's encoder.json and vocab.bpe (or vocab.json, merges.txt).
-    Raises DataError if the file does not exist, or is not a tokenizer.
+    """Read a tokenizer, or raise DataError: a file that `Tokenizer.save` wrote, a tokenizer.json of the `tokenizers`
+    library, BERT's vocab.txt, or a directory with one of these or GPT-2's encoder.json and vocab.bpe (or vocab.json,
+    merges.txt).
     """
     path = local_path(path)
     if path.is_dir():

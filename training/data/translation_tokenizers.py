@@ -27,12 +27,7 @@ def _needed(module: str) -> Any:
 
 
 class _Translation(Tokenizer):
-    """A tokenizer that encodes with one vocabulary and decodes with another.
-
-    Attributes:
-        source: the token ID of each piece of the source, including <unk>.
-        target: the same for the target.
-    """
+    """Encodes with one vocabulary, `source`, and decodes with another, `target`: the token ID of each piece."""
 
     def __init__(self, source: Mapping[str, int], target: Mapping[str, int], special: SpecialTokens) -> None:
         if UNKNOWN not in source:
@@ -54,12 +49,8 @@ class _Translation(Tokenizer):
 
 
 class SentencePieceTokenizer(_Translation):
-    """Marian's tokenizer: SentencePiece, with the token IDs of its pieces in a separate vocabulary.
-
-    A text may begin with the language to translate into, such as ``>>fr<<``.
-
-    Attributes:
-        models: the contents of source.spm and target.spm.
+    """Marian's tokenizer: SentencePiece `models` of source and target, with the token IDs of pieces in a separate
+    vocabulary. A text may begin with the language to translate into, such as ``>>fr<<``.
     """
 
     def __init__(
@@ -97,12 +88,8 @@ class SentencePieceTokenizer(_Translation):
 
 
 class MosesTokenizer(_Translation):
-    """FSMT's tokenizer: the Moses scripts split text into words, and fastBPE splits words into pieces.
-
-    Attributes:
-        languages: language codes of the source and of the target.
-        merges: pairs of pieces to merge, the most frequent first.
-        lower: whether to lowercase texts.
+    """FSMT's tokenizer: the Moses scripts split text into words, and fastBPE splits words into pieces, which it merges
+    in the order of `merges`; `languages` are the codes of source and target.
     """
 
     is_local = False  # whether a quotation mark opens or closes depends on all before it
@@ -151,9 +138,7 @@ class MosesTokenizer(_Translation):
 
 
 def from_json(state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `to_json` described. Raises KeyError or TypeError if it is incomplete or of an unknown
-    kind, and DataError if its library is not installed.
-    """
+    """Return the tokenizer that `to_json` described. Raises KeyError or TypeError, or DataError without its library."""
     shared = {
         "source": state["source"],
         "target": state["target"],

@@ -1,9 +1,5 @@
 """Ensembles: the mean of several models' probabilities, or of their parameters.
 
-    members = list(of_checkpoints("runs/docs").values())    # or [load_run(path) for path in paths]
-    totals = ensemble_totals(members, settings)             # sums over a batch, like those of `make_totals`
-    run = averaged(members)                                 # one model of the same sizes
-
 The members have the same task, tokenizer and classes; `check_alike` checks that.
 """
 
@@ -27,9 +23,7 @@ from training.tasks.objectives import Batch, Totals, cast
 
 
 def of_checkpoints(directory: str | Path) -> dict[int, Run]:
-    """Return the models of a run's checkpoints by step, the last one first. Raises RunError if the directory is not a
-    run or has no checkpoints, and CheckpointError if one is damaged.
-    """
+    """Return the models of a run's checkpoints by step, the last first. Raises RunError or CheckpointError."""
     files = RunDirectory(directory)
     description = files.description()
     steps = saved_steps(files.checkpoints)
@@ -49,9 +43,7 @@ def of_checkpoints(directory: str | Path) -> dict[int, Run]:
 
 
 def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
-    """Raise RunError if the task, tokenizer or classes of a model differ from those of the first; with `sizes`, also if
-    the model's sizes differ.
-    """
+    """Raise RunError if the task, tokenizer, classes or, with `sizes`, the sizes of models differ."""
     first = runs[0]
     for run, name in zip(runs[1:], names[1:], strict=True):
         differing = {
@@ -73,10 +65,7 @@ def averaged(runs: Sequence[Run]) -> Run:
 
 
 def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, Batch], Totals]:
-    """Return a function for jit, from the parameters of all models and a batch to sums over the batch.
-
-    The predicted distribution of a column is the mean of the models' distributions.
-    """
+    """Return a function of all models' parameters and a batch to the sums of their mean distribution, for jit."""
     objective = TASKS[runs[0].task].objective
 
     def totals(params, batch):

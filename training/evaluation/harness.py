@@ -32,11 +32,7 @@ class HarnessModel(LM):
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation given its context, in nats, and whether it is the greedy one.
-
-        The context is truncated on the left if both together exceed l_max.
-
-        Raises:
-            ValueError: a continuation has no tokens, or l_max or more.
+        The context is truncated on the left if both exceed l_max. Raises ValueError for 0 or at least l_max tokens.
         """
         pairs = [self._encoded(*request.args) for request in requests]
         l_max = self._run.config.l_max

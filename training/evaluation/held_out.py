@@ -14,8 +14,7 @@ from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.objectives import Totals, make_totals
 
-Progress = Callable[[int, int], None]
-"""Receives how many batches or examples were done since the last call, and the total."""
+Progress = Callable[[int, int], None]  # receives the batches or examples done since the last call, and the total
 
 
 def evaluate(
@@ -27,9 +26,8 @@ def evaluate(
     tokens_per_byte: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return loss in nats per predicted token, perplexity, accuracy and bits_per_byte on the held-out batches, or on
-    the first `limit` of them, which makes bits_per_byte an estimate. `tokens_per_byte` is that of the whole text (None:
-    no bits_per_byte); `check` is called before every batch, and may raise.
+    """Return loss in nats per predicted token, perplexity, accuracy and bits_per_byte (unless `tokens_per_byte` of the
+    whole text is None) on the held-out batches, or the first `limit`; `check` is called before each, and may raise.
     """
     sums = np.zeros(3)
     for batch in itertools.islice(batches, limit or None):

@@ -1,9 +1,5 @@
 """Evaluation of a trained run on held-out data, compared with simpler methods.
 
-    comparison = compare(run, description, data, "test", limit=1000)
-    comparison.rows["this model"]["F1"], comparison.rows["TF-IDF and logistic regression"]["F1"]
-    summary(settings, data, results)        # lines for the end of training; `sample` adds a text
-
 | task | figures | compared with |
 |---|---|---|
 | `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model |
@@ -43,8 +39,7 @@ THIS = "this model"
 SHOWN = 8  # examples
 AT_ONCE = 64  # examples in a batch
 SAMPLED = 60  # tokens
-LIMITED = ("ed", "classify")
-"""Tasks that --limit applies to."""
+LIMITED = ("ed", "classify")  # tasks that --limit applies to
 
 Figures = dict[str, float]
 
@@ -78,7 +73,7 @@ def compare(
     progress: Progress = lambda n, total: None,
 ) -> Comparison:
     """Evaluate a run on a held-out part of its data, one of `PARTS`: on at most `limit` examples to translate or
-    classify (0: all). Raises DataError if the part is empty, or `limit` is given for another task.
+    classify (0: all). Raises DataError if the part is empty, or `limit` does not apply.
     """
     if limit and run.task not in LIMITED:
         raise DataError(f"--limit: expected a run of {' or '.join(LIMITED)}, got one of {run.task}; leave it out")
@@ -228,16 +223,12 @@ class Evaluation(NamedTuple):
     sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any
 
 
-def _modalities(run: Run, description: Description, data: RunData, part: str, *_: Any) -> Comparison:
-    return Comparison(modalities.figures(run, description, data, part))
-
-
 EVALUATIONS: dict[str, Evaluation] = {
     "d": Evaluation(_decoder, _continuation),
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(_modalities, lambda run: _continuation(of_text(run))),
+    "gato": Evaluation(lambda *of: Comparison(modalities.figures(*of[:4])), lambda run: _continuation(of_text(run))),
 }
 """The evaluation of each task."""
 

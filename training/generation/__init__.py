@@ -6,8 +6,9 @@
 A compiled program serves all prompts, contexts and outputs whose lengths fall into the same bucket, for one batch size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Required, Unpack
+import functools
+from collections.abc import Callable, Iterator
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,30 +24,17 @@ from algorithms import (
     bos_token,
     eos_token,
 )
-from algorithms.inside import At
-from algorithms.machinery.contract import check_key
 from training.generation import beam_search, decoding, inputs, layout, reading, states
 from training.generation.cache import bucketed, capacity
-from training.generation.continuation import Continuation, Model
+from training.generation.continuation import Continuation, Generator
 from training.generation.inputs import Lengths, Tokens
-from training.generation.inside import Inside
-from training.generation.prefixes import Prefixes
-from training.generation.requests import Request, check_requests, keys_of
+from training.generation.requests import keys_of
 from training.generation.sampling import Sampling, SamplingArrays
 from training.generation.states import Context, State
 
 __all__ = ["Continuation", "Generator", "Sampling", "Translator", "generate", "translate"]
 
 LENGTH_PENALTY = 0.6
-
-
-class Requests(Sampling, total=False):
-    """The arguments of `generate` that `Generator` takes for each call."""
-
-    lengths: Required[Lengths]
-    l_gen: Required[int]
-    key: Required[Key[Array, "*B"]]
-    sliding: bool
 
 
 def generate(
@@ -76,14 +64,10 @@ def generate(
             token is predicted from the l_max/2 to l_max tokens before it.
         **sampling: how to draw, see `Sampling`.
 
-    Returns:
-        the continuations.
-
     Raises:
-        TypeError: for tokens or lengths that are not integers, parameters or a configuration of another architecture,
-            or an untyped key.
-        ValueError: for a prompt that is empty, has an unknown token, or would outgrow l_max; for sizes that
-            disagree; or for an invalid l_gen or `Sampling`.
+        TypeError: tokens or lengths are not integers, the model is of another architecture, or the key is untyped.
+        ValueError: a prompt is empty, has an unknown token, or would outgrow l_max; sizes disagree; or l_gen or the
+            sampling is invalid.
 
     Example:
         >>> from algorithms import init_d_transformer
@@ -95,88 +79,6 @@ def generate(
     """
     generator = Generator(theta, config)
     return generator.generate(prompts, lengths=lengths, l_gen=l_gen, key=key, sliding=sliding, **sampling)
-
-
-class Generator:
-    """A decoder that is ready for many calls; see `generate`."""
-
-    def __init__(
-        self,
-        theta: DTransformerParams,
-        config: DTransformerConfig,
-        *,
-        prefixes: Prefixes | None = None,
-        changes: Mapping[str, Any] | Mapping[At, Any] | None = None,
-        names: Sequence[str] = (),
-        int8: bool = False,
-    ) -> None:
-        """Lay out the parameters.
-
-        `prefixes` caches keys and values, so that a prompt that begins like an earlier text is read only from where
-        they differ; `changes` and `names` turn it off. `changes` are applied to every token, as
-        `algorithms.inside.intervene` takes them; `names` are recorded for every token, as `algorithms.inside.record`
-        takes them, and returned by `Continuation.seen`. `int8` rounds the matrices that every generated token reads,
-        with a scale per row; prompts are read with the original parameters.
-        """
-        inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
-        self.theta = theta
-        self.config = config
-        self._apart = layout.apart(theta)
-        self.weights = layout.unstacked(self._apart, int8=int8)
-        self.prefixes = prefixes
-        self._inside = Inside(changes or {}, names, config.L) if changes or names else None
-
-    def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
-        """Continue prompts; see the function `generate`."""
-        continuation, l_gen = self.begin(prompts, **requests), requests["l_gen"]
-        continuation.extend(l_gen)
-        missing = l_gen - continuation.tokens.shape[1]
-        fill = max(0, int(continuation.sampling.eos[0, 0]))
-        return jnp.asarray(np.pad(continuation.tokens, ((0, 0), (0, missing)), constant_values=fill))
-
-    def stream(self, prompts: Tokens, **requests: Unpack[Requests]) -> Iterator[np.ndarray]:
-        """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""
-        yield from self.begin(prompts, **requests).columns(requests["l_gen"])
-
-    def begin(
-        self,
-        prompts: Tokens,
-        *,
-        lengths: Lengths,
-        l_gen: int,
-        key: Key[Array, "*B"],
-        sliding: bool = False,
-        likeliest: int = 0,
-        **sampling: Unpack[Sampling],
-    ) -> Continuation:
-        """Read prompts, and return the `Continuation` that generates step by step. Besides the arguments of the
-        function `generate`: `likeliest` is how many of the likeliest tokens to record at each position.
-        """
-        inputs.check_count("l_gen", l_gen)
-        check_key("key", key)
-        x, lengths = inputs.checked("prompts", prompts, lengths, self.config, sliding=sliding)
-        if not sliding:
-            inputs.check_room(lengths, l_gen, self.config.l_max)
-        keys = key if key.ndim else keys_of(key, len(x), 0)
-        if len(keys) != len(x):
-            raise ValueError(f"key: expected one key, or one for each of the {len(x)} requests, got {len(keys)}")
-        of_rows = zip(x, lengths, keys, strict=True)
-        return self.answer([Request(x[:l], key, l_gen, sampling) for x, l, key in of_rows], likeliest=likeliest)
-
-    def answer(self, requests: Sequence[Request], *, likeliest: int = 0) -> Continuation:
-        """Read the prompts of requests, each with its own sampling, and return their `Continuation`, which may slide
-        past l_max; `likeliest`: see `begin`. Raises TypeError or ValueError as `check_requests`.
-        """
-        check_requests(requests, self.config)
-        return Continuation(self._model, requests, likeliest=likeliest)
-
-    @property
-    def _model(self) -> Model:
-        return Model(self.theta, self._apart, self.weights, self.config, self.prefixes, self._inside)
-
-    def read(self, x: np.ndarray, lengths: np.ndarray) -> State:
-        """Read prompts, as `inputs.checked` returns them, in one forward pass."""
-        return self._model.read(x, lengths)
 
 
 def translate(
@@ -250,9 +152,7 @@ class Translator:
         self.bos = bos_token(config.N_V) if bos is None else bos
         self.eos = eos_token(config.N_V) if eos is None else eos
         inputs.check_model(theta, config, EDTransformerParams, EDTransformerConfig)
-        self.theta = theta
-        self.config = config
-        self.weights = layout.unstacked(theta, int8=int8)
+        self.theta, self.config, self.weights = theta, config, layout.unstacked(theta, int8=int8)
 
     def translate(
         self,
@@ -268,20 +168,13 @@ class Translator:
     ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
         """Translate contexts; see the function `translate`. `first` is the number of the first request."""
         inputs.check_translation(l_max, tau, key, self.config, beam_size=beam_size, length_penalty=length_penalty)
-        context, keys, options = self._encoded(z, lengths, tau, key, first)
         if beam_size > 1:
-            return beam_search.beam_search(
-                self.weights,
-                context,
-                l_max=l_max,
-                beam_size=beam_size,
-                length_penalty=length_penalty,
-                bos=self.bos,
-                eos=self.eos,
-            )
-        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
-        state = decoding.decode_until(self.weights, context, state, keys, l_max - 1, options)
-        tokens = np.full((len(keys), l_max), self.eos, np.int32)
+            options = {"l_max": l_max, "beam_size": beam_size, "length_penalty": length_penalty}
+            context = self._encoded(z, lengths)
+            return beam_search.beam_search(self.weights, context, **options, bos=self.bos, eos=self.eos)
+        state, advance = self._begun(z, lengths, tau, key, first)
+        state = decoding.grown_until(l_max - 1, state, advance)
+        tokens = np.full((len(state.tokens), l_max), self.eos, np.int32)
         written = int(state.slot) + 1
         tokens[:, :written] = np.asarray(state.tokens)[:, :written]
         ended = tokens[:, 1:] == self.eos  # some models begin with eos, too
@@ -300,19 +193,23 @@ class Translator:
     ) -> Iterator[np.ndarray]:
         """Yield the columns of what `translate` returns as they are generated, without bos_token."""
         inputs.check_translation(l_max, tau, key, self.config)
-        context, keys, options = self._encoded(z, lengths, tau, key, first)
-        state = states.empty_state(self.weights, B=len(keys), C=capacity(2), bos=self.bos)
+        state, advance = self._begun(z, lengths, tau, key, first)
         for stop in range(1, l_max):
-            state = decoding.decode_until(self.weights, context, state, keys, stop, options)
+            state = decoding.grown_until(stop, state, advance)
             if int(state.slot) < stop:
                 return
             yield np.asarray(state.tokens[:, stop])
 
-    def _encoded(self, z, lengths, tau, key, first) -> tuple[Context, Array, dict[str, Any]]:
-        """Return the encoded contexts, the key of each, and the options of `decoding.decode`."""
+    def _encoded(self, z, lengths) -> Context:
         z, lengths = inputs.checked("z", z, lengths, self.config, N_V=self.config.N_V_z)
-        context = reading.encode(self.theta, bucketed(z, self.config.l_max), lengths)
-        key = jax.random.key(0) if key is None else key
+        return reading.encode(self.theta, bucketed(z, self.config.l_max), lengths)
+
+    def _begun(self, z, lengths, tau, key, first) -> tuple[State, Callable[..., State]]:
+        """Return the state of translations that have only bos, and the function that continues one."""
+        context = self._encoded(z, lengths)
+        B = len(context.permitted)
+        keys = keys_of(jax.random.key(0) if key is None else key, B, first)
         sampling: Sampling = {"tau": tau, "eos": self.eos}
-        drawn = SamplingArrays.of([sampling] * len(z), self.config.N_V)
-        return context, keys_of(key, len(z), first), {"sampling": drawn}
+        drawn = SamplingArrays.of([sampling] * B, self.config.N_V)
+        advance = functools.partial(decoding.decode, self.weights, context, keys=keys, sampling=drawn)
+        return states.empty_state(self.weights, B=B, C=capacity(2), bos=self.bos), advance

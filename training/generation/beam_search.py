@@ -14,14 +14,7 @@ from training.generation.states import Context, State
 
 
 def beam_search(
-    weights: Weights,
-    context: Context,
-    *,
-    l_max: int,
-    beam_size: int,
-    length_penalty: float,
-    bos: int,
-    eos: int,
+    weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, bos: int, eos: int
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
     """Search for the likeliest translations; arguments and result are those of `training.generation.translate`.
 
@@ -35,15 +28,13 @@ def beam_search(
     scores = jnp.tile(jnp.where(jnp.arange(K) == 0, 0, -jnp.inf).astype(dtype), B)
     counts = jnp.ones(B * K, jnp.int32)
     alpha = jnp.asarray(length_penalty, dtype)
-    while True:
-        C = state.tokens.shape[1]
-        here = min(l_max, C) - 1
-        stop = jnp.asarray(here, jnp.int32)
-        searched = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos)
-        state, scores, counts = searched
-        if here == l_max - 1 or int(state.slot) < here:
-            break
-        state = states.grow(state, C=2 * C)
+
+    def advance(state: State, *, stop: Array) -> State:
+        nonlocal scores, counts
+        state, scores, counts = _search(weights, wide, state, scores, counts, stop, alpha, K=K, eos=eos)
+        return state
+
+    state = decoding.grown_until(l_max - 1, state, advance)
     return _best(state.tokens, scores, counts, alpha, int(state.slot) + 1, eos, K, l_max)
 
 
@@ -55,22 +46,8 @@ def _repeated(context: Context, K: int) -> Context:
 
 
 @functools.partial(jax.jit, static_argnames=("K", "eos"), donate_argnames=("state", "scores", "counts"))
-def _search(
-    weights: Weights,
-    context: Context,
-    state: State,
-    scores: Float[Array, "BK"],
-    counts: Int[Array, "BK"],
-    stop,
-    alpha,
-    *,
-    K: int,
-    eos: int,
-) -> tuple[State, Float[Array, "BK"], Int[Array, "BK"]]:
-    """Search up to slot `stop`, or until every beam has ended.
-
-    `scores` are the log-probabilities of the beams, `counts` their numbers of tokens, bos_token included.
-    """
+def _search(weights: Weights, context, state: State, scores, counts, stop, alpha, *, K: int, eos: int):
+    """Search up to slot `stop`, or until every beam has ended, given the beams' log-probabilities and token counts."""
     BK, N_V = state.tokens.shape[0], weights.W_e.shape[1]
     # A translation that has ended can only be extended by eos, at no cost.
     only_eos = jnp.where(jnp.arange(N_V) == eos, 0, -jnp.inf).astype(scores.dtype)

@@ -30,14 +30,10 @@ from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
 from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
-from training.generation.slots import Slots, smallest_part
+from training.generation.slots import Slots
 
-EQUAL_ROWS = 8
-"""How often a query is repeated on a TPU, where a product with eight rows is much faster than with one."""
-
-ROUNDING = 0.05
-"""The largest share of a column's largest entry that is taken for rounding, also in bfloat16."""
-
+EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
+ROUNDING = 0.05  # the largest share of a column's largest entry that is taken for rounding, also in bfloat16
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
@@ -60,10 +56,7 @@ def bucketed(x: np.ndarray, l_max: int) -> np.ndarray:
 
 
 def capacity(n: int) -> int:
-    """Return the initial number of slots of a cache for at least n tokens; it doubles when they are full.
-
-    Each capacity is compiled separately, so only powers of two from 64 are used.
-    """
+    """Return the first number of slots for n tokens, a power of two, since each is compiled; it doubles when full."""
     return 1 << (max(n, SMALLEST_CAPACITY) - 1).bit_length()
 
 
@@ -122,20 +115,13 @@ Cache = KeyValues | Slots
 """What a step reads and writes of one attention."""
 
 
-def rows_of_parts(W_e: Any, B: int, *, d_e: int, H: int, H_kv: int) -> int | None:
-    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part.
-
-    A cache is in parts on a CPU whose model, to which W_e belongs, is on one device.
-    """
-    leaf = jax.tree.leaves(W_e)[0]
-    return smallest_part(B, d_e, H, H_kv) if platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1 else None
+def is_in_parts(leaf: Any) -> bool:
+    """Whether caches are in parts for the model that an array belongs to: on a CPU, if it is on one device."""
+    return platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1
 
 
 def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:
-    """Return a cache of the first slots with room for C slots, or for the last `most` of them (None: all).
-
-    If it has room for all slots it is in parts, the smallest with n rows (None: in one part).
-    """
+    """Return a cache with room for C slots, or the last `most`; in parts if it is for all slots and n is given."""
     R = min(C, most or C)
     cache = cache.grown(R)
     return Slots.of(*cache, n) if C == R and n is not None else cache
@@ -195,10 +181,9 @@ def attend_cached(
 ) -> Float[Array, "H*d_mid B"]:
     """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
 
-    If the cache has fewer heads, each of them serves several consecutive ones. A query with nothing to attend to
-    outputs 0. ``of_distances()``, if given, is added to the scores: a bias for the distance to each row's token; of n
-    rows from `start` on ``of_distances(start, n)``. A cache in parts needs the `slot` of the queries' tokens, and their
-    window (None: all of the slots before), to read only these. Sinks take weight in the softmax, and have no value.
+    Heads of the cache serve several consecutive ones each if it has fewer; a query with nothing to attend to outputs 0.
+    ``of_distances(start, n)`` is added to the scores of n rows from `start` on (without arguments: all). Of a cache in
+    parts, only those within the `window` before the `slot` of the queries' tokens are read. Sinks have no value.
     """
     _, d_attn, B = Q.shape
     H_kv = jax.tree.leaves(cache)[0].shape[0] // B
@@ -272,11 +257,7 @@ class Projections:
 
     @property
     def heads(self) -> AttentionParams:
-        """The matrices and biases one by one, for a line of one's own that reads them; None for a known context's.
-
-        Raises:
-            ValueError: the matrices are rounded.
-        """
+        """The matrices and biases one by one, for a line of one's own (None: a known context's); not of int8."""
         if not isinstance(self.W, jax.Array):
             raise ValueError(
                 "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "
@@ -308,9 +289,7 @@ def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any =
 
 
 def check_reads_columns(line: Attention, W: Any, d_e: int, dtype: Any) -> None:
-    """Check that a line of one's own reads of a column nothing but that column, which is all that a step has. Raises
-    ValueError if the queries, keys or values of a column change with those before it.
-    """
+    """Check that a line of one's own reads of a column only that column, as a step does; raise ValueError otherwise."""
 
     @jax.jit
     def of_last(W, X, t):
@@ -347,12 +326,7 @@ def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
 
 
 def of_rows(
-    read: Read,
-    cache: Cache,
-    permitted: Any,
-    line: Attention,
-    of_distances: Any = None,
-    slot: Any = None,
+    read: Read, cache: Cache, permitted: Any, line: Attention, of_distances: Any = None, slot: Any = None
 ) -> Float[Array, "H d_mid B"]:
     """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
     H, _, B = read.Q.shape
@@ -446,10 +420,7 @@ class Prefix(NamedTuple):
 def scores_of_distances(
     U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Int[Array, "n"]
 ) -> Float[Array, "H B n"]:
-    """Return what the distances from new tokens to the tokens of n rows add to the scores; arbitrary for tokens ahead.
-
-    P has the keys of the distances from 1 − R to 0.
-    """
+    """Return what the distances to the tokens of n rows add to the scores, by the keys P of those from 1 − R to 0."""
     R = P.shape[-1]
     P = jnp.take(P, jnp.clip(distances + R - 1, 0, R - 1), axis=2)
     return jnp.einsum("hdb,hdc->hbc", U, P, preferred_element_type=accumulation_dtype(U.dtype))

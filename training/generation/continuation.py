@@ -1,58 +1,40 @@
-"""Continuations of a batch of prompts: the tokens generated so far, and the state to generate more."""
+"""A decoder that generates, and the continuations of a batch of prompts: their tokens, and the state to go on."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Required, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
 
 from algorithms import DTransformerConfig, DTransformerParams
-from algorithms.inside import Recorded
-from training.generation import decoding, inputs, reading, states
+from algorithms.inside import At, Recorded
+from algorithms.machinery.contract import check_key
+from training.generation import decoding, inputs, layout, reading, states
 from training.generation.cache import bucket, bucketed, capacity
+from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
-from training.generation.layout import Weights
 from training.generation.prefixes import Prefixes
 from training.generation.repetition import History
-from training.generation.requests import Request, begins_of, check_requests
-from training.generation.sampling import SamplingArrays
+from training.generation.requests import Request, begins_of, check_requests, keys_of
+from training.generation.sampling import Sampling, SamplingArrays
 from training.generation.states import Likeliest, State
 
-ROOM = 256
-"""Tokens that a new cache has room for, so that a typical answer needs one compiled loop."""
-
-REMEMBERED = 1024
-"""Initial room for tokens in a `History`, so that few programs are compiled."""
+ROOM = 256  # tokens that a new cache has room for, so that a typical answer needs one compiled loop
+REMEMBERED = 1024  # initial room for tokens in a `History`, so that few programs are compiled
 
 
-class Model(NamedTuple):
-    """A decoder, ready to generate."""
+class Requests(Sampling, total=False):
+    """The arguments of `generate` that `Generator` takes for each call."""
 
-    theta: DTransformerParams  # its parameters
-    apart: DTransformerParams  # the same as `layout.apart` returns them, for prompts
-    weights: Weights  # the same as `layout.unstacked` returns them, for single columns
-    config: DTransformerConfig  # sizes and variant
-    prefixes: Prefixes | None = None  # keys and values of earlier texts
-    inside: Inside | None = None  # what to change and record
-
-    @property
-    def most(self) -> int | None:
-        """How many tokens the cache keeps: the width of the widest window; None for all, if anything reads them all."""
-        in_full = self.prefixes is not None or self.inside is not None
-        return None if in_full else states.widest_window(self.config.variant)
-
-    def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
-    ) -> State:
-        """Read prompts, padded on the right, with `prefill`, into caches with room for at least `room` more tokens."""
-        x = bucketed(x, self.config.l_max)
-        C = capacity(x.shape[1] + 1 + room)
-        if self.prefixes is not None and self.inside is None:
-            return self.prefixes.read(self.theta, self.apart, x, lengths, config=self.config, C=C)
-        theta = self.apart if self.inside is None else self.theta
-        return prefill(theta, x, lengths, C=C, most=self.most)
+    lengths: Required[Lengths]
+    l_gen: Required[int]
+    key: Required[Key[Array, "*B"]]
+    sliding: bool
 
 
 def window_start(t: int, l_max: int) -> int:
@@ -70,12 +52,97 @@ def window_start(t: int, l_max: int) -> int:
     return max(0, -(-(t - l_max) // stride)) * stride
 
 
+class Generator:
+    """A decoder that is ready for many calls; see `generate`."""
+
+    def __init__(
+        self,
+        theta: DTransformerParams,
+        config: DTransformerConfig,
+        *,
+        prefixes: Prefixes | None = None,
+        changes: Mapping[str, Any] | Mapping[At, Any] | None = None,
+        names: Sequence[str] = (),
+        int8: bool = False,
+    ) -> None:
+        """Lay out the parameters.
+
+        `prefixes` caches keys and values, so that a prompt is read only from where it differs from an earlier text;
+        `changes` and `names` turn it off. The `changes` are applied to every token, as by
+        `algorithms.inside.intervene`; the `names` are recorded for every token, for `Continuation.seen`. `int8` rounds
+        the matrices that every generated token reads, with a scale per row; prompts are read with the original
+        parameters.
+        """
+        inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
+        self.theta, self.config, self.prefixes = theta, config, prefixes
+        self.apart = layout.apart(theta)
+        self.weights = layout.unstacked(self.apart, int8=int8)
+        self.inside = Inside(changes or {}, names, config.L) if changes or names else None
+
+    def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
+        """Continue prompts; see the function `generate`."""
+        continuation, l_gen = self.begin(prompts, **requests), requests["l_gen"]
+        continuation.extend(l_gen)
+        missing = l_gen - continuation.tokens.shape[1]
+        fill = max(0, int(continuation.sampling.eos[0, 0]))
+        return jnp.asarray(np.pad(continuation.tokens, ((0, 0), (0, missing)), constant_values=fill))
+
+    def stream(self, prompts: Tokens, **requests: Unpack[Requests]) -> Iterator[np.ndarray]:
+        """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""
+        yield from self.begin(prompts, **requests).columns(requests["l_gen"])
+
+    def begin(
+        self,
+        prompts: Tokens,
+        *,
+        lengths: Lengths,
+        l_gen: int,
+        key: Key[Array, "*B"],
+        sliding: bool = False,
+        likeliest: int = 0,
+        **sampling: Unpack[Sampling],
+    ) -> "Continuation":
+        """Read prompts, and return their `Continuation`, which records the `likeliest` tokens at each position, too."""
+        inputs.check_count("l_gen", l_gen)
+        check_key("key", key)
+        x, lengths = inputs.checked("prompts", prompts, lengths, self.config, sliding=sliding)
+        if not sliding:
+            inputs.check_room(lengths, l_gen, self.config.l_max)
+        keys = key if key.ndim else keys_of(key, len(x), 0)
+        if len(keys) != len(x):
+            raise ValueError(f"key: expected one key, or one for each of the {len(x)} requests, got {len(keys)}")
+        of_rows = zip(x, lengths, keys, strict=True)
+        return self.answer([Request(x[:l], key, l_gen, sampling) for x, l, key in of_rows], likeliest=likeliest)
+
+    def answer(self, requests: Sequence[Request], *, likeliest: int = 0) -> "Continuation":
+        """Read requests, each with its own sampling, which may slide past l_max, and return their `Continuation`."""
+        check_requests(requests, self.config)
+        return Continuation(self, requests, likeliest=likeliest)
+
+    @property
+    def most(self) -> int | None:
+        """How many tokens the cache keeps: the width of the widest window; None for all, if anything reads them all."""
+        in_full = self.prefixes is not None or self.inside is not None
+        return None if in_full else states.widest_window(self.config.variant)
+
+    def read(
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
+    ) -> State:
+        """Read prompts, padded on the right, with `prefill`, into caches with room for at least `room` more tokens."""
+        x = bucketed(x, self.config.l_max)
+        C = capacity(x.shape[1] + 1 + room)
+        if self.prefixes is not None and self.inside is None:
+            return self.prefixes.read(self, x, lengths, C=C)
+        theta = self.apart if self.inside is None else self.theta
+        return prefill(theta, x, lengths, C=C, most=self.most)
+
+
 class Continuation:
     """The continuations of a batch of prompts, so far.
 
-    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one
-    forward pass, and its further tokens are generated from the cache, so a text of any length costs at most about three
-    columns per token. When one request needs a new window, all of them are read again.
+    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one forward pass,
+    and its further tokens are generated from the cache: at most about three columns per token, however long the text.
+    When one request needs a new window, all of them are read again.
 
     Attributes:
         tokens: the generated tokens, ``[B, n]``.
@@ -86,7 +153,7 @@ class Continuation:
         ended: whether all of them have ended.
     """
 
-    def __init__(self, model: Model, requests: Sequence[Request], *, likeliest: int = 0) -> None:
+    def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:
         """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N."""
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
@@ -108,11 +175,10 @@ class Continuation:
             first = int(self._state.slot)
             last = first + min(n - done, self._room)
             begins = self._begins if done in self.starts else None
-            options = {"sampling": self.sampling, "begins": begins}
             decode = decoding.decode if self._reading is None else self._reading.decode
-            self._state = decoding.decode_until(
-                self._model.weights, None, self._state, self._keys, last, options, decode, self._model.most
-            )
+            options = {"keys": self._keys, "sampling": self.sampling, "begins": begins}
+            advance = functools.partial(decode, self._model.weights, None, **options)
+            self._state = decoding.grown_until(last, self._state, advance, self._model.most)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
@@ -161,8 +227,9 @@ class Continuation:
         """Return an independent copy."""
         other = copy.copy(self)
         other._state = jax.tree.map(jnp.copy, self._state)  # decoding donates the state
-        prefixes = self._model.prefixes
-        other._model = self._model._replace(prefixes=None if prefixes is None else prefixes.copy())
+        other._model = copy.copy(self._model)
+        if self._model.prefixes is not None:
+            other._model.prefixes = self._model.prefixes.copy()
         other._reading = None if self._reading is None else self._reading.copy()
         return other
 
@@ -197,10 +264,7 @@ class Continuation:
         return [np.concatenate([np.asarray(x.tokens, np.int32), y[start:]]) for x, y, start in of_rows]
 
     def seen(self) -> list[Recorded]:
-        """Return what was recorded for each request: what `record` gives for one pass over all its tokens but the last.
-
-        If a text has outgrown l_max, only the tokens of its window count.
-        """
+        """What `record` gives of each request for one pass over its tokens, past l_max of its window, but the last."""
         return [] if self._reading is None else self._reading.seen()
 
     def _read_all(self) -> State:

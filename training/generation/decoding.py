@@ -24,17 +24,13 @@ from training.generation.states import Context, Likeliest, State, grow
 
 
 def step(weights: Weights, context: Context | None, state: State) -> tuple[Float[Array, "N_V B"], tuple[Cache, ...]]:
-    """Read the token in the last slot of every sequence; return the distributions of the next tokens and the new
-    caches.
-    """
+    """Read the token in the last slot of every sequence; return the next tokens' distributions and the new caches."""
     scores, caches = _scores(weights, context, state, _of_distances(weights, rows_of(state.caches[0])))
     return softmax(scores), caches
 
 
 def implementation_of(variant: Variant) -> Implementation:
-    """Return how columns are computed that are too few for the hand-derived rules to pay: as printed, unless an MLP is
-    of experts, all of which would be computed.
-    """
+    """Return how few columns are computed: as printed, unless an MLP is of experts, all of which would be computed."""
     return "auto" if isinstance(variant.mlp, Experts) else "paper"
 
 
@@ -78,18 +74,11 @@ def decode(
     begins: Bool[Array, "N_V B"] | None = None,
     once: bool = False,
 ) -> State:
-    """Generate tokens up to slot `stop`, or until every sequence has ended.
+    """Generate tokens up to slot `stop`, or until every sequence has ended; `once` generates one token regardless.
 
-    Args:
-        weights: the parameters.
-        context: the encoded contexts that an encoder-decoder translates; None for a decoder.
-        state: the sequences, donated.
-        keys: one for each sequence, whose token i is drawn with ``fold_in(key, i)``.
-        stop: the last slot that gets a token.
-        sampling: how tokens are drawn. If every token is ruled out for a sequence, it ends with eos; after its end, it
-            is filled with eos of log-probability 0.
-        begins: the tokens that each sequence may begin with, or None for all.
-        once: generate one token, regardless of `stop`.
+    The state is donated. Sequence r draws its token i with ``fold_in(keys[r], i)``; it may begin with the tokens that
+    `begins` marks (None: with any). If every token is ruled out for it, it ends with eos; after its end, it is filled
+    with eos of log-probability 0. `context` is None for a decoder.
     """
     of_distances = _of_distances(weights, rows_of(state.caches[0]))
 
@@ -154,21 +143,12 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
     )
 
 
-def decode_until(
-    weights: Weights,
-    context: Context | None,
-    state: State,
-    keys: Key[Array, "B"],
-    stop: int,
-    options: dict[str, Any],
-    decode: Callable[..., State] = decode,
-    most: int | None = None,
-) -> State:
-    """Generate up to slot `stop`, calling `decode` with `options` once for each capacity of the cache."""
+def grown_until(stop: int, state: State, advance: Callable[..., State], most: int | None = None) -> State:
+    """Return what ``advance(state, stop=…)``, called for each capacity, makes of a state up to slot `stop`."""
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)
-        state = decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
+        state = advance(state, stop=jnp.asarray(here, jnp.int32))
         if here == stop or int(state.slot) < here:
             return state
         state = grow(state, C=2 * C, most=most)

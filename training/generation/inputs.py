@@ -16,19 +16,13 @@ T = TypeVar("T")
 Tokens = Int[Array, "B l"] | np.ndarray
 Lengths = Int[Array, "B"] | np.ndarray
 
-LEAST_PENALTY = 0.01
-"""The least repetition penalty; its inverse is the largest. Beyond them, scores overflow."""
-
+LEAST_PENALTY = 0.01  # the least repetition penalty; its inverse is the largest: beyond, scores overflow
 LARGEST_BIAS = 100
-
-LARGEST_PENALTY = 2
-"""The largest frequency and presence penalties, as in OpenAI's API."""
+LARGEST_PENALTY = 2  # the largest frequency and presence penalties, as in OpenAI's API
 
 
 def check_model(theta: Any, config: Any, params_type: type, config_type: type) -> None:
-    """Check the architecture of parameters and configuration, and that their sizes agree. Raises TypeError for another
-    architecture, and ValueError if the sizes disagree.
-    """
+    """Raise TypeError if the parameters or sizes are of another architecture, ValueError if they disagree."""
     if not isinstance(theta, params_type):
         raise TypeError(f"theta: expected {params_type.__name__}, got {type(theta).__name__}")
     if not isinstance(config, config_type):
@@ -51,9 +45,8 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
 def checked(
     name: str, x: Any, lengths: Any, config: TransformerConfig, *, N_V: int | None = None, sliding: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Check sequences, padded on the right, and their lengths; return both as 32-bit integers, without columns that are
-    all padding. N_V defaults to the model's; if ``sliding``, sequences may be longer than l_max. Raises TypeError if
-    they are not integers, and ValueError if a shape is wrong, or a sequence is empty, too long or has unknown tokens.
+    """Check sequences, padded on the right, and their lengths; return both in 32 bits, without columns of padding. N_V
+    defaults to the model's; if ``sliding``, sequences may be longer than l_max.
     """
     x, lengths = np.asarray(x), np.asarray(lengths)
     N_V = config.N_V if N_V is None else N_V
@@ -119,9 +112,7 @@ def check_count(name: str, value: Any, at_most: int | None = None, why: str = ""
 
 
 def check_sampling(sampling: Any, N_V: int) -> None:
-    """Check a `sampling.Sampling` with all its entries. Raises TypeError if top_k, no_repeat_ngram_size or a token
-    is not an integer, and ValueError if a value is out of range.
-    """
+    """Check a `sampling.Sampling` with all its entries. Raises TypeError or ValueError."""
     top_k, top_p, penalty = sampling["top_k"], sampling["top_p"], sampling["repetition_penalty"]
     check_temperature(sampling["tau"])
     if top_k is not None:
@@ -175,9 +166,7 @@ def check_temperature(tau: Any) -> None:
 def check_translation(
     l_max: Any, tau: Any, key: Any, config: TransformerConfig, *, beam_size: Any = 1, length_penalty: Any = 0.0
 ) -> None:
-    """Check the options of a translation. Raises TypeError if a size is not an integer, or the key is untyped, and
-    ValueError if a value is out of range, or two values conflict.
-    """
+    """Check the options of a translation. Raises TypeError or ValueError."""
     check_count("l_max", l_max, config.l_max, ", the l_max of the model")
     check_count("beam_size", beam_size, config.N_V, ", the size of the vocabulary")
     if not jnp.isfinite(length_penalty) or length_penalty < 0:

@@ -16,17 +16,14 @@ from algorithms.inside import At, Recorded, at, intervene, record
 from training.generation import decoding, reading
 from training.generation.states import State
 
-SCORES = ("S", "A")
-"""Values with a row for each context token."""
+SCORES = ("S", "A")  # values with a row for each context token
 
 
 class Inside:
     """`reading.prefill` and `decoding.decode` with changes, which also return what is recorded."""
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
-        """Record these names, for all tokens, in a model of L layers, with changes as `algorithms.inside.intervene`
-        takes them. Raises ValueError if a name or change selects part of the tokens, or K or V are changed.
-        """
+        """Record names of all tokens in L layers. Raises ValueError if one is of some tokens, or K or V are changed."""
         places = {_of_all_tokens(name): new for name, new in changes.items()}
         for where in places:
             if _symbol(where) in ("K", "V"):
@@ -55,15 +52,11 @@ def _of_all_tokens(name: str) -> At:
 
 
 class Reading:
-    """What is recorded of sequences while they are generated.
-
-    Attributes:
-        rows: for each sequence and each name, blocks ``[…, columns]`` of the tokens read so far, in order.
-        latest: the same for the prompts read last.
-    """
+    """What is recorded of sequences while they are generated."""
 
     def __init__(self, inside: Inside) -> None:
         self._inside = inside
+        # of each sequence, by name: blocks [..., columns] of the tokens read so far, in order; of the prompts read last
         self.rows: list[dict[str, list[np.ndarray]]] = []
         self.latest: list[dict[str, list[np.ndarray]]] = []
 
@@ -76,9 +69,7 @@ class Reading:
         return state
 
     def choose(self, rows: Sequence[int], *, beside: bool = False) -> None:
-        """Continue with the chosen sequences among the latest or, if ``beside``, among the present ones followed by the
-        latest.
-        """
+        """Continue with chosen sequences of the latest or, if ``beside``, of the present ones and the latest."""
         every = self.rows + self.latest if beside else self.latest
         self.rows = [{name: list(blocks) for name, blocks in every[r].items()} for r in rows]
 

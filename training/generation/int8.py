@@ -12,8 +12,7 @@ from jaxtyping import Float, Int8
 
 from algorithms.machinery.arrays import accumulation_dtype
 
-LARGEST = 127
-"""The largest entry of a rounded row or column; −128 is not used, so that the range is symmetric."""
+LARGEST = 127  # the largest entry of a rounded row or column; −128 is not used, so that the range is symmetric
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("entries", "scales"), meta_fields=("rows",))

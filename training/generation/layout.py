@@ -10,19 +10,18 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from training.generation.cache import Projections, check_reads_columns, sizes_of_heads
+from training.generation.cache import Projections, check_reads_columns, is_in_parts, sizes_of_heads
 from training.generation.int8 import Int8Matrix
+from training.generation.slots import smallest_part
 
-Weights = DTransformerParams | EDTransformerParams
-"""Parameters as `unstacked` lays them out."""
+Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them out
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8 with the decoder's layers as a tuple, laid out for processing one
-    column at a time; with ``int8``, the matrices that every token reads are rounded.
+    """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time.
 
-    The layers are not stacked, since a slice of stacked layers would be copied for every token. θ may also be what
-    `apart` returns.
+    The decoder's layers are a tuple, since a slice of stacked layers would be copied for every token; with ``int8``,
+    the matrices that every token reads are rounded.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
@@ -62,9 +61,7 @@ def _is_here(a: Any) -> bool:
 
 
 def _layer(params: Any, variant: Variant) -> Any:
-    """Return a layer with `Projections` in place of its attentions' parameters, also of those within others, except
-    where a line of one's own reads a context.
-    """
+    """Return a layer with `Projections` for attentions, except where a line of one's own reads a context."""
     reads = any(type(line).read is not Attention.read for line in variant.attentions)
 
     def laid_out(name):
@@ -79,8 +76,7 @@ def _layer(params: Any, variant: Variant) -> Any:
     return params._replace(**{name: laid_out(name) for name in params._fields if "attention" in name})
 
 
-_rounded = jax.jit(Int8Matrix.of)
-"""Compiled once per shape; one program for all layers would compile every matrix separately."""
+_rounded = jax.jit(Int8Matrix.of)  # once per shape: one program for all layers would compile every matrix separately
 
 
 def _in_int8(layer: Any) -> Any:
@@ -101,15 +97,22 @@ def are_apart(layers: Any) -> bool:
     return isinstance(layers, tuple) and not hasattr(layers, "_fields")
 
 
-def sizes_of_layers(theta: DTransformerParams) -> tuple[int, int, int, int]:
-    """Return what `sizes_of_heads` does, of a θ whose layers are stacked or a tuple: all layers have the same sizes."""
-    layers: Any = theta.layers
-    W = layers[0].attention if are_apart(layers) else jax.tree.map(_of_one_layer, layers.attention)
+def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
+    """Return what `sizes_of_heads` does, of a θ whose (decoder's) layers are stacked or a tuple, and of equal sizes."""
+    is_decoder = isinstance(theta, DTransformerParams)
+    layers: Any = theta.layers if is_decoder else theta.decoder
+    layer = layers[0] if are_apart(layers) else layers
+    W = layer.attention if is_decoder else layer.self_attention
+    W = W if are_apart(layers) else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), W)
     return sizes_of_heads(theta.variant.attentions[0], W, len(theta.W_e), theta.W_e.dtype)
 
 
-def _of_one_layer(a: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+def rows_of_parts(theta: Weights, B: int) -> int | None:
+    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part."""
+    if not is_in_parts(jax.tree.leaves(theta.W_e)[0]):
+        return None
+    H, H_kv, _, _ = sizes_of_layers(theta)
+    return smallest_part(B, len(theta.W_e), H, H_kv)
 
 
 def apart(theta: DTransformerParams) -> DTransformerParams:
@@ -125,9 +128,7 @@ def _without_first(theta: Any) -> Any:
 
 
 def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the laid-out parameters of every layer of θ, from stacked layers or from those that `apart` returned;
-    layers that share parameters share the arrays.
-    """
+    """Return every layer of θ, stacked or `apart`, laid out; layers that share parameters share the arrays."""
     variant: Variant = theta.variant
     if are_apart(stacked):
         layers = stacked[:: variant.shared_layers]

@@ -68,9 +68,7 @@ class Gato:
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
     def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the greedily decoded next action of each episode, within ±1, after observations [steps, d], as many as
-        the model has columns for, and actions [steps − 1, d].
-        """
+        """Return the greedy next action, within ±1, after observations [steps, d] and actions [steps − 1, d]."""
         episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
         asked = [self.vocabulary.sequence([episode], ends=False) for episode in episodes]
         first = self.vocabulary.first
@@ -78,17 +76,7 @@ class Gato:
         tokens = self._continued(asked, width, (first, self.vocabulary.separator), wide=True)
         return self.vocabulary.action_of(tokens)
 
-    def _continued(
-        self,
-        asked: Sequence[Columns],
-        n: int,
-        allowed: tuple[int, int],
-        *,
-        tau: float = 0.0,
-        key: Any = None,
-        ends: int | None = None,
-        wide: bool = False,
-    ) -> Int[np.ndarray, "B n"]:
+    def _continued(self, asked: Sequence[Columns], n: int, allowed, *, tau=0.0, key: Any = None, ends=None, wide=False):
         """Return the next n tokens of each sequence, all from `range(*allowed)`; those after `ends` are meaningless. If
         `wide`, all l_max columns are computed, so that one program serves sequences of all lengths.
         """
@@ -133,13 +121,7 @@ class Gato:
 
 @functools.partial(jax.jit, static_argnames=("allowed", "tau"))
 def _next(
-    params: GatoParams,
-    batch: Batch,
-    column: Int[Array, "B"],
-    key: Any,
-    *,
-    allowed: tuple[int, int],
-    tau: float,
+    params: GatoParams, batch: Batch, column: Int[Array, "B"], key: Any, *, allowed: tuple[int, int], tau: float
 ) -> Int[Array, "B"]:
     """Return the token that follows the given column of each row."""
     X = hidden_state(params, batch)

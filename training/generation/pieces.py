@@ -5,12 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from training.data.tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-
-KEPT = 8
-"""The last tokens that are decoded again with the next ones: more than a character or a stripped space consists of."""
-
-LAST_WORDS = 3
-"""The words that the next one may change, if the text of a token depends on all tokens before it."""
+KEPT = 8  # last tokens, decoded again with the next ones: more than a character or a stripped space consists of
+LAST_WORDS = 3  # words that the next one may change, if the text of a token depends on all tokens before it
 
 
 class Pieces:
@@ -24,9 +20,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
-        """Begin with no tokens. The text ends before the first stop, and its first ``given`` characters, which repeat
-        the prompt, are left out.
-        """
+        """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's."""
         self._tokenizer, self._stops, self._given = tokenizer, stops, given
         self._window = _Window(tokenizer)
         self._held = ""  # certain, but it may become a stop
@@ -70,18 +64,15 @@ class Pieces:
 class _Window:
     """Decodes tokens that come one by one to the text of all of them, each with only the last ones before it.
 
-    (`tokenizers.decoders.DecodeStream` does so for the library's tokenizers, but it keeps the end of a text that breaks
-    off in the middle of a character, and raises an error where bytes after valid ones make these invalid.)
-
-    Attributes:
-        uncertain: the end of the text, which later tokens may change.
+    (`tokenizers.decoders.DecodeStream` keeps the end of a text that breaks off in the middle of a character, and raises
+    an error where bytes after valid ones make these invalid.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self._special = tokenizer, frozenset(tokenizer.special_tokens)
         self._tokens: list[int] = []
         self._shown = 0  # how many characters of these tokens' text are certain
-        self.uncertain = ""
+        self.uncertain = ""  # the end of the text, which later tokens may change
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
@@ -111,9 +102,7 @@ class _Window:
 def pieces_of(
     tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
 ) -> Iterator[str]:
-    """Yield the text of a sequence token by token, without its first ``given`` characters, up to an end token or a
-    stop.
-    """
+    """Yield a sequence's text by token, without its first ``given`` characters, up to an end token or a stop."""
     pieces = Pieces(tokenizer, stops, given=given)
     ends = tokenizer.end_tokens
     for token in tokens:

@@ -1,13 +1,12 @@
 """The prefix cache: a text that begins like an earlier one is read only from where they differ.
 
-The keys and values of a token depend only on the tokens before it, so texts with a common prefix share those of the
-prefix. `Prefixes` keeps them for the texts read most recently; a conversation, in which every turn begins with all
-earlier ones, or many requests with the same system message are then read once. It keeps all tokens even if every layer
-has a window, since texts may differ anywhere.
+Keys and values of a token depend only on the tokens before it. `Prefixes` keeps those of the texts read most recently,
+so a conversation, or many requests with one system message, are read once; and of all tokens, even if every layer has a
+window, since texts may differ anywhere.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +19,14 @@ from algorithms.layers import How
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, rows_of_parts, whole
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
-from training.generation.layout import sizes_of_layers
+from training.generation.layout import rows_of_parts, sizes_of_layers
 from training.generation.states import State
 
-LEAST = 16
-"""Tokens of the shortest prefix that is kept or reused."""
-
-FEW, MANY = 64, 256
-"""Numbers of columns read at once: only two, so that few programs are compiled."""
+LEAST = 16  # tokens of the shortest prefix that is kept or reused
+FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few programs are compiled
 
 
 class _Text(NamedTuple):
@@ -45,12 +41,7 @@ class _Text(NamedTuple):
 
 
 class Prefixes:
-    """The texts used most recently, as many as fit.
-
-    Attributes:
-        most: bytes of keys and values to keep.
-        found: how many tokens were reused.
-    """
+    """The texts used most recently, as many as fit into `most` bytes; `found` is how many tokens were reused."""
 
     def __init__(self, most: int) -> None:
         self.most, self.found = most, 0
@@ -74,25 +65,15 @@ class Prefixes:
         """How many bytes of keys and values are kept."""
         return sum(text.nbytes for text in self._texts)
 
-    def read(
-        self,
-        theta: DTransformerParams,
-        apart: DTransformerParams,
-        x: np.ndarray,
-        lengths: np.ndarray,
-        *,
-        config: DTransformerConfig,
-        C: int,
-    ) -> State:
-        """Read prompts, padded on the right, like `reading.prefill`, but reuse the prefixes they share with earlier
-        texts; ``apart`` is θ as `layout.apart` returns it. The state gets at least C slots,
-        which is more than x has columns.
+    def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
+        """Read prompts like `reading.prefill`, but reuse the prefixes they share with earlier texts of a `Generator`.
+        The state gets at least C slots, more than x has columns.
         """
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
-            state = reading.prefill(apart, x, lengths, C=C)
+            state = reading.prefill(generator.apart, x, lengths, C=C)
             for r in range(len(texts)):
                 self.keep(state, r)
             return state
@@ -100,15 +81,13 @@ class Prefixes:
         first: dict[int, KeyValues] = {}
         if new:
             new = to_power_of_two(new)
-            state = reading.prefill(apart, x[new], lengths[new], C=C)
+            state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
-            rows.append(first[r] if one is None else self._read_on(theta, text[:-1], *one, config=config, C=C))
+            rows.append(first[r] if one is None else self._read_on(generator, text[:-1], *one, C=C))
             self._add(text[:-1], rows[r])
         C = max(row.K.shape[2] for row in rows)
-        H, H_kv, _, _ = sizes_of_layers(theta)
-        n = rows_of_parts(theta.W_e, len(x), d_e=config.d_e, H=H, H_kv=H_kv)
-        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=n)
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(generator.theta, len(x)))
 
     def keep(self, state: State, r: int) -> None:
         """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
@@ -130,16 +109,7 @@ class Prefixes:
         self.found += n
         return n, best.caches
 
-    def _read_on(
-        self,
-        theta: DTransformerParams,
-        text: np.ndarray,
-        n: int,
-        caches: KeyValues,
-        *,
-        config: DTransformerConfig,
-        C: int,
-    ) -> KeyValues:
+    def _read_on(self, generator: Any, text: np.ndarray, n: int, caches: KeyValues, *, C: int) -> KeyValues:
         """Return the keys and values of a text, given those of its first n tokens."""
         at_once = FEW if len(text) - n <= MANY else MANY
         end = n + -(-(len(text) - n) // at_once) * at_once
@@ -147,8 +117,8 @@ class Prefixes:
         for start in range(n, end, at_once):
             columns = text[start : start + at_once]
             x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-            t = np.minimum(np.arange(start, start + at_once), config.l_max - 1).astype(np.int32)
-            caches = read_more(theta, caches, x, t, jnp.asarray(start, jnp.int32))
+            t = np.minimum(np.arange(start, start + at_once), generator.config.l_max - 1).astype(np.int32)
+            caches = read_more(generator.theta, caches, x, t, jnp.asarray(start, jnp.int32))
         return caches
 
     def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
@@ -179,15 +149,10 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 
 @jax.jit
 def read_more(
-    theta: DTransformerParams,
-    caches: KeyValues,
-    x: Int[Array, "M"],
-    t: Int[Array, "M"],
-    n: Int[Array, ""],
+    theta: DTransformerParams, caches: KeyValues, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
 ) -> KeyValues:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches. The tokens attend
-    to the first n ones, whose keys and values are in `caches`, ``[L, H, C, d]`` each with C ≥ n + M, and to each other.
-    Later slots hold padding, which is never attended to.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches, ``[L, H, C, d]``
+    each. They attend to each other and the first n tokens, never to the padding in later slots; C ≥ n + M.
     """
     layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
     theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)

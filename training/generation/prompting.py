@@ -1,9 +1,5 @@
 r"""Prompting methods for a trained decoder: few-shot examples, a scratchpad, a majority vote.
 
-    shots = read_shots("shots.tsv")                     # lines of source TAB target
-    few_shot(shots, "cat")                              # "dog\tdogs\n…cat\t"
-    answerer = Voted(answerer_for(run, Options(n=15)), after="answer: ")
-
 A scratchpad is what the model writes before its answer; the answer is the text after the last `after` of a line.
 """
 
@@ -27,9 +23,7 @@ class Shot(NamedTuple):
 
 
 def read_shots(path: str | Path) -> list[Shot]:
-    """Read a file of examples, one per line, as source TAB target. Raises DataError if it cannot be read, or has no
-    examples or an invalid line.
-    """
+    """Read a file with source TAB target on each line. Raises DataError if it cannot be, or there are none."""
     try:
         lines = read_text(local_path(path)).splitlines()
     except (OSError, ValueError) as error:
@@ -51,12 +45,9 @@ def read_shots(path: str | Path) -> list[Shot]:
 def few_shot(shots: Sequence[Shot], text: str) -> str:
     r"""Return a prompt: the examples, one per line, and then the text, whose target the model is to write.
 
-    Raises:
-        DataError: the text has a line break or a TAB.
-
     Example:
         >>> few_shot([Shot("dog", "dogs"), Shot("box", "boxes")], "cat")
-        'dog\tdogs\nbox\tboxes\ncat\t'
+        'dog\tdogs\nbox\tboxes\ncat\t\'
     """
     if NEWLINE in text or TAB in text:
         raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one per line")
@@ -94,9 +85,7 @@ class Voted(Answerer):
     """An answerer that takes a majority vote over n answers to each text."""
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:
-        """Take votes among the answers of another answerer; for `after`, see `final_answer`. Raises DataError if it
-        gives only one answer per text.
-        """
+        """Vote among the answers of another answerer; see `final_answer`. Raises DataError if it gives one per text."""
         if answerer.n < 2:
             raise DataError(f"--vote: expected several answers to vote, got {answerer.n}; give --n 15, for example")
         vars(self).update(vars(answerer), takes_lines=answerer.takes_lines)

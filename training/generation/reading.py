@@ -12,8 +12,8 @@ from algorithms import DTransformerParams, EDTransformerParams, d_transformer, e
 from algorithms.layers import How, lines_of, zero_padding
 from algorithms.machinery.contract import plain
 from algorithms.model.attention import Memory
-from training.generation.cache import KeyValues, Prompt, rows_of_parts
-from training.generation.layout import are_apart, sizes_of_layers
+from training.generation.cache import KeyValues, Prompt
+from training.generation.layout import are_apart, rows_of_parts
 from training.generation.states import Context, State, begun, prompt_tokens
 
 
@@ -28,11 +28,11 @@ def prefill(
     """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C > P slots that keeps
     the last `most` tokens (None: all).
 
-    If the layers are a tuple, as `apart` returns them, each runs as a separate program that reads its parameters in
-    place; a loop over stacked layers would copy them. The last layer only computes keys and values.
+    Layers in a tuple, as `apart` returns them, run as separate programs that read their parameters in place; a loop
+    over stacked layers would copy them. The last layer only computes keys and values.
     """
     P = x.shape[1]
-    R, rooms = min(P, most or P), {"C": C, "most": most, "n": _rows_of_parts(theta, len(x))}
+    R, rooms = min(P, most or P), {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}
     if not are_apart(theta.layers):
         return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
     caches, lines, X = [], theta.variant.attentions, _embedded(theta._replace(layers=()), x, lengths)
@@ -42,11 +42,6 @@ def prefill(
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
-
-
-def _rows_of_parts(theta: DTransformerParams, B: int) -> int | None:
-    H, H_kv, _, _ = sizes_of_layers(theta)
-    return rows_of_parts(theta.W_e, B, d_e=len(theta.W_e), H=H, H_kv=H_kv)
 
 
 @functools.partial(jax.jit, static_argnames=("R",))
@@ -70,12 +65,7 @@ def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Arra
 
 @functools.partial(jax.jit, static_argnames=("R", "is_last"))
 def layer_read(
-    X: Float[Array, "d_e B P"],
-    theta: DTransformerParams,
-    lengths: Int[Array, "B"],
-    *,
-    R: int,
-    is_last: bool,
+    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int, is_last: bool
 ) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
     memory = Memory(Prompt(prompt_tokens(lengths, X.shape[-1], R)))

@@ -24,9 +24,7 @@ class History(NamedTuple):
 
 
 def penalized(scores: Float[Array, "N_V B"], history: History, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
-    """Return the scores of the next token after the penalties that `Sampling` describes (Keskar et al. 2019; the
-    library transformers; OpenAI).
-    """
+    """Return scores after the penalties of `Sampling` (Keskar et al. 2019; the library transformers; OpenAI)."""
     rows = jnp.arange(scores.shape[1])[:, None]
 
     def marked(which: Bool[Array, "B T"]) -> Bool[Array, "N_V B"]:

@@ -50,6 +50,7 @@ DRAWN_FAITHFULLY: Sampling = {
     "logit_bias": None,
 }
 """How Algorithm 14 draws, at temperature 1."""
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class SamplingArrays(NamedTuple):
@@ -79,21 +80,16 @@ class SamplingArrays(NamedTuple):
             return jnp.asarray(np.array([row[name] or 0 for row in rows], np.int32))
 
         return SamplingArrays(
-            tau=floats("tau"),
-            top_k=integers("top_k"),
-            top_p=floats("top_p"),
+            **{name: floats(name) for name in ("tau", "top_p", *PENALTIES)},
+            **{name: integers(name) for name in ("top_k", "no_repeat_ngram_size")},
             eos=jnp.asarray(_ends([row["eos"] for row in rows])),
-            repetition_penalty=floats("repetition_penalty"),
-            no_repeat_ngram_size=integers("no_repeat_ngram_size"),
-            frequency_penalty=floats("frequency_penalty"),
-            presence_penalty=floats("presence_penalty"),
             logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
         )
 
     @property
     def uses_history(self) -> bool:
         """Whether the earlier tokens of any sequence change the scores of its next one."""
-        names = ("repetition_penalty", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty")
+        names = (*PENALTIES, "no_repeat_ngram_size")
         return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY.get(name)).any()) for name in names)
 
 
@@ -114,8 +110,7 @@ def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_
     return jnp.asarray(columns)
 
 
-KEYS = 16
-"""How many tokens' keys are derived together, since each derivation of one costs a part of a small model's step."""
+KEYS = 16  # tokens whose keys are derived together, since each derivation of one costs a part of a small model's step
 
 
 def keys_of_tokens(keys: Key[Array, "B"], i: Int[Array, "B"], sampling: SamplingArrays) -> Key[Array, "n B"]:
@@ -130,8 +125,7 @@ def keys_of_tokens(keys: Key[Array, "B"], i: Int[Array, "B"], sampling: Sampling
 
 
 def draw(log_P: Float[Array, "N_V B"], keys: Key[Array, "B"], sampling: SamplingArrays) -> Int[Array, "B"]:
-    """Draw a token of each sequence from the distribution in its column, with its key. Each column of log P may be off
-    by a constant.
+    """Draw a token of each sequence with its key from the distribution in its column of log P, up to a constant.
 
     The draw is from ``q ∝ p^{1/τ}`` over the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`;
     τ = 0 takes the likeliest token.

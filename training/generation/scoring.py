@@ -1,9 +1,8 @@
 """Scoring given sequences with a trained model: their probabilities, classes, embeddings, and masked tokens.
 
-Batches of sequences x are padded on the right, with ``lengths`` tokens that are not padding, as in
-`training.generation`. Sequences of one bucket share a compiled program. The functions raise TypeError for tokens that
-are not integers, and for parameters of another architecture; and ValueError for a sequence that is empty, longer than
-l_max, or has an unknown token.
+Batches are padded on the right, as in `training.generation`; sequences of one bucket share a compiled program. The
+functions raise TypeError for tokens that are not integers and for other architectures, and ValueError for a sequence
+that is empty, longer than l_max, or has an unknown token.
 """
 
 import functools
@@ -33,7 +32,6 @@ from algorithms import (
 )
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.ops.linear import logits
 from training.generation import inputs
 from training.generation.cache import bucketed
 from training.generation.inputs import Lengths, Tokens
@@ -52,9 +50,8 @@ def log_probabilities(
     z: Tokens | None = None,
     z_lengths: Lengths | None = None,
 ) -> Float[np.ndarray, "B m"]:
-    """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, and 0 after its last token, under
-    a decoder, or under an encoder-decoder given contexts z. Raises ValueError, too, for an encoder-decoder without
-    contexts, and for a decoder with contexts.
+    """``log P[x[t+1], t]``, in nats, of each token after the first of each sequence, 0 after its last, under a decoder,
+    or an encoder-decoder given contexts z, without which ValueError is raised, as for a decoder with them.
     """
     is_decoder = isinstance(config, DTransformerConfig)
     kinds = (DTransformerParams, DTransformerConfig) if is_decoder else (EDTransformerParams, EDTransformerConfig)
@@ -78,10 +75,8 @@ def are_likeliest(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig
 ) -> Bool[np.ndarray, "B m"]:
     """Whether each token after the first of each sequence is the one that greedy decoding takes."""
-    inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
-    x, lengths = inputs.checked("x", x, lengths, config)
-    found = _likeliest(theta, bucketed(x, config.l_max), lengths)
-    return np.asarray(found)[:, : x.shape[1] - 1] == x[:, 1:]
+    _, likeliest, _ = scored(theta, x, lengths=lengths, config=config, n=1)
+    return likeliest[..., 0] == np.asarray(x)[:, 1 : 1 + likeliest.shape[1]]
 
 
 def scored(
@@ -98,10 +93,7 @@ def scored(
 
 
 def perplexity(log_p: Float[np.ndarray, "B m"], lengths: Int[np.ndarray, "B"]) -> float:
-    """``exp(−Σ log p / n)`` over the n tokens scored by `log_probabilities`.
-
-    Raises:
-        ValueError: if n is 0.
+    """``exp(−Σ log p / n)`` over the n tokens scored by `log_probabilities`; raises ValueError if n is 0.
 
     Example:
         >>> round(perplexity(np.log([[0.5, 0.125]]), np.array([3])), 9)
@@ -124,11 +116,11 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once. A window of l_max tokens
-    slides over the text by ``stride`` tokens (default: half of l_max; smaller strides give more context and take
-    longer), and its new tokens are predicted from all before them in the window. The text has no bos; the first window
-    begins with ``bos`` (default: the paper's). Raises ValueError, too, for a text without tokens or bytes, or a stride
-    outside [1, l_max − 1].
+    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once.
+
+    A window of l_max tokens slides over the text by ``stride`` tokens (default: half of l_max; smaller strides give
+    more context and take longer), and its new tokens are predicted from all before them in it. The text has no bos; the
+    first window begins with ``bos`` (default: the paper's).
     """
     l_max = config.l_max
     stride = max(1, l_max // 2) if stride is None else stride
@@ -168,9 +160,9 @@ def fill_masks(
     n: int = 1,
     mask: int | None = None,
 ) -> list[list[list[tuple[int, float]]]]:
-    """The n likeliest tokens, with their probabilities, at each masked position of each sequence, from left to right,
-    by Algorithm 9. ``mask`` is the token that masks (default: the paper's mask_token). Raises ValueError, too, for a
-    sequence without a mask, and for an n outside [1, N_V].
+    """The n likeliest tokens, with their probabilities, at each ``mask`` (default: the paper's mask_token) of each
+    sequence, from left to right, by Algorithm 9. Raises ValueError, too, for a sequence without one, and for an n
+    outside [1, N_V].
     """
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     inputs.check_count("n", n, config.N_V, ", the size of the vocabulary")
@@ -192,9 +184,7 @@ def fill_masks(
 def sentence_embeddings(
     theta: ETransformerParams, x: Tokens, *, lengths: Lengths, config: ETransformerConfig
 ) -> Float[np.ndarray, "B d_e"]:
-    """The mean encoding of each text's tokens, scaled to unit length: if the encoder was trained for this, dot products
-    are sentence similarities.
-    """
+    """The mean encoding of each text's tokens, of unit length: after training for it, dot products are similarities."""
     inputs.check_model(theta, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
     E = np.asarray(_means(theta, bucketed(x, config.l_max), lengths))
@@ -210,20 +200,12 @@ def _losses(theta: Any, context, x, lengths) -> Float[Array, "B l"]:
     return ed_token_losses(z, x, theta, z_lengths=z_lengths, x_lengths=lengths)
 
 
-@jax.jit
-def _likeliest(theta: DTransformerParams, x, lengths) -> Int[Array, "B l"]:
-    X = d_hidden_state(zero_padding(x, lengths), theta)
-    W_u = theta.variant.unembedding.matrix(theta)
-    # One sequence at a time: the logits of all would be by far the largest array.
-    return jax.lax.map(lambda X_b: jnp.argmax(logits(X_b, W_u, theta.b_u), axis=0), jnp.moveaxis(X, 1, 0))
-
-
 @functools.partial(jax.jit, static_argnames=("n",))
 def _scored(theta: DTransformerParams, x, lengths, *, n: int):
     x = zero_padding(x, lengths)
     X = d_hidden_state(x, theta)
 
-    def of_column(column):
+    def of_column(column):  # a few at a time: the logits of all would be by far the largest array
         X_t, v = column
         scores = theta.variant.unembedding.logits(X_t[:, None], theta)[:, 0]
         log_p = jax.nn.log_softmax(scores.astype(accumulation_dtype(scores.dtype)))
@@ -231,7 +213,7 @@ def _scored(theta: DTransformerParams, x, lengths, *, n: int):
         return log_p[v], which, best
 
     columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), next_tokens(x).reshape(-1)
-    found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)  # as in `_likeliest`
+    found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)
     return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
 
 

@@ -24,9 +24,7 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.ops.softmax import capped
 
 SMALLEST_PART = 64
-
-SHARE = 4
-"""A smallest part has at most this fraction of the bytes of an attention's weights: finer ones would save nothing."""
+SHARE = 4  # a smallest part has at most 1/4 of the bytes of an attention's weights: finer ones would save nothing
 
 
 def smallest_part(B: int, d_e: int, H: int, H_kv: int) -> int:

@@ -31,14 +31,12 @@ from training.generation.cache import (
     held,
     like,
     rows_of,
-    rows_of_parts,
     sequences_beside,
-    sizes_of_heads,
     whole,
     with_more_room,
     with_room,
 )
-from training.generation.layout import Weights
+from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
 from training.generation.repetition import History
 
 
@@ -89,9 +87,7 @@ def begun(
     most: int | None = None,
     n: int | None,
 ) -> State:
-    """Return the state of prompts with these keys and values of the slots before P, or of the last `most` of them, with
-    room for C slots. ``n``: see `cache.rows_of_parts`.
-    """
+    """Return the state of prompts with the keys and values before slot P (the last `most`), and room for C slots."""
     P = x.shape[1]
     rooms = tuple(with_room(cache, C, most, n) for cache in caches)
     x = zero_padding(x, lengths)
@@ -122,18 +118,15 @@ def prompt_tokens(lengths: Int[Array, "B"], first: Any, R: int) -> Int[Array, "B
 @functools.partial(jax.jit, static_argnames=("B", "C", "bos"))
 def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     """Return B sequences with only their first token, bos."""
-    dtype = weights.W_e.dtype
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
+    _, H_kv, *sizes = sizes_of_layers(weights)
 
-    def empty(layer):
-        W = layer.attention if isinstance(weights, DTransformerParams) else layer.self_attention
-        H, H_kv, d_attn, d_mid = sizes_of_heads(weights.variant.attentions[0], W, len(weights.W_e), dtype)
-        n = rows_of_parts(weights.W_e, B, d_e=len(weights.W_e), H=H, H_kv=H_kv)
-        rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), dtype) for d in (d_attn, d_mid)))
-        return with_room(rows, C, None, n)
+    def empty() -> Cache:
+        rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes))
+        return with_room(rows, C, None, rows_of_parts(weights, B))
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
-    return _at_slot(0, tuple(empty(layer) for layer in layers), tokens, jnp.ones(B, jnp.int32))
+    return _at_slot(0, tuple(empty() for _ in layers), tokens, jnp.ones(B, jnp.int32))
 
 
 @jax.jit

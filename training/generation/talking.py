@@ -1,10 +1,4 @@
-"""Conversations with a decoder that was trained to converse, by its chat template.
-
-talker = Talker(load_run(directory), Options(tau=0.0), system="You answer in verse.")
-talker.answers(["What is the capital of France?"])     # each text opens a separate conversation
-talker.hear("What is the capital of France?")
-for piece in talker.reply(): …                          # the conversation continues
-"""
+"""Conversations with a decoder that was trained to converse, by its chat template."""
 
 from collections.abc import Generator, Sequence
 
@@ -15,8 +9,7 @@ from training.generation.requests import Prompt
 from training.generation.text import Answer, AnswerError, Continuer, Options
 from training.runs.directory import Run
 
-ROOM = 4
-"""Oldest turns are dropped until an answer has a quarter of the context, or all the tokens that it may have."""
+ROOM = 4  # oldest turns are dropped until an answer has a quarter of the context, or all the tokens that it may have
 
 
 class Talker(Continuer):
@@ -33,9 +26,7 @@ class Talker(Continuer):
     verb = "answer"
 
     def __init__(self, run: Run, options: Options, *, system: str | None = None) -> None:
-        """Open a conversation; `system` is the system message (None: the template's default). Raises DataError if the
-        model has no chat template.
-        """
+        """Open a conversation with a system message (None: the template's). Raises DataError without a template."""
         self._converse = converser(run.tokenizer)
         super().__init__(run, options)
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -48,9 +39,7 @@ class Talker(Continuer):
         self.is_cut = False
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return text number `number` as the first message of a conversation. Raises ValueError if it is empty or too
-        long.
-        """
+        """Return a text as the first message of a conversation. Raises ValueError if it is empty or too long."""
         if not text.strip():
             raise AnswerError(f"text {number} is empty: give some text to answer")
         return Prompt(self._fitting([*self._opening, _said(text)])[1])
@@ -61,17 +50,15 @@ class Talker(Continuer):
         return [answers for (answers,) in each]
 
     def hear(self, text: str) -> int:
-        """Add the user's next message, and return how many of the oldest messages were dropped to make room. Raises
-        ValueError if the template rejects it, or the context has no room for it; the conversation is then unchanged.
+        """Add the user's next message, and return how many of the oldest messages were dropped to make room. If
+        ValueError is raised, since the template rejects it or the context has no room, the conversation is unchanged.
         """
         before = len(self.messages) + 1
         self.messages, self._tokens = self._fitting([*self.messages, _said(text)])
         return before - len(self.messages)
 
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
-        """Yield the pieces of the next answer, whose random draws depend on `number`. If the iterator is closed early,
-        the pieces so far are the answer in the conversation.
-        """
+        """Yield the pieces of the next answer; if it is closed early, the pieces so far are the answer."""
         continuation, l_gen, _ = self._continued([Prompt(self._tokens)], number)
         pieces = []
         try:

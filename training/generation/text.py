@@ -1,8 +1,6 @@
 """Apply a trained run to text: a decoder continues it, an encoder fills in its masks, and so on.
 
-answerer = answerer_for(load_run(directory), Options(n=2))
-answerer.answers(["once upon", "a time"])     # n answers to each text
-for piece in answerer.stream("once upon"): …   # one answer to one text, streamed
+answerer_for(load_run(directory), Options(n=2)).answers(["once upon", "a time"])     # n answers to each text
 """
 
 import abc
@@ -28,8 +26,7 @@ L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
 MASK = "[MASK]"
 
-Answer = dict[str, Any]
-"""An answer as JSON: its "text", and details such as its log-probability."""
+Answer = dict[str, Any]  # an answer as JSON: its "text", and details such as its log-probability
 
 
 class AnswerError(ValueError):
@@ -68,23 +65,14 @@ def answerer_for(run: Run, options: Options) -> "Answerer":
 
 
 class Answerer(abc.ABC):
-    """Answers texts.
+    """Answers texts."""
 
-    Attributes:
-        takes_lines: whether each text is a line; a decoder continues any text.
-        streams: whether `stream` yields an answer piece by piece.
-        converses: whether the next text may follow the answer to the last.
-        model: the kind of model, for messages.
-        verb: what it does to a text, for messages.
-        applicable: names of the options that apply.
-    """
-
-    takes_lines = True
-    streams = False
-    converses = False
-    model: str
-    verb: str
-    applicable: tuple[str, ...]
+    takes_lines = True  # whether each text is a line; a decoder continues any text
+    streams = False  # whether `stream` yields an answer piece by piece
+    converses = False  # whether the next text may follow the answer to the last
+    model: str  # the kind of model, for messages
+    verb: str  # what it does to a text, for messages
+    applicable: tuple[str, ...]  # names of the options that apply
 
     def __init__(self, run: Run, options: Options) -> None:
         self._run = run
@@ -103,9 +91,8 @@ class Answerer(abc.ABC):
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """Return the answers to each text. `first` is the number of the first text, for messages and random draws:
-        answer r to text i is request (i − 1)·n + r, which determines its key. Raises ValueError if a text is empty, too
-        long, or has something that the tokenizer does not know, or for an invalid option.
+        """Return the answers to each text, numbered from `first` on, for messages and random draws: answer r to text i
+        is request (i − 1)·n + r, which determines its key. Raises ValueError for a text or an option that is invalid.
         """
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
@@ -153,9 +140,8 @@ class Continuer(Answerer):
                 raise AnswerError(f"--steer: {error}") from None
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return text number `number` as the model reads it. If the tokenizer has tokens that begin with a space, as
-        words do in the training data, a final space is not read, and the continuation begins with such a token. Raises
-        ValueError if the text is empty, or has something that the tokenizer does not know.
+        """Return text number `number` as the model reads it. If words begin with a space in the training data, a final
+        space is not read, and the continuation begins with such a token. Raises ValueError if it is empty or not known.
         """
         heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
         tokens = self._encoded(text[: len(text) - heals])
@@ -340,12 +326,7 @@ class _Classifier(Answerer):
         return [[{"text": text, "probabilities": probabilities}] for text, probabilities in found]
 
 
-ANSWERERS: dict[str, type[Answerer]] = {
-    "d": Continuer,
-    "e": _MaskFiller,
-    "ed": _Translator,
-    "classify": _Classifier,
-}
+ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": _Translator, "classify": _Classifier}
 """The answerer for each task; `answerer_for` also answers with sentence encoders, and with Gato's text decoder."""
 
 

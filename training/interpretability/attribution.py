@@ -11,8 +11,7 @@ from jaxtyping import Float
 from algorithms import DTransformerParams
 from algorithms.lines import Attention, RMSNorm
 
-READS = ("X@3", "Y@2", "X@8")
-"""The values of Algorithm 10 that `attribution` reads."""
+READS = ("X@3", "Y@2", "X@8")  # the values of Algorithm 10 that `attribution` reads
 
 
 class Attribution(NamedTuple):
@@ -49,22 +48,12 @@ def _cell(value: float, share: float) -> str:
     return f'<td style="background:rgba({color},{0.6 * abs(share):.2f})">{value:+.2f}</td>'
 
 
-def attribution(
-    seen: Mapping[str, Array],
-    theta: DTransformerParams,
-    weights: Float[Array, "N_V"],
-) -> Attribution:
+def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: Float[Array, "N_V"]) -> Attribution:
     """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run.
 
-    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is then linear in X, the sum of what lines 3, 6 and 8 add.
-
-    Args:
-        seen: the recorded values `READS`.
-        theta: the parameters of Algorithm 10.
-        weights: the weight of each logit: 1 for one token, or 1 and −1 for the difference of two.
-
-    Raises:
-        ValueError: a norm or a cap follows a sum, so the parts do not add up.
+    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is then linear in X, the sum of what lines 3, 6 and 8 add. `seen`
+    are the recorded values `READS`; the weight of each logit is 1 for one token, or 1 and −1 for the difference of two.
+    Raises ValueError if a norm or a cap follows a sum, so the parts do not add up.
     """
     _check_adds_up(theta)
     X, W = seen["X@8"], theta.variant.of_every_layer(theta.layers.attention)

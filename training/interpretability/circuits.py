@@ -13,10 +13,7 @@ from algorithms.parameters import MHAttentionParams
 def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
     """``W_kᵀ W_q`` of each head, which says which tokens match: without biases, ``S = Zᵀ (W_kᵀ W_q) X``.
 
-    Rotary positions put a rotation between the two factors; this is the circuit at distance 0.
-
-    Raises:
-        ValueError: queries and keys are normalized, so S is not bilinear.
+    Rotary positions put a rotation between the factors; this is distance 0. Raises ValueError if S is not bilinear.
     """
     _check_bilinear(W)
     return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
@@ -40,10 +37,7 @@ def copying_eigenvalues(theta: DTransformerParams) -> Complex[Array, "L H d_mid"
 
 
 def copying_scores(theta: DTransformerParams) -> Float[Array, "L H"]:
-    """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head raises the logits of what it attends to, −1 if it lowers them.
-
-    Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
-    """
+    """``Σλ/Σ|λ|`` of `copying_eigenvalues`: 1 if a head copies, −1 if it does the opposite (Elhage et al. 2021)."""
     eigenvalues = copying_eigenvalues(theta)
     return eigenvalues.real.sum(-1) / jnp.abs(eigenvalues).sum(-1)
 
@@ -52,9 +46,7 @@ def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"
     """Q-, K- and V-composition of an earlier head (the first two axes) with a later one; 0 if it is not earlier.
 
     ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` in Frobenius norms, where OV' is the
-    earlier head's.
-
-    Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+    earlier head's (Elhage et al. 2021, "A mathematical framework for transformer circuits").
     """
     _check_bilinear(W)
     W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)
@@ -85,11 +77,7 @@ def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d
 
 
 def _output(W: MHAttentionParams) -> Float[Array, "L H d_out d_mid"]:
-    """``W_o^h``, the columns of W_o of each head.
-
-    Raises:
-        ValueError: if the parameters are those of an attention of one's own.
-    """
+    """``W_o^h``, the columns of W_o of each head. Raises ValueError for parameters of an attention of one's own."""
     if not isinstance(W, MHAttentionParams):
         raise ValueError(
             f"W: expected MHAttentionParams, got {type(W).__name__} of an attention of one's own; give the "

@@ -16,11 +16,7 @@ from training.tasks.objectives import in_sequence
 
 
 def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarray, "L N_experts"]:
-    """The share of the tokens of batches that choose each expert; a layer's shares add up to k.
-
-    Raises:
-        ValueError: if the model has no experts.
-    """
+    """The share of tokens that choose each expert; a layer's add up to k. Raises ValueError without experts."""
     if not isinstance(theta.variant.mlp, Experts):
         raise ValueError(f"theta.variant.mlp: expected Experts, got {theta.variant.mlp!r}")
     routed = record(d_hidden_state, "G")

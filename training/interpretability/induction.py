@@ -19,8 +19,7 @@ from algorithms import DTransformerParams, d_hidden_state, token_losses
 from algorithms.inside import at, intervene, record
 from training.interpretability import scores
 
-Heads = Integer[np.ndarray, "n 2"]
-"""Each row is a head's layer and number."""
+Heads = Integer[np.ndarray, "n 2"]  # each row is a head's layer and number
 
 
 class Repeating(NamedTuple):
@@ -67,12 +66,7 @@ def loss_without(theta: DTransformerParams, tokens: Repeating, heads: Integer[Ar
 
 
 def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:
-    """Repeat each sequence once, after the tokens that the model puts before a text.
-
-    Args:
-        tokens: random sequences.
-        before: the tokens before a text, such as bos.
-    """
+    """Repeat random sequences once, after the tokens that the model puts before a text, such as bos."""
     B, n = tokens.shape
     x = np.concatenate([np.tile(before, (B, 1)), tokens, tokens], axis=1)
     repeats = np.arange(1, x.shape[1]) > len(before) + n
@@ -87,9 +81,7 @@ def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:
 
 
 def others(heads: Heads, shape: tuple[int, int], rng: np.random.Generator) -> Heads:
-    """Draw as many other heads from the same layers, or from all layers if these have too few; `shape` is (L, H).
-    Raises ValueError if there are too few others.
-    """
+    """Draw as many other heads of the same layers, or of all (L, H) if these have too few, or raise ValueError."""
     every = np.stack(np.unravel_index(np.arange(np.prod(shape)), shape), axis=1)
     rest = every[~(every[:, None] == heads[None]).all(-1).any(1)]
     near = rest[np.isin(rest[:, 0], heads[:, 0])]

@@ -14,14 +14,7 @@ from algorithms import DTransformerParams, EDTransformerParams
 def logit_lens(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L N_V *columns"]:
-    """The logits of each layer's residual stream, by the last lines of Algorithm 10 or 8.
-
-    Args:
-        X: the residual stream of all layers, ``X@8`` of Algorithm 10 or ``X@19`` of Algorithm 8.
-        theta: the parameters.
-
-    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
-    """
+    """The logits of each layer's residual stream, ``X@8`` of Algorithm 10 or ``X@19`` of 8 (nostalgebraist 2020)."""
     if not isinstance(theta, (DTransformerParams, EDTransformerParams)):
         raise ValueError(
             f"theta: expected parameters of Algorithm 8 or 10, which unembed the last layer, got {type(theta).__name__}"
@@ -69,13 +62,8 @@ def tuned_lens(
 ) -> TunedLens:
     """Fit the maps with Adam, so that their predictions have the least mean KL divergence from the last layer's.
 
-    Args:
-        X: the residual stream after each layer, of the tokens to fit to.
-        theta: the parameters.
-        steps: the number of Adam's steps, each on all tokens.
-        eta: learning rate.
-
-    Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
+    X is the residual stream after each layer, of the tokens to fit to, which each of the steps reads; eta is the
+    learning rate. Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
     """
     L, d_e = X.shape[:2]
     log_p = jax.nn.log_softmax(unembedded(after_layers(X, theta)[-1], theta), axis=0)[None]

@@ -22,14 +22,8 @@ Score = Callable[..., Float[Array, ""]]
 def activation_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...], *, by: str = "token"
 ) -> Float[Array, "L n"]:
-    """The score of the target run with one value replaced by the source run's, for each layer and token, or head.
-
-    Args:
-        score: the function.
-        name: the value, computed in every layer.
-        source: arguments of the run that the value is taken from.
-        target: arguments of the run that it is put into.
-        by: ``"token"``, or ``"head"`` to replace all tokens of one head.
+    """The score of the target run with a value replaced by the source run's, for each layer and token, or head of all
+    tokens.
 
     Example:
         >>> import jax
@@ -57,9 +51,8 @@ def attribution_patching(
 ) -> Float[Array, "*axes"]:
     """Estimate to first order what patching each entry adds to the target's score, with one gradient for all.
 
-    The estimate is ``g ⊙ (source's value − target's value)``; for a patch of several entries, sum theirs.
-
-    Source: Nanda 2023, "Attribution patching: activation patching at industrial scale".
+    The estimate is ``g ⊙ (source's value − target's value)``; for a patch of several entries, sum theirs (Nanda 2023,
+    "Attribution patching: activation patching at industrial scale").
     """
     _, of_source = record(score, name)(*source)
     _, of_target, gradient = gradients(score, name)(*target)
@@ -69,18 +62,11 @@ def attribution_patching(
 def path_patching(
     score: Score, sender: At, receiver: At, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, ""]:
-    """The target's score if only the receiver sees the sender's value in the source run, over the direct path.
+    """The target's score if only the receiver, such as ``at("Q", layer=2, head=0)``, sees the value in the source run
+    of the sender, a part of ``Y@2`` such as ``at("Y@2", layer=0, head=1)``, over the direct path.
 
-    All other heads and MLPs keep their values in the target run until the receiver is computed.
-
-    Args:
-        score: the function.
-        sender: a part of ``Y@2``, such as ``at("Y@2", layer=0, head=1)``.
-        receiver: the value that it may affect, such as ``at("Q", layer=2, head=0)``.
-        source: arguments of the run that the sender's value is taken from.
-        target: arguments of the run that it is put into.
-
-    Source: Wang et al. 2022, "Interpretability in the wild".
+    All other heads and MLPs keep their values in the target run until the receiver is computed (Wang et al. 2022,
+    "Interpretability in the wild").
     """
     _, kept = record(score, "Y@2", "hidden")(*target)
     _, sent = record(score, sender)(*source)
@@ -91,14 +77,8 @@ def path_patching(
 def causal_tracing(
     score: Score, arguments: tuple[Any, ...], tokens: Any, noise: Float[Array, "d_e n"], *, name: str = "X@8"
 ) -> tuple[Float[Array, ""], Float[Array, "L l"]]:
-    """The score with noise in the embeddings of some tokens; and the scores with one value of the clean run restored.
-
-    Args:
-        score: the function, of one sequence.
-        arguments: its arguments.
-        tokens: the columns that get noise, a slice or an array.
-        noise: added to these columns.
-        name: the value to restore, for each layer and token.
+    """The score of one sequence with noise in the embeddings of some tokens, a slice or an array; and the scores with
+    the named value of the clean run restored, for each layer and token.
 
     Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
     """

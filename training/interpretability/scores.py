@@ -18,10 +18,7 @@ def duplicate_token_scores(
 
 
 def induction_scores(A: Float[Array, "L H l_z *batch l_x"], x: Integer[Array, "*batch l_x"]) -> Float[Array, "L H"]:
-    """The mean attention to what followed earlier copies of the token, over the tokens that have any.
-
-    Source: Olsson et al. 2022, "In-context learning and induction heads".
-    """
+    """The mean attention to what followed earlier copies of the token, where there are any (Olsson et al. 2022)."""
     follows_copy = jnp.roll(x, 1, axis=-1)[..., :, None] == x[..., None, :]
     return attention_to(A, jnp.triu(follows_copy.at[..., 0, :].set(False)))  # the first token follows none
 

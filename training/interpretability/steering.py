@@ -23,15 +23,8 @@ class SteeringError(ValueError):
 
 
 def save_direction(path: Path | str, name: str, direction: Any) -> None:
-    """Write a direction to a safetensors file, with the name of the value to add it to.
-
-    Args:
-        path: the file.
-        name: the value's name, such as ``at("X@8", layer=3)``.
-        direction: an array ``[rows]``, or ``[H, rows]`` for all heads.
-
-    Raises:
-        SteeringError: the name selects more than a layer and a head, such as a token.
+    """Write a direction, ``[rows]``, or ``[H, rows]`` for all heads, to a safetensors file, with the name of the value
+    to add it to. Raises SteeringError if that selects more than a layer and a head, such as a token.
 
     Example:
         >>> import tempfile
@@ -70,14 +63,7 @@ def load_direction(path: Path | str) -> tuple[At, Array]:
 
 
 def steered_by(words: Sequence[str]) -> dict[At, Callable[[Array], Array]]:
-    """Return the interventions that add directions, several for the same value one after another.
-
-    Args:
-        words: ``FILE`` or ``FILE:SCALE`` for each direction, where SCALE multiplies it.
-
-    Raises:
-        SteeringError: a file cannot be read.
-    """
+    """Return the interventions of directions, ``FILE`` or ``FILE:SCALE``, added in turn, or raise SteeringError."""
     sums: dict[At, list[tuple[str, Array]]] = {}
     for word in words:
         path, scale = _parsed(word)

@@ -8,8 +8,7 @@ import numpy as np
 
 from training.runs.named_arrays import flatten
 
-STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")
-"""Names of arrays that are stacked over layers."""
+STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")  # arrays stacked over layers
 NAMED = 3
 
 
@@ -24,18 +23,17 @@ def _kept(checkpoint: int | None) -> str:
 def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: int | None) -> TrainingError:
     """Return the error for an update with a non-finite loss or gradient; `gradient` is recomputed before the update."""
     finite = {name: np.isfinite(array) for name, array in flatten(gradient).items()}
-    places = [_first_place(name, array) for name, array in finite.items() if not array.all()]
+    places = [  # with the first layer that is not finite of a stacked array
+        f"{name}[{np.argmin(array.reshape(len(array), -1).all(axis=1))}]" if STACKED.match(name) else name
+        for name, array in finite.items()
+        if not array.all()
+    ]
     named = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
     where = f"the gradients of {named} are not finite" if places else "all gradients are finite, but their norm is not"
     return TrainingError(
         f"step {step}: the loss is {loss} and {where}, at learning rate {rate:.3g}. The update was not made; "
         f"{_kept(checkpoint)}. Try a smaller learning_rate, a clip_norm, or dtype float32, in another directory"
     )
-
-
-def _first_place(name: str, finite: np.ndarray) -> str:
-    """The array's name, with its first layer that is not finite if it is stacked."""
-    return f"{name}[{np.argmin(finite.reshape(len(finite), -1).all(axis=1))}]" if STACKED.match(name) else name
 
 
 def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:

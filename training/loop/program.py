@@ -40,8 +40,8 @@ class Plan:
 
     @staticmethod
     def of(description: Description, data: RunData, initial: Any = None) -> "Plan":
-        """Return the plan of a training that starts from the `initial` parameters (None: random ones), which stay
-        frozen if an adapter is trained. Raises ValueError if the optimizer's settings do not fit together.
+        """Return the plan from `initial` parameters (None: random ones), frozen if an adapter is trained, or raise
+        ValueError.
         """
         settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
         optimizer_from(settings)
@@ -173,9 +173,7 @@ class Plan:
         return not_finite(step, loss, rate, self.placement.gathered(gradients), checkpoint)
 
     def in_more_parts(self) -> "Plan":
-        """Return the plan that computes a batch in more parts, which changes only rounding. Raises TrainingError if
-        that is impossible.
-        """
+        """Return the plan with a batch in more parts, which changes only rounding, or raise TrainingError."""
         before, settings = self.settings, memory.in_more_parts(self.settings)
         batch = f"a batch of {before.batch_size} sequences"
         if jax.process_count() > 1:  # whose devices may differ in memory
@@ -212,9 +210,7 @@ class Program(NamedTuple):
         run: Callable[[Callable[[], "Program"]], "Program"],
         split: Callable[[Plan], Plan],
     ) -> "Program":
-        """Return the compiled functions of a plan, or of the first of those that `split` makes of it that fits into
-        memory; `run` calls the compiler.
-        """
+        """Compile a plan, or the first that `split` makes of it that fits into memory; `run` calls the compiler."""
         while True:
             try:
                 program = run(functools.partial(Program.of, plan, state, clock))

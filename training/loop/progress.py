@@ -20,9 +20,7 @@ class Progress:
     seconds: float = 0.0  # duration of the updates, without evaluations and checkpoints
 
     def note(self, results: dict[str, float], patience: int) -> bool:
-        """Record an evaluation, and return whether its loss is the best so far; `patience` evaluations without a better
-        one stop the training (0: never).
-        """
+        """Record an evaluation, and return whether it is the best so far; `patience` worse ones stop (0: never)."""
         self.results = results
         if results["loss"] < self.best_loss:
             self.best_loss, self.best_step, self.worse = results["loss"], self.step, 0

@@ -30,9 +30,7 @@ class Store(contextlib.ExitStack):
         self.log: MetricsLog | NoLog = NoLog()
 
     def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
-        """Return the state and the progress of the last checkpoint that can be read, or the first ones if there is
-        none. Raises CheckpointError if all are damaged.
-        """
+        """Return the state and progress of the last good checkpoint, or the first ones. Raises CheckpointError."""
         restored = self._checkpoints.restore_latest(_items(plan.template), self._warn)
         if restored is None:
             self._open_log(plan.settings, 0, 0)

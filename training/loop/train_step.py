@@ -14,16 +14,13 @@ from training.settings import REMAT, Settings
 from training.tasks.low_rank import merged, scale_of
 from training.tasks.objectives import Objective, cast
 
-FIRST_SCALE = 2.0**15
-"""Initial loss scale: gradients in float16 would underflow below 6e-8."""
-GROWTH = 2000
-"""Consecutive updates with finite gradients after which the scale doubles."""
+FIRST_SCALE = 2.0**15  # initial loss scale: gradients in float16 would underflow below 6e-8
+GROWTH = 2000  # consecutive updates with finite gradients after which the scale doubles
 
 
 class LossScale(NamedTuple):
-    """The dynamic loss scale of float16: the loss is multiplied by it, and the gradient divided.
-
-    An update with a non-finite gradient is skipped, and the scale halved; if that never helps, the scale falls below 1.
+    """The dynamic loss scale of float16, which multiplies the loss and divides the gradient. An update with a non-
+    finite gradient is skipped, and the scale halved; if that never helps, it falls below 1.
     """
 
     scale: Float[Array, ""]  # the factor
@@ -78,11 +75,9 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
     """Return the function (params, batch, step, key, frozen, scale) → (losses per token, gradient, tokens) of a batch.
 
     With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
-    multiplied by `scale`.
-
-    Sequence r draws its dropout with ``fold_in(fold_in(key, step), r)``, and every part is divided by the weight of the
-    whole batch, so loss and gradient do not depend on the number of parts. A balancing loss does: each part has
-    its own.
+    multiplied by `scale`, and every part is divided by the weight of the whole batch; sequence r draws its dropout with
+    ``fold_in(fold_in(key, step), r)``. So they do not depend on the number of parts, except by a balancing loss of
+    each.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):
@@ -107,7 +102,9 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
 
         if settings.accumulation_steps == 1:
             return *loss_and_gradient(params, batch, keys), tokens
-        parts = jax.tree.map(lambda a: _parts(a, settings.accumulation_steps), (dict(batch), keys))
+        # part i of n has the sequences i, i + n, …, so each device keeps its own
+        n = settings.accumulation_steps
+        parts = jax.tree.map(lambda a: jnp.moveaxis(a.reshape(-1, n, *a.shape[1:]), 1, 0), (dict(batch), keys))
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, loss_and_gradient(params, *part)), None
@@ -121,11 +118,6 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
     return whole
 
 
-def _parts(array: Array, n: int) -> Array:
-    """Split sequences into n parts; part i has the sequences i, i + n, …, so each device keeps its own."""
-    return jnp.moveaxis(array.reshape(-1, n, *array.shape[1:]), 1, 0)
-
-
 def make_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -134,9 +126,7 @@ def make_step(
     *,
     N_V: int | None = None,
 ) -> Step:
-    """Return the update (state, batch, step, key, frozen) → (state, metrics), to be compiled. The vocabulary may be
-    padded beyond N_V (see `training.mesh.padding`).
-    """
+    """Return the update (state, batch, step, key, frozen) → (state, metrics); tokens from N_V on are padding."""
     loss_and_gradient = batch_loss(objective, settings, N_V=N_V)
 
     def step(state, batch, step, key, frozen=None):

@@ -71,8 +71,8 @@ class Watch(NamedTuple):
 
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
-    """Train to the end, from the last checkpoint if there is one; return the figures of the trained parameters on all
-    held-out data.
+    """Train to the end, from the last checkpoint if there is one; return the trained parameters' figures on held-out
+    data.
 
     Raises:
         Interrupted: a signal arrived; a checkpoint was saved.
@@ -141,9 +141,7 @@ def _facts(program: Program, state: TrainState, step: int, clock: Callable[[], f
 
 
 def _loop(program: Program, state: TrainState, progress: Progress, store: Store, watch: Watch) -> TrainState:
-    """Make the updates that are left, with all that comes between them, and return the state after them. Raises
-    _TooLargeError if the first one does not fit into memory; the state may be corrupted then.
-    """
+    """Make the updates that are left; return the state, which is corrupted if the first raises _TooLargeError."""
     plan, settings, first = program.plan, program.plan.settings, progress.step
     record = _Record(program, progress, store, watch)
     batches = plan.batches(first)

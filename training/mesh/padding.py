@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-VOCABULARY_AXES = {"W_e": -1, "W_u": -2, "b_u": -1}
-"""Parameter → its axis with an entry for each token."""
+VOCABULARY_AXES = {"W_e": -1, "W_u": -2, "b_u": -1}  # parameter → its axis with an entry for each token
 
 
 def padded_size(N_V: int, multiple: int) -> int:

@@ -23,16 +23,10 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 
 class Placement:
-    """The devices of a training and the placement of arrays on them.
-
-    Attributes:
-        sizes: size of each axis of the mesh; empty for one device.
-    """
+    """The devices of a training and the placement of arrays on them; `sizes` are those of the mesh's axes."""
 
     def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:
-        """Arrange the devices (default: all) as in "data=4,model=2"; "" is one device. Raises MeshError if the mesh is
-        invalid, or for another number of devices.
-        """
+        """Arrange the devices (default: all) as in "data=4,model=2"; "" is one device. Raises MeshError."""
         self.sizes = parse(mesh)
         self._mesh: Mesh | None = None
         if self.sizes:
@@ -116,9 +110,7 @@ class Placement:
     def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any
     ) -> Any:
-        """Return a function compiled for arguments (arrays or shapes) with their shardings, on the mesh's devices or
-        another `platform`; `options` are those of `jax.jit`.
-        """
+        """Return a function compiled for arguments with shardings, for the devices or another `platform`."""
         with self.in_use():
             traced = jax.jit(function, **options).trace(*arguments)
             lowered = traced.lower(lowering_platforms=None if platform is None else (platform,))

@@ -28,12 +28,7 @@ class ProcessesError(ValueError):
 
 
 class Processes:
-    """The processes of a training: this one alone, until it joins others.
-
-    Attributes:
-        index: index of this process.
-        count: number of processes.
-    """
+    """The processes of a training: this one alone, until it joins others; its `index` among their `count`."""
 
     def __init__(self) -> None:
         self.index, self.count = 0, 1
@@ -46,16 +41,10 @@ class Processes:
         return self.index == 0
 
     def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
-        """Connect to the other processes, before JAX is used.
+        """Connect to the other processes, before JAX is used, or raise ProcessesError.
 
-        Args:
-            coordinator: HOST:PORT of process 0, or "auto" to ask SLURM, Kubernetes or a Cloud TPU for all three.
-            count: number of processes.
-            index: index of this one.
-            on_loss: called in another thread, with a sentence, when another process is gone; must end this one.
-
-        Raises:
-            ProcessesError: an argument is invalid or missing.
+        The coordinator is HOST:PORT of process 0, or "auto" to ask SLURM, Kubernetes or a Cloud TPU for all three. When
+        another process is gone, `on_loss` is called in another thread with a sentence, and must end this one.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -78,9 +67,7 @@ class Processes:
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
     def agree(self, what: str, facts: Mapping[str, Any]) -> None:
-        """Check that all processes have the same facts (JSON values by name); all must call this. Raises ProcessesError
-        in every process, naming the first difference.
-        """
+        """Raise ProcessesError in all processes, which must call this, unless their facts (JSON by name) agree."""
         if self.count == 1:
             return
         texts = self._exchanged(what, json.dumps(facts, default=str), range(self.count))

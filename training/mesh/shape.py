@@ -1,7 +1,10 @@
 """The shape of a mesh, such as `replica=2,data=4,model=2`, and the sizes that it must divide."""
 
+import dataclasses
 import itertools
 import math
+
+import jax
 
 from training.settings import Settings
 
@@ -12,8 +15,7 @@ AXES = {
     "model": "divides heads, hidden units and vocabulary",
 }
 """The axes of a mesh; along the last one, devices are neighbors."""
-BATCH_AXES = ("replica", "data")
-"""The axes that divide the sequences of a batch."""
+BATCH_AXES = ("replica", "data")  # the axes that divide the sequences of a batch
 
 
 class MeshError(ValueError):
@@ -21,8 +23,8 @@ class MeshError(ValueError):
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if the text is
-    not a mesh.
+    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if it is no
+    mesh.
 
     Example:
         >>> parse("model=2,data=4")
@@ -41,12 +43,7 @@ def parse(text: str) -> dict[str, int]:
 
 
 def n_places(text: str) -> int:
-    """Return the number of devices of a mesh, or raise MeshError if the text is not a mesh.
-
-    Example:
-        >>> n_places("model=2,data=4")
-        8
-    """
+    """Return the number of devices of a mesh, or raise MeshError if the text is not a mesh."""
     return math.prod(parse(text).values())
 
 
@@ -72,9 +69,7 @@ def check_devices(sizes: dict[str, int], n: int) -> None:
 
 
 def check_sizes(settings: Settings, N_V: int | None = None) -> None:
-    """Check that the mesh of a run divides all sizes that it splits, and the N_V columns of the embedding if given.
-    Raises MeshError if it does not, or is not a mesh.
-    """
+    """Raise MeshError unless the mesh of a run divides all sizes that it splits, and N_V if given."""
     sizes, parts = parse(settings.mesh), settings.accumulation_steps
     split = {axis: n for axis, n in sizes.items() if axis in BATCH_AXES}
     n = math.prod(split.values())
@@ -100,3 +95,28 @@ def _advice(name: str, size: int, axis: str, n: int) -> str:
 def _nearest(size: int, n: int) -> int:
     """The positive multiple of n nearest to a size."""
     return max(1, round(size / n)) * n
+
+
+def accelerators() -> int:
+    """Return the number of accelerators of all processes; 0 on a CPU, whose cores already share the work."""
+    return 0 if jax.default_backend() == "cpu" else jax.device_count()
+
+
+def over_all(settings: Settings, n: int, *, chosen: bool) -> tuple[Settings, str]:
+    """Return the settings with the mesh data=n if nobody has chosen a mesh and n devices divide the batch, and a note
+    that says so, or what to type if devices are left idle; "" if there is nothing to say.
+
+    Example:
+        >>> over_all(Settings(task="d", batch_size=16), 8, chosen=False)[1]
+        'all 8 devices share the work: --mesh data=8 (--mesh "" uses one)'
+    """
+    if n < 2 or parse(settings.mesh):
+        return settings, ""
+    divided = dataclasses.replace(settings, mesh=f"data={n}")
+    try:
+        check_sizes(divided)
+    except MeshError as error:
+        return settings, f"{n - 1} of {n} devices are idle: for --mesh data={n}, {error}"
+    if chosen:
+        return settings, f"{n - 1} of {n} devices are idle: --mesh data={n} uses all"
+    return divided, f'all {n} devices share the work: --mesh data={n} (--mesh "" uses one)'

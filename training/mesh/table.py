@@ -31,20 +31,15 @@ from training.tasks.classify import ClassifierParams
 DATA, MODEL = "data", "model"
 BOTH = (MODEL, DATA)
 
-LAYERS = ("L", "L_enc", "L_dec", "L_first")
-"""Axes of layers, which are never divided."""
-DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "d_first", "N_V"}
-"""Axes that ``model`` divides."""
-WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}
-"""Axes that are never divided."""
+LAYERS = ("L", "L_enc", "L_dec", "L_first")  # axes of layers, which are never divided
+DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "d_first", "N_V"}  # axes that ``model`` divides
+WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}  # axes that are never divided
 
 Row = tuple[str | tuple[str, ...] | None, ...]
 
 
 def _row(axes: tuple[str, ...], own: frozenset[str] = frozenset()) -> Row:
-    """The mesh axes of an array: ``model`` divides the first of the axes above, or of a line's own, and ``data`` the
-    last of the others.
-    """
+    """The mesh axes of an array: ``model`` divides the first of those above or of a line, ``data`` the last other."""
     divided = [i for i, axis in enumerate(axes) if axis in DIVIDED | own][:1]
     row: list[Any] = [MODEL if i in divided else None for i in range(len(axes))]
     others = [i for i, axis in enumerate(axes) if i not in divided and axis not in WHOLE]

@@ -3,11 +3,6 @@
 orbax writes a step into a temporary folder and renames it when complete, so a process that is killed leaves no partial
 checkpoint. It does not detect corruption on disk, so a checksum of every array is saved with it. A checkpoint that
 cannot be read, or does not match its checksums, is set aside, and the one before it is restored.
-
-    checkpoints = Checkpoints(directory, max_to_keep=2)
-    checkpoints.save(step, {"params": params, "state": state}, {"anything": "JSON"})
-    step, trees, meta = checkpoints.restore_latest({"params": shapes, "state": shapes}, warn)
-    checkpoints.close()
 """
 
 import json
@@ -49,8 +44,8 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) -> Restored:
-    """Read and verify one checkpoint. An item's template is a pytree of anything with shape and dtype; leaves with a
-    sharding are read as JAX arrays, others as NumPy arrays. Raises CheckpointError if it cannot be read or verified.
+    """Read and verify one checkpoint, or raise CheckpointError. An item's template is a pytree of anything with shape
+    and dtype; leaves with a sharding are read as JAX arrays, others as NumPy arrays.
     """
     import orbax.checkpoint as ocp
 
@@ -78,11 +73,6 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     return Restored(step, trees, record["meta"])
 
 
-def _immutable(leaf: Any) -> Any:
-    """The array, or a copy that the caller cannot change while it is written."""
-    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
-
-
 class Checkpoints:
     """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
@@ -101,15 +91,16 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def save(self, step: int, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Copy the arrays of each item and write them in the background, each process its devices' part. Raises
-        CheckpointError if this checkpoint or the previous one cannot be written.
-        """
+        """Write the arrays in the background, or raise CheckpointError if that, or the previous time, fails."""
         import orbax.checkpoint as ocp
 
         self.wait()
         if step in self._manager.all_steps():
             return
-        arrays = {item: {k: _immutable(v) for k, v in flatten(tree).items()} for item, tree in trees.items()}
+        arrays = {  # copied unless immutable, since the caller may change them while they are written
+            item: {k: v if isinstance(v, jax.Array) else np.array(v) for k, v in flatten(tree).items()}
+            for item, tree in trees.items()
+        }
         record = {"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}}
         items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
         items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})
@@ -127,9 +118,7 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def restore_latest(self, templates: Mapping[str, Any], warn: Callable[[str], None]) -> Restored | None:
-        """Read the newest checkpoint that verifies, as `read_checkpoint` does; None if there are none. Damaged ones are
-        set aside, with a warning. Raises CheckpointError if all are damaged.
-        """
+        """Read the newest checkpoint that verifies, if any; damaged ones are set aside. CheckpointError: all are."""
         steps = self.steps()
         for step in steps:
             try:

@@ -42,10 +42,8 @@ from training.tasks.models import config_from_json, config_to_json, model_shapes
 from training.tasks.own_lines import has_lines_of_ones_own
 
 FORMAT = "formal-algorithms run 4"
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of file systems without locks, such as Lustre mounted without flock."""
-FROZEN = "model to adapt"
-"""Key of the fingerprint of the parameters that a run adapts."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # file systems without locks, such as Lustre without flock
+FROZEN = "model to adapt"  # key of the fingerprint of the parameters that a run adapts
 
 
 class RunError(ValueError):
@@ -117,9 +115,7 @@ class RunDirectory:
         return False
 
     def check_files(self) -> None:
-        """Check that the run's files are regular files. Raises RunError if one is a directory or a pipe, or if one that
-        is written in place is a link, through which a file elsewhere would be overwritten.
-        """
+        """Raise RunError unless the run's files are regular ones, and not links if written in place."""
         written = (self.metrics, self.picture, self.parameters, self.adapter, self.results)
         for file in (self.config, self.tokenizer, *written):
             if file in (self.metrics, self.picture) and file.is_symlink():
@@ -148,9 +144,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Create the directory and lock it against other processes; remove it if it is empty at the end. If its file
-        system has no locks, call `warn` instead of locking. Raises RunError if another process trains here, or the
-        directory cannot be created or written to.
+        """Create the directory and lock it, or `warn` if its file system has no locks; remove it if it is empty at the
+        end. Raises RunError if another process trains here, or it cannot be written to.
         """
         lock = filelock.FileLock(self.lock, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
@@ -184,9 +179,7 @@ class RunDirectory:
         self.note(description)
 
     def resume(self, description: Description) -> None:
-        """Check that the run here may continue as described, and update config.json. Raises RunError, naming the
-        difference, or if config.json cannot be written.
-        """
+        """Check that the run here may continue as described, and update config.json, or raise RunError."""
         self.check_continues(description)
         if self.description().settings != description.settings:
             self.note(description)
@@ -240,9 +233,7 @@ def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement |
 
     The final parameters are read array by array, each device its part, so that a model is never in memory twice. They
     are converted to `dtype` (None: as stored) and divided among the devices of `placement` (None: on one device).
-
-    Raises:
-        RunError: the directory is not a run, has no checkpoint yet, or is damaged.
+    Raises RunError if there is no run, no checkpoint yet, or it is damaged.
     """
     files = RunDirectory(directory)
     if not files.path.is_dir():
@@ -298,9 +289,7 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
 
 
 def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
-    """Read the adapter of a run, or that of the last good checkpoint if it is unfinished; θ may be shapes. Raises
-    RunError if it cannot be read.
-    """
+    """Read the adapter of a run, or that of its last good checkpoint, or raise RunError; θ may be shapes."""
     settings = description.settings
     template = adapter_shapes(theta, settings)
     if files.adapter.is_file():

@@ -8,12 +8,9 @@ import os
 import struct
 from pathlib import Path
 
-VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
-"""Wire types of a field."""
-WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7
-"""Fields of an Event."""
-START = 1
-"""A session's status, with which TensorBoard drops what earlier files have from its step on."""
+VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types of a field
+WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7  # fields of an Event
+START = 1  # a session's status, with which TensorBoard drops what earlier files have from its step on
 
 
 class EventFile:

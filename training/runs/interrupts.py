@@ -19,17 +19,12 @@ POLL = 0.05  # seconds
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM arrived.
-
-    Attributes:
-        status: the exit status: 130 or 143.
-        working: whether a thread of `Interrupts.run` is still running; only `os._exit` ends such a process at once.
-    """
+    """Ctrl-C or SIGTERM arrived: the exit `status` is 130 or 143."""
 
     def __init__(self, status: int, *, working: bool = False) -> None:
         super().__init__(status)
         self.status = status
-        self.working = working
+        self.working = working  # whether a thread of `Interrupts.run` still runs, which only `os._exit` ends at once
 
 
 @contextlib.contextmanager
@@ -44,14 +39,10 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 class Interrupts:
-    """A context in which the first Ctrl-C or SIGTERM is recorded; the second ends the process at once.
-
-    Attributes:
-        status: 0, or the exit status of the signal that arrived.
-    """
+    """A context in which the first Ctrl-C or SIGTERM is recorded; the second ends the process at once."""
 
     def __init__(self) -> None:
-        self.status = 0
+        self.status = 0  # or the exit status of the signal that arrived
         self._handling = handling(self._handle)
 
     def __enter__(self) -> "Interrupts":
@@ -72,9 +63,7 @@ class Interrupts:
             raise Interrupted(self.status)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function in another thread and return its result, or raise its error. Raises Interrupted if a signal
-        arrives; the function keeps running, but its result is lost.
-        """
+        """Call a function in another thread and return its result; it keeps running if a signal raises Interrupted."""
         self.check()
         future: Future[T] = Future()
 

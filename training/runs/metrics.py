@@ -39,10 +39,8 @@ class NoLog:
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl. Floats are printed so that they read back exactly.
-
-    A checkpoint records the length of the file; a run that resumes from it truncates the file to that, so that it ends
-    up as an uninterrupted run would have written it.
+    """Appends lines to metrics.jsonl; floats read back exactly. A checkpoint records the length of the file, to which a
+    run that resumes from it truncates the file.
     """
 
     def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
@@ -52,7 +50,9 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which has a `step`, or raise OSError if it cannot be written."""
-        self._file.write(json.dumps(_finite(line)).encode() + b"\n")
+        # JSON lacks NaN and infinities, which become strings that float() reads
+        finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        self._file.write(json.dumps(finite).encode() + b"\n")
         self._file.flush()
         for name, value in line.items():
             if name != "step" and isinstance(value, int | float):
@@ -71,11 +71,6 @@ class MetricsLog:
             writer.close()
 
 
-def _finite(line: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinities, which JSON lacks, by strings that float() reads."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-
-
 def cut(path: Path, size: int) -> bool:
     """Truncate metrics.jsonl to its size at a checkpoint; return False if it is shorter, so that lines are lost."""
     length = path.stat().st_size if path.exists() else 0
@@ -85,9 +80,7 @@ def cut(path: Path, size: int) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl, without an incomplete last line (of a run that was killed). Raises ValueError,
-    naming the line, if one is not a JSON object.
-    """
+    """Return the lines of metrics.jsonl but an incomplete last one. Raises ValueError for one that is not an object."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
@@ -112,12 +105,8 @@ class _WeightsAndBiases:
 
 
 def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
-    """Return a writer for Weights & Biases, with its files in `directory`/wandb; a resumed run continues there.
-
-    Uploads are configured as usual: by WANDB_MODE, WANDB_PROJECT and `wandb login`.
-
-    Raises:
-        RuntimeError: wandb is not installed, or reports an error.
+    """Return a writer for Weights & Biases (configured as usual, by WANDB_MODE, WANDB_PROJECT and `wandb login`), with
+    its files in `directory`/wandb, where a resumed run continues. Raises RuntimeError if it cannot be used.
     """
     try:
         wandb = importlib.import_module("wandb")

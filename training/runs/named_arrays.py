@@ -14,11 +14,8 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import Sharding
 
-CHUNK = 1 << 22
-"""Bytes of an array to read at once."""
-
-ALIGNMENT = 64
-"""Bytes; JAX can use the memory of a NumPy array that starts at a multiple."""
+CHUNK = 1 << 22  # bytes of an array to read at once
+ALIGNMENT = 64  # bytes; JAX can use the memory of a NumPy array that starts at a multiple
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -42,11 +39,7 @@ def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum: int) -> jax.Array:
-    """Return an array of a safetensors file, each device reading its part, converted to ``dtype`` unless it is None.
-
-    Raises:
-        ValueError: the checksum differs.
-    """
+    """Return an array of a safetensors file, each device reading its part, as ``dtype``, or raise ValueError."""
     with safetensors.safe_open(path, framework="numpy") as file:
         shape, stored = tuple(file.get_slice(name).get_shape()), file.get_slice(name)[:1].dtype
     kept = stored if dtype is None else np.dtype(dtype)

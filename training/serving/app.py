@@ -19,9 +19,8 @@ from training.serving import embeddings
 from training.serving.chat import Chat, chat_of, tokenized
 from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
-from training.serving.errors import JSON, RequestError, refusal
 from training.serving.exchange import Exchange, Stream
-from training.serving.fields import check_model
+from training.serving.fields import JSON, RequestError, check_model, refusal
 from training.serving.guards import HostGuard, RequestGuard
 from training.serving.metrics import Metrics
 from training.serving.served import Decoder, Served
@@ -190,9 +189,9 @@ def make_app(
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
 ) -> Starlette:
-    """Return the application. Requests must be addressed to `address` or one of the other host `names`, and carry
-    `api_key` unless it is None; `origins` are those of web pages that may send requests. The engine, None unless the
-    model is a decoder, starts and closes with the application; `clock` gives seconds since 1970.
+    """Return the application, with which the engine (None: the model is no decoder) starts and closes. Requests must be
+    addressed to `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web
+    pages that may send some; `clock` gives seconds since 1970.
     """
     server = _Server(served, engine, clock)
 

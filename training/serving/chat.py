@@ -8,22 +8,21 @@ from training.data.tokenizers import Tokenizer
 from training.generation.pieces import REPLACEMENT
 from training.generation.requests import Prompt
 from training.serving.engine import LIKELIEST, Step
-from training.serving.errors import RequestError
-from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer
 from training.serving.generating import FIELDS, Asked, common_fields
 from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
+    "tools": (None, []),
+    "store": (None, False),
     "metadata": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, False, True),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
-    "store": (None, False),
     "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
+    "parallel_tool_calls": (None, False, True),
 }
 
 
@@ -109,10 +108,7 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
 
 
 def conversation(messages: Any, served: Served) -> list[int]:
-    """Return the tokens of a conversation, up to where the next answer begins. Each message has a role and a content,
-    which is a text or a list of text parts. Raises RequestError if the messages are invalid, or the model has no chat
-    template.
-    """
+    """Return a conversation's tokens, up to where the next answer begins, or raise RequestError."""
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which cannot answer: use /v1/embeddings")
     if served.model.converse is None:
@@ -145,9 +141,7 @@ def _is_text(part: Any) -> bool:
 
 
 def tokenized(body: Any, served: Served) -> dict[str, Any]:
-    """Return the answer to a request: the tokens as the model reads them, their number, and the most it can read.
-    The request has vLLM's format: a prompt or a conversation. Raises RequestError if a field is unknown or invalid.
-    """
+    """Return the tokens of a prompt or a conversation as the model reads them, in vLLM's format."""
     check_fields(body, ("model", "prompt", "messages", "add_special_tokens"), {})
     if body.get("model") is not None:
         check_model(body["model"], served.name)

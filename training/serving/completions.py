@@ -8,8 +8,7 @@ from typing import Any
 from training.data.tokenizers import Tokenizer
 from training.generation.requests import Prompt
 from training.serving.engine import Step
-from training.serving.errors import RequestError
-from training.serving.fields import boolean, check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer
 from training.serving.generating import FIELDS, Asked, common_fields, listed, not_text, token_list
 from training.serving.served import Decoder, Served
 

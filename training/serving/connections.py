@@ -7,13 +7,11 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from training.serving.errors import RequestError
+from training.serving.fields import RequestError
 
 
 def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
-    """Return the protocol of a server's connections, for uvicorn: at most `most`, with `patience` seconds for a client
-    to send a whole request.
-    """
+    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
 
     class Connection(_Connection):
         MOST, PATIENCE = most, patience

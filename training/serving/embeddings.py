@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from training.serving.errors import RequestError
-from training.serving.fields import check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, check_fields, check_model, errors_of, integer
 from training.serving.generating import listed, not_text, token_list
 from training.serving.served import Encoder, Served
 
@@ -14,9 +13,7 @@ FIELDS = ("model", "input", "encoding_format", "dimensions", "user")
 
 
 def texts_of(body: Any, served: Served) -> list[list[int]]:
-    """Return the tokens of the texts to embed. Raises RequestError if a field is unknown or invalid, or the model is a
-    decoder.
-    """
+    """Return the tokens of the texts to embed, or raise RequestError."""
     check_fields(body, FIELDS, {})
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Encoder):

@@ -20,11 +20,8 @@ from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Prompt, Request
 
-GATHERING = 0.01
-"""Seconds that the first request of a batch waits for others."""
-
-LIKELIEST = 20
-"""How many of the likeliest tokens are always recorded; every other number would compile another program."""
+GATHERING = 0.01  # seconds that the first request of a batch waits for others
+LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
 
 
 class FullError(RuntimeError):
@@ -86,9 +83,7 @@ class _Running:
 
 
 class Turns:
-    """A lock that threads get in turn, also if one of them takes it again as soon as it has released it.
-
-    Programs that several devices share must be started one after the other: if two threads start two of them, one
+    """A lock that threads get in turn, for programs that several devices share: if two threads start two of them, one
     device may begin with the first and another with the second, and they wait for each other forever.
     """
 
@@ -107,12 +102,7 @@ class Turns:
 
 
 class Engine:
-    """Generates jobs side by side, in the order of arrival.
-
-    Attributes:
-        running: how many continuations are in progress.
-        turns: what a thread holds while it computes with a model that several devices share; None on a single device.
-    """
+    """Generates jobs side by side, in the order of arrival; `running` is how many are in progress."""
 
     def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
         """Make an engine, not yet started, for at most `rows` continuations side by side and `queue` waiting ones."""
@@ -120,6 +110,7 @@ class Engine:
         self._waiting: list[Job] = []
         self._changed = threading.Condition()
         self._closing, self.running = False, 0
+        # what a thread holds while it computes with a model that several devices share; None on a single device
         self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
         self._rehearsed: set[tuple[Any, ...]] = set()
         self._aside: tuple[threading.Thread, list[Job]] | None = None
@@ -191,10 +182,7 @@ class Engine:
                     return jobs
 
     def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return waiting jobs that fit, once the programs that they need to join are compiled.
-
-        If several devices share the model, its programs must not run beside each other, and jobs join at once.
-        """
+        """Return waiting jobs that fit, once their programs are compiled; at once if several devices share a model."""
         if self._aside is not None:
             thread, jobs = self._aside
             if thread.is_alive():

@@ -14,16 +14,12 @@ from starlette.types import Receive, Scope, Send
 from training.serving.chat import Chat
 from training.serving.completions import Completion
 from training.serving.engine import Failed, Job, Step
-from training.serving.errors import RequestError
+from training.serving.fields import RequestError
 from training.serving.served import Served
 
 
 class Exchange:
-    """A request and its answer.
-
-    Attributes:
-        jobs: the continuations that the engine generates for it.
-    """
+    """A request and its answer; the engine generates its `jobs`."""
 
     def __init__(self, wanted: Completion | Chat, served: Served, created: int, used: Callable[..., None]) -> None:
         """Begin an answer; `created` is in seconds since 1970, and `used` is called with the token counts."""

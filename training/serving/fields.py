@@ -1,16 +1,45 @@
-"""Reading and checking the fields of a request's JSON: unsupported fields are refused, not ignored."""
+"""The fields of a request's JSON, of which unsupported ones are refused, and errors in the format of OpenAI's API."""
 
 import contextlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from training.serving.errors import RequestError
+from starlette.responses import Response
+
+
+class RequestError(ValueError):
+    """A request cannot be answered: the `status` of HTTP, the invalid `parameter`, and the `code` for clients."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, parameter: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.parameter, self.code = status, parameter, code
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as OpenAI's API has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
+
+
+class JSON(Response):
+    """A response in JSON, escaped to ASCII, so that it can quote any text of a request."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def refusal(wrong: RequestError, headers: Mapping[str, str] | None = None) -> JSON:
+    """Return the response to a request that is refused."""
+    return JSON(wrong.to_json(), status_code=wrong.status, headers=headers)
 
 
 def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Check that a request is an object with only the fields in `read`, and those in `neutral` with values that have no
-    effect. Raises RequestError, which names the field.
-    """
+    """Check that a request is an object with fields in `read`, and those in `neutral` with values of no effect."""
     if not isinstance(body, dict):
         raise RequestError("expected a JSON object")
     for name, value in body.items():
@@ -30,9 +59,7 @@ def check_model(name: Any, model: str) -> None:
 
 
 def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
-    """Return an integer field, or the default if it is missing or null. Raises RequestError if it is not an integer, or
-    outside these limits.
-    """
+    """Return an integer field, or the default if it is missing or null. Raises RequestError outside these limits."""
     value = default if body.get(name) is None else body[name]
     if type(value) is not int or not least <= value <= most:
         raise RequestError(f"{name}: expected an integer from {least} to {most}, got {value!r}", parameter=name)

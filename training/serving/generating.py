@@ -8,29 +8,14 @@ from training.generation import Sampling
 from training.generation.inputs import check_sampling
 from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
-from training.serving.errors import RequestError
-from training.serving.fields import boolean, integer, number
+from training.serving.fields import RequestError, boolean, integer, number
 from training.serving.served import Served
 
 FIELDS = (
-    "model",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "n",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "stop",
-    "seed",
+    "model", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "no_repeat_ngram_size",
+    "frequency_penalty", "presence_penalty", "logit_bias", "n", "stream", "stream_options", "logprobs", "stop", "seed",
     "user",
-)
+)  # fmt: skip
 """Fields of both: OpenAI's, and three of vLLM's."""
 MOST_STOPS = 4
 

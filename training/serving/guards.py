@@ -13,11 +13,10 @@ import ipaddress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from training.serving.errors import RequestError, refusal
+from training.serving.fields import RequestError, refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN = frozenset({"/health"})
-"""Paths that need no key, so that whoever starts the server can check on it."""
+OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
 
 class _Guard(abc.ABC):
@@ -46,18 +45,12 @@ class HostGuard(_Guard):
         self._names = {name.lower() for name in (*here, address, *names)}
 
     def _refused(self, scope: Scope) -> ASGIApp | None:
-        host = _name_of(Headers(scope=scope).get("host", ""))
+        host = Headers(scope=scope).get("host", "").lower()  # and its port
+        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if host in self._names or (self._any and _is(host, "is_global", "is_private", "is_loopback")):
             return None
         message = f"Host: {host!r} is not a name of this server: give --allow-host to serve it under that name"
         return refusal(RequestError(message, status=403))
-
-
-def _name_of(host: str) -> str:
-    """Return a Host header without its port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
 
 
 def _is(address: str, *kinds: str) -> bool:

@@ -70,9 +70,7 @@ class Served:
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
-    """Return a run to be served under this name; "int8" rounds a decoder's weights. Raises AnswerError if the run is
-    neither a decoder nor an encoder, or is an encoder with "int8".
-    """
+    """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
         raise AnswerError(

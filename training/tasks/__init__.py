@@ -1,4 +1,4 @@
-"""The tasks, one record each. A new task needs a module like `d`, an entry in `TASKS`, and a line in the tables
+"""The tasks, one record each. A new one needs a record as in `paper`, an entry in `TASKS`, and a line in the tables
 
 * `training.data.loading.EXAMPLES`: its examples,
 * `training.generation.text.ANSWERERS`: how a trained run answers a text,
@@ -10,10 +10,8 @@ from typing import Any
 
 from training.settings import Settings, SettingsError, converted, dependent_defaults
 from training.tasks.classify import CLASSIFY
-from training.tasks.d import D
-from training.tasks.e import E
-from training.tasks.ed import ED
 from training.tasks.gato import GATO
+from training.tasks.paper import ED, D, E
 from training.tasks.task import Task
 
 __all__ = ["TASKS", "Task", "settings_from", "settings_to_json"]
@@ -22,9 +20,7 @@ TASKS: dict[str, Task] = {task.name: task for task in (D, E, ED, CLASSIFY, GATO)
 
 
 def settings_from(values: Mapping[str, Any], *, task: str) -> Settings:
-    """Return settings with these values, and the task's defaults for the rest. Raises SettingsError for an unknown name
-    or an invalid value.
-    """
+    """Return settings with these values, and the task's defaults for the rest, or raise SettingsError."""
     if task not in TASKS:
         raise SettingsError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
     known = TASKS[task].all_settings()

@@ -15,10 +15,8 @@ from training.tasks.task import Task, embedding_flops, layer_flops
 
 
 class ClassifierParams(NamedTuple):
-    """An encoder, and the map from the encoding of its first token to the logits of the classes.
-
-    If the encoder has W_pool and b_pool, as BERT does, the map's input is ``tanh(W_pool X[:, 0] + b_pool)``. The
-    encoder's W_f, b_f, norm, W_u and b_u are used only in its pretraining.
+    """An encoder, and the map from its first token's encoding, through its pooler if it has one (``tanh(W_pool X[:, 0]
+    + b_pool)``), to the logits of the classes. The encoder's W_f, b_f, norm, W_u and b_u are for its pretraining.
     """
 
     encoder: ETransformerParams
@@ -35,10 +33,7 @@ def init_classifier(
 
 
 def class_probabilities(
-    x: Int[AnyArray, "*batch l"],
-    params: ClassifierParams,
-    *,
-    length: Int[Array, "*#batch"] | int | None = None,
+    x: Int[AnyArray, "*batch l"], params: ClassifierParams, *, length: Int[Array, "*#batch"] | int | None = None
 ) -> Float[Array, "N_C *batch"]:
     """Return the probabilities of the classes for one text that starts with bos_token, or for each of a batch."""
     X = e_encoding(x, params.encoder, length=length)[..., :1]
@@ -57,17 +52,17 @@ def _columns(params: ClassifierParams, batch: Batch, keys, **options) -> Columns
     return Columns(pooled(X, params.encoder), params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
 
 
-def _weights(batch: Batch) -> Array:
-    return (batch["label"] >= 0).astype(jnp.float32)[:, None]
-
-
 CLASSIFY = Task(
     name="classify",
     summary="text classification, with the encoder of Algorithm 9",
     records="labeled",
     config=ETransformerConfig,
     init=init_classifier,
-    objective=Objective(columns=_columns, weights=_weights, routed={"7": in_sequence()}),
+    objective=Objective(
+        columns=_columns,
+        weights=lambda batch: (batch["label"] >= 0).astype(jnp.float32)[:, None],
+        routed={"7": in_sequence()},
+    ),
     flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l),
     settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
     defaults={"data": ("sms-spam",), "L": 2, "d_e": 64, "d_mlp": 256, "dropout": 0.1, "steps": 300, "batch_size": 32},

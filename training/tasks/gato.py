@@ -7,8 +7,8 @@ from jax import Array
 
 from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, init_gato
 from algorithms.gato import BINS
-from training.tasks.d import D
 from training.tasks.objectives import Batch, Columns, Objective, next_tokens
+from training.tasks.paper import D
 from training.tasks.task import Task, decoder_flops
 
 

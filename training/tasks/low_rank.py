@@ -1,8 +1,5 @@
 """Low-rank adapters of frozen parameters, ``W + s·B A`` (LoRA; Hu et al. 2021).
 
-    adapter = init_adapter(key, theta, rank=8)
-    theta = merged(theta, adapter, scale)
-
 An adapter is a pytree like θ, with a `LowRank` in place of each adapted matrix and None in place of everything else.
 Only the adapter is trained; since B starts at 0, the initial model is θ.
 """
@@ -42,8 +39,8 @@ def sides(W: Any) -> tuple[int, int]:
 
 
 def init_adapter(key: Key[Array, ""], theta: Any, *, rank: int, matrices: tuple[str, ...] = ()) -> Any:
-    """Return an adapter of the named matrices of θ (or its shapes), or of all the layers' matrices if none are named.
-    B is 0, and A uniform in ±1/√d_in. Raises SettingsError if a matrix does not exist or its rank is too small.
+    """Return an adapter, B = 0 and A uniform in ±1/√d_in, of the named matrices of θ (or its shapes), or of all the
+    layers' if none are named. Raises SettingsError if a matrix does not exist or its rank is too small.
     """
     found = matrices_of(theta)
     names = dict.fromkeys(path[-1].name for path in found)

@@ -25,7 +25,6 @@ from algorithms import Variant, log_loss
 from algorithms.inside import record
 from algorithms.lines import Experts
 from algorithms.machinery.sharding import Shares
-from algorithms.notation import Remat
 from algorithms.ops.chunked_log_loss import logits_of_rows
 from training.settings import Settings
 
@@ -73,36 +72,23 @@ class Objective:
     # number of the line with the MLP → (batch → 1 for each of its columns that is in a sequence, 0 for padding)
     routed: Mapping[str, Callable[[Batch], Array]]
 
-    def loss(
-        self,
-        params: Any,
-        batch: Batch,
-        keys: Key[Array, "B"] | None,
-        *,
-        dropout: float = 0.0,
-        implementation: str = "auto",
-        label_smoothing: float = 0.0,
-        remat: Remat = False,
-        unroll: bool = False,
-        N_V: int | None = None,
-    ) -> Float[Array, ""]:
-        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`. Dropout needs keys, one for each sequence.
-        The vocabulary may be padded beyond N_V (see `training.mesh.padding`).
-        """
-        options = {"dropout": dropout, "implementation": implementation, "remat": remat, "unroll": unroll}
-        return self.losses(params, batch, keys, label_smoothing=label_smoothing, N_V=N_V, **options).nats
+    def loss(self, params: Any, batch: Batch, keys: Key[Array, "B"] | None, **options: Any) -> Float[Array, ""]:
+        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`; `options` are those of `losses`."""
+        return self.losses(params, batch, keys, **options).nats
 
     def losses(
         self,
         params: Any,
         batch: Batch,
-        keys: Key[Array, "B"] | None,
+        keys: Any,
         *,
-        label_smoothing: float = 0.0,
+        label_smoothing: float = 0,
         N_V: int | None = None,
         **options: Any,
     ) -> Losses:
-        """Return `loss`, and the balancing loss if the model has experts and a coefficient of it."""
+        """Return `loss`, and the balancing loss if the model has experts and a coefficient of it. Dropout needs keys,
+        one for each sequence; tokens from N_V on are padding; `options` are those of the hidden-state functions.
+        """
         line = variant_of(params).mlp
         weights, balance = self.weights(batch), None
         if isinstance(line, Experts) and line.balance:

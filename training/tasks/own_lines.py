@@ -13,11 +13,7 @@ from algorithms.model.variants import name_of
 
 
 def variant_named(text: str) -> Variant:
-    """Return the variant that a setting names: a published one, ``PACKAGE.MODULE:NAME``, or the JSON of a record.
-
-    Raises:
-        ValueError: there is none, or its package is missing.
-    """
+    """Return the variant that a setting names, published, ``PACKAGE.MODULE:NAME`` or JSON. Raises ValueError."""
     if text in VARIANTS:
         return VARIANTS[text]
     if text.startswith("{"):
@@ -37,11 +33,7 @@ def variant_named(text: str) -> Variant:
 
 
 def variant_from_json(written: Any) -> Any:
-    """Return the record that ``to_json`` wrote, and import the packages of classes that are not ours.
-
-    Raises:
-        ValueError: it is not the JSON of a record, or a package is missing.
-    """
+    """Return the record that ``to_json`` wrote, and import its classes' packages. Raises ValueError."""
     for module in dict.fromkeys(_modules_in(written)):
         _imported(module)
     return Record.from_json(written)
@@ -53,9 +45,7 @@ def has_lines_of_ones_own(variant: Variant) -> bool:
 
 
 def setting_of(variant: Variant) -> str:
-    """Return what the setting of a model's variant is: its name, or its JSON if it has lines of one's own; ``PAPER``
-    for what was composed of ours, which the model's own description in a run holds.
-    """
+    """Return a variant as a setting: its name, its JSON with lines of one's own, or ``PAPER`` if composed of ours."""
     if has_lines_of_ones_own(variant):
         return json.dumps(variant.to_json(), sort_keys=True)
     return name_of(variant) or "PAPER"

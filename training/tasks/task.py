@@ -64,9 +64,7 @@ def embedding_flops(c: Any, l: int) -> int:
 
 
 def _product_flops(c: Any, line: Line | None, l: int, **columns: int) -> int:
-    """Return the FLOPs of the products of a line's matrices with l columns, or as many as `columns` says; of experts,
-    only the chosen ones.
-    """
+    """Return the FLOPs of a line's matrices (of experts, the chosen) with l columns, or as `columns` says."""
     if line is None:
         return 0
     return sum(

@@ -94,7 +94,7 @@ def a_prompt_in_slots(name):
     theta, config = model(name)
     generator, (x, lengths) = Generator(theta, config), padded(TEXTS)
     _, log_P = of_algorithm_14(name)
-    for parameters in (theta, generator._apart):
+    for parameters in (theta, generator.apart):
         state = reading.prefill(parameters, x.astype(np.int32), lengths.astype(np.int32), C=64)
         P, _ = jax.jit(decoding.step)(generator.weights, None, state)
         np.testing.assert_allclose(np.log(P.T), log_P[:, 0], rtol=0, atol=1e-9)

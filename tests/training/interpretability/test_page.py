@@ -21,7 +21,7 @@ from training.crosscheck.oracle.components import softmax
 from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
-from training.interpretability.page import PageError, content, look, patches, pictures, show
+from training.interpretability.page import PageError, content, look, pictures, show
 from training.interpretability.page.packed import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run, load_run
@@ -159,9 +159,9 @@ def test_the_effects_of_patches_are_those_of_numpy(run, found):
 
 
 def test_patches_of_many_runs_are_estimated_and_the_page_says_so(run, monkeypatch):
-    exact = patches.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
-    monkeypatch.setattr(patches, "MOST_OPERATIONS", 0)
-    estimated = patches.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
+    exact = content.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
+    monkeypatch.setattr(content, "MOST_OPERATIONS", 0)
+    estimated = content.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
     assert (exact.is_estimate, estimated.is_estimate) == (False, True)
     differs = tokens_of(run, PROMPT) != tokens_of(run, OTHER)
     first = int(np.argmax(differs))
@@ -264,7 +264,7 @@ def test_an_encoder_is_patched_at_its_mask(tmp_path):
     assert found.texts["prompt"] == ["[BOS]", "a", "b", "[MASK]", "d", "e", "[EOS]"]
     np.testing.assert_allclose(found.patched.tokens[-1, 3], 1, atol=1e-3)
     assert "both prompts need one at the same token" in look(run, "abade", against="acade").patched
-    same = patches.patched(load_run(make_run(tmp_path / "c", "classify")), np.arange(3), np.arange(3))
+    same = content.patched(load_run(make_run(tmp_path / "c", "classify")), np.arange(3), np.arange(3))
     assert same.startswith("Patching is shown for decoders")
 
 

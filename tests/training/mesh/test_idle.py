@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.mesh import idle
-from training.mesh.idle import accelerators, over_all
+from training.mesh import shape
+from training.mesh.shape import accelerators, over_all
 from training.settings import Settings
 
 
@@ -26,8 +26,8 @@ def test_devices_that_divide_the_batch_are_used(sizes, n, chosen, mesh, said):
 
 
 def test_the_cores_of_a_cpu_are_no_idle_devices(monkeypatch):
-    monkeypatch.setattr(idle.jax, "device_count", lambda: 8)
-    monkeypatch.setattr(idle.jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(shape.jax, "device_count", lambda: 8)
+    monkeypatch.setattr(shape.jax, "default_backend", lambda: "cpu")
     assert accelerators() == 0
-    monkeypatch.setattr(idle.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(shape.jax, "default_backend", lambda: "gpu")
     assert accelerators() == 8

@@ -14,7 +14,6 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
 from training.generation import Generator, decoding, reading, states
-from training.generation.continuation import Model
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
@@ -101,13 +100,13 @@ def test_prompts_that_are_the_same_are_read_once(model, monkeypatch):
     for how in asked.values():
         how |= {"sampling": {"tau": 0.9, "eos": EOS}, "l_gen": 12}
     alone = {name: tokens_of(steps_of(model, one=how)["one"]) for name, how in asked.items()}
-    read, original = [], Model.read
+    read, original = [], Generator.read
 
     def noting(of_model, x, lengths, **options):
         read.append(len(x))
         return original(of_model, x, lengths, **options)
 
-    monkeypatch.setattr(Model, "read", noting)
+    monkeypatch.setattr(Generator, "read", noting)
     together = steps_of(model, **asked)
     assert read == [2]
     assert {name: tokens_of(steps) for name, steps in together.items()} == alone

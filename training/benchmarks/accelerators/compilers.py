@@ -30,11 +30,8 @@ dnn_version_info {{ major: {} minor: {} }}"""
 def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
     """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4; None for all chips.
 
-    Only one process at a time may use libtpu: others wait here until it ends.
-
-    Raises:
-        ModuleNotFoundError: the compiler is not installed.
-        ValueError: the topology is unknown, or has fewer chips.
+    Only one process at a time may use libtpu: others wait here until it ends. Raises ModuleNotFoundError if the
+    compiler is not installed, and ValueError if the topology is unknown, or has fewer chips.
     """
     _installed("libtpu", extra="tpu")
     if not _LOCK:  # a bare descriptor stays open until the process is gone, when libtpu has removed its own lock
@@ -48,9 +45,7 @@ def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
 
 
 def h100(n: int = 1) -> Any:
-    """Return a mesh of n NVIDIA H100 SXM (80 GB), eight per host. Raises ModuleNotFoundError if the compiler is not
-    installed, and ValueError if n > 8 is not a multiple of 8.
-    """
+    """Return a mesh of n NVIDIA H100 SXM (80 GB), eight per host. Raises ModuleNotFoundError or ValueError."""
     _installed("jax-cuda12-plugin", "jax-cuda13-plugin", extra="cuda12")
     cudnn = _installed("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", extra="cuda12").split(".")
     if n > 8 and n % 8:
@@ -63,13 +58,8 @@ def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any,
     """Return a function compiled for the devices of a mesh; ``programs.of`` reads the result.
 
     It is traced under ``jax.set_mesh``, so that ``jax.sharding.get_abstract_mesh().abstract_device.platform`` gives the
-    platform ("tpu" or "gpu") to the traced code; ``jax.default_backend()`` stays "cpu".
-
-    Args:
-        step: the function.
-        arguments: pytrees of ``jax.ShapeDtypeStruct``, replicated if they have no sharding.
-        mesh: from ``tpu`` or ``h100``.
-        **options: of ``jax.jit``, such as donate_argnums and out_shardings.
+    platform ("tpu" or "gpu") to the traced code; ``jax.default_backend()`` stays "cpu". Arguments are pytrees of
+    ``jax.ShapeDtypeStruct``, replicated if they have no sharding; options are those of ``jax.jit``.
     """
     everywhere = jax.NamedSharding(mesh, jax.P())
 

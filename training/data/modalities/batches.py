@@ -13,14 +13,10 @@ from training.data.modalities import digits, pendulum
 from training.data.modalities.sequences import Columns, Control, Discrete, Image, Text, Vocabulary, joined
 from training.data.records import DataError, fingerprint
 
-NAMED_IN_A_ROW = 6
-"""Maximum number of named images in a row."""
-PER_STEP = 5
-"""Columns of a step of control: three observations, the separator, and the action."""
-IN_VIEW = 5
-"""Steps of control in a part of an episode, and in the model's context when it steers."""
-EPISODES = {"train": (1000, 0), "validation": (32, 1)}
-"""Number of episodes and their seed, by part."""
+NAMED_IN_A_ROW = 6  # most named images in a row
+PER_STEP = 5  # columns of a step of control: three observations, the separator, and the action
+IN_VIEW = 5  # steps of control in a part of an episode, and in the model's context when it steers
+EPISODES = {"train": (1000, 0), "validation": (32, 1)}  # number of episodes and their seed, by part
 
 
 class Modalities(Batches):
@@ -30,9 +26,6 @@ class Modalities(Batches):
     ``x_read`` is what the model reads: x with the actions done in place of those asked for; ``at`` is the index of a
     column's patch among the row's ``patches`` [B, n, side, side, channels], −1 for none; ``places`` [B, n, 2] are the
     row and column of each patch in its image.
-
-    Raises:
-        DataError: as `NextTokens`, or if batch_size is not a multiple of 8 or a drawing does not fit into l_max.
     """
 
     def __init__(self, text: Source, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:

@@ -26,9 +26,7 @@ class Digits(NamedTuple):
 
 
 def load(part: str) -> Digits:
-    """Return the digits for training ("train") or the held-out ones (any other part). Raises DataError if scikit-learn,
-    which has them, is not installed.
-    """
+    """Return the digits for training ("train") or the held-out ones. Raises DataError if scikit-learn is missing."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:

@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-TORQUE, SPEED = 2.0, 8.0
-"""The largest torque, and the largest angular velocity."""
+TORQUE, SPEED = 2.0, 8.0  # the largest torque, and the largest angular velocity
 UNIT = 100.0
 """Models read observations divided by this, so that the bins of the μ-law are at least 0.02 wide and each occurs often.
 Without it, bins of sin θ would be 0.0002 wide near upright."""
 GRAVITY, DT = 10.0, 0.05
-STEPS = 200
-"""Steps of a swing: 10 seconds."""
+STEPS = 200  # of a swing: 10 seconds
 
 
 class Episodes(NamedTuple):
@@ -28,10 +26,7 @@ class Episodes(NamedTuple):
 
 
 def moved(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-    """Return the states θ, ω, [n, 2], a twentieth of a second later, given torques [n].
-
-    A rod of mass and length 1: θ'' = (3g/2) sin θ + 3 u.
-    """
+    """Return the states θ, ω, [n, 2], after 1/20 s with torques [n]: of a rod, θ'' = (3g/2) sin θ + 3 u."""
     theta, omega = state.T
     acceleration = 1.5 * GRAVITY * np.sin(theta) + 3 * np.clip(torque, -TORQUE, TORQUE)
     omega = np.clip(omega + DT * acceleration, -SPEED, SPEED)
@@ -51,10 +46,9 @@ def reward(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 
 
 def expert(observation: np.ndarray) -> np.ndarray:
-    """Return the torques [n] of a controller that swings the pendulum up and holds it, for observations [n, 3].
-
-    Near the top it is linear feedback; elsewhere it adds the missing energy, in the direction of ω. Its torques are
-    integers, so that a model learns to choose one of five, not one of a thousand.
+    """Return the torques [n] that swing the pendulum up, by adding the missing energy in the direction of ω, and hold
+    it, by linear feedback, for observations [n, 3]: integers, so that a model chooses one of five, not one of a
+    thousand.
     """
     cos, sin, omega = observation.T
     theta = np.arctan2(sin, cos)
@@ -72,9 +66,9 @@ def starts(n: int, rng: np.random.Generator, *, angle: float = 1.0, speed: float
 def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
     """Return n episodes of the expert, which start at up to `speed`.
 
-    The torque that acts is the expert's plus noise with standard deviation `disturbance`, rounded to an integer. So the
-    episodes also show what to do off the expert's path, and earlier torques do not predict the next one: a clone of
-    undisturbed episodes would learn to repeat its own last torque.
+    The torque that acts is the expert's plus noise of standard deviation `disturbance`, rounded. So episodes also show
+    what to do off the expert's path, and earlier torques do not predict the next: a clone would learn to repeat its own
+    last one.
     """
     rng = np.random.default_rng(seed)
     state, seen, asked, acted, rewards = starts(n, rng, angle=np.pi, speed=speed), [], [], [], []

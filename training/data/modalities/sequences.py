@@ -60,8 +60,7 @@ class Control(NamedTuple):
 
 ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete), (Control,))
 """The orders of modalities that a model is trained on."""
-EXTRA_TOKENS = BINS + 1
-"""Tokens in addition to the tokenizer's: one for each value, and the separator."""
+EXTRA_TOKENS = BINS + 1  # in addition to the tokenizer's: one for each value, and the separator
 
 
 class Columns(NamedTuple):
@@ -121,9 +120,8 @@ class Vocabulary(NamedTuple):
 
     def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
         """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless the
-        sequence `ends`, the model continues it with an answer. Raises DataError for any other order or a value of the
-        wrong shape or type, and ValueError for an image that patches do not tile or that has too many of them, or for
-        values that are not finite or out of range.
+        sequence `ends`, the model continues it with an answer. Raises DataError or ValueError for anything else, or
+        invalid values.
         """
         kinds = tuple(type(element) for element in elements)
         if not any(kinds and order[: len(kinds)] == kinds and (not ends or kinds == order) for order in ORDERS):

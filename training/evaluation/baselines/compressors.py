@@ -6,10 +6,7 @@ import lzma
 
 
 def compressed_bits_per_byte(data: bytes) -> dict[str, float]:
-    """Return the bits per byte of `data` that gzip -9, bzip2 -9 and xz -9e need, by command.
-
-    Raises:
-        ValueError: `data` is empty.
+    """Return the bits per byte of `data`, not empty, that gzip -9, bzip2 -9 and xz -9e need, by command.
 
     Example:
         >>> compressed_bits_per_byte(bytes(1000))["gzip -9"] < 0.5

@@ -13,8 +13,7 @@ import numpy as np
 
 from training.data.store import TokenStore
 
-UNSEEN = -1
-"""Number of an n-gram that the training text does not have."""
+UNSEEN = -1  # number of an n-gram that the training text does not have
 
 
 class NgramScore(NamedTuple):
@@ -41,8 +40,7 @@ def probabilities(train: TokenStore, held_out: TokenStore, *, order: int = 3) ->
     """Return the probability of every token of held-out text except bos, by the n-grams of the training text.
 
     An n-gram is the number of its first n − 1 tokens times N_V, plus its last token; the distinct ones are numbered by
-    rank, and are the contexts of the next order. Raises ValueError if the order is less than 1, or the vocabulary sizes
-    differ.
+    rank, and are the contexts of the next order. Raises ValueError for an order below 1, or different vocabularies.
     """
     if order < 1:
         raise ValueError(f"order: expected at least 1, got {order}")

@@ -10,9 +10,7 @@ from training.data.records import DataError
 
 
 def predict(train: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
-    """Train on (text, label) pairs, with scikit-learn's defaults, and return the predicted labels of texts. Raises
-    DataError if the training texts have no words.
-    """
+    """Train on (text, label) pairs, and return the labels predicted. Raises DataError if they have no words."""
     model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
     try:
         model.fit([text for text, _ in train], [label for _, label in train])

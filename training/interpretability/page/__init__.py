@@ -1,10 +1,7 @@
 """A self-contained HTML page on what a model does with a text: attention, predictions, attribution, patching, circuits.
 
-    from training.interpretability.page import look
-    found = look(load_run("runs/docs"), "The cat sat on the")
-    found                                # displays the page in a notebook
-    found.html()                         # the page as a string
-    pictures(found)                      # its sections as PNGs, by name
+    found = look(load_run("runs/docs"), "The cat sat on the")     # displays the page in a notebook
+    found.html(), pictures(found)        # the page as a string, its sections as PNGs, by name
     show(seen, tokens)                   # only the attention among recorded values
 
 `look` in `content` computes everything; `packed` encodes the numbers for the page; `page.html`, `page.css` and the
@@ -12,8 +9,7 @@ scripts display them.
 """
 
 from training.interpretability.page.content import look
-from training.interpretability.page.look import Look, PageError
+from training.interpretability.page.look import Look, PageError, show
 from training.interpretability.page.pictures import pictures
-from training.interpretability.page.recorded import show
 
 __all__ = ["Look", "PageError", "look", "pictures", "show"]

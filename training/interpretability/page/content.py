@@ -1,30 +1,39 @@
 """Compute the page's content: one pass over the text, what its values show, and what the parameters show."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import d_hidden_state, e_encoding, e_transformer, ed_hidden_state
+from algorithms import MHAttentionParams, d_hidden_state, e_encoding, e_hidden_state, e_transformer, ed_hidden_state
 from algorithms.inside import record
 from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
 from training.generation.modalities import of_text
 from training.generation.text import MASK
-from training.interpretability import attribution, lens
-from training.interpretability.page.look import Attended, Look, PageError, Prediction, Written, attending
-from training.interpretability.page.of_heads import circuits_of
-from training.interpretability.page.patches import patched
+from training.interpretability import attribution, circuits, lens, patching, scores
+from training.interpretability.page.look import (
+    Attended,
+    Circuits,
+    Look,
+    PageError,
+    Patched,
+    Prediction,
+    Written,
+    attending,
+)
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
 
-MOST_WEIGHTS = 8_000_000
-"""How many attention weights certainly fit in a page of 5 MB, not counting masked ones."""
-K = 5
-"""The number of likeliest tokens shown."""
+MOST_WEIGHTS = 8_000_000  # attention weights that certainly fit in a page of 5 MB, not counting masked ones
+K = 5  # likeliest tokens shown
+SEQUENCES, REPEATED = 4, 32
+MOST_HEADS = 600  # whose pairs fit in a page
+MOST_OPERATIONS = 1e13  # floating-point operations for patching each layer, head and token in a separate run
 
 
 class _Pass(NamedTuple):
@@ -46,8 +55,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
         chat: whether the prompts are a user's messages, to render with the model's chat template.
         name: the model's name on the page.
 
-    Raises:
-        PageError: the prompt is empty or too long, or the two prompts differ in length or not at all.
+    Raises PageError if the prompt is empty or too long, or the two prompts differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
@@ -249,3 +257,96 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     prediction = _by_layer(seen["X@19"], theta, x, "answer", rows)
     note = "The answer is the model's own, decoded greedily; each of its tokens predicts the next one."
     return _Pass({"prompt": z, "answer": x}, blocks, prediction._replace(note=note), NORM_LAST)
+
+
+def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
+    """Patch values of x into the run of the other prompt: the residual stream by layer and token, and each head."""
+    if run.task == "e" and run.config.variant.head:
+        mask = run.tokenizer.mask_token
+        both = (x == mask) & (other == mask)
+        if not both.any():
+            return f"Patching measures what an encoder predicts for a {MASK}; both prompts need one at the same token."
+        column = int(np.argmax(both))
+    elif run.task == "d":
+        column = len(x) - 1
+    else:
+        return "Patching is shown for decoders, and for encoders that predict tokens."
+    logits = _logits_at(run, column)
+    answer, alternative = (int(logits(tokens, run.theta).argmax()) for tokens in (x, other))
+
+    def score(x, theta):
+        log_p = jax.nn.log_softmax(logits(x, theta))
+        return log_p[answer] - (0 if answer == alternative else log_p[alternative])
+
+    ends = float(score(x, run.theta)), float(score(other, run.theta))
+    if abs(ends[0] - ends[1]) < 1e-6:
+        return "The model gives both prompts the same answer with the same probability, so there is nothing to restore."
+    config = run.config
+    n = config.shared_layers * sum(leaf.size for leaf in jax.tree.leaves(run.theta.layers))
+    is_estimate = 2.0 * n * len(x) * (config.L * len(x) + config.L * config.H) > MOST_OPERATIONS
+    source, target = (jnp.asarray(x), run.theta), (jnp.asarray(other), run.theta)
+    if is_estimate:
+        of_tokens = ends[1] + patching.attribution_patching(score, "X@8", source, target).sum(1)
+        of_heads = ends[1] + patching.attribution_patching(score, "Y@2", source, target).sum((2, 3))
+    else:
+        of_tokens = patching.activation_patching(score, "X@8", source, target)
+        of_heads = patching.activation_patching(score, "Y@2", source, target, by="head")
+    of_tokens, of_heads = ((np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in (of_tokens, of_heads))
+    words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
+    said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
+    return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
+
+
+def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:
+    f = d_hidden_state if run.task == "d" else e_hidden_state
+
+    def logits(x, theta):
+        X = f(x, theta)[:, column : column + 1]
+        return theta.variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
+
+    return logits
+
+
+def circuits_of(run: Run) -> Circuits | str:
+    """Return the scores of all heads and the composition of all pairs, or a sentence that says why there are none."""
+    if run.task == "ed":
+        return "Head scores are shown for decoders and encoders; an encoder-decoder has three kinds of heads."
+    n = min(REPEATED, run.config.l_max // 2)
+    if n < 2:
+        return f"Head scores need a context of at least 4 tokens; the model reads {run.config.l_max}."
+    theta: Any = run.theta.encoder if run.task == "classify" else run.theta
+    x = jnp.asarray(repeated_tokens(run, n))
+    f: Any = d_hidden_state if run.task == "d" else e_encoding
+    A = record(f, "A")(x, theta)[1]["A"]
+    found = {
+        "previous token": scores.previous_token_scores(A),
+        "duplicate token": scores.duplicate_token_scores(A, x),
+        "induction": scores.induction_scores(A, x),
+    }
+    W = theta.variant.of_every_layer(theta.layers.attention)
+    if run.task == "d" and isinstance(W, MHAttentionParams):
+        found["copying"] = circuits.copying_scores(theta)
+    composition, note = _composition(W)
+    return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
+
+
+def repeated_tokens(run: Run, n: int) -> np.ndarray:
+    """Return sequences of n random tokens, none of them special, each repeated once."""
+    special = set(run.tokenizer.special_tokens)
+    usual = np.array([v for v in range(run.config.N_V) if v not in special])
+    return np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2)
+
+
+def _composition(W: Any) -> tuple[dict[str, np.ndarray], str]:
+    if not isinstance(W, MHAttentionParams):
+        return {}, f"Copying and composition are omitted: the attention has parameters of its own, {type(W).__name__}."
+    L, H = W.heads.W_q.shape[:2]
+    if L < 2:
+        return {}, "A model with one layer has no heads that compose."
+    if L * H > MOST_HEADS:
+        return {}, f"Composition is omitted: {L * H:,} heads have more pairs than fit in a page."
+    try:
+        found = circuits.composition_scores(W)
+    except ValueError as error:
+        return {}, f"Composition is omitted: the attention scores of this model are not bilinear ({error})."
+    return {name: np.asarray(a, np.float32) for name, a in found.items()}, ""

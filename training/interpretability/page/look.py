@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from training.interpretability.page.packed import packed
+from training.interpretability.page.words import readable
 
 SCRIPTS = ("data.js", "color.js", "grid.js", "attention.js", "prediction.js", "parts.js", "circuits.js", "page.js")
 LARGEST = 5_000_000
@@ -73,10 +74,7 @@ class Circuits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look inside a model as it reads a text.
-
-    A section that is not available is a sentence that says why; one that was not requested is None.
-    """
+    """A look inside a model as it reads a text; a section is None, or a sentence that says why it is not available."""
 
     name: str  # of the model
     facts: list[str]  # short descriptions of the model
@@ -146,3 +144,41 @@ def attending(A: Array) -> np.ndarray:
 
 def _file(name: str) -> str:
     return resources.files("training.interpretability.page").joinpath(name).read_text("utf-8")
+
+
+def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, name: str = "What was recorded") -> Look:
+    """Show all attention weights among recorded values; hover over, focus or tap a token of the page to inspect it.
+
+    `seen` are values that `algorithms.inside.record` recorded for one sequence: ``A``, ``A/16`` and the like, with all
+    layers and heads; `tokens` are strings or IDs (None: show positions), for an encoder-decoder, those of one of its
+    texts. Raises PageError if there is no attention, or not that of one sequence of these tokens.
+    """
+    found = {of: np.asarray(A, np.float32) for of, A in seen.items() if of.partition("/")[0].partition("@")[0] == "A"}
+    if not found:
+        raise PageError(f"seen: expected some A, got {', '.join(seen) or 'nothing'}; record A, or A/16 and the like")
+    texts: dict[str, list[str]] = {}
+    blocks = []
+    for of, A in found.items():
+        if A.ndim != 4:
+            raise PageError(
+                f"seen: expected {of} with all layers and heads, for one sequence, [layers, H, l_z, l_x], got "
+                f"{list(A.shape)}"
+            )
+        l_z, l_x = A.shape[2:]
+        texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
+        blocks.append(Attended(of, _text(l_x), _text(l_z), attending(jnp.asarray(A))))
+    if tokens is not None and _text(len(tokens)) not in texts:
+        lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
+        raise PageError(f"tokens: expected {lengths}, as in the attention, got {len(tokens)}")
+    facts = [f"{of}: {A.shape[0]} layers of {A.shape[1]} heads" for of, A in found.items()]
+    return Look(name, facts, texts, {}, blocks, None, None, None, None)
+
+
+def _text(l: int) -> str:
+    return f"sequence of {l}"
+
+
+def _named(tokens: Sequence[object] | None, l: int) -> list[str]:
+    if tokens is None or len(tokens) != l:
+        return [f"·{t}" for t in range(l)]
+    return [readable(str(token)) for token in tokens]

@@ -8,14 +8,10 @@ import numpy as np
 
 from training.interpretability.page.look import Look, Prediction
 
-WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")
-"""The page's colors in light mode, see color.js."""
-TICKS = (0, 0.05, 0.25, 0.5, 1)
-"""Of weights and probabilities, which are colored by their square root."""
-MOST_TOKENS = 40
-"""The most tokens named along an axis."""
-DOTS = 64
-"""The most dots across a head."""
+WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")  # of the page in light mode, see color.js
+TICKS = (0, 0.05, 0.25, 0.5, 1)  # of weights and probabilities, which are colored by their square root
+MOST_TOKENS = 40  # named along an axis
+DOTS = 64  # across a head, at most
 
 
 def pictures(found: Look) -> dict[str, bytes]:
@@ -89,21 +85,14 @@ def _prediction(found: Look, section: Prediction) -> Any:
     if l <= MOST_TOKENS // 2:
         for row, t in np.ndindex(rows, l):
             color = "white" if p[row, t] > 0.4 else "black"
-            word = _plain(_short(found.words[int(section.tokens[row, t, 0])]))
+            word = found.words[int(section.tokens[row, t, 0])]
+            word = _plain(word if len(word) <= 10 else f"{word[:9]}…")
             ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
-    _name_tokens(ax, tokens)
+    if named:
+        ax.set_xticks(range(l), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)
+    else:
+        ax.set_xlabel("token")
     figure.colorbar(image, ax=ax, pad=0.01).set_ticks(np.sqrt(TICKS), labels=list(map(str, TICKS)))
     ax.set_title("Probability of the likeliest token, by layer", fontsize=10)
     return figure
-
-
-def _short(word: str) -> str:
-    return word if len(word) <= 10 else f"{word[:9]}…"
-
-
-def _name_tokens(ax: Any, tokens: list[str]) -> None:
-    if len(tokens) > MOST_TOKENS:
-        ax.set_xlabel("token")
-        return
-    ax.set_xticks(range(len(tokens)), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)

@@ -1,0 +1,92 @@
+"""The tasks of the paper: next tokens (Algorithm 13), masked tokens (12), and sequence to sequence (11)."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from algorithms import (
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    d_hidden_state,
+    e_hidden_state,
+    ed_hidden_state,
+    init_d_transformer,
+    init_e_transformer,
+    init_ed_transformer,
+)
+from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
+from training.tasks.task import Task, attention_flops, decoder_flops, embedding_flops, layer_flops
+
+
+def _d_columns(params, batch: Batch, keys, **options) -> Columns:
+    packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
+    X = d_hidden_state(batch.get("x_read", batch["x"]), params, key=keys, **packed, **options)
+    return Columns.of(X, params, next_tokens(batch["x"]))
+
+
+def _d_weights(batch: Batch) -> Array:
+    if "loss_mask" in batch:
+        return batch["loss_mask"].astype(jnp.float32)
+    return has_next(batch["x"], batch["length"])
+
+
+D = Task(
+    name="d",
+    summary="next-token prediction, with Algorithm 10",
+    records="text",
+    config=DTransformerConfig,
+    init=init_d_transformer,
+    objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}),
+    flops=lambda c, l: decoder_flops(c, l) + 2 * c.N_V * c.d_e * l,
+    settings=("L", "rows", "pairs", "labeled", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
+    defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
+)
+
+
+def _e_columns(params, batch: Batch, keys, **options) -> Columns:
+    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options)
+    return Columns.of(X, params, batch["x"])
+
+
+E = Task(
+    name="e",
+    summary="masked-token prediction, with Algorithm 9",
+    records="text",
+    config=ETransformerConfig,
+    init=init_e_transformer,
+    objective=Objective(
+        columns=_e_columns, weights=lambda batch: batch["loss_mask"].astype(jnp.float32), routed={"7": in_sequence()}
+    ),
+    flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
+    settings=("L", "d_in", "masking", "p_mask"),
+    defaults={"tokenizer": "characters", "l_max": 64, "variant": "BERT", "L": 2, "init": "glorot"}
+    | {"steps": 1000, "batch_size": 64},
+)
+
+
+def _ed_columns(params, batch: Batch, keys, **options) -> Columns:
+    x = batch.get("x_read", batch["x"])
+    X = ed_hidden_state(batch["z"], x, params, key=keys, z_length=batch["z_length"], **options)
+    return Columns.of(X, params, next_tokens(batch["x"]))
+
+
+def _ed_flops(c: EDTransformerConfig, l: int) -> int:
+    layers = (c.L_enc + c.L_dec) * layer_flops(c, l) + c.L_dec * attention_flops(c, l, l)
+    return layers + 2 * c.N_V * c.d_e * l
+
+
+ED = Task(
+    name="ed",
+    summary="sequence-to-sequence prediction, with Algorithm 8",
+    records="pairs",
+    config=EDTransformerConfig,
+    init=init_ed_transformer,
+    objective=Objective(
+        columns=_ed_columns,
+        weights=lambda batch: has_next(batch["x"], batch["x_length"]),
+        routed={"7": in_sequence("z", "z_length"), "18": in_sequence("x", "x_length")},
+    ),
+    flops=_ed_flops,
+    settings=("L_enc", "L_dec", "token_noise", "token_deletion"),
+    defaults={"data": ("pronunciation",), "tokenizer": "characters", "l_max": 48, "steps": 1250, "batch_size": 64},
+)
