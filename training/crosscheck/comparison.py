@@ -297,25 +297,18 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
     found = []
     for key in sorted(set(paper.visits) | set(code.sites), key=str):
         n, number, variable = key
-        result = results.lines.get((n, number))
-        line = PSEUDOCODE[n].line(number)
-        site = _site(code, key, line)
-        own = n == run.algorithm or n in run.shows
-        if result is None or (site is None and not own):
+        result, line, own = results.lines.get((n, number)), PSEUDOCODE[n].line(number), n in (run.algorithm, *run.shows)
+        site, also = _site(code, key, line), line.also if variable != line.variable else None
+        if site is None and own and also is not None:
+            site = Site(None, (number,), [])  # so that its absence is a difference
+        if result is None or site is None or (not own and _is_untagged(site)):
             continue
-        if site is None or (not own and _is_untagged(site)):
-            continue
-        if own and variable == line.variable:
+        if own and also is None:
             _place(result, code, key, site)
-        also = next((a for a in line.also if a.variable == variable), None)
-        if (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy):
+        is_other = (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy)
+        if is_other or (own and result.within) or not seen_in(line, site.group):
             continue
-        if result.within and own:
-            continue
-        if not seen_in(line, site.group):
-            continue
-        shown = result.line.variable if variable == line.variable else variable
-        cell = result.cells.setdefault(variable, Cell(shown)) if own else Cell(variable)
+        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable)
         first = _compare(cell, paper.visits.get(key, []), _of_every_head(site.visits, key, run), run)
         if not own:
             result.elsewhere[run.algorithm].append(cell)

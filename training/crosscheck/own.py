@@ -130,17 +130,14 @@ def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache 
 
 def _changed(name: str, line: Any, printed: Line) -> ChangedLine:
     """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula."""
-    kind = type(line).__name__
-    text, latex = printed.text.replace("MHAttention", kind), printed.latex.replace("MHAttention", kind)
-    if name == "mlp":
-        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", printed.text)[0]
-        text, tex = (
-            f"{X} ← {X} + {kind}({reads} | 𝓦_l)",
-            reads.replace("X̃", r"\tilde X").replace("norm", r"\text{norm}"),
-        )
-        latex = rf"{X} \leftarrow {X} + \text{{{kind}}}({tex} \mid \mathcal{{W}}_l)"
+    kind, text = type(line).__name__, printed.text
+    if name == "attention":
+        text = text.replace("MHAttention", kind)
+    else:
+        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", text)[0]
+        text = f"{X} ← {X} + {kind}({reads} | 𝓦_l)"
     says = (inspect.getdoc(type(line)) or "").split("\n")[0]
-    return ChangedLine(dataclasses.replace(printed, text=text, latex=latex), (name,), (f"{kind}: {says}",), False)
+    return ChangedLine(dataclasses.replace(printed, text=text), (name,), (f"{kind}: {says}",), False)
 
 
 def _own_attention(line: Any) -> dict[str, Any]:

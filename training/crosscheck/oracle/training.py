@@ -26,13 +26,13 @@ def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
 
 
 def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
-    """Return the loss in lines 3 and 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
+    """Return the loss in lines 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
 
     `x`: the sequence; `x_masked`: the paper's x tilde, the sequence with some tokens replaced by mask_token;
     `theta`: parameters of `e_transformer`. Result: The loss, a scalar; 0 if no token is masked.
     """
     mask_token = theta.W_e.shape[1] - 3
-    l = len(x)  # line 3
+    l = len(x)
     T_tilde = [t for t in range(l) if x_masked[t] == mask_token]  # line 7
     P = e_transformer(x_masked, theta)  # line 8
     loss: Any = -sum(np.log(P[x[t], t]) for t in T_tilde)  # line 9
@@ -91,7 +91,7 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(ed_loss, z[n], x[n])  # line 5
+            loss = partial(ed_loss, z[n], x[n])
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
@@ -111,8 +111,8 @@ def e_training(
     for i in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
             l = len(x[n])  # line 3
-            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # line 5
-            loss = partial(e_loss, x[n], x_tilde)  # line 9
+            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # lines 4-6
+            loss = partial(e_loss, x[n], x_tilde)
             theta = descend(loss, theta, eta)  # line 10
     theta_hat: Any = theta  # return
     return theta_hat
@@ -127,7 +127,7 @@ def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> An
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(d_loss, x[n])  # line 5
+            loss = partial(d_loss, x[n])
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
