@@ -19,17 +19,16 @@ from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 
 from algorithms.model.variants import VARIANTS
-from training.crosscheck.oracle import family, inference
+from training.crosscheck.oracle import family
 
 from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import LineResult, OracleCache, Results, check_runs
 from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
-from .scenarios import Run, Scenarios, sampler
+from .scenarios import Run, Scenarios
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant"]
 
@@ -108,7 +107,7 @@ class VariantScenarios(Scenarios):
     def _unstacked(self, theta: Any) -> Any:
         return family_parameters(theta)
 
-    def _run(self) -> Iterator[Run]:
+    def _runs_of_model(self) -> Iterator[Run]:
         kind, lengths, paper = {
             8: ("ED", (self.sizes.l_z, self.sizes.l_x), family.ed_transformer),
             9: ("E", (self.sizes.l_x,), family.e_transformer),
@@ -119,24 +118,23 @@ class VariantScenarios(Scenarios):
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
         yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
 
+    _runs_8 = _runs_9 = _runs_10 = _runs_of_model
+
     def _runs_14(self) -> Iterator[Run]:
         """Generation by the model that ran before."""
-        x, key, (tau, l_gen) = self._tokens(self.sizes.l_x), jax.random.key(self.seed), (0.7, self.sizes.l_gen)
-        code = functools.partial(self._asked(14), jnp.asarray(x), self.theta, l_gen=l_gen, tau=tau, key=key)
-        arguments = x, self._unstacked(self.theta), l_gen, tau, sampler(key)
-        transformer = functools.partial(family.d_transformer, model=self.model)
-        paper = functools.partial(inference.d_inference, *arguments, transformer=transformer)
-        yield Run(14, f"τ = {tau}", code, lambda _: paper(), padded=True, sharing=self.sharing)
+        x, key = self._tokens(self.sizes.l_x), jax.random.key(self.seed)
+        model = functools.partial(family.d_transformer, model=self.model)
+        yield self._generation(14, x, self.theta, 0.7, key, {"transformer": model}, l_gen=self.sizes.l_gen)
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too.
 
         What a line calls that stands in place of these algorithms is not observed: it is no line of the model.
         """
-        shows = {} if algorithm == 14 else {"shows": frozenset(self.called), "sharing": self.sharing}
-        for run in self._seeded(algorithm, self._runs_14 if algorithm == 14 else self._run):
+        shows = frozenset() if algorithm == 14 else frozenset(self.called)
+        for run in super().runs(algorithm):
             code = functools.partial(_unobserved, self.hidden, run.code) if self.hidden else run.code
-            yield dataclasses.replace(run, code=code, **shows)
+            yield dataclasses.replace(run, code=code, shows=shows, sharing=self.sharing)
 
 
 def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:

@@ -18,20 +18,16 @@ OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
-    """Return the named attributes of a node, but for the variant, which the oracle is given as options.
-
-    `tree`: any tree. Result: Attributes by name, in their order; None if the tree is no such node.
-    """
+    """Return the named attributes of a node in their order, but for the variant; None if the tree is no such node."""
     if hasattr(tree, "_asdict"):
         return {name: child for name, child in tree._asdict().items() if name != "variant"}
     return vars(tree) if isinstance(tree, SimpleNamespace) else None
 
 
 def flatten(theta: Any, path: str = "") -> dict[str, Array]:
-    """Return all arrays of a tree by their paths, such as "layers[0].attention.heads[1].W_q".
+    """Return all arrays of a tree by their paths, such as "layers[0].attention.heads[1].W_q", in the order of the tree.
 
-    `theta`: tree of parameters; None contributes nothing; `path`: path of theta itself. Result: The arrays, in the
-    order of the tree.
+    None contributes nothing; `path`: path of theta itself.
     """
     if theta is None:
         return {}
@@ -46,11 +42,7 @@ def flatten(theta: Any, path: str = "") -> dict[str, Array]:
 
 
 def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
-    """Return a tree of theta's structure with other arrays; the inverse of `flatten`.
-
-    `theta`: tree of parameters; `arrays`: new arrays by the paths that `flatten` gives; `path`: path of theta
-    itself. Result: A tree of SimpleNamespace objects and lists.
-    """
+    """Return a tree of theta's structure, of SimpleNamespace objects and lists, with other arrays: inverts `flatten`."""
     if theta is None:
         return None
     named = fields(theta)
@@ -65,9 +57,8 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
 def unstack(theta: Any) -> Any:
     """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
 
-    `theta`: tree in which the arrays under `heads` carry a leading axis for the heads, and those under `layers`,
-    `encoder` or `decoder` one more, in front, for the layers. Result: A tree of SimpleNamespace objects with
-    float64 arrays, in which those fields are lists.
+    The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one more,
+    in front, for the layers. Result: A tree of SimpleNamespace objects with float64 arrays, in which those are lists.
     """
     named = fields(theta)
     if named is None:
@@ -77,9 +68,7 @@ def unstack(theta: Any) -> Any:
 
 
 def unstack_axis(theta: Any) -> list[Any]:
-    """Return the slices of a tree along the leading axis of all its arrays.
-
-    `theta`: tree whose arrays have the same leading axis. Result: As many unstacked trees as the axis is long.
+    """Return the slices of a tree along the leading axis of all its arrays, as unstacked trees.
 
     Raises:
         ValueError: if the arrays disagree about the axis, or there is none.
@@ -95,11 +84,10 @@ def unstack_axis(theta: Any) -> list[Any]:
 def unstack_family(theta: Any) -> Any:
     """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
 
-    `theta`: tree in which the arrays under `heads` have a leading axis: W_k, b_k, W_v and b_v [H_kv, ...], gamma_q
-    and gamma_k none, all others, whether in `heads` or in `heads.relative`, [H, ...]; those under `layers`,
-    `encoder` and `decoder` have one more, in front, for the layers. Result: A tree of SimpleNamespace objects:
-    those fields are lists, what belongs to a group of heads is in `groups`, beside `heads`, and gamma_q and gamma_k
-    are beside them, too.
+    Of the arrays under `heads`, W_k, b_k, W_v and b_v are [H_kv, ...], gamma_q and gamma_k have no such axis, and all
+    others, whether in `heads` or in `heads.relative`, are [H, ...]; those under `layers`, `encoder` and `decoder` have one
+    more, in front, for the layers. Result: As of `unstack`; what belongs to a group of heads is in `groups`, beside
+    `heads`, and gamma_q and gamma_k are beside them, too.
     """
     named = fields(theta)
     if named is None:
@@ -119,11 +107,7 @@ def unstack_family(theta: Any) -> Any:
 
 
 def unstack_heads(heads: Any) -> dict[str, Any]:
-    """Return what `unstack_family` puts in place of `heads`.
-
-    `heads`: parameters of one attention, stacked. Result: "heads" and "groups", both lists, and "gamma_q" and
-    "gamma_k".
-    """
+    """Return what `unstack_family` puts in place of `heads`: "heads", "groups", "gamma_q" and "gamma_k"."""
     named = dict(fields(heads) or {})
     named.update(fields(named.pop("relative", None)) or {})
     mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
