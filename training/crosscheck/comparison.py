@@ -17,11 +17,11 @@ from .eager import choices, observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
 from .scenarios import Run, Scenarios
-from .tags import Statement, read
+from .tags import read
 from .tracing import traced
 from .values import difference, plain, prefix
 
-__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "check_runs", "compare"]
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare"]
 
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
@@ -195,36 +195,23 @@ def compare(
 
     `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
     their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
-    `until_first`: whether to stop behind the first algorithm that differs.
+    `until_first`: whether to stop behind the first run that differs.
     """
-    cache = {} if cache is None else cache
-    numbers = list(algorithms)
-    lines = {(n, line.number): LineResult(n, line) for n in numbers for line in PSEUDOCODE[n].lines}
-    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation}
-    results = Results(lines, {}, settings)
-    for n in numbers:
-        check_runs(results, n, scenarios, root, cache, until_first=until_first)
-        if until_first and results.first is not None:
+    cache, (first, *others) = {} if cache is None else cache, algorithms
+    shown = (first, *scenarios.called, *others)
+    lines = {(n, line.number): LineResult(n, line) for n in shown for line in PSEUDOCODE[n].lines}
+    results = Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
+    for n in (first, *others):
+        differences: list[_Difference] = []
+        for i, run in enumerate(scenarios.runs(n)):
+            differences += _check_run(results, run, i, scenarios, root, cache)
+            if differences and until_first:
+                break
+        if differences and results.first is None:
+            results.first = min(differences).name
+        if results.first is not None and until_first:
             break
     return results
-
-
-def check_runs(
-    results: Results, n: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache, *, until_first: bool = False
-) -> None:
-    """Compare the runs of one algorithm, and note the first difference unless there is one already.
-
-    `results`: filled; `n`: the algorithm; `scenarios`: what to run; `root`: the root of the repository that the
-    code under check lies in; `cache`: what the oracle computed in an earlier comparison of the same scenarios;
-    filled; `until_first`: whether to stop behind the first run that differs.
-    """
-    differences: list[_Difference] = []
-    for i, run in enumerate(scenarios.runs(n)):
-        differences += _check_run(results, run, i, scenarios, root, cache)
-        if differences and until_first:
-            break
-    if differences and results.first is None:
-        results.first = min(differences).name
 
 
 class _Difference(NamedTuple):
@@ -301,7 +288,7 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
         site, also = _site(code, key, line), line.also if variable != line.variable else None
         if site is None and own and also is not None:
             site = Site(None, (number,), [])  # so that its absence is a difference
-        if result is None or site is None or (not own and _is_untagged(site)):
+        if result is None or site is None or not (own or site.is_tagged):
             continue
         if own and also is None:
             _place(result, code, key, site)
@@ -326,17 +313,13 @@ def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
 
 
 def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
-    """Where a line is seen best: in the statement with the fewest other lines that assigns its variable."""
-    sites = list(code.sites.get(key, {}).values())
-    if not sites:
-        return None
+    """Where a line is seen best: in the last statement with the fewest other lines that assigns its variable."""
 
     def rank(site: Site) -> tuple[bool, int, bool]:
         statement = site.statement
-        return (_is_untagged(site), len(site.group), statement is not None and statement.target != line.variable)
+        return (not site.is_tagged, len(site.group), statement is not None and statement.target != line.variable)
 
-    best = min(map(rank, sites))
-    return [site for site in sites if rank(site) == best][-1]
+    return min(reversed(code.sites.get(key, {}).values()), key=rank, default=None)
 
 
 def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
@@ -344,20 +327,11 @@ def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
     result.group = site.group
     result.within = not seen_in(result.line, site.group)
     for other in code.sites[key].values():
-        statement = other.statement
-        if statement is not None and other.group == site.group and _is_untagged(other) == _is_untagged(site):
-            place = _as_place(statement)
-            if place not in result.places:
-                result.places.append(place)
+        of = other.statement
+        if of is not None and (other.group, other.is_tagged) == (site.group, site.is_tagged):
+            place = Place(of.file, of.first, of.last, of.text)
+            result.places += [] if place in result.places else [place]
     result.places.sort(key=lambda place: (place.file, place.line))
-
-
-def _as_place(statement: Statement) -> Place:
-    return Place(statement.file, statement.first, statement.last, statement.text)
-
-
-def _is_untagged(site: Site) -> bool:
-    return site.statement is None or not site.statement.tags
 
 
 def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tuple[int, str] | None:

@@ -5,7 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant
-from algorithms.lines import ALiBi, Attention, Distances, Experts, Latent, Linear, Llama3, RMSNorm, TransformerXL, Yarn
+from algorithms.lines import (
+    ALiBi,
+    Attention,
+    Distances,
+    Experts,
+    Latent,
+    Linear,
+    Llama3,
+    RMSNorm,
+    Rotary,
+    TransformerXL,
+    Yarn,
+)
 
 from .oracle import family
 from .oracle.parameters import unstack_family
@@ -17,6 +29,15 @@ LAYERS = 3
 
 YARN = Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
 """The scaling of positions, where a variant has one of this kind."""
+
+
+KINDS: dict[type, str] = {
+    Rotary: "rotary", TransformerXL: "transformer_xl", Distances: "distances", ALiBi: "alibi", Linear: "linear",
+    Llama3: "llama3", Yarn: "yarn",
+}  # fmt: skip
+NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "original_length", "low": "low_freq_factor",
+         "high": "high_freq_factor", "slow": "beta_slow", "fast": "beta_fast"}  # fmt: skip
+"""What the oracle calls fields of positions and scalings."""
 
 
 def small(variant: Variant) -> Variant:
@@ -121,28 +142,14 @@ def _line(a: Attention) -> dict[str, Any]:
     return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
 
 
-def _positions(positions: Any) -> dict[str, Any] | None:
-    if positions is None:
-        return None
-    if isinstance(positions, Distances):
-        return {"kind": "distances", "num_buckets": positions.buckets, "max_distance": positions.farthest}
-    if isinstance(positions, ALiBi | TransformerXL):
-        kind = "alibi" if isinstance(positions, ALiBi) else "transformer_xl"
-        return {"kind": kind, **dataclasses.asdict(positions)}
-    rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
-    return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
+def _positions(record: Any) -> Any:
+    """Positions, or their scaling, by the oracle's names."""
+    if not dataclasses.is_dataclass(record):
+        return record
+    kept = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "scores"}
+    return {"kind": KINDS[type(record)], **{NAMES.get(name, name): _positions(value) for name, value in kept.items()}}
 
 
 def _experts(line: Any) -> dict[str, Any] | None:
     names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
     return {name: getattr(line, name) for name in names} if type(line) is Experts else None
-
-
-def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:
-    if isinstance(scaling, Linear):
-        return {"kind": "linear", "factor": scaling.factor}
-    if isinstance(scaling, Llama3):
-        lengths = {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-        return {"kind": "llama3", "factor": scaling.factor, **lengths, "original_length": scaling.l_original}
-    rotations = {"beta_slow": scaling.slow, "beta_fast": scaling.fast, "truncate": scaling.truncate}
-    return {"kind": "yarn", "factor": scaling.factor, **rotations, "original_length": scaling.l_original}

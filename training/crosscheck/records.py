@@ -55,6 +55,11 @@ class Site:
     group: Group
     visits: list[Visit]
 
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the statement has tags."""
+        return self.statement is not None and bool(self.statement.tags)
+
 
 def seen_in(line: Line, group: Group) -> bool:
     """Whether a line can be seen in a statement that does a group of lines: not what is only on the way to its value."""

@@ -64,6 +64,9 @@ class Scenarios:
     for.
     """
 
+    called: tuple[int, ...] = ()
+    """The algorithms whose lines are compared, too, in the runs of those that call them."""
+
     def __init__(self, package: ModuleType, *, seed: int, sizes: dict[str, int], implementation: str):
         self.package = package
         self.functions = {n: entry.function for n, entry in package.REGISTRY.items()}
@@ -156,9 +159,11 @@ class Scenarios:
         yield self._run(n, "a dense mask with an empty column", (X, Z, W, dense))
         X, Z = self._array(s.d_x, s.B, s.l_x), self._array(s.d_z, s.B, s.l_z)
         masks = self.rng.random((s.B, s.l_z, s.l_x)) < 0.6
-        what, each = f"a batch of {s.B} with masks of their own", (np.moveaxis(X, 1, 0), np.moveaxis(Z, 1, 0), masks)
+        what, each = f"a batch of {s.B} with masks of their own", [np.moveaxis(np.asarray(A), 1, 0) for A in (X, Z)]
         unstacked = self._unstacked(W)
-        yield self._batch(n, what, (X, Z, W, masks), lambda X, Z, mask: ORACLE[n](X, Z, unstacked, mask), each)
+        yield self._batch(
+            n, what, (X, Z, W, masks), lambda X, Z, mask: ORACLE[n](X, Z, unstacked, mask), [*each, masks]
+        )
 
     def _batch(self, n: int, what: str, code: Sequence[Any], paper: Callable[..., Any], each: Sequence[Any]) -> Run:
         """Several sequences at once, which the oracle is given one by one."""

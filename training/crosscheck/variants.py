@@ -23,9 +23,8 @@ import jax
 from algorithms.model.variants import VARIANTS
 from training.crosscheck.oracle import family
 
-from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
-from .comparison import LineResult, OracleCache, Results, check_runs
+from .comparison import OracleCache, Results, compare
 from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios
@@ -64,7 +63,7 @@ class VariantScenarios(Scenarios):
     with a choice are asked for; `algorithm`: 8, 9 or 10; None: that of a published variant.
     """
 
-    called: tuple[int, ...] = CALLED
+    called = CALLED
 
     def __init__(
         self,
@@ -139,24 +138,24 @@ class VariantScenarios(Scenarios):
 
 def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
     """Run code with the formulas of classes of lines hidden from tracing."""
+
+    def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*args, **kwargs):
+            trace = sys.gettrace()
+            sys.settrace(None)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                sys.settrace(trace)
+
+        return run
+
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
-                stack.enter_context(mock.patch.object(kind, name, _untraced(vars(kind)[name])))
+                stack.enter_context(mock.patch.object(kind, name, untraced(vars(kind)[name])))
         return code()
-
-
-def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args, **kwargs):
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            sys.settrace(trace)
-
-    return run
 
 
 def compare_variant(
@@ -164,29 +163,16 @@ def compare_variant(
 ) -> Results:
     """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
 
-    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `cache`: what
-    the oracle computed in an earlier comparison of the same scenarios; filled; `until_first`: whether to stop
-    behind the first run that differs.
+    The arguments are those of `compare`.
     """
-    cache = {} if cache is None else cache
-    n = scenarios.algorithm
-    changed = scenarios.changed()
-    callers = CALLERS.get(n, ())
-    lines = {
-        (m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines
-    }
-    for key, change in ((key, change) for key, change in changed.items() if key in lines):
-        lines[key] = LineResult(key[0], change.line, change=change)
-    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
-    results = Results(lines, {}, settings)
-    for m in (n, *callers):
-        if not (until_first and results.first):
-            check_runs(results, m, scenarios, root, cache, until_first=until_first)
+    cache, n, callers = {} if cache is None else cache, scenarios.algorithm, CALLERS.get(scenarios.algorithm, ())
+    results = compare(scenarios, root, (n, *callers), cache, until_first=until_first)
+    results.settings["variant"] = scenarios.name
+    theta, changed = scenarios._unstacked(scenarios.theta), scenarios.changed()
+    not_printed = lines_not_printed(cache[n, 0], n, scenarios.single, theta, scenarios.model)
     called = {key[0] for key in cache[n, 0].visits} | {*callers}
-    results.lines = {key: result for key, result in lines.items() if key[0] in called}
-    not_printed = lines_not_printed(
-        cache[n, 0], n, scenarios.single, scenarios._unstacked(scenarios.theta), scenarios.model
-    )
+    results.lines = {key: result for key, result in results.lines.items() if key[0] in called}
     for key, result in results.lines.items():
-        result.is_printed = key not in not_printed
+        result.change, result.is_printed = changed.get(key), key not in not_printed
+        result.line = result.line if result.change is None else result.change.line
     return results

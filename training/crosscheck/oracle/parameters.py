@@ -4,7 +4,7 @@ A tree is an array, None, a list or tuple of trees, or an object with named attr
 NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is no tree, and left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .components import Array
 
-STACKED = ("layers", "encoder", "decoder", "heads")  # their arrays have a leading axis
+STACKED = ("layers", "encoder", "decoder")  # their arrays have a leading axis
 OF_A_GROUP = ("W_k", "b_k", "W_v", "b_v")  # of heads: one for all heads that share keys and values
 OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
@@ -54,7 +54,12 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
     return arrays[path]
 
 
-def unstack(theta: Any) -> Any:
+def heads_as_list(heads: Any) -> dict[str, Any]:
+    """Return what `unstack` puts in place of `heads`."""
+    return {"heads": unstack_axis(heads)}
+
+
+def unstack(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> Any:
     """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
 
     The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one more,
@@ -63,11 +68,14 @@ def unstack(theta: Any) -> Any:
     named = fields(theta)
     if named is None:
         return None if theta is None else np.asarray(theta, dtype=np.float64)
-    children = {k: unstack_axis(child) if k in STACKED else unstack(child) for k, child in named.items()}
+    children: dict[str, Any] = {}
+    for name, child in named.items():
+        stacked = unstack_axis if name in STACKED else unstack
+        children |= of_heads(child) if name == "heads" else {name: stacked(child, of_heads)}
     return SimpleNamespace(**children)
 
 
-def unstack_axis(theta: Any) -> list[Any]:
+def unstack_axis(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> list[Any]:
     """Return the slices of a tree along the leading axis of all its arrays, as unstacked trees.
 
     Raises:
@@ -78,32 +86,17 @@ def unstack_axis(theta: Any) -> list[Any]:
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
     (length,) = next(iter(lengths.values()))
-    return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()})) for i in range(length)]
+    return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()}), of_heads) for i in range(length)]
 
 
 def unstack_family(theta: Any) -> Any:
     """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
 
     Of the arrays under `heads`, W_k, b_k, W_v and b_v are [H_kv, ...], gamma_q and gamma_k have no such axis, and all
-    others, whether in `heads` or in `heads.relative`, are [H, ...]; those under `layers`, `encoder` and `decoder` have one
-    more, in front, for the layers. Result: As of `unstack`; what belongs to a group of heads is in `groups`, beside
-    `heads`, and gamma_q and gamma_k are beside them, too.
+    others, whether in `heads` or in `heads.relative`, are [H, ...]. Result: As of `unstack`; what belongs to a group of
+    heads is in `groups`, beside `heads`, and gamma_q and gamma_k are beside them, too.
     """
-    named = fields(theta)
-    if named is None:
-        return None if theta is None else np.asarray(theta, dtype=np.float64)
-    children: dict[str, Any] = {}
-    for name, child in named.items():
-        if name == "heads":
-            children.update(unstack_heads(child))
-        elif name in STACKED:
-            lengths = {len(W) for W in flatten(child).values()}
-            assert len(lengths) == 1, f"{name}: stacked layers of {lengths}"
-            slices = [{path: W[l] for path, W in flatten(child).items()} for l in range(lengths.pop())]
-            children[name] = [unstack_family(rebuild(child, arrays)) for arrays in slices]
-        else:
-            children[name] = unstack_family(child)
-    return SimpleNamespace(**children)
+    return unstack(theta, unstack_heads)
 
 
 def unstack_heads(heads: Any) -> dict[str, Any]:
@@ -112,5 +105,5 @@ def unstack_heads(heads: Any) -> dict[str, Any]:
     named.update(fields(named.pop("relative", None)) or {})
     mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
     shared = {k: named.get(k) for k in OF_A_GROUP}
-    norms = {k: unstack_family(named.get(k)) for k in OF_ALL_HEADS}
+    norms = {k: unstack(named.get(k)) for k in OF_ALL_HEADS}
     return {"heads": unstack_axis(SimpleNamespace(**mine)), "groups": unstack_axis(SimpleNamespace(**shared)), **norms}
