@@ -1,7 +1,9 @@
 """The fifteen algorithms as printed: Phuong and Hutter's pseudocode (arXiv:2207.09238) in its own numbering."""
 
+import numpy as np
+
 from .pseudocode import Algorithm, Also, Line, as_printed
-from .values import finished_translation, length, masked_positions, of_each_token, prediction, probabilities, softmax
+from .values import finished_translation, of_each_token, plain, prediction, softmax
 
 __all__ = ["PSEUDOCODE"]
 
@@ -186,7 +188,7 @@ def _body(transformer: str, to: str, target: str) -> tuple[Line, ...]:
 
 
 EPOCHS = (Line("for i = 1..N_epochs do", "i", label="epoch"), Line("  for n = 1..N_data do", "n", label="sequence"),
-          Line("    ℓ ← length(x_n)", "l", code=length))  # fmt: skip
+          Line("    ℓ ← length(x_n)", "l", code=lambda _, names: names["l"]))  # fmt: skip
 
 TRAINING = (
     as_printed(
@@ -210,7 +212,7 @@ TRAINING = (
         Line("      x̃_n[t] ← mask_token or x_n[t], randomly with probability p_mask or 1 − p_mask", "x_tilde", "l",
              product=True),
         Line("    end", "x_tilde", "l"),
-        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", code=masked_positions),
+        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", code=lambda T_tilde, _: np.flatnonzero(plain(T_tilde))),
         *_body("ETransformer(x̃_n | θ)", "t∈T̃", "x_n[t]"),
     ),
     as_printed(
@@ -237,7 +239,7 @@ INFERENCE = (
         Line("ℓ ← length(x)", "l"),
         Line("for i = 1..ℓ_gen do", "i", label="step"),
         Line("  P ← DTransformer(x | θ̂)", "P", "N_V l", code=prediction),
-        Line("  p ← P[:, ℓ+i−1]", "p", "N_V", code=probabilities),
+        Line("  p ← P[:, ℓ+i−1]", "p", "N_V", code=lambda log_p, _: np.exp(plain(log_p))),
         SAMPLE,
         Line("  x ← [x, y]", "x", "l"),
         Line("return y = x[ℓ+1 : ℓ+ℓ_gen]", "y", "l_gen"),
@@ -252,7 +254,7 @@ INFERENCE = (
         Line("y ← 0", "y"),
         Line("while y ≠ eos_token do", "y", label="step"),
         Line("  P ← EDTransformer(z, x̂ | θ̂)", "P", "N_V l", code=prediction),
-        Line("  p ← P[:, length(x̂)]", "p", "N_V", code=probabilities),
+        Line("  p ← P[:, length(x̂)]", "p", "N_V", code=lambda log_p, _: np.exp(plain(log_p))),
         SAMPLE,
         Line("  x̂ ← [x̂, y]", "x_hat", "l"),
         Line("return x̂", "x_hat", "l", code=finished_translation),

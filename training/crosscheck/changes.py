@@ -31,24 +31,16 @@ SHARING += ("MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        field: of the record, "attention.cap" for the cap of its attentions; "H_kv" for heads that share keys.
-        lines: the lines that it changes, by algorithm.
-        edits: what it replaces in the formula.
-        note: says what a new symbol means; VALUE stands for the value here, too.
-        value: from the record to what is put for VALUE; the row applies unless that is None, False or 0. None: what the
-            field holds.
-        left_out: whether nothing computes the lines any more.
-    """
-
-    field: str
-    lines: Lines
-    edits: Edits
-    note: str = ""
+    field: str  # of the record, "attention.cap" for the cap of its attentions; "H_kv" for heads that share keys
+    lines: Lines  # the lines that it changes, by algorithm
+    edits: Edits  # what it replaces in the formula
+    note: str = ""  # says what a new symbol means; VALUE stands for the value here, too
+    # from the record to what is put for VALUE; the row applies unless that is None, False or 0. None: what the field
+    # holds
     value: Callable[[Any], Any] | None = None
-    left_out: bool = False
+    left_out: bool = False  # whether nothing computes the lines any more
 
     def of(self, variant: Any, sharing: int) -> str | None:
         """The row's value for a variant whose heads share keys in groups of this size; None if it does not apply."""
@@ -60,19 +52,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class ChangedLine:
-    """A line as a variant has it.
+    """A line as a variant has it."""
 
-    Attributes:
-        line: the line with the changed formula.
-        fields: of the record, those that change it.
-        notes: what new symbols mean.
-        left_out: whether nothing computes it any more.
-    """
-
-    line: Line
-    fields: tuple[str, ...]
-    notes: tuple[str, ...]
-    left_out: bool
+    line: Line  # the line with the changed formula
+    fields: tuple[str, ...]  # of the record, those that change it
+    notes: tuple[str, ...]  # what new symbols mean
+    left_out: bool  # whether nothing computes it any more
 
 
 def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[int, str], ChangedLine]:

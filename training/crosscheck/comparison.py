@@ -48,49 +48,30 @@ class Place:
 
 @dataclasses.dataclass
 class Cell:
-    """All comparisons of a line in the runs of one algorithm.
+    """All comparisons of a line in the runs of one algorithm."""
 
-    Attributes:
-        variable: what was compared.
-        shape: the shape of its first value, as the paper has it.
-        visits: how many values were compared.
-        worst: the largest difference.
-        where: the run and the visit that it comes from.
-        problem: what kept values from being compared.
-    """
-
-    variable: str
-    shape: tuple[int, ...] | None = None
-    visits: int = 0
-    worst: float = 0.0
-    where: str = ""
-    problem: str = ""
+    variable: str  # what was compared
+    shape: tuple[int, ...] | None = None  # the shape of its first value, as the paper has it
+    visits: int = 0  # how many values were compared
+    worst: float = 0.0  # the largest difference
+    where: str = ""  # the run and the visit that it comes from
+    problem: str = ""  # what kept values from being compared
 
 
 @dataclasses.dataclass
 class LineResult:
-    """What came out for a line of the pseudocode.
+    """What came out for a line of the pseudocode."""
 
-    Attributes:
-        algorithm: its algorithm.
-        line: the line.
-        places: the code that executes it.
-        group: the lines that this code executes together.
-        change: how a variant has the line, where it changes it.
-        is_printed: whether the oracle's values are those of the printed formula.
-        cells: the comparisons, by variable, in the runs of the line's own algorithm.
-        within: whether the line can only be seen in what its group produces.
-        elsewhere: the comparisons in the runs of other algorithms, by their number.
-    """
-
-    algorithm: int
-    line: Line
-    places: list[Place] = dataclasses.field(default_factory=list)
-    group: tuple[str, ...] = ()
+    algorithm: int  # its algorithm
+    line: Line  # the line
+    places: list[Place] = dataclasses.field(default_factory=list)  # the code that executes it
+    group: tuple[str, ...] = ()  # the lines that this code executes together
+    # the comparisons, by variable, in the runs of the line's own algorithm
     cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
-    within: bool = False
-    change: ChangedLine | None = None
-    is_printed: bool = True
+    within: bool = False  # whether the line can only be seen in what its group produces
+    change: ChangedLine | None = None  # how a variant has the line, where it changes it
+    is_printed: bool = True  # whether the oracle's values are those of the printed formula
+    # the comparisons in the runs of other algorithms, by their number
     elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -133,23 +114,16 @@ class LineResult:
 
 @dataclasses.dataclass
 class Results:
-    """What came out of a cross-check.
+    """What came out of a cross-check."""
 
-    Attributes:
-        lines: each line of each algorithm that was run.
-        errors: what the runs of an algorithm raised, with the line that they raised it in.
-        settings: what was asked for.
-        first: algorithm, line and place of the first difference, the likely cause of all; None if there is none.
-        observed: the records of the single runs, for pictures.
-        taken: the implementations of attention that `"auto"` took.
-    """
-
-    lines: dict[tuple[int, str], LineResult]
-    errors: dict[int, tuple[str, str]]
-    settings: dict[str, Any]
+    lines: dict[tuple[int, str], LineResult]  # each line of each algorithm that was run
+    errors: dict[int, tuple[str, str]]  # what the runs of an algorithm raised, with the line that they raised it in
+    settings: dict[str, Any]  # what was asked for
+    # algorithm, line and place of the first difference, the likely cause of all; None if there is none
     first: tuple[int, str, str] | None = None
+    # the records of the single runs, for pictures
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
-    taken: set[str] = dataclasses.field(default_factory=set)
+    taken: set[str] = dataclasses.field(default_factory=set)  # the implementations of attention that `"auto"` took
 
     @property
     def variant(self) -> str:

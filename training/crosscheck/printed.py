@@ -96,9 +96,12 @@ class _Walk:
         """What is printed, as a function of the value that the run has."""
         text, latest = line.text, self.latest
         if "W_e[" in text:
-            return self.embedding(next(self.tokens))
+            x, W_p = next(self.tokens), part(self.theta, "W_p")
+            columns = range(len(x))
+            return lambda _: np.stack([self.theta.W_e[:, x[t]] + _given(W_p)[:, t] for t in columns], axis=1)
         if "layer_norm" in text:
-            return self.norm(*re.findall(r"layer_norm\((\w).* \| γ(?:_l\^)?(\d?)", text)[0], W)
+            read, index = re.findall(r"layer_norm\((\w).* \| γ(?:_l\^)?(\d?)", text)[0]
+            return self.norm(read, index, W)
         if "MHAttention" in text:
             return self.attention(line, W, attention)
         if "mlp" in text:
@@ -109,11 +112,6 @@ class _Walk:
             self.unembedding(latest["X"])
             return lambda _: softmax(_given(part(W, "W_u")) @ latest["X"])
         return lambda _: latest["e" if "e_1" in text else line.variable]
-
-    def embedding(self, x: Sequence[int]) -> Formula:
-        """`for t: W_e[:, x[t]] + W_p[:, t]`."""
-        W_e, W_p = self.theta.W_e, part(self.theta, "W_p")
-        return lambda _: np.stack([W_e[:, x[t]] + _given(W_p)[:, t] for t in range(len(x))], axis=1)
 
     def norm(self, read: str, index: str, W: Any) -> Formula:
         """A line that normalizes every column: by γ and β, as this model's Algorithm 6 does; and that itself."""

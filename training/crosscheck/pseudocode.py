@@ -18,65 +18,40 @@ Locals = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Also:
-    """A second quantity of a line: a local of a function that the line calls.
+    """A second quantity of a line: a local of a function that the line calls."""
 
-    Attributes:
-        variable: its name.
-        shape: names of its axes.
-        function: the name of the function, in the oracle and in the code.
-        paper: the name of the local in the oracle.
-        code: the same in the code.
-        finish: from the code's local to the quantity.
-        greedy: whether it means the same at temperature 0.
-    """
-
-    variable: str
-    shape: str
-    function: str
-    paper: str
-    code: str
-    finish: Callable[[Any], Any] | None = None
-    greedy: bool = True
+    variable: str  # its name
+    shape: str  # names of its axes
+    function: str  # the name of the function, in the oracle and in the code
+    paper: str  # the name of the local in the oracle
+    code: str  # the same in the code
+    finish: Callable[[Any], Any] | None = None  # from the code's local to the quantity
+    greedy: bool = True  # whether it means the same at temperature 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the pseudocode.
+    """A line of the pseudocode."""
 
-    Attributes:
-        text: the formula in Unicode.
-        variable: what the line assigns; of a loop, the counter.
-        shape: names of the variable's axes, the token axis last; "" for a number.
-        label: of a loop: what one turn of it is called. Turns that are not taken one by one are seen in a value: the
-            heads and the tokens are axes of it.
-        code: from the value of the code's statement and the locals there to the value that the line speaks of.
-        over: the range of the line's sum, where the text has only its index.
-        product: whether the value is also that of the next line, so that both can be seen in one statement.
-        each: the algorithm that computes a column of the value, where the paper writes out its formula.
-        remark: the paper's comment above the line.
-        also: a further quantity.
-        kind: "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of
-            an input, which is also how many columns a matrix of its tokens has, and differs where the code's input is
-            padded.
-        number: as printed; "return" for an unnumbered return.
-        depth: loops around the line.
-        loop: of an end, the number of the line that begins the loop.
-    """
-
-    text: str
-    variable: str
-    shape: str = ""
+    text: str  # the formula in Unicode
+    variable: str  # what the line assigns; of a loop, the counter
+    shape: str = ""  # names of the variable's axes, the token axis last; "" for a number
+    # of a loop: what one turn of it is called. Turns that are not taken one by one are seen in a value: the heads and
+    # the tokens are axes of it
     label: str = ""
+    # from the value of the code's statement and the locals there to the value that the line speaks of
     code: Callable[[Any, Locals], Any] | None = None
-    over: str = ""
-    product: bool = False
-    each: int = 0
-    remark: str = ""
-    also: Also | None = None
+    over: str = ""  # the range of the line's sum, where the text has only its index
+    product: bool = False  # whether the value is also that of the next line, so that both can be seen in one statement
+    each: int = 0  # the algorithm that computes a column of the value, where the paper writes out its formula
+    remark: str = ""  # the paper's comment above the line
+    also: Also | None = None  # a further quantity
+    # "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of an
+    # input, which is also how many columns a matrix of its tokens has, and differs where the code's input is padded
     kind: Literal["value", "loop", "end", "length"] = "value"
-    number: str = ""
-    depth: int = 0
-    loop: str = ""
+    number: str = ""  # as printed; "return" for an unnumbered return
+    depth: int = 0  # loops around the line
+    loop: str = ""  # of an end, the number of the line that begins the loop
 
     @property
     def latex(self) -> str:
@@ -86,21 +61,13 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An algorithm of the paper.
+    """An algorithm of the paper."""
 
-    Attributes:
-        number: 1 to 15.
-        name: the paper's name of it.
-        text: its signature in Unicode.
-        inputs: its input, output and parameters, each `(word, LaTeX)`.
-        lines: its lines in order.
-    """
-
-    number: int
-    name: str
-    text: str
-    inputs: tuple[tuple[str, str], ...]
-    lines: tuple[Line, ...]
+    number: int  # 1 to 15
+    name: str  # the paper's name of it
+    text: str  # its signature in Unicode
+    inputs: tuple[tuple[str, str], ...]  # its input, output and parameters, each `(word, LaTeX)`
+    lines: tuple[Line, ...]  # its lines in order
 
     @property
     def latex(self) -> str:

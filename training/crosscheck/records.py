@@ -30,21 +30,14 @@ OF_COLUMNS = {1, 2, 6, 7}
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """A value of a line.
+    """A value of a line."""
 
-    Attributes:
-        value: the array, or the arrays of a tree by path.
-        sequence: the number of the sequence in a batch; None where there is one only, or it is the same for all.
-        head: the number of the head; None outside attention.
-        order: how many values of the run were there before.
-        where: the turns of the loops around it, such as "layer 2, head 1".
-    """
-
-    value: Any
+    value: Any  # the array, or the arrays of a tree by path
+    # the number of the sequence in a batch; None where there is one only, or it is the same for all
     sequence: int | None
-    head: int | None
-    order: int
-    where: str = ""
+    head: int | None  # the number of the head; None outside attention
+    order: int  # how many values of the run were there before
+    where: str = ""  # the turns of the loops around it, such as "layer 2, head 1"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,29 +31,18 @@ ORACLE: dict[int, Callable[..., Any]] = dict(enumerate(FUNCTIONS, 1))
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One execution of an algorithm by both sides.
+    """One execution of an algorithm by both sides."""
 
-    Attributes:
-        algorithm: its number.
-        what: what is special about the run, in words.
-        code: calls the shipped function.
-        paper: calls the oracle; is given the record so that it can say which sequence of a batch it is at.
-        batched: whether the code is given a batch of sequences.
-        padded: whether the code's arrays have room for more tokens than the paper's.
-        greedy: whether the temperature is 0.
-        shows: further algorithms whose lines are compared here, and in no runs of their own.
-        sharing: how many heads share keys and values.
-    """
-
-    algorithm: int
-    what: str
-    code: Callable[[], Any]
+    algorithm: int  # its number
+    what: str  # what is special about the run, in words
+    code: Callable[[], Any]  # calls the shipped function
+    # calls the oracle; is given the record so that it can say which sequence of a batch it is at
     paper: Callable[[OracleRecord], Any]
-    batched: bool = False
-    padded: bool = False
-    greedy: bool = False
-    shows: frozenset[int] = frozenset()
-    sharing: int = 1
+    batched: bool = False  # whether the code is given a batch of sequences
+    padded: bool = False  # whether the code's arrays have room for more tokens than the paper's
+    greedy: bool = False  # whether the temperature is 0
+    shows: frozenset[int] = frozenset()  # further algorithms whose lines are compared here, and in no runs of their own
+    sharing: int = 1  # how many heads share keys and values
 
 
 class Scenarios:

@@ -16,52 +16,32 @@ __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A tagged statement.
+    """A tagged statement."""
 
-    Attributes:
-        file: its path below the root of the repository.
-        first, last: its first and last line of text; of a loop, those of its head.
-        text: the text, without indentation and tag.
-        tags: what its comment says.
-        target: the name that it assigns, the first of several; None for a return.
-        returns: whether it is a return.
-        body: for a `for` or `while`, the first and the last line of its body.
-        end: the last statement of the body, for these and for a decorated function, which is a loop and its body.
-    """
-
-    file: str
-    first: int
-    last: int
-    text: str
-    tags: tuple[Tag, ...]
-    target: str | None
-    returns: bool
-    body: tuple[int, int] | None
+    file: str  # its path below the root of the repository
+    first: int  # its first line of text; of a loop, of its head
+    last: int  # its last
+    text: str  # the text, without indentation and tag
+    tags: tuple[Tag, ...]  # what its comment says
+    target: str | None  # the name that it assigns, the first of several; None for a return
+    returns: bool  # whether it is a return
+    body: tuple[int, int] | None  # for a `for` or `while`, the first and the last line of its body
+    # the last statement of the body, for these and for a decorated function, which is a loop and its body
     end: "Statement | None"
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of a source file.
+    """A function of a source file."""
 
-    Attributes:
-        name: its name.
-        file: the path of its file below the root of the repository.
-        first, last: its first line (of its decorators, if any) and its last.
-        algorithm: the algorithm that the first line of its docstring names.
-        is_algorithm: whether it is that algorithm's own function.
-        statements: its own tagged statements, by each line of their text.
-        result: its last return, which does the paper's "return" where no statement is tagged with that.
-    """
-
-    name: str
-    file: str
-    first: int
-    last: int
-    algorithm: int | None
-    is_algorithm: bool
-    statements: dict[int, Statement]
-    result: Statement | None
+    name: str  # its name
+    file: str  # the path of its file below the root of the repository
+    first: int  # its first line, of its decorators, if any
+    last: int  # its last
+    algorithm: int | None  # the algorithm that the first line of its docstring names
+    is_algorithm: bool  # whether it is that algorithm's own function
+    statements: dict[int, Statement]  # its own tagged statements, by each line of their text
+    result: Statement | None  # its last return, which does the paper's "return" where no statement is tagged with that
 
 
 Source = dict[int, Function]

@@ -19,23 +19,15 @@ __all__ = ["Call", "Event", "traced"]
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A running call of a traced function.
+    """A running call of a traced function."""
 
-    Attributes:
-        function: what was called.
-        parent: the traced call that it was made from; None for the first.
-        algorithm: the algorithm that it belongs to.
-        statement: its tagged statement that is being executed, if any.
-        turns: how often each of its loops has been entered, by the first line of the loop.
-        raising: whether an exception is passing through it.
-    """
-
-    function: Function
-    parent: "Call | None"
-    algorithm: int | None
-    statement: Statement | None = None
+    function: Function  # what was called
+    parent: "Call | None"  # the traced call that it was made from; None for the first
+    algorithm: int | None  # the algorithm that it belongs to
+    statement: Statement | None = None  # its tagged statement that is being executed, if any
+    # how often each of its loops has been entered, by the first line of the loop
     turns: dict[int, int] = dataclasses.field(default_factory=dict)
-    raising: bool = False
+    raising: bool = False  # whether an exception is passing through it
 
     def ancestors(self) -> Iterator["Call"]:
         """The call itself, its caller, and so on."""
@@ -52,22 +44,15 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a run did.
+    """Something that a run did."""
 
-    Attributes:
-        kind: "value": a tagged statement assigned or returned `value`; "turn": a tagged loop began its `value`-th turn;
-            "end": a tagged loop left `value`; "result": a function returned `value`; "call": a function was called.
-        call: the call that did it, or was made.
-        statement: the tagged statement, if it was one.
-        value: see kind.
-        names: the locals at that time.
-    """
-
+    # "value": a tagged statement assigned or returned `value`; "turn": a tagged loop began its `value`-th turn; "end":
+    # a tagged loop left `value`; "result": a function returned `value`; "call": a function was called
     kind: str
-    call: Call
-    statement: Statement | None
-    value: Any
-    names: Mapping[str, Any]
+    call: Call  # the call that did it, or was made
+    statement: Statement | None  # the tagged statement, if it was one
+    value: Any  # see kind
+    names: Mapping[str, Any]  # the locals at that time
 
 
 class _Tracer:

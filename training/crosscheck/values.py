@@ -8,8 +8,8 @@ import numpy as np
 
 from training.crosscheck import oracle
 
-__all__ = ["AbstractValueError", "difference", "finished_translation", "length", "mapped", "masked_positions",
-           "of_each_token", "plain", "prediction", "prefix", "probabilities", "softmax", "tree"]  # fmt: skip
+__all__ = ["AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain", "prediction",
+           "prefix", "softmax", "tree"]  # fmt: skip
 
 Locals = dict[str, Any]
 
@@ -92,21 +92,6 @@ def prediction(X: Any, names: Locals) -> np.ndarray:
     theta, cap = names["theta"], names["theta"].variant.unembedding.cap
     Y = (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
     return softmax(Y if cap is None else cap * np.tanh(Y / cap))
-
-
-def probabilities(log_p: Any, _: Locals) -> np.ndarray:
-    """p, of which the code forms the logarithm."""
-    return np.exp(plain(log_p))
-
-
-def masked_positions(T_tilde: Any, _: Locals) -> np.ndarray:
-    """The set of masked positions, from an array that says of each whether it is."""
-    return np.flatnonzero(plain(T_tilde))
-
-
-def length(_: Any, names: Locals) -> np.ndarray:
-    """ℓ, which the code may have as an array."""
-    return plain(names["l"])
 
 
 def finished_translation(returned: Any, _: Locals) -> np.ndarray:
