@@ -14,7 +14,7 @@ import numpy as np
 from training.crosscheck import oracle
 
 from .algorithms import PSEUDOCODE
-from .pseudocode import Also, Line
+from .pseudocode import Algorithm, Also, Line
 from .tags import Statement, numbers
 from .tracing import Call, Event
 from .values import AbstractValueError, mapped, tree
@@ -73,7 +73,7 @@ class _Record:
             self._result(event)
         elif event.statement is not None and event.call.algorithm is not None:
             algorithm = PSEUDOCODE[event.call.algorithm]
-            group = numbers(event.statement.tags, algorithm.number, algorithm.order)
+            group = self._group(event.statement, algorithm)
             for line in algorithm.lines:
                 if event.kind == "end" and line.loop in group:
                     self._see(line, (line.number,), dataclasses.replace(event, statement=event.statement.end))
@@ -99,12 +99,15 @@ class _Record:
         cause = event.call.cause
         if cause is not None and cause.statement is not None and cause.algorithm is not None:
             algorithm = PSEUDOCODE[cause.algorithm]
-            group = numbers(cause.statement.tags, algorithm.number, algorithm.order)
+            group = self._group(cause.statement, algorithm)
             for line in algorithm.lines:
                 also = line.also
                 if also is not None and line.number in group and also.function == event.call.function.name:
                     at = dataclasses.replace(event, call=cause, statement=cause.statement)
                     self._add(line, also.variable, also.shape, self._local(also, event), at, group)
+
+    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
+        return numbers(statement.tags, algorithm.number, algorithm.order)
 
     def _is_repeated(self, call: Call) -> bool:
         return False
@@ -134,6 +137,14 @@ class OracleRecord(_Record):
         self._derivatives.add(call.parent)
         return repeated
 
+    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
+        """The lines of a statement; a loop over tokens is one expression, which is the loop's beginning and end, too."""
+        group = super()._group(statement, algorithm)
+        for end in (line for line in algorithm.lines if line.loop and algorithm.line(line.loop).label == "token"):
+            if group == (str(int(end.number) - 1),):
+                return end.loop, *group, end.number
+        return group
+
     def _local(self, also: Also, event: Event) -> Any:
         return event.names[also.paper]
 
@@ -141,6 +152,8 @@ class OracleRecord(_Record):
         algorithm, call = event.call.algorithm, event.call
         assert algorithm is not None
         key = (algorithm, line.number, variable)
+        if callable(value):
+            return  # a loss, whose own lines are seen where it is evaluated
         if line.kind == "end" and event.kind == "value" and group == (line.number,):
             self.visits[key].pop()  # what a model does behind a loop, in place of what the loop leaves
         array, (where, head) = _of_oracle(value), _where(call)

@@ -75,7 +75,7 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(ed_loss, z[n], x[n])
+            loss = partial(ed_loss, z[n], x[n])  # line 5
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
@@ -93,8 +93,8 @@ def e_training(
     for i in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
             l = len(x[n])  # line 3
-            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # lines 4-6
-            loss = partial(e_loss, x[n], x_tilde)
+            x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # line 5
+            loss = partial(e_loss, x[n], x_tilde)  # line 9
             theta = descend(loss, theta, eta)  # line 10
     theta_hat: Any = theta  # return
     return theta_hat
@@ -105,7 +105,7 @@ def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> An
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
-            loss = partial(d_loss, x[n])
+            loss = partial(d_loss, x[n])  # line 5
             theta = descend(loss, theta, eta)  # line 6
     theta_hat: Any = theta  # return
     return theta_hat
