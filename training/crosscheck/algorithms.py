@@ -212,7 +212,7 @@ TRAINING = (
         Line("      x̃_n[t] ← mask_token or x_n[t], randomly with probability p_mask or 1 − p_mask", "x_tilde", "l",
              product=True),
         Line("    end", "x_tilde", "l"),
-        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", code=lambda T_tilde, _: np.flatnonzero(plain(T_tilde))),
+        Line("    T̃ ← {t ∈ [ℓ] : x̃_n[t] = mask_token}", "T_tilde", "|T̃|", code=lambda T, _: np.flatnonzero(plain(T))),
         *_body("ETransformer(x̃_n | θ)", "t∈T̃", "x_n[t]"),
     ),
     as_printed(

@@ -283,7 +283,8 @@ CHANGES: tuple[Change, ...] = (
     Change("unembedding.bias", RETURN, {"W_u X": "W_u X + b_u 1ᵀ"}),
     Change("unembedding.bias", {7: "1"}, {"W_u e": "W_u e + b_u"}),
     Change("unembedding.cap", {**RETURN, 7: "1"}, {r"softmax\((.*)\)": r"softmax(c tanh((\1)/c))"}, "c = VALUE"),
-    Change("unembedding.tied", RETURN, {"W_u": "W_eᵀ"}, value=lambda v: v.unembedding.tied and not v.unembedding.scaled),
+    Change("unembedding.tied", RETURN, {"W_u": "W_eᵀ"},
+           value=lambda v: v.unembedding.tied and not v.unembedding.scaled),
     Change("unembedding.scaled", RETURN, {"W_u": "W_eᵀ/√d_e"},
            value=lambda v: v.unembedding.tied and v.unembedding.scaled),
 )  # fmt: skip

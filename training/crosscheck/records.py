@@ -55,7 +55,7 @@ class Site:
 
 
 def seen_in(line: Line, group: Group) -> bool:
-    """Whether a line can be seen in a statement that does a group of lines: not what is only on the way to its value."""
+    """Whether a line is seen in a statement that does a group of lines: not what is only on the way to its value."""
     if line.kind in ("loop", "length") and line.number == group[0]:
         return True
     return line.kind != "loop" and (
@@ -138,7 +138,7 @@ class OracleRecord(_Record):
         return repeated
 
     def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
-        """The lines of a statement; a loop over tokens is one expression, which is the loop's beginning and end, too."""
+        """The lines of a statement; a loop over tokens is one expression, the loop's beginning and end, too."""
         group = super()._group(statement, algorithm)
         for end in (line for line in algorithm.lines if line.loop and algorithm.line(line.loop).label == "token"):
             if group == (str(int(end.number) - 1),):

@@ -138,7 +138,7 @@ class Scenarios:
         yield from self._attentions(5, W)
 
     def _attentions(self, n: int, W: Any) -> Iterator[Run]:
-        """With structural masks, with one with a column that permits nothing, and a batch with a context and mask each."""
+        """With a structural mask, one with a column that permits nothing, and a batch with a mask for each."""
         s = self.sizes
         X, Z = self._array(s.d_x, s.l_x), self._array(s.d_z, s.l_z)
         dense = self.rng.random((s.l_z, s.l_x)) < 0.6

@@ -111,7 +111,8 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     With a clip c, the gate is f(min(W_gate X, c)) * (1 + the entries of W_mlp1 X, at least -c and at most c) (gpt-oss,
     Agarwal et al. 2025).
 
-    `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2 [d_e].
+    `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
+    [d_e].
     """
     U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
     W_gate = part(W, "W_gate")
@@ -130,8 +131,8 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
     Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
     DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16.
 
-    `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what `mlp`
-    takes); `line`: see `weights_of_experts`.
+    `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
+    `mlp` takes); `line`: see `weights_of_experts`.
     """
     columns = []
     for t in range(X.shape[1]):
@@ -207,10 +208,10 @@ def attention(
 
     A column that may attend to nothing gives zeros. Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv)
     (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the rotation and
-    Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn) times the scale, for the last line divides by the
-    former; before line 5 come what distance adds (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap
-    and added distances, so this order of the two is a choice. Where W has sinks s [H], the softmax has one score more,
-    s[h], whose weight no value takes (gpt-oss, Agarwal et al. 2025).
+    Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn) times the scale, for the last line divides by
+    the former; before line 5 come what distance adds (Transformer-XL, T5, ALiBi) and the cap. No published model has
+    both a cap and added distances, so this order of the two is a choice. Where W has sinks s [H], the softmax has one
+    score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al. 2025).
     """
     H = len(W.heads)
     groups = W.heads if part(W, "groups") is None else W.groups
@@ -277,12 +278,13 @@ def mh_attention(
 ) -> Array:
     """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
 
-    `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each
-    head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document
-    000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances", "alibi", and numbers
-    of that kind), "own" (in place of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`);
-    `model`: "epsilon" and "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?;
-    P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
+    `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
+    each head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
+    document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
+    "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and the mask), "latent" (see
+    `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`: x_positions; z_positions;
+    bidirectional; distances?; P?: what queries and keys read is X + P, where values read X (document 001; Press et al.
+    2021, "Shortformer").
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)
@@ -304,9 +306,9 @@ def latent_attention(
 
     With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
 
-    `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e], W_k
-    [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`), "epsilon" of the
-    latents' norms, "scores": s.
+    `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e],
+    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`), "epsilon" of
+    the latents' norms, "scores": s.
     """
     rotary, epsilon = line["positions"], line["epsilon"]
 
@@ -341,9 +343,9 @@ def join_masks(
 ) -> Array:
     """Return which positions may attend to which, the algorithm's own mask and all others together, boolean [l_z, l_x].
 
-    `base`: the algorithm's mask, or the caller's in its place; `window`: t_x - window < t_z (Child et al. 2019 and GPT-3,
-    document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z < z_length; what follows is padding;
-    `x_documents`, `z_documents`: number of the document of each t_x, t_z; a token attends within its own only.
+    `base`: the algorithm's mask, or the caller's in its place; `window`: t_x - window < t_z (Child et al. 2019 and
+    GPT-3, document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z < z_length; what follows is
+    padding; `x_documents`, `z_documents`: number of the document of each t_x, t_z; a token attends within its own only.
     """
     l_z, l_x = base.shape
     joined = np.empty((l_z, l_x), dtype=bool)

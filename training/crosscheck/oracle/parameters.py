@@ -42,7 +42,7 @@ def flatten(theta: Any, path: str = "") -> dict[str, Array]:
 
 
 def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
-    """Return a tree of theta's structure, of SimpleNamespace objects and lists, with other arrays: inverts `flatten`."""
+    """Return a tree of theta's structure, of SimpleNamespace objects and lists, with the arrays of `flatten`."""
     if theta is None:
         return None
     named = fields(theta)
@@ -62,8 +62,9 @@ def heads_as_list(heads: Any) -> dict[str, Any]:
 def unstack(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> Any:
     """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
 
-    The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one more,
-    in front, for the layers. Result: A tree of SimpleNamespace objects with float64 arrays, in which those are lists.
+    The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one
+    more, in front, for the layers. Result: A tree of SimpleNamespace objects with float64 arrays, in which those are
+    lists.
     """
     named = fields(theta)
     if named is None:

@@ -190,7 +190,7 @@ def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_posi
 
 
 def t5_bucket(distance: int, bidirectional: bool, num_buckets: int, max_distance: int) -> int:
-    """Return the bucket, from 0, of a distance t_z - t_x (Raffel et al. 2020, "T5", section 2.1, and its published code).
+    """Return the bucket of a distance t_z - t_x, from 0 (Raffel et al. 2020, "T5", section 2.1, and its code).
 
     With n buckets for each direction, the first n_0 = n // 2 hold one distance each; bucket n_0 + k holds those of at
     least n_0 (max_distance / n_0)^(k / (n - n_0)), and the last one all that are farther. Bidirectional: half of
@@ -248,5 +248,5 @@ def alibi_slopes(H: int) -> list[float]:
 
 
 def alibi_biases(slope: float, x_positions: Positions, z_positions: Positions) -> Array:
-    """Return what ALiBi adds to one head's scaled scores, -slope (t_x - t_z) (Press et al. 2022, section 3), [l_z, l_x]."""
+    """Return what ALiBi adds to one head's scaled scores [l_z, l_x], -slope (t_x - t_z) (Press et al. 2022)."""
     return np.array([[-slope * (t_x - t_z) for t_x in x_positions] for t_z in z_positions])

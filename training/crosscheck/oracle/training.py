@@ -1,9 +1,9 @@
 """Algorithms 11 to 13: the losses, their gradients by complex steps, and stochastic gradient descent.
 
-Of a loss, which is in nats: `z`, `x`: context and primary sequence, with bos_token and eos_token; `x_masked`: the paper's
-x tilde, x with some tokens replaced by mask_token; `theta`: parameters of the transformer, with lists for heads and
-layers. Of training, which returns theta_hat: `z`, `x`: N_data such sequences; `theta`: initial parameters; `N_epochs`:
-passes over the data; `eta`: learning rate.
+Of a loss, which is in nats: `z`, `x`: context and primary sequence, with bos_token and eos_token; `x_masked`: the
+paper's x tilde, x with some tokens replaced by mask_token; `theta`: parameters of the transformer, with lists for heads
+and layers. Of training, which returns theta_hat: `z`, `x`: N_data such sequences; `theta`: initial parameters;
+`N_epochs`: passes over the data; `eta`: learning rate.
 """
 
 from collections.abc import Callable, Sequence
