@@ -17,11 +17,11 @@ from .eager import choices, observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
 from .scenarios import Run, Scenarios
-from .tags import Statement, read
+from .tags import read
 from .tracing import traced
 from .values import difference, plain, prefix
 
-__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "check_runs", "compare"]
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare"]
 
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
@@ -48,49 +48,30 @@ class Place:
 
 @dataclasses.dataclass
 class Cell:
-    """All comparisons of a line in the runs of one algorithm.
+    """All comparisons of a line in the runs of one algorithm."""
 
-    Attributes:
-        variable: what was compared.
-        shape: the shape of its first value, as the paper has it.
-        visits: how many values were compared.
-        worst: the largest difference.
-        where: the run and the visit that it comes from.
-        problem: what kept values from being compared.
-    """
-
-    variable: str
-    shape: tuple[int, ...] | None = None
-    visits: int = 0
-    worst: float = 0.0
-    where: str = ""
-    problem: str = ""
+    variable: str  # what was compared
+    shape: tuple[int, ...] | None = None  # the shape of its first value, as the paper has it
+    visits: int = 0  # how many values were compared
+    worst: float = 0.0  # the largest difference
+    where: str = ""  # the run and the visit that it comes from
+    problem: str = ""  # what kept values from being compared
 
 
 @dataclasses.dataclass
 class LineResult:
-    """What came out for a line of the pseudocode.
+    """What came out for a line of the pseudocode."""
 
-    Attributes:
-        algorithm: its algorithm.
-        line: the line.
-        places: the code that executes it.
-        group: the lines that this code executes together.
-        change: how a variant has the line, where it changes it.
-        is_printed: whether the oracle's values are those of the printed formula.
-        cells: the comparisons, by variable, in the runs of the line's own algorithm.
-        within: whether the line can only be seen in what its group produces.
-        elsewhere: the comparisons in the runs of other algorithms, by their number.
-    """
-
-    algorithm: int
-    line: Line
-    places: list[Place] = dataclasses.field(default_factory=list)
-    group: tuple[str, ...] = ()
+    algorithm: int  # its algorithm
+    line: Line  # the line
+    places: list[Place] = dataclasses.field(default_factory=list)  # the code that executes it
+    group: tuple[str, ...] = ()  # the lines that this code executes together
+    # the comparisons, by variable, in the runs of the line's own algorithm
     cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
-    within: bool = False
-    change: ChangedLine | None = None
-    is_printed: bool = True
+    within: bool = False  # whether the line can only be seen in what its group produces
+    change: ChangedLine | None = None  # how a variant has the line, where it changes it
+    is_printed: bool = True  # whether the oracle's values are those of the printed formula
+    # the comparisons in the runs of other algorithms, by their number
     elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -133,23 +114,16 @@ class LineResult:
 
 @dataclasses.dataclass
 class Results:
-    """What came out of a cross-check.
+    """What came out of a cross-check."""
 
-    Attributes:
-        lines: each line of each algorithm that was run.
-        errors: what the runs of an algorithm raised, with the line that they raised it in.
-        settings: what was asked for.
-        first: algorithm, line and place of the first difference, the likely cause of all; None if there is none.
-        observed: the records of the single runs, for pictures.
-        taken: the implementations of attention that `"auto"` took.
-    """
-
-    lines: dict[tuple[int, str], LineResult]
-    errors: dict[int, tuple[str, str]]
-    settings: dict[str, Any]
+    lines: dict[tuple[int, str], LineResult]  # each line of each algorithm that was run
+    errors: dict[int, tuple[str, str]]  # what the runs of an algorithm raised, with the line that they raised it in
+    settings: dict[str, Any]  # what was asked for
+    # algorithm, line and place of the first difference, the likely cause of all; None if there is none
     first: tuple[int, str, str] | None = None
+    # the records of the single runs, for pictures
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
-    taken: set[str] = dataclasses.field(default_factory=set)
+    taken: set[str] = dataclasses.field(default_factory=set)  # the implementations of attention that `"auto"` took
 
     @property
     def variant(self) -> str:
@@ -195,36 +169,23 @@ def compare(
 
     `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
     their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
-    `until_first`: whether to stop behind the first algorithm that differs.
+    `until_first`: whether to stop behind the first run that differs.
     """
-    cache = {} if cache is None else cache
-    numbers = list(algorithms)
-    lines = {(n, line.number): LineResult(n, line) for n in numbers for line in PSEUDOCODE[n].lines}
-    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation}
-    results = Results(lines, {}, settings)
-    for n in numbers:
-        check_runs(results, n, scenarios, root, cache, until_first=until_first)
-        if until_first and results.first is not None:
+    cache, (first, *others) = {} if cache is None else cache, algorithms
+    shown = (first, *scenarios.called, *others)
+    lines = {(n, line.number): LineResult(n, line) for n in shown for line in PSEUDOCODE[n].lines}
+    results = Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
+    for n in (first, *others):
+        differences: list[_Difference] = []
+        for i, run in enumerate(scenarios.runs(n)):
+            differences += _check_run(results, run, i, scenarios, root, cache)
+            if differences and until_first:
+                break
+        if differences and results.first is None:
+            results.first = min(differences).name
+        if results.first is not None and until_first:
             break
     return results
-
-
-def check_runs(
-    results: Results, n: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache, *, until_first: bool = False
-) -> None:
-    """Compare the runs of one algorithm, and note the first difference unless there is one already.
-
-    `results`: filled; `n`: the algorithm; `scenarios`: what to run; `root`: the root of the repository that the
-    code under check lies in; `cache`: what the oracle computed in an earlier comparison of the same scenarios;
-    filled; `until_first`: whether to stop behind the first run that differs.
-    """
-    differences: list[_Difference] = []
-    for i, run in enumerate(scenarios.runs(n)):
-        differences += _check_run(results, run, i, scenarios, root, cache)
-        if differences and until_first:
-            break
-    if differences and results.first is None:
-        results.first = min(differences).name
 
 
 class _Difference(NamedTuple):
@@ -297,25 +258,18 @@ def _match(results: Results, run: Run, index: int, paper: OracleRecord, code: Co
     found = []
     for key in sorted(set(paper.visits) | set(code.sites), key=str):
         n, number, variable = key
-        result = results.lines.get((n, number))
-        line = PSEUDOCODE[n].line(number)
-        site = _site(code, key, line)
-        own = n == run.algorithm or n in run.shows
-        if result is None or (site is None and not own):
+        result, line, own = results.lines.get((n, number)), PSEUDOCODE[n].line(number), n in (run.algorithm, *run.shows)
+        site, also = _site(code, key, line), line.also if variable != line.variable else None
+        if site is None and own and also is not None:
+            site = Site(None, (number,), [])  # so that its absence is a difference
+        if result is None or site is None or not (own or site.is_tagged):
             continue
-        if site is None or (not own and _is_untagged(site)):
-            continue
-        if own and variable == line.variable:
+        if own and also is None:
             _place(result, code, key, site)
-        also = next((a for a in line.also if a.variable == variable), None)
-        if (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy):
+        is_other = (line.kind == "length" and run.padded) or (also is not None and run.greedy and not also.greedy)
+        if is_other or (own and result.within) or not seen_in(line, site.group):
             continue
-        if result.within and own:
-            continue
-        if not seen_in(line, site.group):
-            continue
-        shown = result.line.variable if variable == line.variable else variable
-        cell = result.cells.setdefault(variable, Cell(shown)) if own else Cell(variable)
+        cell = result.cells.setdefault(variable, Cell(variable)) if own else Cell(variable)
         first = _compare(cell, paper.visits.get(key, []), _of_every_head(site.visits, key, run), run)
         if not own:
             result.elsewhere[run.algorithm].append(cell)
@@ -333,17 +287,13 @@ def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
 
 
 def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
-    """Where a line is seen best: in the statement with the fewest other lines that assigns its variable."""
-    sites = list(code.sites.get(key, {}).values())
-    if not sites:
-        return None
+    """Where a line is seen best: in the last statement with the fewest other lines that assigns its variable."""
 
     def rank(site: Site) -> tuple[bool, int, bool]:
         statement = site.statement
-        return (_is_untagged(site), len(site.group), statement is not None and statement.target != line.variable)
+        return (not site.is_tagged, len(site.group), statement is not None and statement.target != line.variable)
 
-    best = min(map(rank, sites))
-    return [site for site in sites if rank(site) == best][-1]
+    return min(reversed(code.sites.get(key, {}).values()), key=rank, default=None)
 
 
 def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
@@ -351,20 +301,11 @@ def _place(result: LineResult, code: CodeRecord, key: Key, site: Site) -> None:
     result.group = site.group
     result.within = not seen_in(result.line, site.group)
     for other in code.sites[key].values():
-        statement = other.statement
-        if statement is not None and other.group == site.group and _is_untagged(other) == _is_untagged(site):
-            place = _as_place(statement)
-            if place not in result.places:
-                result.places.append(place)
+        of = other.statement
+        if of is not None and (other.group, other.is_tagged) == (site.group, site.is_tagged):
+            place = Place(of.file, of.first, of.last, of.text)
+            result.places += [] if place in result.places else [place]
     result.places.sort(key=lambda place: (place.file, place.line))
-
-
-def _as_place(statement: Statement) -> Place:
-    return Place(statement.file, statement.first, statement.last, statement.text)
-
-
-def _is_untagged(site: Site) -> bool:
-    return site.statement is None or not site.statement.tags
 
 
 def _compare(cell: Cell, paper: list[Visit], code: list[Visit], run: Run) -> tuple[int, str] | None:

@@ -25,11 +25,10 @@ def observable(package: ModuleType) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for name, module in list(sys.modules.items()):
-            if name.startswith(f"{package.__name__}."):
-                for attribute, value in list(vars(module).items()):
-                    rule = _rule_of(value)
-                    if rule is not None:
-                        stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule)))
+            for attribute, value in list(vars(module).items()) if name.startswith(f"{package.__name__}.") else ():
+                rule = getattr(value, "rule", None)  # of a function that `hand_derived` made
+                if isinstance(rule, jax.custom_vjp):
+                    stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule)))
         yield
 
 
@@ -50,12 +49,6 @@ def choices(package: ModuleType) -> Iterator[set[str]]:
 
     with mock.patch.object(dispatch, "automatic", noted):
         yield taken
-
-
-def _rule_of(value: Any) -> Any:
-    """The `jax.custom_vjp` of a function that `hand_derived` made; None of anything else."""
-    rule = getattr(value, "rule", None)
-    return rule if isinstance(rule, jax.custom_vjp) else None
 
 
 def _compiled(function: Callable[..., Any], rule: Any) -> Callable[..., Any]:

@@ -16,23 +16,16 @@ COMPOUND = {ast.If: ("if", "test"), ast.While: ("while", "test"), ast.For: ("for
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """A wrong edit of one statement.
+    """A wrong edit of one statement."""
 
-    Attributes:
-        file: the file that it is made in, from the root of the repository.
-        function: the function, as Python qualifies its name, without ``<locals>``: ``"hidden_state.layer"``; ``""`` for
-            the module.
-        statement: which of its statements: the paper's line that its tag names, the name that it assigns, or
-            ``"return"``. For a compound statement or a decorated function, its head is meant: ``"if"``, or its name.
-        old: what is replaced: tokens that occur once in these statements, however they are spaced or broken.
-        new: what is put in its place.
-    """
-
-    file: str
+    file: str  # the file that it is made in, from the root of the repository
+    # the function, as Python qualifies its name, without ``<locals>``: ``"hidden_state.layer"``; ``""`` for the module
     function: str
+    # which of its statements: the paper's line that its tag names, the name that it assigns, or ``"return"``. For a
+    # compound statement or a decorated function, its head is meant: ``"if"``, or its name
     statement: str
-    old: str
-    new: str
+    old: str  # what is replaced: tokens that occur once in these statements, however they are spaced or broken
+    new: str  # what is put in its place
 
     def made(self, root: pathlib.Path) -> str:
         """Return the text of the file with the edit made, in a repository or environment with this root.
@@ -53,18 +46,12 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """A bug that the cross-check must locate.
+    """A bug that the cross-check must locate."""
 
-    Attributes:
-        edit: the bug.
-        algorithm: the algorithm that it spoils first.
-        line: its line that the cross-check must name.
-        variant: the name of the variant whose cross-check must name it, where the paper's lines stay right.
-    """
-
-    edit: Edit
-    algorithm: int
-    line: str
+    edit: Edit  # the bug
+    algorithm: int  # the algorithm that it spoils first
+    line: str  # its line that the cross-check must name
+    # the name of the variant whose cross-check must name it, where the paper's lines stay right
     variant: str | None = None
 
 

@@ -4,8 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from algorithms import Variant
-from algorithms.lines import ALiBi, Attention, Distances, Experts, Latent, Linear, Llama3, RMSNorm, TransformerXL, Yarn
+from algorithms import Variant, lines
 
 from .oracle import family
 from .oracle.parameters import unstack_family
@@ -15,20 +14,27 @@ __all__ = ["YARN", "family_parameters", "options_of", "small"]
 LAYERS = 3
 """How many layers share their parameters, where a variant has layers that do."""
 
-YARN = Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
+YARN = lines.Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
 """The scaling of positions, where a variant has one of this kind."""
+
+
+KINDS = {"Rotary": "rotary", "TransformerXL": "transformer_xl", "Distances": "distances", "ALiBi": "alibi",
+         "Linear": "linear", "Llama3": "llama3", "Yarn": "yarn"}  # fmt: skip
+NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "original_length", "low": "low_freq_factor",
+         "high": "high_freq_factor", "slow": "beta_slow", "fast": "beta_fast"}  # fmt: skip
+"""What the oracle calls positions and scalings, and fields of them."""
 
 
 def small(variant: Variant) -> Variant:
     """A named variant with windows, caps and bases that matter at the tests' sizes, and layers that share as these."""
 
-    def line(a: Attention) -> Attention:
+    def line(a: lines.Attention) -> lines.Attention:
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
-        if isinstance(getattr(a.positions, "scaling", None), Yarn):
+        if isinstance(getattr(a.positions, "scaling", None), lines.Yarn):
             changes["scaling"] = YARN
-        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is Latent else {}
+        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is lines.Latent else {}
         return dataclasses.replace(
             a,
             **rows,
@@ -42,16 +48,16 @@ def small(variant: Variant) -> Variant:
     mlp = variant.mlp
     if mlp is not None and mlp.clip is not None:
         mlp = mlp.but(clip=0.7)
-    if type(mlp) is Experts:
+    if type(mlp) is lines.Experts:
         groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
         mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
-    lines = {
+    changed = {
         "attention": tuple(map(line, variant.attentions)),
         "mlp": mlp,
         "unembedding": variant.unembedding.but(cap=cap),
     }
     first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
-    return variant.but(**lines, first=first, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
+    return variant.but(**changed, first=first, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
 
 
 def family_parameters(theta: Any) -> Any:
@@ -100,7 +106,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         **family.PAPER,
         "positions": kinds.get(e.positions, sinusoid),
         "embedding_scale": "sqrt_d_e" if e.scaled else 1.0,
-        "norm": "rms_norm" if isinstance(norm, RMSNorm) else "layer_norm",
+        "norm": "rms_norm" if isinstance(norm, lines.RMSNorm) else "layer_norm",
         "epsilon": norm.epsilon,
         "norm_offset": getattr(norm, "offset", 0.0),
         "order": "norm_first" if variant.order == "no_norm" else variant.order,
@@ -114,36 +120,24 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     }
 
 
-def _line(a: Attention) -> dict[str, Any]:
-    if type(a) is Latent:
+def _line(a: lines.Attention) -> dict[str, Any]:
+    if type(a) is lines.Latent:
         latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
         return {"positions": _positions(a.positions), "window": a.window, **latent}
     return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
 
 
-def _positions(positions: Any) -> dict[str, Any] | None:
-    if positions is None:
-        return None
-    if isinstance(positions, Distances):
-        return {"kind": "distances", "num_buckets": positions.buckets, "max_distance": positions.farthest}
-    if isinstance(positions, ALiBi | TransformerXL):
-        kind = "alibi" if isinstance(positions, ALiBi) else "transformer_xl"
-        return {"kind": kind, **dataclasses.asdict(positions)}
-    rotary = {"kind": "rotary", **dataclasses.asdict(positions)}
-    return rotary if positions.scaling is None else rotary | {"scaling": _scaling(positions.scaling)}
+def _positions(record: Any) -> Any:
+    """Positions, or their scaling, by the oracle's names."""
+    if not dataclasses.is_dataclass(record):
+        return record
+    kept = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "scores"}
+    return {
+        "kind": KINDS[type(record).__name__],
+        **{NAMES.get(name, name): _positions(value) for name, value in kept.items()},
+    }
 
 
 def _experts(line: Any) -> dict[str, Any] | None:
     names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
-    return {name: getattr(line, name) for name in names} if type(line) is Experts else None
-
-
-def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:
-    if isinstance(scaling, Linear):
-        return {"kind": "linear", "factor": scaling.factor}
-    if isinstance(scaling, Llama3):
-        lengths = {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-        return {"kind": "llama3", "factor": scaling.factor, **lengths, "original_length": scaling.l_original}
-    rotations = {"beta_slow": scaling.slow, "beta_fast": scaling.fast, "truncate": scaling.truncate}
-    rotations["attention_factor"] = scaling.attention_factor
-    return {"kind": "yarn", "factor": scaling.factor, **rotations, "original_length": scaling.l_original}
+    return {name: getattr(line, name) for name in names} if type(line) is lines.Experts else None

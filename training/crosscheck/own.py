@@ -32,18 +32,8 @@ from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]
 
-LINES = {
-    8: {"attention": ("5", "14", "16"), "mlp": ("7", "18")},
-    9: {"attention": ("5",), "mlp": ("7",)},
-    10: {"attention": ("6",), "mlp": ("8",)},
-}
-"""The lines of an algorithm that have an attention, or an MLP."""
-FIELDS = {
-    "layers": {"attention": ("attention",), "mlp": ("mlp",)},
-    "encoder": {"attention": ("attention",), "mlp": ("mlp",)},
-    "decoder": {"attention": ("self_attention", "cross_attention"), "mlp": ("mlp",)},
-}
-"""The fields with the layers of a θ, and the parameters of an attention, or an MLP, in each."""
+FORMULAS = {"attention": "MHAttention", "mlp": "W_mlp"}
+"""What the printed formula has of an attention, or an MLP."""
 ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
 
 
@@ -79,15 +69,17 @@ class OwnScenarios(VariantScenarios):
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of lines of one's own with their own names."""
-        fields = {layers: tuple(f for kind in self.own for f in of[kind]) for layers, of in FIELDS.items()}
-        stacks = {name: getattr(theta, name) for name in FIELDS if hasattr(theta, name)}
+        stacks = {name: getattr(theta, name) for name in ("layers", "encoder", "decoder") if hasattr(theta, name)}
+        own = [field for field in ("attention", "self_attention", "cross_attention", "mlp")
+               if field.rpartition("_")[2] in self.own]  # fmt: skip
+        fields = {name: [field for field in own if field in stack._fields] for name, stack in stacks.items()}
         without = {name: stack._replace(**dict.fromkeys(fields[name])) for name, stack in stacks.items()}
         unstacked = family_parameters(theta._replace(**without))
         for name, stack in stacks.items():
             for l, layer in enumerate(getattr(unstacked, name)):
                 for field in fields[name]:
-                    own = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), getattr(stack, field))
-                    setattr(layer, field, own)
+                    arrays = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), getattr(stack, field))
+                    setattr(layer, field, arrays)
         return unstacked
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
@@ -95,52 +87,49 @@ class OwnScenarios(VariantScenarios):
         n = self.algorithm
         found = changed_lines(self.variant, n, self.sharing)
         for name, line in self.own.items():
-            for number in LINES[n][name]:
+            for number in self.numbers(name):
                 before = found.get((n, number))
                 printed = PSEUDOCODE[n].line(number) if before is None else before.line
                 found[n, number] = _changed(name, line, printed)
         return found
 
+    def numbers(self, name: str) -> list[str]:
+        """The lines of the algorithm that have an attention, or an MLP."""
+        return [line.number for line in PSEUDOCODE[self.algorithm].lines if FORMULAS[name] in line.text]
+
     def left_out(self) -> list[str]:
         """What is not compared, in words."""
-        found = []
+        found, n = [], self.algorithm
         for name, line in self.own.items():
-            kind = type(line).__name__
-            if not line.loops:
-                lines = " and ".join(f"line {number}" for number in LINES[self.algorithm][name])
-                found.append(f"{lines} of Algorithm {self.algorithm}, since {kind}.loops names no NumPy loops")
-            if name == "attention":
-                found.append(f"Algorithms 4 and 5, in whose place {kind} has its own lines")
+            kind, numbers = type(line).__name__, " and ".join(f"line {number}" for number in self.numbers(name))
+            found += [] if line.loops else [f"{numbers} of Algorithm {n}, since {kind}.loops names no NumPy loops"]
+            found += [f"Algorithms 4 and 5, in whose place {kind} has its own lines"] if name == "attention" else []
         return found
 
 
 def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache | None = None) -> Results:
     """Run a model with lines of one's own, and compare every line but those that it says are left out.
 
-    `scenarios`: what to run; `root`: the root of the repository; `cache`: as in `compare_variant`.
+    The arguments are those of `compare_variant`.
     """
     results = compare_variant(scenarios, root, cache)
     for name, line in scenarios.own.items():
-        if not line.loops:
-            for number in LINES[scenarios.algorithm][name]:
-                del results.lines[scenarios.algorithm, number]
+        for number in () if line.loops else scenarios.numbers(name):
+            del results.lines[scenarios.algorithm, number]
     results.settings["left_out"] = scenarios.left_out()
     return results
 
 
 def _changed(name: str, line: Any, printed: Line) -> ChangedLine:
     """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula."""
-    kind = type(line).__name__
-    text, latex = printed.text.replace("MHAttention", kind), printed.latex.replace("MHAttention", kind)
-    if name == "mlp":
-        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", printed.text)[0]
-        text, tex = (
-            f"{X} ← {X} + {kind}({reads} | 𝓦_l)",
-            reads.replace("X̃", r"\tilde X").replace("norm", r"\text{norm}"),
-        )
-        latex = rf"{X} \leftarrow {X} + \text{{{kind}}}({tex} \mid \mathcal{{W}}_l)"
+    kind, text = type(line).__name__, printed.text
+    if name == "attention":
+        text = text.replace("MHAttention", kind)
+    else:
+        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", text)[0]
+        text = f"{X} ← {X} + {kind}({reads} | 𝓦_l)"
     says = (inspect.getdoc(type(line)) or "").split("\n")[0]
-    return ChangedLine(dataclasses.replace(printed, text=text, latex=latex), (name,), (f"{kind}: {says}",), False)
+    return ChangedLine(dataclasses.replace(printed, text=text), (name,), (f"{kind}: {says}",), False)
 
 
 def _own_attention(line: Any) -> dict[str, Any]:

@@ -5,8 +5,9 @@ that is another value, or if θ lacks a parameter that the formula names. A line
 the model's own version of it returns, so that a change is charged to the line that has it and to no other.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,19 @@ from training.crosscheck.oracle.components import softmax
 from training.crosscheck.oracle.lines import before, mh_attention, normalize, part
 from training.crosscheck.oracle.transformers import causal_mask, ones_mask
 
+from .algorithms import PSEUDOCODE
+from .pseudocode import Line
 from .records import OracleRecord
 from .values import difference
 
 __all__ = ["lines_not_printed"]
 
+Formula = Callable[[np.ndarray], np.ndarray]
+
 TOLERANCE = 1e-10
+LAYERS = {"encoder layer": "encoder", "decoder layer": "decoder", "layer": "layers"}
+ATTENTIONS = {"enc": "attention", "dec": "self_attention", "e/d": "cross_attention", "": "attention"}
+DISTANCES = {(8, "enc"): "encoder_distances", (8, "dec"): "decoder_distances", (8, "e/d"): ""}
 
 
 class _MissingError(Exception):
@@ -35,34 +43,37 @@ def lines_not_printed(
     `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
     or z and x; `theta`: the parameters, unstacked; `model`: the options of `training.crosscheck.oracle.family`.
     """
-    walk = _Walk(record, theta, model)
-    X = {8: _ed, 9: _e, 10: _d}[algorithm](walk, *tokens)
-    W_u = part(theta, "W_u")
-    s = X.shape[0] ** -0.5 if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
-    matrix = s * (theta.W_e.T if W_u is None else W_u)
-    walk.see(7, "1", lambda _: softmax(matrix @ X))
-    walk.see(algorithm, "return", lambda _: softmax(_given(W_u) @ X))
+    walk = _Walk(record, algorithm, tokens, theta, model)
+    lines = PSEUDOCODE[algorithm].lines
+    for i, line in enumerate(lines):
+        if line.kind == "loop":
+            own = getattr(theta, LAYERS[line.label])
+            L = model["L"] or len(own)
+            if len(own) < L:
+                walk.found.add((algorithm, line.number))
+            end = next(j for j, other in enumerate(lines) if other.loop == line.number)
+            for l in range(L):
+                for each in lines[i + 1 : end]:
+                    walk.line(each, own[l * len(own) // L], model["attention"][l % len(model["attention"])])
+        elif line.depth == 0 and line.kind != "length":
+            walk.line(line, theta)
     return walk.found
 
 
-class _Reads(NamedTuple):
-    """What an attention reads, and what it would read by the printed line."""
-
-    X: np.ndarray
-    Z: np.ndarray
-    X_printed: np.ndarray
-    Z_printed: np.ndarray
-
-
 class _Walk:
-    """Goes through a run line by line, evaluating what is printed there."""
+    """Goes through a run line by line, evaluating what is printed there on the latest value of each variable."""
 
-    def __init__(self, record: OracleRecord, theta: Any, model: Mapping[str, Any]):
-        self.theta, self.model, self.record = theta, model, record
+    def __init__(
+        self, record: OracleRecord, n: int, tokens: Sequence[Any], theta: Any, model: Mapping[str, Any]
+    ) -> None:
+        self.n, self.theta, self.model, self.record = n, theta, model, record
+        self.tokens = iter(tokens)
+        self.order = model["order"] or ("norm_first" if n == 10 else "norm_last")
         self.values: dict[tuple[int, str], Iterator[np.ndarray]] = {}
+        self.latest: dict[str, np.ndarray] = {}
         self.found: set[tuple[int, str]] = set()
 
-    def see(self, n: int, number: str, printed: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    def see(self, n: int, number: str, printed: Formula) -> np.ndarray:
         """Compare the next value of a line with its printed formula; returns the value."""
         if (n, number) not in self.values:
             visits = next(v for key, v in self.record.visits.items() if key[:2] == (n, number))
@@ -75,85 +86,109 @@ class _Walk:
             self.found.add((n, number))
         return value
 
-    def embed(self, n: int, first: int, x: Sequence[int]) -> np.ndarray:
-        """Lines 1 to 3."""
-        W_e, W_p = self.theta.W_e, part(self.theta, "W_p")
-        columns = range(len(x))
-        e = self.see(n, str(first + 1), lambda _: np.stack([W_e[:, x[t]] + _given(W_p)[:, t] for t in columns], axis=1))
-        return self.see(n, str(first + 2), lambda _: e)
+    def line(self, line: Line, W: Any, attention: Any = None) -> None:
+        """A line of Algorithm 8, 9 or 10, with the parameters W, in a layer with this attention."""
+        value = self.see(self.n, line.number, self.formula(line, W, attention))
+        if not (self.order == "side_by_side" and "MHAttention" in line.text):  # where the line assigns Y
+            self.latest[line.variable] = value
 
-    def norm(self, n: int, number: str, X: np.ndarray, norm: Any) -> np.ndarray:
-        """A line that normalizes every column: by γ and β, as this model's Algorithm 6 does."""
+    def formula(self, line: Line, W: Any, attention: Any) -> Formula:
+        """What is printed, as a function of the value that the run has."""
+        text, latest = line.text, self.latest
+        if "W_e[" in text:
+            x, W_p = next(self.tokens), part(self.theta, "W_p")
+            columns = range(len(x))
+            return lambda _: np.stack([self.theta.W_e[:, x[t]] + _given(W_p)[:, t] for t in columns], axis=1)
+        if "layer_norm" in text:
+            read, index = re.findall(r"layer_norm\((\w).* \| γ(?:_l\^)?(\d?)", text)[0]
+            return self.norm(read, index, W)
+        if "MHAttention" in text:
+            return self.attention(line, W, attention)
+        if "mlp" in text:
+            return self.mlp(line, W)
+        if "W_f" in text:
+            return lambda _: oracle.gelu(_linear(_given(W.W_f), part(W, "b_f"), latest["X"]))
+        if line.number == "return":
+            self.unembedding(latest["X"])
+            return lambda _: softmax(_given(part(W, "W_u")) @ latest["X"])
+        return lambda _: latest["e" if "e_1" in text else line.variable]
+
+    def norm(self, read: str, index: str, W: Any) -> Formula:
+        """A line that normalizes every column: by γ and β, as this model's Algorithm 6 does; and that itself."""
+        X, norm = self.latest[read], part(W, f"norm{index}")
 
         def printed(_: np.ndarray) -> np.ndarray:
             for parameter in (norm, part(norm, "gamma"), part(norm, "beta")):
                 _given(parameter)
             return normalize(X, norm, self.model)
 
-        Y = self.see(n, number, printed)
-        if norm is not None:
-            self.layer_norm(X, norm)
-        return Y
-
-    def layer_norm(self, X: np.ndarray, norm: Any) -> None:
-        """Algorithm 6, on columns that a norm is given."""
-        if self.model["norm"] == "rms_norm":
+        if norm is not None and self.model["norm"] == "rms_norm":
             self.found |= {(6, "1"), (6, "2"), (6, "return")}
-            return
-        actual = normalize(X, norm, self.model)
-        for t in range(X.shape[1]):
-            if difference(oracle.layer_norm(X[:, t], norm.gamma, norm.beta), actual[:, t]) > TOLERANCE:
+        elif norm is not None:
+            actual = normalize(X, norm, self.model)
+            each = [oracle.layer_norm(column, norm.gamma, norm.beta) for column in X.T]
+            if difference(np.stack(each, axis=1), actual) > TOLERANCE:
                 self.found.add((6, "return"))
+        return printed
 
-    def attention(
-        self,
-        n: int,
-        number: str,
-        X: np.ndarray,
-        reads: _Reads,
-        W: Any,
-        mask: np.ndarray,
-        line: Any,
-        distances: Any = None,
-    ) -> np.ndarray:
+    def attention(self, line: Line, layer: Any, options: Any) -> Formula:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
-        if "own" in line or "latent" in line:
-            return self.see(n, number, _is_own)
-        X_in, Z, X_printed, Z_printed = reads
+        if "own" in options or "latent" in options:
+            return _is_own
+        reads, context, kind = re.findall(r"MHAttention\((X̃|\w)(, Z)? \| 𝓦_l\^?([\w/]*)", line.text)[0]
+        W, X = getattr(layer, ATTENTIONS[kind]), self.latest[line.variable]
+        X_in = X_printed = self.latest["X_tilde" if reads == "X̃" else reads]
+        if self.n != 10:
+            norm = {"dec": "norm3", "e/d": "norm4"}.get(kind, "norm1")
+            X_in = before(X_printed, part(layer, norm), self.order, self.model)
+        Z, Z_printed = (self.latest["Z"],) * 2 if context else (X_in, X_printed)
+        mask = ones_mask(Z.shape[1], X.shape[1]) if "≡ 1" in line.text else causal_mask(X.shape[1])
+        options = {**options, "window": None, **({"positions": None} if context else {})}
+        self.heads(W, X_in, Z)
+        where = {
+            "x_positions": range(X.shape[1]),
+            "z_positions": range(Z.shape[1]),
+            "bidirectional": line.number == "5",
+        }
+        where["distances"] = part(self.theta, DISTANCES.get((self.n, kind), "distances"))
+        return lambda _: X + mh_attention(X_printed, Z_printed, W, mask, options, self.model, **where)
+
+    def heads(self, W: Any, X: np.ndarray, Z: np.ndarray) -> None:
+        """Algorithms 4 and 5 on what this model's attention reads."""
         groups = W.heads if part(W, "groups") is None else W.groups
         heads = []
         for h in range(len(W.heads)):
             W_q, W_kv = W.heads[h], groups[h * len(groups) // len(W.heads)]
-            Q = self.see(4, "1", lambda _, W=W_q: _linear(W.W_q, part(W, "b_q"), X_in))
+            Q = self.see(4, "1", lambda _, W=W_q: _linear(W.W_q, part(W, "b_q"), X))
             K = self.see(4, "2", lambda _, W=W_kv: _linear(W.W_k, part(W, "b_k"), Z))
             V = self.see(4, "3", lambda _, W=W_kv: _linear(W.W_v, part(W, "b_v"), Z))
             S = self.see(4, "4", lambda _, K=K, Q=Q: K.T @ Q)
             S = self.see(4, "5", lambda masked, S=S: np.where(masked == -np.inf, -np.inf, S))
-            weights = [softmax(column / np.sqrt(len(Q))) for column in S.T]
-            A = np.stack(weights, axis=1)
+            A = softmax(S / np.sqrt(len(Q)))
             V_tilde = self.see(4, "return", lambda _, V=V, A=A: V @ A)
             shared = None if len(groups) < len(W.heads) else V_tilde
             heads.append(self.see(5, "2", lambda _, Y=shared: _given(Y)))
         Y = self.see(5, "3", lambda _: np.concatenate(heads))
         self.see(5, "return", lambda _: _linear(W.W_o, part(W, "b_o"), Y))
-        where = {"x_positions": range(X.shape[1]), "z_positions": range(Z.shape[1]), "distances": distances}
-        where["bidirectional"] = number == "5"
-        options = {**line, "window": None}
-        return self.see(
-            n, number, lambda _: X + mh_attention(X_printed, Z_printed, W, mask, options, self.model, **where)
-        )
 
-    def mlp(self, n: int, number: str, X: np.ndarray, X_tilde: np.ndarray, W: Any, f: Any) -> np.ndarray:
+    def mlp(self, line: Line, layer: Any) -> Formula:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
-
         if "own_mlp" in self.model or self.model["experts"] is not None:
-            return self.see(n, number, _is_own)
+            return _is_own
+        X, W, f = self.latest[line.variable], part(layer, "mlp"), oracle.relu if self.n == 8 else oracle.gelu
+        X_tilde = self.latest["X_tilde"] if "X̃" in line.text else X
 
         def printed(_: np.ndarray) -> np.ndarray:
             hidden = f(_linear(_given(W).W_mlp1, part(W, "b_mlp1"), X_tilde))
             return X + _linear(W.W_mlp2, part(W, "b_mlp2"), hidden)
 
-        return self.see(n, number, printed)
+        return printed
+
+    def unembedding(self, X: np.ndarray) -> None:
+        """Algorithm 7 on the columns of X, with the model's W_u."""
+        W_u, s = part(self.theta, "W_u"), self.model["logit_scale"]
+        matrix = (X.shape[0] ** -0.5 if s == "rsqrt_d_e" else s) * (self.theta.W_e.T if W_u is None else W_u)
+        self.see(7, "1", lambda _: softmax(matrix @ X))
 
 
 def _given(parameter: Any) -> Any:
@@ -169,65 +204,3 @@ def _is_own(_: np.ndarray) -> np.ndarray:
 
 def _linear(W: Any, b: Any, X: np.ndarray) -> np.ndarray:
     return W @ X + _given(b)[:, None]
-
-
-def _layers(walk: _Walk, n: int, own: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Line 4: the layers; neighbors may share their parameters."""
-    L = walk.model["L"] or len(own)
-    if len(own) < L:
-        walk.found.add((n, "4"))
-    return ((l, own[l * len(own) // L]) for l in range(L))
-
-
-def _d(walk: _Walk, x: Sequence[int]) -> np.ndarray:
-    model, theta = walk.model, walk.theta
-    X, mask = walk.embed(10, 1, x), causal_mask(len(x))
-    for l, W in _layers(walk, 10, theta.layers):
-        line = model["attention"][l % len(model["attention"])]
-        X_tilde = walk.norm(10, "5", X, part(W, "norm1"))
-        after = walk.attention(10, "6", X, _Reads(*[X_tilde] * 4), W.attention, mask, line, part(theta, "distances"))
-        X = X if model["order"] == "side_by_side" else after  # where line 6 assigns Y
-        X_tilde = walk.norm(10, "7", X, part(W, "norm2"))
-        X = walk.mlp(10, "8", X, X_tilde, part(W, "mlp"), oracle.gelu)
-    return walk.norm(10, "10", X, part(theta, "norm"))
-
-
-def _encoder(walk: _Walk, n: int, X: np.ndarray, layers: Sequence[Any], f: Any, distances: Any) -> np.ndarray:
-    model, order = walk.model, walk.model["order"] or "norm_last"
-    mask = ones_mask(X.shape[1], X.shape[1])
-    for l, W in _layers(walk, n, layers):
-        line = model["attention"][l % len(model["attention"])]
-        X_in = before(X, part(W, "norm1"), order, model)
-        X = walk.attention(n, "5", X, _Reads(X_in, X_in, X, X), W.attention, mask, line, distances)
-        X = walk.norm(n, "6", X, part(W, "norm1"))
-        X = walk.mlp(n, "7", X, X, W.mlp, f)
-        X = walk.norm(n, "8", X, part(W, "norm2"))
-    return X
-
-
-def _e(walk: _Walk, x: Sequence[int]) -> np.ndarray:
-    theta = walk.theta
-    X = _encoder(walk, 9, walk.embed(9, 1, x), theta.layers, oracle.gelu, part(theta, "distances"))
-    X = walk.see(9, "10", lambda _, X=X: oracle.gelu(_linear(_given(theta.W_f), part(theta, "b_f"), X)))
-    return walk.norm(9, "11", X, part(theta, "norm"))
-
-
-def _ed(walk: _Walk, z: Sequence[int], x: Sequence[int]) -> np.ndarray:
-    model, theta = walk.model, walk.theta
-    order = model["order"] or "norm_last"
-    Z = _encoder(walk, 8, walk.embed(8, 1, z), theta.encoder, oracle.relu, part(theta, "encoder_distances"))
-    Z = walk.see(8, "9", lambda _, Z=Z: Z)
-    X, mask, cross_mask = walk.embed(8, 10, x), causal_mask(len(x)), ones_mask(len(z), len(x))
-    for l, W in enumerate(theta.decoder):
-        line = model["attention"][l % len(model["attention"])]
-        X_in = before(X, part(W, "norm3"), order, model)
-        reads = _Reads(X_in, X_in, X, X)
-        X = walk.attention(8, "14", X, reads, W.self_attention, mask, line, part(theta, "decoder_distances"))
-        X = walk.norm(8, "15", X, part(W, "norm3"))
-        X_in = before(X, part(W, "norm4"), order, model)
-        reads = _Reads(X_in, Z, X, Z)
-        X = walk.attention(8, "16", X, reads, W.cross_attention, cross_mask, {**line, "positions": None})
-        X = walk.norm(8, "17", X, part(W, "norm4"))
-        X = walk.mlp(8, "18", X, X, W.mlp, oracle.relu)
-        X = walk.norm(8, "19", X, part(W, "norm5"))
-    return walk.see(8, "20", lambda _: X)

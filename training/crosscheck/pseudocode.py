@@ -1,102 +1,99 @@
-"""What the paper prints: fifteen algorithms, each a list of lines with a formula and the variable it assigns.
+"""The form of what the paper prints: an algorithm, a list of lines with a formula and the variable it assigns.
 
-The texts are Phuong and Hutter's pseudocode (arXiv:2207.09238) in its own numbering. `text` is for a terminal, `latex`
-for the book. Variables have the names they have as locals of the oracle and, unless `code` says otherwise, of the code.
+Variables have the names they have as locals of the oracle and, unless `code` says otherwise, of the code.
 """
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-__all__ = ["Also", "Algorithm", "Line"]
+from .latex import latex_of
+
+__all__ = ["Algorithm", "Also", "Line", "as_printed"]
 
 Locals = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Also:
-    """A second quantity of a line.
+    """A second quantity of a line: a local of a function that the line calls."""
 
-    Attributes:
-        variable: its name.
-        shape: names of its axes.
-        paper: how it is read off the oracle: `(function, local name)`, the local of a function that the line calls, or
-            just a local name, of the function the line stands in; None as local name is what the function returns.
-        code: the same in the code.
-        finish: from the code's local to the quantity.
-        greedy: whether it means the same at temperature 0.
-    """
-
-    variable: str
-    shape: str
-    paper: tuple[str, str | None] | str
-    code: tuple[str, str | None] | str
-    finish: Callable[[Any], Any] | None = None
-    greedy: bool = True
+    variable: str  # its name
+    shape: str  # names of its axes
+    function: str  # the name of the function, in the oracle and in the code
+    paper: str  # the name of the local in the oracle
+    code: str  # the same in the code
+    finish: Callable[[Any], Any] | None = None  # from the code's local to the quantity
+    greedy: bool = True  # whether it means the same at temperature 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of the pseudocode.
+    """A line of the pseudocode."""
 
-    Attributes:
-        number: as printed; "return" for an unnumbered return.
-        text: the formula in Unicode.
-        latex: the formula in LaTeX.
-        variable: what the line assigns; of a loop, the counter.
-        shape: names of the variable's axes, the token axis last; "" for a number.
-        kind: "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of
-            an input, which is also how many columns a matrix of its tokens has, and differs where the code's input is
-            padded.
-        depth: loops around the line.
-        label: of a loop: what one turn of it is called. Turns that are not taken one by one are seen in a value: the
-            heads and the tokens are axes of it.
-        of: the line whose value the oracle's record is taken from, where the oracle has none of its own.
-        code: from the value of the code's statement and the locals there to the value that the line speaks of.
-        code_line: for the end of a loop, the line by which the code's loop is tagged; its body's last statement is the end.
-        product: whether the value is also that of the next line, so that both can be seen in one statement.
-        each: the algorithm that computes a column of the value, where the paper writes out its formula.
-        remark: the paper's comment above the line.
-        also: further quantities.
-    """
-
-    number: str
-    text: str
-    latex: str
-    variable: str
-    shape: str = ""
-    kind: Literal["value", "loop", "end", "length"] = "value"
-    depth: int = 0
+    text: str  # the formula in Unicode
+    variable: str  # what the line assigns; of a loop, the counter
+    shape: str = ""  # names of the variable's axes, the token axis last; "" for a number
+    # of a loop: what one turn of it is called. Turns that are not taken one by one are seen in a value: the heads and
+    # the tokens are axes of it
     label: str = ""
-    of: str = ""
+    # from the value of the code's statement and the locals there to the value that the line speaks of
     code: Callable[[Any, Locals], Any] | None = None
-    code_line: str = ""
-    product: bool = False
-    each: int = 0
-    remark: str = ""
-    also: tuple[Also, ...] = ()
+    over: str = ""  # the range of the line's sum, where the text has only its index
+    product: bool = False  # whether the value is also that of the next line, so that both can be seen in one statement
+    each: int = 0  # the algorithm that computes a column of the value, where the paper writes out its formula
+    remark: str = ""  # the paper's comment above the line
+    also: Also | None = None  # a further quantity
+    # "value" assigns; "loop" repeats what is indented below it; "end" closes a loop; "length" is the length of an
+    # input, which is also how many columns a matrix of its tokens has, and differs where the code's input is padded
+    kind: Literal["value", "loop", "end", "length"] = "value"
+    number: str = ""  # as printed; "return" for an unnumbered return
+    depth: int = 0  # loops around the line
+    loop: str = ""  # of an end, the number of the line that begins the loop
+
+    @property
+    def latex(self) -> str:
+        """The formula in LaTeX."""
+        return latex_of(self.text.replace(f"Σ_{self.over[0]}", f"Σ_{{{self.over}}}") if self.over else self.text)
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An algorithm of the paper.
+    """An algorithm of the paper."""
 
-    Attributes:
-        number: 1 to 15.
-        name: the paper's name of it.
-        text: its signature in Unicode.
-        latex: its signature in LaTeX.
-        inputs: its input, output and parameters, each `(word, LaTeX)`.
-        lines: its lines in order.
-    """
+    number: int  # 1 to 15
+    name: str  # the paper's name of it
+    text: str  # its signature in Unicode
+    inputs: tuple[tuple[str, str], ...]  # its input, output and parameters, each `(word, LaTeX)`
+    lines: tuple[Line, ...]  # its lines in order
 
-    number: int
-    name: str
-    text: str
-    latex: str
-    inputs: tuple[tuple[str, str], ...]
-    lines: tuple[Line, ...]
+    @property
+    def latex(self) -> str:
+        """Its signature in LaTeX."""
+        return latex_of(self.text)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The numbers of its lines."""
+        return tuple(line.number for line in self.lines)
 
     def line(self, number: str) -> Line:
         """The line that is printed with a number."""
-        return next(line for line in self.lines if line.number == number)
+        return self.lines[self.order.index(number)]
+
+
+def as_printed(number: int, name: str, text: str, inputs: str, *lines: Line) -> Algorithm:
+    """An algorithm with a row for each of its inputs; its lines are numbered in order, as deep as they are indented."""
+    found: list[Line] = []
+    for i, line in enumerate(lines, 1):
+        printed = line.text.lstrip()
+        depth = (len(line.text) - len(printed)) // 2
+        own = str(i) if number == 7 or not printed.startswith("return") else "return"
+        kind = "loop" if line.label else "end" if printed == "end" else line.kind
+        loops = [before.number for before in found if before.kind == "loop" and before.depth == depth]
+        loop = loops[-1] if kind == "end" else ""
+        found.append(dataclasses.replace(line, text=printed, number=own, depth=depth, kind=kind, loop=loop))
+    rows = [" ".join(row.split()).partition(" ") for row in re.split(r"\n(?=\S)", inspect.cleandoc(inputs))]
+    return Algorithm(number, name, text, tuple((word, latex) for word, _, latex in rows), tuple(found))

@@ -14,7 +14,7 @@ import numpy as np
 from training.crosscheck import oracle
 
 from .algorithms import PSEUDOCODE
-from .pseudocode import Also, Line
+from .pseudocode import Algorithm, Also, Line
 from .tags import Statement, numbers
 from .tracing import Call, Event
 from .values import AbstractValueError, mapped, tree
@@ -22,6 +22,7 @@ from .values import AbstractValueError, mapped, tree
 __all__ = ["CodeRecord", "Key", "OracleRecord", "Site", "Visit", "seen_in"]
 
 Key = tuple[int, str, str]  # an algorithm, its line, the variable
+Group = tuple[str, ...]  # all lines of an algorithm that a statement does
 GRADIENT = "complex_step_gradient"  # evaluates the loss once for each parameter
 OF_COLUMNS = {1, 2, 6, 7}
 """Algorithms of one token, which transformers run for every column of a matrix."""
@@ -29,40 +30,32 @@ OF_COLUMNS = {1, 2, 6, 7}
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """A value of a line.
+    """A value of a line."""
 
-    Attributes:
-        value: the array, or the arrays of a tree by path.
-        sequence: the number of the sequence in a batch; None where there is one only, or it is the same for all.
-        head: the number of the head; None outside attention.
-        order: how many values of the run were there before.
-        where: the turns of the loops around it, such as "layer 2, head 1".
-    """
-
-    value: Any
+    value: Any  # the array, or the arrays of a tree by path
+    # the number of the sequence in a batch; None where there is one only, or it is the same for all
     sequence: int | None
-    head: int | None
-    order: int
-    where: str = ""
+    head: int | None  # the number of the head; None outside attention
+    order: int  # how many values of the run were there before
+    where: str = ""  # the turns of the loops around it, such as "layer 2, head 1"
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a line was seen.
-
-    Attributes:
-        statement: the statement; without tags, it is the function's return.
-        group: all lines of the algorithm that it does.
-        visits: what it computed.
-    """
+    """Where a line was seen: the statement (without tags, it is the function's return), its group, its visits."""
 
     statement: Statement | None
-    group: tuple[str, ...]
+    group: Group
     visits: list[Visit]
 
+    @property
+    def is_tagged(self) -> bool:
+        """Whether the statement has tags."""
+        return self.statement is not None and bool(self.statement.tags)
 
-def seen_in(line: Line, group: tuple[str, ...]) -> bool:
-    """Whether a line can be seen in a statement that does a group of lines: not what is only on the way to its value."""
+
+def seen_in(line: Line, group: Group) -> bool:
+    """Whether a line is seen in a statement that does a group of lines: not what is only on the way to its value."""
     if line.kind in ("loop", "length") and line.number == group[0]:
         return True
     return line.kind != "loop" and (
@@ -70,43 +63,71 @@ def seen_in(line: Line, group: tuple[str, ...]) -> bool:
     )
 
 
-def _order(algorithm: int) -> tuple[str, ...]:
-    return tuple(line.number for line in PSEUDOCODE[algorithm].lines)
+class _Record:
+    """Observes a run, if given to `traced`: passes the values of lines on to `_add`."""
+
+    def __call__(self, event: Event) -> bool:
+        if event.kind == "call":
+            return self._is_repeated(event.call)
+        if event.kind == "result":
+            self._result(event)
+        elif event.statement is not None and event.call.algorithm is not None:
+            algorithm = PSEUDOCODE[event.call.algorithm]
+            group = self._group(event.statement, algorithm)
+            for line in algorithm.lines:
+                if event.kind == "end" and line.loop in group:
+                    self._see(line, (line.number,), dataclasses.replace(event, statement=event.statement.end))
+                elif event.kind != "end" and line.number in group:
+                    self._see(line, group, event)
+        return False
+
+    def _see(self, line: Line, group: Group, event: Event) -> None:
+        if line.kind == "loop" and seen_in(line, group):
+            for turn in self._turns(line, group, event):
+                self._add(line, line.variable, line.shape, turn, event, group)
+        elif event.kind != "turn":
+            self._add(line, line.variable, line.shape, event.value, event, group)
+
+    def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
+        """The turns of a loop: told one by one, or an axis of what it made."""
+        if event.kind == "turn":
+            return [event.value]
+        return [np.arange(1, mapped(event.value)[0].shape[-1] + 1)] if line.label == "token" else []
+
+    def _result(self, event: Event) -> None:
+        """What a function hands to the line that calls it."""
+        cause = event.call.cause
+        if cause is not None and cause.statement is not None and cause.algorithm is not None:
+            algorithm = PSEUDOCODE[cause.algorithm]
+            group = self._group(cause.statement, algorithm)
+            for line in algorithm.lines:
+                also = line.also
+                if also is not None and line.number in group and also.function == event.call.function.name:
+                    at = dataclasses.replace(event, call=cause, statement=cause.statement)
+                    self._add(line, also.variable, also.shape, self._local(also, event), at, group)
+
+    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
+        return numbers(statement.tags, algorithm.number, algorithm.order)
+
+    def _is_repeated(self, call: Call) -> bool:
+        return False
+
+    def _local(self, also: Also, event: Event) -> Any:
+        raise NotImplementedError
+
+    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
+        raise NotImplementedError
 
 
-class OracleRecord:
-    """The visits of the oracle's lines. An instance observes a run: give it to `traced`."""
+class OracleRecord(_Record):
+    """The visits of the oracle's lines."""
 
     def __init__(self) -> None:
         self.visits: dict[Key, list[Visit]] = defaultdict(list)
         self.sequence: int | None = None
         self._order = 0
         self._columns: dict[tuple[Key, Call, Statement | None], int] = {}
-        self._functions: dict[Key, str] = {}
-        self._ends: dict[tuple[Key, Call], int] = {}
         self._derivatives: set[Call] = set()
-
-    def __call__(self, event: Event) -> bool:
-        call = event.call
-        if event.kind == "call":
-            return self._is_repeated(call)
-        if event.kind == "result":
-            self._result(event)
-        elif event.statement is not None and call.algorithm is not None:
-            for number in numbers(event.statement.tags, call.algorithm, _order(call.algorithm)):
-                line = PSEUDOCODE[call.algorithm].line(number)
-                if line.kind == "end":
-                    self._end(line, event.value, call)
-                elif (event.kind == "turn") == (line.kind == "loop") and not callable(event.value):
-                    self._add(line, line.variable, event.value, call)
-                    self._derive(line, event.value, call)
-                    if line.each:
-                        of_column = PSEUDOCODE[line.each].lines[-1]
-                        self._add(of_column, of_column.variable, event.value, call, line.each)
-                    for also in line.also:
-                        if isinstance(also.paper, str):
-                            self._add(line, also.variable, event.names[also.paper], call)
-        return False
 
     def _is_repeated(self, call: Call) -> bool:
         """Whether this is a loss evaluated for one more component of the gradient: the first shows all lines."""
@@ -116,66 +137,51 @@ class OracleRecord:
         self._derivatives.add(call.parent)
         return repeated
 
-    def _result(self, event: Event) -> None:
-        for call in event.call.ancestors():
-            if call.statement is None or call.algorithm is None:
-                continue
-            for number in numbers(call.statement.tags, call.algorithm, _order(call.algorithm)):
-                line = PSEUDOCODE[call.algorithm].line(number)
-                for also in line.also:
-                    if also.paper == (event.call.function.name, None):
-                        self._add(line, also.variable, event.value, call)
-            return
+    def _group(self, statement: Statement, algorithm: Algorithm) -> Group:
+        """The lines of a statement; a loop over tokens is one expression, the loop's beginning and end, too."""
+        group = super()._group(statement, algorithm)
+        for end in (line for line in algorithm.lines if line.loop and algorithm.line(line.loop).label == "token"):
+            if group == (str(int(end.number) - 1),):
+                return end.loop, *group, end.number
+        return group
 
-    def _derive(self, line: Line, value: Any, call: Call) -> None:
-        """The lines that have no statement of their own in the oracle: loops over tokens, and the ends of loops."""
-        assert call.algorithm is not None
-        for other in PSEUDOCODE[call.algorithm].lines:
-            if other.of != line.number:
-                continue
-            if other.kind == "loop":
-                self._add(other, other.variable, np.arange(1, len(value) + 1), call)
-                continue
-            key = (call.algorithm, other.number, other.variable)
-            at = len(self.visits[key])
-            if other.depth == 0 and self._ends.setdefault((key, call), at) < at:
-                self.visits[key].pop()
-            self._add(other, other.variable, value, call)
+    def _local(self, also: Also, event: Event) -> Any:
+        return event.names[also.paper]
 
-    def _end(self, line: Line, value: Any, call: Call) -> None:
-        """What a model does behind a loop, in place of what the loop leaves."""
-        assert call.algorithm is not None
-        visits = self.visits[call.algorithm, line.number, line.variable]
-        visits[-1] = dataclasses.replace(visits[-1], value=_of_oracle(value))
+    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
+        algorithm, call = event.call.algorithm, event.call
+        assert algorithm is not None
+        key = (algorithm, line.number, variable)
+        if callable(value):
+            return  # a loss, whose own lines are seen where it is evaluated
+        if line.kind == "end" and event.kind == "value" and group == (line.number,):
+            self.visits[key].pop()  # what a model does behind a loop, in place of what the loop leaves
+        array, (where, head) = _of_oracle(value), _where(call)
+        if line.each:
+            last = PSEUDOCODE[line.each].lines[-1]
+            self._visit((line.each, last.number, last.variable), array, head, where)
+        if algorithm in OF_COLUMNS:
+            if head is not None:
+                return  # a norm of queries and keys, which is seen in their products
+            array, visits = array[..., None], self.visits[key]
+            at = self._columns.setdefault((key, call.parent, call.parent.statement), len(visits)) if call.parent else -1
+            if 0 <= at < len(visits):
+                array = np.concatenate([visits[at].value, array], axis=-1)
+                visits[at] = dataclasses.replace(visits[at], value=array)
+                return
+        self._visit(key, array, None if line.kind == "loop" else head, where)
 
-    def _add(self, line: Line, variable: str, value: Any, call: Call, of_all_columns: int = 0) -> None:
-        """Note a value of a line: of the call's algorithm, or of one that the call does for all columns at once."""
-        assert call.algorithm is not None
-        key = (of_all_columns or call.algorithm, line.number, variable)
-        array = _of_oracle(value)
-        where, head = _where(call)
-        if key[0] in OF_COLUMNS and head is not None:
-            return  # a norm of queries and keys, which is seen in their products
-        if self._functions.setdefault(key, call.function.name) != call.function.name:
-            return  # a line that two functions spell out, such as a length, is recorded once
-        visits, head = self.visits[key], None if line.kind == "loop" else head
+    def _visit(self, key: Key, array: Any, head: int | None, where: str) -> None:
         self._order += 1
-        if key[0] in OF_COLUMNS and not of_all_columns:
-            array = array[..., None]
-            if call.parent is not None:
-                at = self._columns.setdefault((key, call.parent, call.parent.statement), len(visits))
-                if at < len(visits):
-                    visits[at] = dataclasses.replace(
-                        visits[at], value=np.concatenate([visits[at].value, array], axis=-1)
-                    )
-                    return
-        visits.append(Visit(array, self.sequence, head, self._order, where))
+        self.visits[key].append(Visit(array, self.sequence, head, self._order, where))
 
 
 def _of_oracle(value: Any) -> Any:
     """An array of the oracle's value: lists of columns stacked, the real part of complex steps."""
     if hasattr(value, "__dict__"):
         return oracle.flatten(value)
+    if isinstance(value, dict):
+        return value
     if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
         value = np.stack(value, axis=-1)
     return np.real(np.array(value))
@@ -186,112 +192,61 @@ def _where(call: Call) -> tuple[str, int | None]:
     turns, head = [], None
     for ancestor in call.ancestors():
         for first, turn in reversed(ancestor.turns.items()):
-            statement = ancestor.function.statements[first]
-            for tag in statement.tags:
-                algorithm = tag.algorithm or ancestor.algorithm or 0
-                label = PSEUDOCODE[algorithm].line(tag.first).label
+            for tag in ancestor.function.statements[first].tags:
+                label = PSEUDOCODE[tag.algorithm or ancestor.algorithm or 0].line(tag.first).label
                 turns.append(f"{label} {turn}")
                 if label == "head" and head is None:
                     head = turn - 1
     return ", ".join(reversed(turns)), head
 
 
-class CodeRecord:
-    """Where the code's lines were seen, and with which values. An instance observes a run: give it to `traced`."""
+class CodeRecord(_Record):
+    """Where the code's lines were seen, and with which values."""
 
     def __init__(self, batched: bool) -> None:
         self.batched = batched
         self.sites: dict[Key, dict[tuple[Statement | None, str], Site]] = defaultdict(dict)
         self._order = 0
-        self._turns: dict[Call | None, int] = defaultdict(int)
 
-    def __call__(self, event: Event) -> bool:
-        call, statement = event.call, event.statement
-        if event.kind == "result":
-            self._result(event)
-        elif statement is not None and call.algorithm is not None:
-            order = _order(call.algorithm)
-            group = numbers(statement.tags, call.algorithm, order)
-            for line in PSEUDOCODE[call.algorithm].lines:
-                if line.number in group:
-                    self._see(line, group, event)
-                elif line.code_line in group and event.kind == "value":  # the end of a loop
-                    self._see(line, (line.number,), dataclasses.replace(event, statement=statement.end))
-        return False
-
-    def _see(self, line: Line, group: tuple[str, ...], event: Event) -> None:
-        assert event.call.algorithm is not None
-        how = event.names.get("how")
-        if line.number == "return" and how is not None and how.hidden:
-            return  # the hidden state, with which the caller goes on
-        if not seen_in(line, group):
-            key = (event.call.algorithm, line.number, line.variable)
-            self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
-        elif line.kind == "loop":
-            self._see_loop(line, group, event)
-        elif event.kind != "turn":
-            with contextlib.suppress(AbstractValueError):
-                value = event.value
-                if line.kind == "length":  # of the positions, or of the matrix of embeddings
-                    value = mapped(value)[0].shape[-1]
-                elif line.code is not None and line.number == group[-1]:
-                    value = line.code(value, dict(event.names))
-                self._add(line, line.variable, line.shape, value, event, group)
-            for also in line.also:
-                if isinstance(also.code, str) and also.code in event.names:
-                    self._add(line, also.variable, also.shape, event.names[also.code], event, group)
-
-    def _see_loop(self, line: Line, group: tuple[str, ...], event: Event) -> None:
-        """The turns of a loop: told one by one, or the times that its condition held, or an axis of what it made."""
-        call, statement = event.call, event.statement
-        turns: list[Any] = []
-        if event.kind == "turn":
-            turns = [event.value]
-        elif statement is not None and statement.returns and mapped(event.value)[0].dtype == bool:
-            if mapped(event.value)[0]:
-                self._turns[call.parent] += 1
-                turns = [self._turns[call.parent]]
-        elif line.label == "head":
-            assert call.algorithm is not None
-            product = PSEUDOCODE[call.algorithm].line(group[-1])
-            heads = {head for _, head, _ in self._split(event.value, product.shape, call.algorithm)}
-            turns = list(range(1, len(heads) + 1))
-        elif line.label == "token":
-            turns = [np.arange(1, mapped(event.value)[0].shape[-1] + 1)]
-        for turn in turns:
-            self._add(line, line.variable, "l" if line.label == "token" else "", turn, event, group)
+    def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
+        if line.label == "head" and event.kind != "turn":
+            assert event.call.algorithm is not None
+            product = PSEUDOCODE[event.call.algorithm].line(group[-1])
+            heads = {head for _, head, _ in self._split(event.value, product.shape, event.call.algorithm)}
+            return list(range(1, len(heads) + 1))
+        return super()._turns(line, group, event)
 
     def _result(self, event: Event) -> None:
-        """What an untagged `return` gives, and what a function hands to the line that calls it."""
-        call, cause = event.call, event.call.cause
+        """What an untagged `return` gives, too."""
+        call = event.call
         if call.function.is_algorithm and call.algorithm is not None:
             line = PSEUDOCODE[call.algorithm].lines[-1]
             if line.number == "return":
                 self._see(line, ("return",), dataclasses.replace(event, statement=call.function.result))
-        if cause is None or cause.statement is None or cause.algorithm is None:
-            return
-        algorithm = cause.algorithm
-        group = numbers(cause.statement.tags, algorithm, _order(algorithm))
-        for line in PSEUDOCODE[algorithm].lines:
-            for also in line.also:
-                if line.number in group and not isinstance(also.code, str) and also.code[0] == call.function.name:
-                    at = dataclasses.replace(event, call=cause, statement=cause.statement)
-                    with contextlib.suppress(AbstractValueError):
-                        self._add(line, also.variable, also.shape, _finished(also, event), at, group)
+        super()._result(event)
 
-    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: tuple[str, ...]) -> None:
-        assert event.call.algorithm is not None
-        key = (event.call.algorithm, line.number, variable)
-        try:
-            values = self._split(value, shape, event.call.algorithm)
-        except AbstractValueError:
+    def _local(self, also: Also, event: Event) -> Any:
+        value = event.names[also.code]
+        return value if also.finish is None else also.finish(mapped(value)[0])
+
+    def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
+        how, algorithm = event.names.get("how"), event.call.algorithm
+        assert algorithm is not None
+        if line.number == "return" and how is not None and how.hidden:
+            return  # the hidden state, with which the caller goes on
+        sites = self.sites[algorithm, line.number, variable]
+        site = sites.setdefault((event.statement, event.kind), Site(event.statement, group, []))
+        if not seen_in(line, group):
             return
-        site = self.sites[key].setdefault((event.statement, event.kind), Site(event.statement, group, []))
-        for sequence, head, array in values:
-            if key[0] in OF_COLUMNS and head is not None:
-                continue  # as in the oracle's record
-            self._order += 1
-            site.visits.append(Visit(array, sequence, head, self._order))
+        with contextlib.suppress(AbstractValueError):
+            if line.kind == "length":  # of the positions, or of the matrix of embeddings
+                value = mapped(value)[0].shape[-1]
+            elif line.code is not None and (line.number, line.variable) == (group[-1], variable):
+                value = line.code(value, dict(event.names))
+            for sequence, head, array in self._split(value, shape, algorithm):
+                if algorithm not in OF_COLUMNS or head is None:  # as in the oracle's record
+                    self._order += 1
+                    site.visits.append(Visit(array, sequence, head, self._order))
 
     def _split(self, value: Any, shape: str, algorithm: int) -> list[tuple[int | None, int | None, Any]]:
         """One value for each sequence of the batch and each head: `(sequence, head, value)`."""
@@ -310,10 +265,3 @@ class CodeRecord:
             head = index[0] if len(index) > batch else None
             found.append((index[-1] if batch and in_front[-1] > 1 else None, head, array[index]))
         return found
-
-
-def _finished(also: Also, event: Event) -> Any:
-    assert not isinstance(also.code, str)
-    name = also.code[1]
-    value = mapped(event.value if name is None else event.names[name])[0]
-    return value if also.finish is None else also.finish(value)

@@ -11,14 +11,6 @@ from .comparison import TOLERANCE, Cell, LineResult, Results
 
 __all__ = ["as_json", "print_results", "summary"]
 
-VERDICTS = {
-    "equal": "equal",
-    "within": "in its step",
-    "left out": "left out",
-    "different": "DIFFERENT",
-    "missing": "MISSING",
-}
-
 
 def print_results(results: Results, console: Console, *, tables: bool = True) -> None:
     """Print a table for each algorithm, then the summary; without tables, only what differs."""
@@ -167,10 +159,11 @@ def _row(result: LineResult) -> tuple[str, ...]:
     cells = list(result.cells.values())
     variables = "\n".join(f"{cell.variable}, {shape_text(result, cell)}" for cell in cells)
     values = "\n".join(str(cell.visits) for cell in cells)
-    formula, verdict = _formula(result), VERDICTS[result.verdict]
+    formula, verdict = _formula(result), result.verdict
     if result.verdict == "within":
         return result.line.number, formula, code, "", "", "", f"in step {result.group[0]}–{result.group[-1]}"
     worst = f"{result.worst:.1e}" if cells else ""
+    verdict = verdict if verdict in ("equal", "left out") else verdict.upper()
     return result.line.number, formula, code, variables, values, worst, verdict
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,31 +19,30 @@ from .sizes import Sizes, sizes_from
 __all__ = ["Run", "Scenarios", "sampler"]
 
 
+FUNCTIONS = (
+    oracle.token_embedding, oracle.positional_embedding, oracle.single_query_attention, oracle.attention,
+    oracle.mh_attention, oracle.layer_norm, oracle.unembedding, oracle.ed_transformer, oracle.e_transformer,
+    oracle.d_transformer, oracle.ed_training, oracle.e_training, oracle.d_training, oracle.d_inference,
+    oracle.ed_inference,
+)  # fmt: skip
+ORACLE: dict[int, Callable[..., Any]] = dict(enumerate(FUNCTIONS, 1))
+"""Number of an algorithm → its function of the oracle."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One execution of an algorithm by both sides.
+    """One execution of an algorithm by both sides."""
 
-    Attributes:
-        algorithm: its number.
-        what: what is special about the run, in words.
-        code: calls the shipped function.
-        paper: calls the oracle; is given the record so that it can say which sequence of a batch it is at.
-        batched: whether the code is given a batch of sequences.
-        padded: whether the code's arrays have room for more tokens than the paper's.
-        greedy: whether the temperature is 0.
-        shows: further algorithms whose lines are compared here, and in no runs of their own.
-        sharing: how many heads share keys and values.
-    """
-
-    algorithm: int
-    what: str
-    code: Callable[[], Any]
+    algorithm: int  # its number
+    what: str  # what is special about the run, in words
+    code: Callable[[], Any]  # calls the shipped function
+    # calls the oracle; is given the record so that it can say which sequence of a batch it is at
     paper: Callable[[OracleRecord], Any]
-    batched: bool = False
-    padded: bool = False
-    greedy: bool = False
-    shows: frozenset[int] = frozenset()
-    sharing: int = 1
+    batched: bool = False  # whether the code is given a batch of sequences
+    padded: bool = False  # whether the code's arrays have room for more tokens than the paper's
+    greedy: bool = False  # whether the temperature is 0
+    shows: frozenset[int] = frozenset()  # further algorithms whose lines are compared here, and in no runs of their own
+    sharing: int = 1  # how many heads share keys and values
 
 
 class Scenarios:
@@ -54,6 +53,9 @@ class Scenarios:
     for.
     """
 
+    called: tuple[int, ...] = ()
+    """The algorithms whose lines are compared, too, in the runs of those that call them."""
+
     def __init__(self, package: ModuleType, *, seed: int, sizes: dict[str, int], implementation: str):
         self.package = package
         self.functions = {n: entry.function for n, entry in package.REGISTRY.items()}
@@ -62,15 +64,32 @@ class Scenarios:
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """The runs of an algorithm; the same inputs for the same seed and sizes."""
-        yield from self._seeded(algorithm, getattr(self, f"_runs_{algorithm}"))
-
-    def _seeded(self, algorithm: int, runs: Callable[[], Iterator[Run]]) -> Iterator[Run]:
         self.rng = np.random.default_rng([self.seed, algorithm])
-        yield from runs()
+        yield from getattr(self, f"_runs_{algorithm}")()
+
+    def _run(self, n: int, what: str, code: Sequence[Any], paper: Sequence[Any] | None = None, **marks: Any) -> Run:
+        """A run with arguments for the code and, where they differ, for the oracle.
+
+        `marks`: `options`, `code_options` and `paper_options`, keyword arguments of both or of one; fields of the run.
+        """
+        options, paper = marks.pop("options", {}), code if paper is None else paper
+        of_code, of_paper = marks.pop("code_options", {}), marks.pop("paper_options", {})
+        call = functools.partial(self._asked(n), *map(_of_code, code), **options, **of_code)
+        return Run(n, what, call, lambda _: ORACLE[n](*map(self._of_paper, paper), **options, **of_paper), **marks)
 
     def _asked(self, n: int) -> Callable[..., Any]:
-        """The function of an algorithm, with the implementation asked for."""
-        return functools.partial(self.functions[n], implementation=self.implementation)
+        """The function of an algorithm, with the implementation asked for, if it has a choice that shows lines."""
+        choice = {} if n in (1, 2, 3, 6, 7) else {"implementation": self.implementation}
+        return functools.partial(self.functions[n], **choice)
+
+    def _of_paper(self, argument: Any) -> Any:
+        """An argument as the oracle has it."""
+        is_tree = hasattr(argument, "_fields")
+        return self._unstacked(argument) if is_tree else np.asarray(argument) if _is_array(argument) else argument
+
+    def _unstacked(self, theta: Any) -> Any:
+        """The parameters as the oracle has them."""
+        return oracle.unstack(theta)
 
     def _array(self, *shape: int) -> jax.Array:
         return jnp.asarray(self.rng.normal(size=shape))
@@ -78,138 +97,104 @@ class Scenarios:
     def _tokens(self, *shape: int, N_V: int | None = None) -> np.ndarray:
         return self.rng.integers(0, N_V or self.sizes.N_V, shape)
 
-    def _like(self, tree: Any) -> Any:
-        """Parameters of a tree's structure, every one of them random, so that none can be left out unnoticed."""
-        return jax.tree.map(lambda leaf: self._array(*leaf.shape) * 0.7, tree)
-
     def _head(self, d_x: int, d_z: int, d_mid: int, *stack: int) -> Any:
         d = self.sizes.d_attn
         shapes = ((d, d_x), (d,), (d, d_z), (d,), (d_mid, d_z), (d_mid,))
         return self.package.AttentionParams(*(self._array(*stack, *shape) for shape in shapes))
 
-    def _unstacked(self, theta: Any) -> Any:
-        """The parameters as the oracle has them."""
-        return oracle.unstack(theta)
-
     def _theta(self, kind: str, s: Sizes, **more: Any) -> Any:
+        """Parameters, every one of them random, so that none can be left out unnoticed."""
         options = {"N_V": s.N_V, "l_max": s.l_max, "H": s.H, "d_e": s.d_e, "d_mlp": s.d_mlp, "d_attn": s.d_attn}
         options["d_mid"] = s.d_mid
         layers = {"ED": {"L_enc": s.L_enc, "L_dec": s.L_dec}, "E": {"L": s.L, "d_f": s.d_f}, "D": {"L": s.L}}[kind]
         config = getattr(self.package, f"{kind}TransformerConfig")(**options, **layers, **more)
         init = getattr(self.package, f"init_{kind.lower()}_transformer")
-        return self._like(jax.eval_shape(lambda: init(jax.random.key(0), config)))
+        theta = jax.eval_shape(lambda: init(jax.random.key(0), config))
+        return jax.tree.map(lambda leaf: self._array(*leaf.shape) * 0.7, theta)
 
     def _runs_1(self) -> Iterator[Run]:
         W_e = self._array(self.sizes.d_e, self.sizes.N_V)
         for v in (int(self._tokens()), self.sizes.N_V - 1):
-            yield _simple(1, f"v = {v}", self.functions[1], oracle.token_embedding, v, W_e)
+            yield self._run(1, f"v = {v}", (v, W_e))
 
     def _runs_2(self) -> Iterator[Run]:
         W_p = self._array(self.sizes.d_e, self.sizes.l_max)
         for l in (0, self.sizes.l_max - 1):
-            yield _simple(2, f"ℓ = {l}", self.functions[2], oracle.positional_embedding, l, W_p)
+            yield self._run(2, f"ℓ = {l}", (l, W_p))
 
     def _runs_3(self) -> Iterator[Run]:
         s = self.sizes
         W_qkv = self._head(s.d_in, s.d_in, s.d_out)
-        e, E = self._array(s.d_in), self._array(s.d_in, s.T)
-        yield _simple(3, "", self.functions[3], oracle.single_query_attention, e, E, W_qkv)
-
-    def _masks(self) -> Iterator[tuple[str, Any, np.ndarray]]:
-        """Structural masks, and a random one with a column that permits nothing."""
-        l_z, l_x = self.sizes.l_z, self.sizes.l_x
-        dense = self.rng.random((l_z, l_x)) < 0.6
-        dense[:, l_x // 2] = False
-        unidirectional = np.arange(l_z)[:, None] <= np.arange(l_x)[None, :]
-        yield "unidirectional", self.package.UNIDIRECTIONAL, unidirectional
-        yield "a dense mask with an empty column", jnp.asarray(dense), dense
-
-    def _batch_of_attentions(self, n: int, paper: Callable[..., Any], W: Any) -> Run:
-        """Several sequences, each with a context and a mask of its own."""
-        s = self.sizes
-        X, Z = self._array(s.d_x, s.B, s.l_x), self._array(s.d_z, s.B, s.l_z)
-        masks = self.rng.random((s.B, s.l_z, s.l_x)) < 0.6
-
-        def each(record: OracleRecord) -> None:
-            for record.sequence in range(s.B):
-                b = record.sequence
-                paper(np.asarray(X[:, b]), np.asarray(Z[:, b]), oracle.unstack(W), masks[b])
-
-        code = functools.partial(self._asked(n), X, Z, W, jnp.asarray(masks))
-        return Run(n, f"a batch of {s.B} with masks of their own", code, each, batched=True)
+        yield self._run(3, "", (self._array(s.d_in), self._array(s.d_in, s.T), W_qkv))
 
     def _runs_4(self) -> Iterator[Run]:
         s = self.sizes
-        W_qkv = self._head(s.d_x, s.d_z, s.d_out)
-        X, Z = self._array(s.d_x, s.l_x), self._array(s.d_z, s.l_z)
-        for what, mask, dense in self._masks():
-            yield Run(
-                4,
-                what,
-                functools.partial(self._asked(4), X, Z, W_qkv, mask),
-                functools.partial(_oracle, oracle.attention, X, Z, W_qkv, dense),
-            )
-        yield self._batch_of_attentions(4, oracle.attention, W_qkv)
+        yield from self._attentions(4, self._head(s.d_x, s.d_z, s.d_out))
 
     def _runs_5(self) -> Iterator[Run]:
         s = self.sizes
         heads = self._head(s.d_x, s.d_z, s.d_mid, s.H)
         W = self.package.MHAttentionParams(heads, self._array(s.d_out, s.H * s.d_mid), self._array(s.d_out))
+        yield from self._attentions(5, W)
+
+    def _attentions(self, n: int, W: Any) -> Iterator[Run]:
+        """With a structural mask, one with a column that permits nothing, and a batch with a mask for each."""
+        s = self.sizes
         X, Z = self._array(s.d_x, s.l_x), self._array(s.d_z, s.l_z)
-        for what, mask, dense in self._masks():
-            yield Run(
-                5,
-                what,
-                functools.partial(self._asked(5), X, Z, W, mask),
-                functools.partial(_oracle, oracle.mh_attention, X, Z, W, dense),
-            )
-        yield self._batch_of_attentions(5, oracle.mh_attention, W)
+        dense = self.rng.random((s.l_z, s.l_x)) < 0.6
+        dense[:, s.l_x // 2] = False
+        unidirectional = np.arange(s.l_z)[:, None] <= np.arange(s.l_x)[None, :]
+        yield self._run(n, "unidirectional", (X, Z, W, self.package.UNIDIRECTIONAL), (X, Z, W, unidirectional))
+        yield self._run(n, "a dense mask with an empty column", (X, Z, W, dense))
+        X, Z = self._array(s.d_x, s.B, s.l_x), self._array(s.d_z, s.B, s.l_z)
+        masks = self.rng.random((s.B, s.l_z, s.l_x)) < 0.6
+        what, each = f"a batch of {s.B} with masks of their own", [np.moveaxis(np.asarray(A), 1, 0) for A in (X, Z)]
+        unstacked = self._unstacked(W)
+        yield self._batch(
+            n, what, (X, Z, W, masks), lambda X, Z, mask: ORACLE[n](X, Z, unstacked, mask), [*each, masks]
+        )
+
+    def _batch(self, n: int, what: str, code: Sequence[Any], paper: Callable[..., Any], each: Sequence[Any]) -> Run:
+        """Several sequences at once, which the oracle is given one by one."""
+
+        def one_by_one(record: OracleRecord) -> None:
+            for record.sequence, arguments in enumerate(zip(*each, strict=True)):
+                paper(*arguments)
+
+        return Run(n, what, functools.partial(self._asked(n), *map(_of_code, code)), one_by_one, batched=True)
 
     def _runs_6(self) -> Iterator[Run]:
         e, gamma, beta = (self._array(self.sizes.d_e) for _ in range(3))
-        yield _simple(6, "ε = 0", self.functions[6], oracle.layer_norm, e, gamma, beta)
-        epsilon = 0.1  # √(v + ε) for √v is the paper's formula with another γ
-        v = np.var(e)
-        yield Run(
-            6,
-            f"ε = {epsilon}",
-            functools.partial(self.functions[6], e, gamma, beta, epsilon=epsilon),
-            functools.partial(_oracle, oracle.layer_norm, e, gamma * np.sqrt(v / (v + epsilon)), beta),
-        )
+        yield self._run(6, "ε = 0", (e, gamma, beta))
+        epsilon, v = 0.1, np.var(e)  # √(v + ε) for √v is the paper's formula with another γ
+        paper = (e, gamma * np.sqrt(v / (v + epsilon)), beta)
+        yield self._run(6, f"ε = {epsilon}", (e, gamma, beta), paper, code_options={"epsilon": epsilon})
 
     def _runs_7(self) -> Iterator[Run]:
         s = self.sizes
-        yield _simple(7, "", self.functions[7], oracle.unembedding, self._array(s.d_e), self._array(s.N_V, s.d_e))
+        yield self._run(7, "", (self._array(s.d_e), self._array(s.N_V, s.d_e)))
 
     def _runs_8(self) -> Iterator[Run]:
-        s = self.sizes
-        theta = self._theta("ED", s)
-        yield from self._transformer(8, oracle.ed_transformer, theta, (s.l_z, s.l_x))
+        yield from self._transformer(8, ORACLE[8], self._theta("ED", self.sizes), (self.sizes.l_z, self.sizes.l_x))
 
     def _runs_9(self) -> Iterator[Run]:
-        yield from self._transformer(9, oracle.e_transformer, self._theta("E", self.sizes), (self.sizes.l_x,))
+        yield from self._transformer(9, ORACLE[9], self._theta("E", self.sizes), (self.sizes.l_x,))
 
     def _runs_10(self) -> Iterator[Run]:
         theta = self._theta("D", self.sizes)
-        yield from self._transformer(10, oracle.d_transformer, theta, (self.sizes.l_x,))
-        tied = theta._replace(W_u=None)
-        yield next(self._transformer(10, oracle.d_transformer, tied, (self.sizes.l_x,), "W_u = W_eᵀ"))
+        yield from self._transformer(10, ORACLE[10], theta, (self.sizes.l_x,))
+        yield next(self._transformer(10, ORACLE[10], theta._replace(W_u=None), (self.sizes.l_x,), "W_u = W_eᵀ"))
 
     def _transformer(
         self, n: int, paper: Callable[..., Any], theta: Any, lengths: tuple[int, ...], what: str = "one sequence"
     ) -> Iterator[Run]:
         """A single sequence (or pair), and a batch."""
-        code = self._asked(n)
-        B, unstacked = self.sizes.B, self._unstacked(theta)
+        B, paper = self.sizes.B, functools.partial(paper, theta=self._unstacked(theta))
         single = self.single = [self._tokens(l) for l in lengths]
-        yield Run(n, what, lambda: code(*map(jnp.asarray, single), theta), lambda _: paper(*single, theta=unstacked))
+        code = functools.partial(self._asked(n), *map(jnp.asarray, single), theta)
+        yield Run(n, what, code, lambda _: paper(*single))
         batch = [self._tokens(B, l) for l in lengths]
-
-        def each(record: OracleRecord) -> None:
-            for record.sequence in range(B):
-                paper(*(tokens[record.sequence] for tokens in batch), theta=unstacked)
-
-        yield Run(n, f"a batch of {B}", lambda: code(*map(jnp.asarray, batch), theta), each, batched=True)
+        yield self._batch(n, f"a batch of {B}", (*batch, theta), paper, batch)
 
     def _data(self, l: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
         """Sequences of different lengths: padded, their lengths, and one by one."""
@@ -217,75 +202,48 @@ class Scenarios:
         lengths = np.array([max(2, l - n) for n in range(len(x))])
         return x, lengths, [sequence[:length] for sequence, length in zip(x, lengths, strict=True)]
 
+    def _training(self, n: int, code: Sequence[Any], paper: Sequence[Any], **options: Any) -> Iterator[Run]:
+        shared = {"N_epochs": self.small.N_epochs, "eta": 0.1}
+        yield self._run(n, "padded sequences", code, paper, options=shared, padded=True, **options)
+
     def _runs_11(self) -> Iterator[Run]:
         s, theta = self.small, self._theta("ED", self.small)
         (x, l_x, xs), (z, l_z, zs) = self._data(s.l_x), self._data(s.l_z + 1)
-        options = {"N_epochs": s.N_epochs, "eta": 0.1}
-        yield Run(
-            11,
-            "padded sequences",
-            lambda: self._asked(11)(
-                *map(jnp.asarray, (z, x)), theta, z_lengths=jnp.asarray(l_z), x_lengths=jnp.asarray(l_x), **options
-            ),
-            lambda _: oracle.ed_training(zs, xs, oracle.unstack(theta), **options),
-            padded=True,
-        )
+        lengths = {"z_lengths": jnp.asarray(l_z), "x_lengths": jnp.asarray(l_x)}
+        yield from self._training(11, (z, x, theta), (zs, xs, theta), code_options=lengths)
 
     def _runs_12(self) -> Iterator[Run]:
         s, theta, p_mask, key = self.small, self._theta("E", self.small), 0.5, jax.random.key(self.seed)
         x, lengths, xs = self._data(s.l_x)
         masked = [[_masked(key, i, n, p_mask, x.shape[1]) for n in range(s.N_data)] for i in range(s.N_epochs)]
-        options = {"N_epochs": s.N_epochs, "eta": 0.1}
-        yield Run(
-            12,
-            "padded sequences",
-            lambda: self._asked(12)(
-                jnp.asarray(x), theta, p_mask=p_mask, key=key, lengths=jnp.asarray(lengths), **options
-            ),
-            lambda _: oracle.e_training(xs, oracle.unstack(theta), masked=masked, **options),
-            padded=True,
-        )
+        of_code = {"p_mask": p_mask, "key": key, "lengths": jnp.asarray(lengths)}
+        yield from self._training(12, (x, theta), (xs, theta), code_options=of_code, paper_options={"masked": masked})
 
     def _runs_13(self) -> Iterator[Run]:
-        s, theta = self.small, self._theta("D", self.small)
-        x, lengths, xs = self._data(s.l_x)
-        options = {"N_epochs": s.N_epochs, "eta": 0.1}
-        yield Run(
-            13,
-            "padded sequences",
-            lambda: self._asked(13)(jnp.asarray(x), theta, lengths=jnp.asarray(lengths), **options),
-            lambda _: oracle.d_training(xs, oracle.unstack(theta), **options),
-            padded=True,
-        )
+        theta = self._theta("D", self.small)
+        x, lengths, xs = self._data(self.small.l_x)
+        yield from self._training(13, (x, theta), (xs, theta), code_options={"lengths": jnp.asarray(lengths)})
 
     def _runs_14(self) -> Iterator[Run]:
         s, theta = self.sizes, self._theta("D", self.sizes)
         x, key = self._tokens(s.l_x), jax.random.key(self.seed)
-        unstacked = oracle.unstack(theta)
         for tau in (0.7, 0.0, math.inf):
-            yield Run(
-                14,
-                f"τ = {tau}",
-                functools.partial(self._asked(14), jnp.asarray(x), theta, l_gen=s.l_gen, tau=tau, key=key),
-                functools.partial(_oracle_as_is, oracle.d_inference, x, unstacked, s.l_gen, tau, sampler(key)),
-                padded=True,
-                greedy=tau == 0,
-            )
+            yield self._generation(14, x, theta, tau, key, l_gen=s.l_gen)
 
     def _runs_15(self) -> Iterator[Run]:
         s, theta = self.sizes, self._theta("ED", self.sizes)
         theta = theta._replace(W_u=theta.W_u.at[-1].multiply(0.3))  # so that eos_token does not come at once
-        z, unstacked, l_max = self._tokens(s.l_z), oracle.unstack(theta), s.l_max - 1
+        z, l_max = self._tokens(s.l_z), s.l_max - 1
         for tau in (1.3, 0.0, math.inf):
-            key = self._long_enough(z, unstacked, tau, l_max)
-            yield Run(
-                15,
-                f"τ = {tau}",
-                functools.partial(self._asked(15), jnp.asarray(z), theta, tau=tau, key=key, l_max=l_max),
-                functools.partial(_oracle_as_is, oracle.ed_inference, z, unstacked, tau, sampler(key), l_max),
-                padded=True,
-                greedy=tau == 0,
-            )
+            key = self._long_enough(z, self._unstacked(theta), tau, l_max)
+            yield self._generation(15, z, theta, tau, key, l_max=l_max)
+
+    def _generation(
+        self, n: int, x: np.ndarray, theta: Any, tau: float, key: jax.Array, of_paper: Any = None, **options: int
+    ) -> Run:
+        samples: Any = {"code_options": {"key": key}, "paper_options": {"sample": sampler(key), **(of_paper or {})}}
+        both = {"tau": tau, **options}
+        return self._run(n, f"τ = {tau}", (x, theta), options=both, padded=True, greedy=tau == 0, **samples)
 
     def _long_enough(self, z: np.ndarray, theta: Any, tau: float, l_max: int) -> jax.Array:
         """The first key with which Algorithm 15 makes a few tokens, for at the first eos_token it ends."""
@@ -294,18 +252,12 @@ class Scenarios:
         return keys[next((i for i, n in enumerate(lengths) if 4 <= n < l_max), int(np.argmax(lengths)))]
 
 
-def _simple(n: int, what: str, code: Callable[..., Any], paper: Callable[..., Any], *arguments: Any) -> Run:
-    return Run(n, what, functools.partial(code, *arguments), functools.partial(_oracle, paper, *arguments))
+def _is_array(argument: Any) -> bool:
+    return isinstance(argument, (jax.Array, np.ndarray))
 
 
-def _oracle(paper: Callable[..., Any], *rest: Any) -> Any:
-    """Call an oracle's function with NumPy's arrays; the last argument is the record, which it has no use for."""
-    return paper(*(argument if isinstance(argument, int) else oracle.unstack(argument) if hasattr(argument, "_fields")
-                   else np.asarray(argument) for argument in rest[:-1]))  # fmt: skip
-
-
-def _oracle_as_is(paper: Callable[..., Any], *rest: Any) -> Any:
-    return paper(*rest[:-1])
+def _of_code(argument: Any) -> Any:
+    return jnp.asarray(argument) if _is_array(argument) else argument
 
 
 def _masked(key: jax.Array, i: int, n: int, p_mask: float, l: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import inspect
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, target_of, without_tag
 
@@ -15,52 +16,32 @@ __all__ = ["Function", "Source", "Statement", "Tag", "numbers", "read"]
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A tagged statement.
+    """A tagged statement."""
 
-    Attributes:
-        file: its path below the root of the repository.
-        first, last: its first and last line of text; of a loop, those of its head.
-        text: the text, without indentation and tag.
-        tags: what its comment says.
-        target: the name that it assigns, the first of several; None for a return.
-        returns: whether it is a return.
-        body: for a loop, the first and the last line of its body.
-        end: for a decorated function, which is a loop and its body, the last statement of the body.
-    """
-
-    file: str
-    first: int
-    last: int
-    text: str
-    tags: tuple[Tag, ...]
-    target: str | None
-    returns: bool
-    body: tuple[int, int] | None
-    end: "Statement | None" = None
+    file: str  # its path below the root of the repository
+    first: int  # its first line of text; of a loop, of its head
+    last: int  # its last
+    text: str  # the text, without indentation and tag
+    tags: tuple[Tag, ...]  # what its comment says
+    target: str | None  # the name that it assigns, the first of several; None for a return
+    returns: bool  # whether it is a return
+    body: tuple[int, int] | None  # for a `for` or `while`, the first and the last line of its body
+    # the last statement of the body, for these and for a decorated function, which is a loop and its body
+    end: "Statement | None"
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of a source file.
+    """A function of a source file."""
 
-    Attributes:
-        name: its name.
-        file: the path of its file below the root of the repository.
-        first, last: its first line (of its decorators, if any) and its last.
-        algorithm: the algorithm that the first line of its docstring names.
-        is_algorithm: whether it is that algorithm's own function.
-        statements: its own tagged statements, by each line of their text.
-        result: its last return, which does the paper's "return" where no statement is tagged with that.
-    """
-
-    name: str
-    file: str
-    first: int
-    last: int
-    algorithm: int | None
-    is_algorithm: bool
-    statements: dict[int, Statement]
-    result: Statement | None
+    name: str  # its name
+    file: str  # the path of its file below the root of the repository
+    first: int  # its first line, of its decorators, if any
+    last: int  # its last
+    algorithm: int | None  # the algorithm that the first line of its docstring names
+    is_algorithm: bool  # whether it is that algorithm's own function
+    statements: dict[int, Statement]  # its own tagged statements, by each line of their text
+    result: Statement | None  # its last return, which does the paper's "return" where no statement is tagged with that
 
 
 Source = dict[int, Function]
@@ -75,10 +56,8 @@ def numbers(tags: Sequence[Tag], algorithm: int, order: Sequence[str]) -> tuple[
     """
     named: set[str] = set()
     for tag in of_algorithm(tuple(tags), algorithm):
-        if tag.first == "return":
-            named.add("return")
-        else:
-            named.update(str(n) for n in range(int(tag.first), int(tag.last) + 1))
+        is_return = tag.first == "return"
+        named.update(["return"] if is_return else map(str, range(int(tag.first), int(tag.last) + 1)))
     return tuple(number for number in order if number in named)
 
 
@@ -86,78 +65,58 @@ def numbers(tags: Sequence[Tag], algorithm: int, order: Sequence[str]) -> tuple[
 def read(path: pathlib.Path, root: pathlib.Path) -> Source:
     """The functions of a file, with their tagged statements."""
     text = path.read_text("utf-8")
-    file = path.relative_to(root).as_posix()
-    comments = tags_in(text)
-    functions = {}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            summary = (ast.get_docstring(node) or "").split("\n")[0]
-            first = _first_line(node)
-            functions[first] = Function(
-                name=node.name,
-                file=file,
-                first=first,
-                last=node.end_lineno or node.lineno,
-                algorithm=algorithm_of(node),
-                is_algorithm=re.match(r"(Return )?Algorithm \d+:", summary) is not None,
-                statements=_statements(node, text.splitlines(), comments, file),
-                result=_result(node, text.splitlines(), file),
-            )
-    return functions
+    source = _Text(path.relative_to(root).as_posix(), text.splitlines(), tags_in(text))
+    functions = [source.function(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return {function.first: function for function in functions}
 
 
-def _statements(function: ast.FunctionDef, text: list[str], comments: dict, file: str) -> dict[int, Statement]:
-    found = {}
-    for node in _own(function.body):
-        first, last = node.lineno, node.end_lineno or node.lineno
-        body = None
-        if isinstance(node, (ast.For, ast.While)):
-            body = (node.body[0].lineno, node.body[-1].end_lineno or last)
-            last = body[0] - 1
-        elif isinstance(node, (ast.If, ast.With)):
-            continue
-        elif isinstance(node, ast.FunctionDef):  # a body below the head of its loop, `@for_each(…)  # line n`
-            first, last = _first_line(node), _first_line(node.body[0]) - 1
-        tags = next((comments[n] for n in range(first, last + 1) if n in comments), None)
-        if tags:
-            statement = _statement(node, first, last, text, file, tags, body)
-            found.update(dict.fromkeys(range(first, last + 1), statement))
-    return found
+class _Text(NamedTuple):
+    """A file, its lines, and the tags at their numbers."""
+
+    file: str
+    lines: list[str]
+    comments: dict[int, tuple[Tag, ...]]
+
+    def function(self, node: ast.FunctionDef) -> Function:
+        found, result = {}, None
+        for own in _own(node.body):
+            result = self.statement(own, ()) if isinstance(own, ast.Return) else result
+            if not isinstance(own, (ast.If, ast.With)):
+                first, last = _head(own)
+                tags = next((self.comments[n] for n in range(first, last + 1) if n in self.comments), None)
+                if tags:
+                    found.update(dict.fromkeys(range(first, last + 1), self.statement(own, tags)))
+        summary, first = (ast.get_docstring(node) or "").split("\n")[0], _first_line(node)
+        is_algorithm = re.match(r"(Return )?Algorithm \d+:", summary) is not None
+        last = node.end_lineno or first
+        return Function(node.name, self.file, first, last, algorithm_of(node), is_algorithm, found, result)
+
+    def statement(self, node: Any, tags: tuple[Tag, ...]) -> Statement:
+        (first, last), is_loop = _head(node), isinstance(node, (ast.For, ast.While))
+        end = getattr(node, "body", [None])[-1]
+        while isinstance(end, ast.If):
+            end = (end.orelse or end.body)[-1]
+        return Statement(
+            file=self.file,
+            first=first,
+            last=last,
+            text=inspect.cleandoc("\n".join(map(without_tag, self.lines[first - 1 : last]))),
+            tags=tags,
+            target=node.name if isinstance(node, ast.FunctionDef) else target_of(node),
+            returns=isinstance(node, ast.Return),
+            body=(node.body[0].lineno, node.body[-1].end_lineno or last) if is_loop else None,
+            end=end and self.statement(end, tags),
+        )
 
 
 def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
 
 
-def _result(function: ast.FunctionDef, text: list[str], file: str) -> Statement | None:
-    returns = [node for node in _own(function.body) if isinstance(node, ast.Return)]
-    if not returns:
-        return None
-    node = returns[-1]
-    return _statement(node, node.lineno, node.end_lineno or node.lineno, text, file, (), None)
-
-
-def _statement(
-    node: ast.stmt,
-    first: int,
-    last: int,
-    text: list[str],
-    file: str,
-    tags: tuple[Tag, ...],
-    body: tuple[int, int] | None,
-) -> Statement:
-    end = node.body[-1] if isinstance(node, ast.FunctionDef) else None
-    return Statement(
-        file=file,
-        first=first,
-        last=last,
-        text=_without_tags(text[first - 1 : last]),
-        tags=tags,
-        target=node.name if isinstance(node, ast.FunctionDef) else target_of(node),
-        returns=isinstance(node, ast.Return),
-        body=body,
-        end=end and _statement(end, end.lineno, end.end_lineno or end.lineno, text, file, tags, None),
-    )
+def _head(node: ast.stmt) -> tuple[int, int]:
+    """The first and the last line of a statement; of one with a body, those of its head."""
+    body = getattr(node, "body", None)
+    return _first_line(node), _first_line(body[0]) - 1 if body else node.end_lineno or node.lineno
 
 
 def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -166,11 +125,6 @@ def _own(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.ClassDef):
             continue
         yield node
-        if isinstance(node, ast.FunctionDef):
-            continue
-        for field in ("body", "orelse"):
-            yield from _own(getattr(node, field, []))
-
-
-def _without_tags(lines: list[str]) -> str:
-    return inspect.cleandoc("\n".join(map(without_tag, lines)))
+        if not isinstance(node, ast.FunctionDef):
+            for field in ("body", "orelse"):
+                yield from _own(getattr(node, field, []))

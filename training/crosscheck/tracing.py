@@ -19,25 +19,15 @@ __all__ = ["Call", "Event", "traced"]
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A running call of a traced function.
+    """A running call of a traced function."""
 
-    Attributes:
-        function: what was called.
-        parent: the traced call that it was made from; None for the first.
-        algorithm: the algorithm that it belongs to.
-        statement: its tagged statement that is being executed, if any.
-        turns: how often each of its loops has been entered, by the first line of the loop.
-        line: the line that it is at.
-        raising: whether an exception is passing through it.
-    """
-
-    function: Function
-    parent: "Call | None"
-    algorithm: int | None
-    statement: Statement | None = None
+    function: Function  # what was called
+    parent: "Call | None"  # the traced call that it was made from; None for the first
+    algorithm: int | None  # the algorithm that it belongs to
+    statement: Statement | None = None  # its tagged statement that is being executed, if any
+    # how often each of its loops has been entered, by the first line of the loop
     turns: dict[int, int] = dataclasses.field(default_factory=dict)
-    line: int = 0
-    raising: bool = False
+    raising: bool = False  # whether an exception is passing through it
 
     def ancestors(self) -> Iterator["Call"]:
         """The call itself, its caller, and so on."""
@@ -54,22 +44,15 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a run did.
+    """Something that a run did."""
 
-    Attributes:
-        kind: "value": a tagged statement assigned or returned `value`; "turn": a tagged loop began its `value`-th turn;
-            "result": a function returned `value`; "call": a function was called.
-        call: the call that did it, or was made.
-        statement: the tagged statement, if it was one.
-        value: see kind.
-        names: the locals at that time.
-    """
-
+    # "value": a tagged statement assigned or returned `value`; "turn": a tagged loop began its `value`-th turn; "end":
+    # a tagged loop left `value`; "result": a function returned `value`; "call": a function was called
     kind: str
-    call: Call
-    statement: Statement | None
-    value: Any
-    names: Mapping[str, Any]
+    call: Call  # the call that did it, or was made
+    statement: Statement | None  # the tagged statement, if it was one
+    value: Any  # see kind
+    names: Mapping[str, Any]  # the locals at that time
 
 
 class _Tracer:
@@ -102,9 +85,9 @@ class _Tracer:
         head = cause and cause.statement
         is_body = head is not None and (head.target == function.name or _is_in_another_order(function))
         if cause is not None and head is not None and head.end is not None and is_body:
-            self._turn(cause, head, frame)
-        if self.observe(Event("call", call, None, None, {})):
-            return self._mute(call, frame)
+            self._turn(cause, head)
+        self.muted = bool(self.observe(Event("call", call, None, None, {})))
+        frame.f_trace_lines = not self.muted
 
         def within(frame: FrameType, event: str, arg: Any):
             if event == "line":
@@ -118,46 +101,39 @@ class _Tracer:
 
         return within
 
-    def _mute(self, call: Call, frame: FrameType):
-        def until_return(frame: FrameType, event: str, arg: Any):
-            if event == "return":
-                self.muted, self.call = False, call.parent
-            return until_return
-
-        self.muted, frame.f_trace_lines = True, False
-        return until_return
-
     def _at(self, call: Call, frame: FrameType) -> None:
         previous, line = call.statement, frame.f_lineno
         if not call.function.first <= line <= call.function.last:
             return  # a decorator that the tests' import hook adds has no line of its own
-        call.line = line
         here = call.function.statements.get(line)
         if previous is not None and (here is not previous or previous.body):
             call.statement = None
-            if previous.body is None:
-                self._done(call, previous, frame.f_locals.get(previous.target or ""), frame)
-            elif previous.body[0] <= line <= previous.body[1]:
-                self._turn(call, previous, frame)
+            if previous.body is not None and previous.body[0] <= line <= previous.body[1]:
+                self._turn(call, previous)
             elif here is not previous:
-                call.turns.pop(previous.first, None)
+                self._done(call, previous, frame.f_locals.get(previous.target or ""), frame)
         call.statement = here
-        if here is not None and here.end is not None:
-            call.turns.pop(here.first, None)
 
     def _leave(self, call: Call, frame: FrameType, result: Any) -> None:
         statement, call.statement = call.statement, None
-        if not call.raising:
-            if statement is not None and statement.body is None:
+        if not call.raising and not self.muted:
+            if statement is not None:
                 value = result if statement.returns else frame.f_locals.get(statement.target or "")
                 self._done(call, statement, value, frame)
             self.observe(Event("result", call, None, result, dict(frame.f_locals)))
-        self.call = call.parent
+        self.call, self.muted = call.parent, False
 
     def _done(self, call: Call, statement: Statement, value: Any, frame: FrameType) -> None:
-        self.observe(Event("value", call, statement, value, dict(frame.f_locals)))
+        names = dict(frame.f_locals)
+        if statement.body is None:
+            self.observe(Event("value", call, statement, value, names))
+        if statement.end is not None:
+            call.turns.pop(statement.first, None)
+            self.observe(
+                Event("end", call, statement, names.get(statement.end.target or statement.target or ""), names)
+            )
 
-    def _turn(self, call: Call, statement: Statement, frame: FrameType) -> None:
+    def _turn(self, call: Call, statement: Statement) -> None:
         call.turns[statement.first] = turn = call.turns.get(statement.first, 0) + 1
         self.observe(Event("turn", call, statement, turn, {}))
 

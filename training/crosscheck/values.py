@@ -8,7 +8,10 @@ import numpy as np
 
 from training.crosscheck import oracle
 
-__all__ = ["AbstractValueError", "difference", "mapped", "plain", "prefix", "tree"]
+__all__ = ["AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain", "prediction",
+           "prefix", "softmax", "tree"]  # fmt: skip
+
+Locals = dict[str, Any]
 
 
 class AbstractValueError(ValueError):
@@ -64,3 +67,34 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.abs(a - b))
     return float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def softmax(A: np.ndarray) -> np.ndarray:
+    """The softmax of each column."""
+    with np.errstate(invalid="ignore"):  # a wrong edit may make all of a column −∞
+        numerator = np.exp(A - A.max(axis=0))
+    return numerator / numerator.sum(axis=0)
+
+
+# From what a statement of the code computes, and the locals there, to the value that its line speaks of.
+
+
+def of_each_token(m: Any, _: Locals) -> np.ndarray:
+    """One number for each token, without the axis of 1 that it is kept on."""
+    m = plain(m)
+    return m[0] if m.ndim > 1 and m.shape[0] == 1 else m
+
+
+def prediction(X: Any, names: Locals) -> np.ndarray:
+    """P = softmax(W_u X), which the code leaves to the next line, from the X that its line ends with; capped as
+    Gemma 2's logits are.
+    """
+    theta, cap = names["theta"], names["theta"].variant.unembedding.cap
+    Y = (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
+    return softmax(Y if cap is None else cap * np.tanh(Y / cap))
+
+
+def finished_translation(returned: Any, _: Locals) -> np.ndarray:
+    """The translation without what pads it to l_max tokens."""
+    x_hat, length = returned
+    return plain(x_hat)[: int(plain(length))]

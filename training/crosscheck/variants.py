@@ -19,17 +19,15 @@ from typing import Any
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 
 from algorithms.model.variants import VARIANTS
-from training.crosscheck.oracle import family, inference
+from training.crosscheck.oracle import family
 
-from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
-from .comparison import LineResult, OracleCache, Results, check_runs
+from .comparison import OracleCache, Results, compare
 from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
-from .scenarios import Run, Scenarios, sampler
+from .scenarios import Run, Scenarios
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant"]
 
@@ -65,7 +63,7 @@ class VariantScenarios(Scenarios):
     with a choice are asked for; `algorithm`: 8, 9 or 10; None: that of a published variant.
     """
 
-    called: tuple[int, ...] = CALLED
+    called = CALLED
 
     def __init__(
         self,
@@ -108,7 +106,7 @@ class VariantScenarios(Scenarios):
     def _unstacked(self, theta: Any) -> Any:
         return family_parameters(theta)
 
-    def _run(self) -> Iterator[Run]:
+    def _runs_of_model(self) -> Iterator[Run]:
         kind, lengths, paper = {
             8: ("ED", (self.sizes.l_z, self.sizes.l_x), family.ed_transformer),
             9: ("E", (self.sizes.l_x,), family.e_transformer),
@@ -119,46 +117,45 @@ class VariantScenarios(Scenarios):
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
         yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
 
+    _runs_8 = _runs_9 = _runs_10 = _runs_of_model
+
     def _runs_14(self) -> Iterator[Run]:
         """Generation by the model that ran before."""
-        x, key, (tau, l_gen) = self._tokens(self.sizes.l_x), jax.random.key(self.seed), (0.7, self.sizes.l_gen)
-        code = functools.partial(self._asked(14), jnp.asarray(x), self.theta, l_gen=l_gen, tau=tau, key=key)
-        arguments = x, self._unstacked(self.theta), l_gen, tau, sampler(key)
-        transformer = functools.partial(family.d_transformer, model=self.model)
-        paper = functools.partial(inference.d_inference, *arguments, transformer=transformer)
-        yield Run(14, f"τ = {tau}", code, lambda _: paper(), padded=True, sharing=self.sharing)
+        x, key = self._tokens(self.sizes.l_x), jax.random.key(self.seed)
+        model = functools.partial(family.d_transformer, model=self.model)
+        yield self._generation(14, x, self.theta, 0.7, key, {"transformer": model}, l_gen=self.sizes.l_gen)
 
     def runs(self, algorithm: int) -> Iterator[Run]:
         """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too.
 
         What a line calls that stands in place of these algorithms is not observed: it is no line of the model.
         """
-        shows = {} if algorithm == 14 else {"shows": frozenset(self.called), "sharing": self.sharing}
-        for run in self._seeded(algorithm, self._runs_14 if algorithm == 14 else self._run):
+        shows = frozenset() if algorithm == 14 else frozenset(self.called)
+        for run in super().runs(algorithm):
             code = functools.partial(_unobserved, self.hidden, run.code) if self.hidden else run.code
-            yield dataclasses.replace(run, code=code, **shows)
+            yield dataclasses.replace(run, code=code, shows=shows, sharing=self.sharing)
 
 
 def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
     """Run code with the formulas of classes of lines hidden from tracing."""
+
+    def untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*args, **kwargs):
+            trace = sys.gettrace()
+            sys.settrace(None)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                sys.settrace(trace)
+
+        return run
+
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
-                stack.enter_context(mock.patch.object(kind, name, _untraced(vars(kind)[name])))
+                stack.enter_context(mock.patch.object(kind, name, untraced(vars(kind)[name])))
         return code()
-
-
-def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def run(*args, **kwargs):
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            sys.settrace(trace)
-
-    return run
 
 
 def compare_variant(
@@ -166,29 +163,16 @@ def compare_variant(
 ) -> Results:
     """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
 
-    `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `cache`: what
-    the oracle computed in an earlier comparison of the same scenarios; filled; `until_first`: whether to stop
-    behind the first run that differs.
+    The arguments are those of `compare`.
     """
-    cache = {} if cache is None else cache
-    n = scenarios.algorithm
-    changed = scenarios.changed()
-    callers = CALLERS.get(n, ())
-    lines = {
-        (m, line.number): LineResult(m, line) for m in (n, *scenarios.called, *callers) for line in PSEUDOCODE[m].lines
-    }
-    for key, change in ((key, change) for key, change in changed.items() if key in lines):
-        lines[key] = LineResult(key[0], change.line, change=change)
-    settings = {"seed": scenarios.seed, "implementation": scenarios.implementation, "variant": scenarios.name}
-    results = Results(lines, {}, settings)
-    for m in (n, *callers):
-        if not (until_first and results.first):
-            check_runs(results, m, scenarios, root, cache, until_first=until_first)
+    cache, n, callers = {} if cache is None else cache, scenarios.algorithm, CALLERS.get(scenarios.algorithm, ())
+    results = compare(scenarios, root, (n, *callers), cache, until_first=until_first)
+    results.settings["variant"] = scenarios.name
+    theta, changed = scenarios._unstacked(scenarios.theta), scenarios.changed()
+    not_printed = lines_not_printed(cache[n, 0], n, scenarios.single, theta, scenarios.model)
     called = {key[0] for key in cache[n, 0].visits} | {*callers}
-    results.lines = {key: result for key, result in lines.items() if key[0] in called}
-    not_printed = lines_not_printed(
-        cache[n, 0], n, scenarios.single, scenarios._unstacked(scenarios.theta), scenarios.model
-    )
+    results.lines = {key: result for key, result in results.lines.items() if key[0] in called}
     for key, result in results.lines.items():
-        result.is_printed = key not in not_printed
+        result.change, result.is_printed = changed.get(key), key not in not_printed
+        result.line = result.line if result.change is None else result.change.line
     return results

@@ -27,13 +27,7 @@ PARTS = (
     ("Training", range(11, 14)),
     ("Inference", range(14, 16)),
 )
-VERDICTS = {
-    "equal": "equal",
-    "within": "seen in its step",
-    "left out": "left out",
-    "different": "different",
-    "missing": "no counterpart",
-}
+VERDICTS = {"within": "seen in its step", "missing": "no counterpart"}
 VARIANTS = "algorithms/model/variants.py"
 HIGHLIGHTING = ".c1,.sd,.s2,.s1{color:var(--quiet)}.k,.kn,.ow{color:var(--keyword)}"
 

@@ -1,4 +1,10 @@
-"""Algorithms 1 to 7 and the functions they are made of."""
+"""Algorithms 1 to 7 and the functions they are made of.
+
+`v`, `l`: a token ID in 0..N_V-1, a position in 0..l_max-1; `W_e` [d_e, N_V], `W_p` [d_e, l_max], `W_u` [N_V, d_e]: the
+matrices of embedding and unembedding; `e` [d_e]: activations of one token; `X` [d_x, l_x], `Z` [d_z, l_z]: primary and
+context sequence; `W_qkv`: W_q [d_attn, d_x], W_k [d_attn, d_z], W_v [d_out, d_z], b_q, b_k [d_attn], b_v [d_out];
+`mask`: boolean [l_z, l_x], True where t_x may attend to t_z; `gamma`, `beta` [d_e]: scale and offset.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +19,14 @@ Tokens = Sequence[int] | Array  # token IDs
 
 
 def exp(A: Array) -> Array:
-    """Return the exponential, with exp(-inf) = 0 also where a complex -inf has lost its imaginary part.
-
-    `A`: real or complex array; its real parts may be -inf. Result: exp(A), of A's shape.
-    """
+    """Return the exponential, with exp(-inf) = 0 also where a complex -inf has lost its imaginary part."""
     A = np.asarray(A)
     with np.errstate(invalid="ignore"):
         return np.where(np.real(A) == -np.inf, 0.0, np.exp(A))
 
 
 def softmax(A: Array) -> Array:
-    """Return equation (2): the softmax of each column.
-
-    `A`: [l_z, l_x], or a vector [l_z], which counts as one column. Result: An array of A's shape whose columns are
-    positive and sum to 1.
-    """
+    """Return equation (2): the softmax of each column of A [l_z, l_x]; a vector counts as one column."""
     A = np.asarray(A)
     if A.ndim == 1:
         numerator = exp(A)
@@ -36,45 +35,31 @@ def softmax(A: Array) -> Array:
 
 
 def relu(x: Array) -> Array:
-    """Return max(0, x), element by element; a complex x is judged by its real part.
-
-    `x`: any array. Result: An array of x's shape.
-    """
+    """Return max(0, x), element by element; a complex x is judged by its real part."""
     x = np.asarray(x)
     return np.where(np.real(x) > 0, x, 0.0)
 
 
 def gelu(x: Array) -> Array:
-    """Return equation (5): x times the probability that a standard normal variable is below x.
-
-    `x`: any array. Result: An array of x's shape.
-    """
+    """Return equation (5): x times the probability that a standard normal variable is below x."""
     x = np.asarray(x)
     return x * (1 + erf(x / math.sqrt(2))) / 2
 
 
 def token_embedding(v: int, W_e: Array) -> Array:
-    """Return Algorithm 1: the embedding of one token.
-
-    `v`: token ID in 0..N_V-1; `W_e`: token embedding matrix [d_e, N_V]. Result: e, [d_e].
-    """
+    """Return Algorithm 1: the embedding of one token, e [d_e]."""
     e: Array = W_e[:, v]  # return
     return e
 
 
 def positional_embedding(l: int, W_p: Array) -> Array:
-    """Return Algorithm 2: the embedding of one position.
-
-    `l`: position in 0..l_max-1; `W_p`: positional embedding matrix [d_e, l_max]. Result: e_p, [d_e].
-    """
+    """Return Algorithm 2: the embedding of one position, e_p [d_e]."""
     e_p: Array = W_p[:, l]  # return
     return e_p
 
 
 def sinusoidal_positional_embedding(d_e: int, l_max: int) -> Array:
-    """Return the hard-coded W_p given beside Algorithm 2, whose t and i start at 1.
-
-    `d_e`: embedding dimension, even; `l_max`: number of positions. Result: W_p, [d_e, l_max].
+    """Return the hard-coded W_p [d_e, l_max] given beside Algorithm 2, whose t and i start at 1.
 
     Raises:
         ValueError: if d_e is odd, for which the paper leaves the last row undefined.
@@ -90,11 +75,7 @@ def sinusoidal_positional_embedding(d_e: int, l_max: int) -> Array:
 
 
 def single_query_attention(e: Array, E: Array, W_qkv: Any) -> Array:
-    """Return Algorithm 3: attention of one token to T tokens.
-
-    `e`: the current token [d_in]; `E`: the context tokens [d_in, T], e_t being column t; `W_qkv`: W_q, W_k [d_attn,
-    d_in], b_q, b_k [d_attn], W_v [d_out, d_in], b_v [d_out]. Result: v_tilde, [d_out].
-    """
+    """Return Algorithm 3: attention of one token e [d_in] to the T columns of E [d_in, T], v_tilde [d_out]."""
     T = E.shape[1]
     d_attn = W_qkv.W_q.shape[0]
     q = W_qkv.W_q @ e + W_qkv.b_q  # line 1
@@ -107,13 +88,9 @@ def single_query_attention(e: Array, E: Array, W_qkv: Any) -> Array:
 
 
 def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
-    """Return Algorithm 4: one head's attention of X to Z.
+    """Return Algorithm 4: one head's attention of X to Z, V_tilde [d_out, l_x].
 
     A column of the mask without a True, for which the paper's formula is 0/0, gives a column of zeros.
-
-    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W_qkv`: W_q [d_attn, d_x], W_k [d_attn,
-    d_z], b_q, b_k [d_attn], W_v [d_out, d_z], b_v [d_out]; `mask`: boolean [l_z, l_x], True where t_x may attend to
-    t_z. Result: V_tilde, [d_out, l_x].
 
     Raises:
         ValueError: if the mask has another shape.
@@ -139,11 +116,9 @@ def attention(X: Array, Z: Array, W_qkv: Any, mask: Array) -> Array:
 
 
 def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
-    """Return Algorithm 5: multi-head attention of X to Z.
+    """Return Algorithm 5: multi-head attention of X to Z, V_tilde [d_out, l_x].
 
-    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W`: heads (a list of what `attention`
-    takes, d_out being d_mid), W_o [d_out, H d_mid], b_o [d_out]; `mask`: boolean [l_z, l_x], True where t_x may
-    attend to t_z. Result: V_tilde, [d_out, l_x].
+    `W`: heads (a list of what `attention` takes, d_out being d_mid), W_o [d_out, H d_mid], b_o [d_out].
     """
     H = len(W.heads)
     heads = []
@@ -156,10 +131,7 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array) -> Array:
 
 
 def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
-    """Return Algorithm 6: layer normalization, with no term added to the variance.
-
-    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `beta`: offset [d_e]. Result: e_hat, [d_e].
-    """
+    """Return Algorithm 6: layer normalization of one token, e_hat [d_e], with no term added to the variance."""
     d_e = len(e)
     m = sum(e[i] for i in range(d_e)) / d_e  # line 1
     v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
@@ -168,10 +140,7 @@ def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
 
 
 def rms_norm(e: Array, gamma: Array) -> Array:
-    """Return Algorithm 6 with m = beta = 0: root mean square normalization.
-
-    `e`: activations of one token [d_e]; `gamma`: scale [d_e]. Result: e_hat, [d_e].
-    """
+    """Return Algorithm 6 with m = beta = 0: root mean square normalization of one token, e_hat [d_e]."""
     d_e = len(e)
     m = 0.0  # line 1
     v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
@@ -180,9 +149,6 @@ def rms_norm(e: Array, gamma: Array) -> Array:
 
 
 def unembedding(e: Array, W_u: Array) -> Array:
-    """Return Algorithm 7: the distribution over the vocabulary.
-
-    `e`: activations of one token [d_e]; `W_u`: unembedding matrix [N_V, d_e]. Result: p, [N_V].
-    """
+    """Return Algorithm 7: the distribution over the vocabulary, p [N_V]."""
     p: Array = softmax(W_u @ e)  # line 1
     return p

@@ -30,6 +30,11 @@ W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_
 encoder_norm and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
 norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
 heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
+
+Arguments that no function explains: `z`, `x`: context and primary sequence, token IDs; `positions` [l]: of the tokens;
+counted, in each document, unless given; `mask`: in place of the algorithm's own, boolean [l_z, l_x]; `length`,
+`z_length`: what follows is padding; `documents`, `z_documents`, `x_documents`: number of each token's document;
+`types`: of the tokens; 0 unless given; only read where theta has W_t. Logits and P are [N_V, l].
 """
 
 import functools
@@ -86,10 +91,7 @@ def embed(
     e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
     with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
     2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
-    section 3.1, OPT-350m.
-
-    `x`: token IDs; `theta`: parameters; `model`: options; `positions`: of the tokens; `types`: type of each token;
-    0 unless given. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
+    section 3.1, OPT-350m. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
     """
     rule: Model = model["positions"] or {"kind": None}
     s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
@@ -121,10 +123,9 @@ def embed(
 
 
 def mlp_of(model: Model, f: Any, W: Any) -> Any:
-    """Return the model's MLP, or what it has in its place, as a function of X and W.
+    """Return the model's MLP, or what it has in its place, as a function of X and W, the layer's parameters.
 
-    `model`: options; `f`: activation function; `W`: parameters of the layer's MLP; in a model with experts, a layer
-    whose MLP has no router W_r has none (DeepSeek's first layers). Result: The function.
+    In a model with experts, a layer whose MLP has no router W_r has none (DeepSeek's first layers).
     """
     if "own_mlp" in model:
         return model["own_mlp"]
@@ -148,16 +149,14 @@ def through_layers(
     distances: Array | None,
     P: Array | None,
 ) -> Array:
-    """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8.
+    """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8, [d_e, l].
 
     side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1). A layer without mlp
     has attention only (document 001).
 
-    `X`: embeddings [d_e, l]; `own`: parameters of the layers that have some of their own; see option L; `model`:
-    options; `base`: the mask, before windows, padding and documents; `order`: the algorithm's own, where the model
-    has none; `f`: the algorithm's own activation; `bidirectional`: which of T5's buckets apply; `positions`: [l];
-    `length`: what follows is padding; `documents`: number of each token's document; `distances`: T5's tables [H,
-    num_buckets]; `P`: what queries and keys add to their input. Result: [d_e, l].
+    `own`: parameters of the layers that have some of their own; see option L; `base`: the mask, before windows, padding
+    and documents; `order`, `f`: the algorithm's own, where the model has none; `bidirectional`: which of T5's buckets
+    apply; `distances`: T5's tables [H, num_buckets]; `P`: what queries and keys add to their input.
     """
     order = model["order"] or order
     f = ACTIVATIONS[model["activation"]] if model["activation"] else f
@@ -200,8 +199,6 @@ def unembed(X: Array, theta: Any, model: Model) -> Array:
 
     Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; W_out: OPT-350m; s: T5, d_e^(-1/2) where tied;
     cap: Gemma 2.
-
-    `X`: [d_e, l]; `theta`: parameters; `model`: options. Result: [N_V, l].
     """
     s = 1 / math.sqrt(X.shape[0]) if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
     W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
@@ -221,10 +218,7 @@ def d_logits(
 ) -> Array:
     """Return Algorithm 10 up to its softmax.
 
-    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and
-    what the options add; `model`: options; `positions`: of the tokens; counted, in each document, unless given;
-    `mask`: in place of the unidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`:
-    number of each token's document. Result: [N_V, l].
+    `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?, and what the options add.
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -239,11 +233,7 @@ def d_logits(
 
 
 def d_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
-    """Return Algorithm 10: softmax of `d_logits`.
-
-    `x`: sequence of l token IDs; `theta`: parameters of `d_logits`; `model`: options; `where`: further arguments of
-    `d_logits`. Result: P, [N_V, l].
-    """
+    """Return Algorithm 10: softmax of `d_logits`, which takes the further arguments `where`."""
     P: Array = softmax(d_logits(x, theta, model, **where))  # return
     return P
 
@@ -261,11 +251,7 @@ def e_logits(
 ) -> Array:
     """Return Algorithm 9 up to its softmax.
 
-    `x`: sequence of l token IDs; `theta`: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?,
-    W_u?, and what the options add; `model`: options; `types`: type of each token; 0 unless given; only read where
-    theta has W_t; `positions`: of the tokens; counted, in each document, unless given; `mask`: in place of the
-    bidirectional one, boolean [l_z, l_x]; `length`: what follows is padding; `documents`: number of each token's
-    document. Result: [N_V, l].
+    `theta`: W_e, W_p?, layers (attention, norm1?, mlp?, norm2?), W_f?, b_f?, norm?, W_u?, and what the options add.
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -283,11 +269,7 @@ def e_logits(
 
 
 def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
-    """Return Algorithm 9: softmax of `e_logits`.
-
-    `x`: sequence of l token IDs; `theta`: parameters of `e_logits`; `model`: options; `where`: further arguments of
-    `e_logits`. Result: P, [N_V, l].
-    """
+    """Return Algorithm 9: softmax of `e_logits`, which takes the further arguments `where`."""
     P: Array = softmax(e_logits(x, theta, model, **where))  # return
     return P
 
@@ -297,9 +279,8 @@ def decode(
 ) -> Array:
     """Return lines 13 to 20 of Algorithm 8; cross-attention has no window and no positions, for no source says how.
 
-    `X`: embeddings [d_e, l_x]; `Z`: the encoder's output [d_e, l_z]; `theta`: parameters; `model`: options;
-    `masks`: function of a line's window that returns the masks of self-attention and cross-attention;
-    `x_positions`: [l_x]; `z_positions`: [l_z]. Result: [d_e, l_x].
+    `Z`: the encoder's output; `masks`: function of a line's window that returns the masks of self-attention and
+    cross-attention.
     """
     order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
     for l, W in enumerate(theta.decoder):  # line 13
@@ -330,8 +311,6 @@ def of_context(theta: Any) -> Any:
     """Return theta with what embeds the context of Algorithm 8 in place of what embeds the primary sequence.
 
     Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: FSMT (Ng et al. 2019).
-
-    `theta`: parameters, with a context of W_e?, W_p?, embedding_norm?. Result: A copy.
     """
     return SimpleNamespace(**vars(theta) | {name: W for name, W in vars(theta.context).items() if W is not None})
 
@@ -348,11 +327,8 @@ def ed_logits(
 ) -> Array:
     """Return Algorithm 8 up to its softmax.
 
-    `z`: context sequence, l_z token IDs; `x`: primary sequence, l_x token IDs; `theta`: W_e, W_p?, encoder
-    (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention, norm4?, mlp, norm5?), W_u?,
-    and what the options add; `model`: options; L is not for this algorithm; `z_length`: what follows in z is
-    padding; `z_documents`: number of the document of each token of z; `x_documents`: likewise, of x. Result: [N_V,
-    l_x].
+    `theta`: W_e, W_p?, encoder (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention,
+    norm4?, mlp, norm5?), W_u?, and what the options add; `model`: L is not for this algorithm.
     """
     z_positions = where_tokens_are(z, None, z_documents)
     x_positions = where_tokens_are(x, None, x_documents)
@@ -378,41 +354,25 @@ def ed_logits(
 
 
 def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Array:
-    """Return Algorithm 8: softmax of `ed_logits`.
-
-    `z`: context sequence; `x`: primary sequence; `theta`: parameters of `ed_logits`; `model`: options; `where`:
-    further arguments of `ed_logits`. Result: P, [N_V, l_x].
-    """
+    """Return Algorithm 8: softmax of `ed_logits`, which takes the further arguments `where`."""
     P: Array = softmax(ed_logits(z, x, theta, model, **where))  # return
     return P
 
 
 def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1.
-
-    `x`: the sequence, with its bos_token and eos_token; `theta`: parameters of `d_logits`; `model`: options;
-    `where`: further arguments of `d_logits`. Result: The loss, a scalar.
-    """
+    """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1."""
     P = d_transformer(x, theta, model, **where)
     return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
 
 
 def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats.
-
-    `x`: the sequence; `x_masked`: the sequence with some tokens replaced by mask_token; `theta`: parameters of
-    `e_logits`; `model`: options; `where`: further arguments of `e_logits`. Result: The loss, a scalar.
-    """
+    """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats."""
     mask_token = theta.W_e.shape[1] - 3
     P = e_transformer(x_masked, theta, model, **where)
     return -sum(np.log(P[x[t], t]) for t in range(len(x)) if x_masked[t] == mask_token)
 
 
 def ed_loss(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1.
-
-    `z`: context sequence; `x`: primary sequence, with its bos_token and eos_token; `theta`: parameters of
-    `ed_logits`; `model`: options; `where`: further arguments of `ed_logits`. Result: The loss, a scalar.
-    """
+    """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1."""
     P = ed_transformer(z, x, theta, model, **where)
     return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))

@@ -1,4 +1,8 @@
-"""Algorithms 14 and 15: sampling from the decoder-only and the encoder-decoder transformer."""
+"""Algorithms 14 and 15: sampling from the decoder-only and the encoder-decoder transformer.
+
+`tau`: temperature, 0 and infinity included; `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at
+step i = 0, 1, ...; may be None at temperature 0.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,10 +17,9 @@ Sample = Callable[[Array, int], int]
 
 
 def tempered(p: Array, tau: float) -> Array:
-    """Return the distribution q proportional to p^(1/tau), or its limit.
+    """Return the distribution q [N_V] proportional to p^(1/tau), or its limit.
 
-    `p`: distribution [N_V]; `tau`: temperature; 0 puts all weight on the first maximum of p, infinity makes q
-    uniform where p is not 0. Result: q, [N_V].
+    tau = 0 puts all weight on the first maximum of p, infinity makes q uniform where p is not 0.
     """
     if tau == 0:
         return np.array([float(v == np.argmax(p)) for v in range(len(p))])
@@ -26,10 +29,7 @@ def tempered(p: Array, tau: float) -> Array:
 
 
 def draw(q: Array, i: int, tau: float, sample: Sample | None) -> int:
-    """Draw a token from q; at temperature 0 there is nothing to draw and sample is not called.
-
-    `q`: distribution [N_V]; `i`: number of the step, from 0; `tau`: temperature; `sample`: sample(q, i) draws a
-    token ID; may be None at temperature 0. Result: A token ID.
+    """Draw a token ID from q at step i, from 0; at temperature 0 there is nothing to draw and sample is not called.
 
     Raises:
         ValueError: if there is something to draw and sample is None.
@@ -49,12 +49,9 @@ def d_inference(
     sample: Sample | None,
     transformer: Callable[[Tokens, Any], Array] = d_transformer,
 ) -> list[int]:
-    """Return Algorithm 14: the continuation of a prompt.
+    """Return Algorithm 14: the continuation of a prompt x, l_gen token IDs, without the prompt.
 
-    `x`: prompt, l token IDs; `theta`: parameters of `d_transformer`; `l_gen`: number of tokens to generate; `tau`:
-    temperature, 0 and infinity included; `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at
-    step i = 0, 1, . `transformer`: Algorithm 10, or a model of today in its place. Result: y, the l_gen generated
-    token IDs, without the prompt.
+    `transformer`: Algorithm 10, or a model of today in its place.
     """
     x = list(x)
     l = len(x)  # line 1
@@ -69,12 +66,9 @@ def d_inference(
 
 
 def ed_inference(z: Tokens, theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:
-    """Return Algorithm 15: the transduction of z, cut off once it has l_max tokens.
+    """Return Algorithm 15: the transduction of z, from bos_token to eos_token, or to its l_max-th token.
 
-    `z`: context sequence; `theta`: parameters of `ed_transformer`; `tau`: temperature, 0 and infinity included;
-    `sample`: sample(q, i) draws a token ID from the distribution q [N_V] at step i = 0, 1, ; `l_max`: largest
-    length of the result, bos_token included; the paper, which names no limit, would go on. Result: x_hat, from
-    bos_token to eos_token (or to its l_max-th token).
+    `l_max`: largest length of the result, bos_token included; the paper, which names no limit, would go on.
     """
     N_V = theta.W_e.shape[1]
     bos_token, eos_token = N_V - 2, N_V - 1

@@ -2,6 +2,13 @@
 
 Written from the cited publications, never from the JAX code. Weights are [d_out, d_in], columns are tokens, and a
 parameter that is None or missing is not there. All functions also work in complex arithmetic.
+
+`X` [d_x, l_x] (or [d, l]), `Z` [d_z, l_z]: primary and context sequence; `e` [d_e]: activations of one token; `gamma`,
+`beta` [d_e]: scale and offset; `epsilon`: added to the variance or the mean square; `offset`: added to gamma: 0, or
+Gemma's 1; `norm`: gamma and, unless absent, beta; or None; `model`: of options, "norm" ("layer_norm" or "rms_norm"),
+"epsilon", "norm_offset"; `order`: "norm_first" or "norm_last"; `f`: activation function; `clip`: c or None; `mask`:
+boolean [l_z, l_x]; `x_positions` [l_x], `z_positions` [l_z]; `bidirectional`: which of T5's buckets apply; `distances`:
+T5's tables [H, num_buckets].
 """
 
 import math
@@ -16,26 +23,17 @@ from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, r
 
 
 def silu(x: Array) -> Array:
-    """Return x sigma(x) = x / (1 + exp(-x)) (Hendrycks and Gimpel 2016; Llama, Mistral, Qwen).
-
-    `x`: any array. Result: An array of x's shape.
-    """
+    """Return x sigma(x) = x / (1 + exp(-x)) (Hendrycks and Gimpel 2016; Llama, Mistral, Qwen)."""
     return x / (1 + np.exp(-x))
 
 
 def gelu_tanh(x: Array) -> Array:
-    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016; GPT-2, Gemma, T5 1.1).
-
-    `x`: any array. Result: An array of x's shape.
-    """
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016; GPT-2, Gemma, T5 1.1)."""
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def gelu_sigmoid(x: Array) -> Array:
-    """Return x sigma(1.702 x) (Hendrycks and Gimpel 2016; gpt-oss, Agarwal et al. 2025).
-
-    `x`: any array. Result: An array of x's shape.
-    """
+    """Return x sigma(1.702 x) (Hendrycks and Gimpel 2016; gpt-oss, Agarwal et al. 2025)."""
     return x / (1 + np.exp(-1.702 * x))
 
 
@@ -43,18 +41,12 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid
 
 
 def part(W: Any, name: str) -> Any:
-    """Return a parameter, or None where W has none of that name.
-
-    `W`: parameters with attributes, or None; `name`: of the attribute. Result: The attribute or None.
-    """
+    """Return a parameter, or None where W, which may be None, has none of that name."""
     return getattr(W, name, None)
 
 
 def linear(W: Array, b: Array | None, X: Array) -> Array:
-    """Return W X + b 1^T, without the bias where there is none (Llama, T5, document 000).
-
-    `W`: [d_out, d_in]; `b`: [d_out] or None; `X`: [d_in, l]. Result: [d_out, l].
-    """
+    """Return W X + b 1^T, without the bias where there is none (Llama, T5, document 000)."""
     if b is None:
         return W @ X
     return W @ X + np.outer(b, np.ones(X.shape[1]))
@@ -64,9 +56,6 @@ def layer_norm(e: Array, gamma: Array, beta: Array | None, epsilon: float) -> Ar
     """Return Algorithm 6 with a term added to the variance (Ba et al. 2016; document 003, section 12.3.2).
 
     e_hat = (e - m) / sqrt(v + epsilon) * gamma + beta.
-
-    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `beta`: offset [d_e] or None; `epsilon`: added to the
-    variance; 0 in the paper. Result: e_hat, [d_e].
     """
     d_e = len(e)
     m = sum(e[i] for i in range(d_e)) / d_e  # line 1
@@ -80,9 +69,6 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
 
     Sources: Zhang and Sennrich 2019; Gopher, document 004; T5, Llama; Gemma, with offset 1.
     e_hat = e / sqrt(sum_i e[i]^2 / d_e + epsilon) * (gamma + offset).
-
-    `e`: activations of one token [d_e]; `gamma`: scale [d_e]; `epsilon`: added to the mean square; `offset`: added
-    to gamma: 0, or Gemma's 1. Result: e_hat, [d_e].
     """
     d_e = len(e)
     v = sum(e[i] * e[i] for i in range(d_e)) / d_e  # line 2
@@ -91,11 +77,7 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
 
 
 def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
-    """Return X with every column normalized, or X itself where this norm is not there.
-
-    `X`: activations [d, l]; `norm`: gamma [d] and, unless absent, beta [d]; or None; `model`: "norm" ("layer_norm"
-    or "rms_norm"), "epsilon", "norm_offset". Result: An array [d, l].
-    """
+    """Return X with every column normalized by the model's kind of norm, or X itself where this norm is not there."""
     if norm is None:
         return X
     columns = []
@@ -112,9 +94,6 @@ def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
 
     norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
     document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
-
-    `X`: [d_e, l]; `norm`: before the sublayer, or after the sum; `order`: "norm_first" or "norm_last"; `model`:
-    options. Result: [d_e, l].
     """
     if order not in ("norm_first", "norm_last"):
         raise ValueError(f"order must be norm_first or norm_last, but is {order}")
@@ -122,11 +101,7 @@ def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
 
 
 def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
-    """Return what becomes of the sum of X and a residual sublayer: see `before`.
-
-    `X`: [d_e, l]; `norm`: before the sublayer, or after the sum; `order`: "norm_first" or "norm_last"; `model`:
-    options. Result: [d_e, l].
-    """
+    """Return what becomes of the sum of X and a residual sublayer: see `before`."""
     return normalize(X, norm, model) if order == "norm_last" else X
 
 
@@ -136,8 +111,8 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     With a clip c, the gate is f(min(W_gate X, c)) * (1 + the entries of W_mlp1 X, at least -c and at most c) (gpt-oss,
     Agarwal et al. 2025).
 
-    `X`: [d_e, l]; `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate
-    [d_mlp], b_mlp2 [d_e]; `f`: activation function; `clip`: c or None. Result: [d_e, l].
+    `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
+    [d_e].
     """
     U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
     W_gate = part(W, "W_gate")
@@ -156,9 +131,8 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
     Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
     DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16.
 
-    `X`: [d_e, l]; `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front),
-    shared? (what `mlp` takes); `f`: activation function; `line`: see `weights_of_experts`; `clip`: c of `mlp`. Result:
-    [d_e, l].
+    `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
+    `mlp` takes); `line`: see `weights_of_experts`.
     """
     columns = []
     for t in range(X.shape[1]):
@@ -173,11 +147,11 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
 
 
 def weights_of_experts(router: Array, b_choice: Array | None, line: Mapping[str, Any]) -> dict[int, Any]:
-    """Return the weights of the experts that a token chooses, by their numbers.
+    """Return the weights of the k experts that a token chooses, by their numbers.
 
     `router`: the token's column of W_r X + b_r, [n]; `b_choice`: added to the scores of the choice only, [n] or None;
     `line`: "k", "scores" ("softmax" or "sigmoid"), "renormalized", "factor", and for a choice within the best groups,
-    by the sum of their best scores, "groups", "chosen_groups" and "best", the number of these. Result: k weights.
+    by the sum of their best scores, "groups", "chosen_groups" and "best", the number of these.
     """
     n = len(router)
     scores = softmax(router) if line["scores"] == "softmax" else 1 / (1 + np.exp(-router))
@@ -193,13 +167,12 @@ def weights_of_experts(router: Array, b_choice: Array | None, line: Mapping[str,
 
 
 def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> Array:
-    """Return the query (or key) of head h, RMS-normalized, between lines 1-2 and the rotation.
+    """Return the query (or key) of head h, RMS-normalized, between lines 1-2 and the rotation, [d_attn, l].
 
     gamma of d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); gamma of
-    H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025).
+    H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025); None: no norm.
 
-    `h`: the head; `Ys`: one array [d_attn, l] for each head; `gamma`: [d_attn] or [H d_attn] or None; `epsilon`:
-    added to the mean square; `offset`: added to gamma. Result: An array [d_attn, l].
+    `Ys`: one array [d_attn, l] for each head.
     """
     if gamma is None:
         return Ys[h]
@@ -212,10 +185,7 @@ def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: fl
 
 
 def cap(S: Array, c: float | None) -> Array:
-    """Return c tanh(S / c), or S where there is no cap (Gemma 2, Gemma team 2024, section 2; scores and logits).
-
-    `S`: scores, already scaled, or logits; `c`: cap or None. Result: An array of S's shape.
-    """
+    """Return c tanh(S / c), or S where there is no cap (Gemma 2, Gemma team 2024, section 2; scores and logits)."""
     return S if c is None else c * np.tanh(S / c)
 
 
@@ -234,18 +204,14 @@ def attention(
     distances: Array | None = None,
     P: Array | None = None,
 ) -> Array:
-    """Return Algorithm 4 with its changed lines, of head h; a column that may attend to nothing gives zeros.
+    """Return Algorithm 4 with its changed lines, of head h, [d_mid, l_x]; the rest is as in `mh_attention`.
 
-    Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv) (Ainslie et al. 2023; Shazeer 2019 for one
-    group). Before line 4 come the heads' norms, the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied
-    by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
-    (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the
-    two is a choice. Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes
-    (gpt-oss, Agarwal et al. 2025).
-
-    `h`: the head; `X`: as in `mh_attention`, like all the others; `Z`: likewise; `W`: likewise; `mask`: likewise;
-    `line`: likewise; `model`: likewise; `x_positions`: likewise; `z_positions`: likewise; `bidirectional`:
-    likewise; `distances`: likewise; `P`: likewise. Result: [d_mid, l_x].
+    A column that may attend to nothing gives zeros. Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv)
+    (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the rotation and
+    Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn) times the scale, for the last line divides by
+    the former; before line 5 come what distance adds (Transformer-XL, T5, ALiBi) and the cap. No published model has
+    both a cap and added distances, so this order of the two is a choice. Where W has sinks s [H], the softmax has one
+    score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al. 2025).
     """
     H = len(W.heads)
     groups = W.heads if part(W, "groups") is None else W.groups
@@ -296,11 +262,9 @@ def added_by_distance(
     bidirectional: bool,
     distances: Array | None,
 ) -> Array | float:
-    """Return what the scores of head h gain by the distance of the tokens: T5's table, ALiBi's slope, or nothing.
+    """Return what the scores of head h of H gain by the distance of the tokens: T5's table, ALiBi's slope, or 0.
 
-    `h`: the head; `H`: number of heads; `positions`: of "kind" "distances" or "alibi", or another, for which the
-    result is 0; `x_positions`: [l_x]; `z_positions`: [l_z]; `bidirectional`: which of T5's buckets apply;
-    `distances`: T5's tables [H, num_buckets]. Result: [l_z, l_x], or 0.
+    `positions`: of "kind" "distances" or "alibi", or another.
     """
     if positions["kind"] == "distances":
         assert distances is not None
@@ -312,17 +276,15 @@ def added_by_distance(
 def mh_attention(
     X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], model: Mapping[str, Any], **where: Any
 ) -> Array:
-    """Return Algorithm 5 with the changed lines of both it and Algorithm 4.
+    """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
 
-    `X`: primary sequence [d_x, l_x]; `Z`: context sequence [d_z, l_z]; `W`: heads (H of W_q, b_q?, and W_r, u, v
-    for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each head has these), gamma_q?,
-    gamma_k?, s?, W_o, b_o?; `mask`: boolean [l_z, l_x]; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
+    `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
+    each head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
-    "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and
-    the mask), "latent" (see `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`:
-    x_positions [l_x]; z_positions [l_z]; bidirectional: which of T5's buckets apply; distances?: T5's tables [H,
-    num_buckets]; P?: what queries and keys read is X + P, where values read X (document 001; Press et al. 2021,
-    "Shortformer"). Result: [d_out, l_x].
+    "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and the mask), "latent" (see
+    `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`: x_positions; z_positions;
+    bidirectional; distances?; P?: what queries and keys read is X + P, where values read X (document 001; Press et al.
+    2021, "Shortformer").
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)
@@ -340,14 +302,13 @@ def mh_attention(
 def latent_attention(
     X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], x_positions: Positions, z_positions: Positions
 ) -> Array:
-    """Return multi-head latent attention (DeepSeek-V2, DeepSeek-AI 2024, equations 9 to 19, and 37 to 47).
+    """Return multi-head latent attention (DeepSeek-V2, DeepSeek-AI 2024, equations 9 to 19, and 37 to 47), [d_e, l_x].
 
     With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
 
-    `X`: [d_e, l_x]; `Z`: [d_e, l_z]; `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c
-    [d_c, d_e], norm_c, W_kr [d_r, d_e], W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `mask`: boolean
-    [l_z, l_x]; `line`: "positions" (those of `rotate`), "epsilon" of the latents' norms, "scores": s; `x_positions`,
-    `z_positions`: [l_x], [l_z]. Result: [d_e, l_x].
+    `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e],
+    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`), "epsilon" of
+    the latents' norms, "scores": s.
     """
     rotary, epsilon = line["positions"], line["epsilon"]
 
@@ -380,12 +341,11 @@ def join_masks(
     x_documents: Sequence[int] | None = None,
     z_documents: Sequence[int] | None = None,
 ) -> Array:
-    """Return which positions may attend to which, the algorithm's own mask and all others together.
+    """Return which positions may attend to which, the algorithm's own mask and all others together, boolean [l_z, l_x].
 
-    `base`: the algorithm's mask, or the caller's in its place, boolean [l_z, l_x]; `window`: t_x - window < t_z
-    (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z <
-    z_length; what follows is padding; `x_documents`: number of the document of each t_x; a token attends within its
-    own only; `z_documents`: likewise, of each t_z. Result: Boolean [l_z, l_x].
+    `base`: the algorithm's mask, or the caller's in its place; `window`: t_x - window < t_z (Child et al. 2019 and
+    GPT-3, document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z < z_length; what follows is
+    padding; `x_documents`, `z_documents`: number of the document of each t_x, t_z; a token attends within its own only.
     """
     l_z, l_x = base.shape
     joined = np.empty((l_z, l_x), dtype=bool)
@@ -403,10 +363,7 @@ def join_masks(
 
 
 def document_positions(documents: Sequence[int]) -> list[int]:
-    """Return each token's position in its own document, from 0; a document is a run of equal numbers.
-
-    `documents`: number of each token's document [l]. Result: Positions [l].
-    """
+    """Return each token's position in its own document, from 0; a document is a run of equal numbers."""
     positions: list[int] = []
     for t in range(len(documents)):
         goes_on = t > 0 and documents[t] == documents[t - 1]
@@ -415,11 +372,7 @@ def document_positions(documents: Sequence[int]) -> list[int]:
 
 
 def where_tokens_are(x: Tokens, positions: Positions | None, documents: Sequence[int] | None) -> Positions:
-    """Return the positions given; or 0, 1, ... of the whole sequence, or of each document.
-
-    `x`: token IDs; `positions`: of the tokens, or None; `documents`: number of each token's document, or None.
-    Result: Positions [l].
-    """
+    """Return the positions given; or 0, 1, ... of the whole sequence x, or of each document."""
     if positions is not None:
         return positions
     return list(range(len(x))) if documents is None else document_positions(documents)

@@ -4,7 +4,7 @@ A tree is an array, None, a list or tuple of trees, or an object with named attr
 NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is no tree, and left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,26 +12,22 @@ import numpy as np
 
 from .components import Array
 
-STACKED = ("layers", "encoder", "decoder", "heads")  # their arrays have a leading axis
+STACKED = ("layers", "encoder", "decoder")  # their arrays have a leading axis
 OF_A_GROUP = ("W_k", "b_k", "W_v", "b_v")  # of heads: one for all heads that share keys and values
 OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
-    """Return the named attributes of a node, but for the variant, which the oracle is given as options.
-
-    `tree`: any tree. Result: Attributes by name, in their order; None if the tree is no such node.
-    """
+    """Return the named attributes of a node in their order, but for the variant; None if the tree is no such node."""
     if hasattr(tree, "_asdict"):
         return {name: child for name, child in tree._asdict().items() if name != "variant"}
     return vars(tree) if isinstance(tree, SimpleNamespace) else None
 
 
 def flatten(theta: Any, path: str = "") -> dict[str, Array]:
-    """Return all arrays of a tree by their paths, such as "layers[0].attention.heads[1].W_q".
+    """Return all arrays of a tree by their paths, such as "layers[0].attention.heads[1].W_q", in the order of the tree.
 
-    `theta`: tree of parameters; None contributes nothing; `path`: path of theta itself. Result: The arrays, in the
-    order of the tree.
+    None contributes nothing; `path`: path of theta itself.
     """
     if theta is None:
         return {}
@@ -46,11 +42,7 @@ def flatten(theta: Any, path: str = "") -> dict[str, Array]:
 
 
 def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
-    """Return a tree of theta's structure with other arrays; the inverse of `flatten`.
-
-    `theta`: tree of parameters; `arrays`: new arrays by the paths that `flatten` gives; `path`: path of theta
-    itself. Result: A tree of SimpleNamespace objects and lists.
-    """
+    """Return a tree of theta's structure, of SimpleNamespace objects and lists, with the arrays of `flatten`."""
     if theta is None:
         return None
     named = fields(theta)
@@ -62,24 +54,30 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
     return arrays[path]
 
 
-def unstack(theta: Any) -> Any:
+def heads_as_list(heads: Any) -> dict[str, Any]:
+    """Return what `unstack` puts in place of `heads`."""
+    return {"heads": unstack_axis(heads)}
+
+
+def unstack(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> Any:
     """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
 
-    `theta`: tree in which the arrays under `heads` carry a leading axis for the heads, and those under `layers`,
-    `encoder` or `decoder` one more, in front, for the layers. Result: A tree of SimpleNamespace objects with
-    float64 arrays, in which those fields are lists.
+    The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one
+    more, in front, for the layers. Result: A tree of SimpleNamespace objects with float64 arrays, in which those are
+    lists.
     """
     named = fields(theta)
     if named is None:
         return None if theta is None else np.asarray(theta, dtype=np.float64)
-    children = {k: unstack_axis(child) if k in STACKED else unstack(child) for k, child in named.items()}
+    children: dict[str, Any] = {}
+    for name, child in named.items():
+        stacked = unstack_axis if name in STACKED else unstack
+        children |= of_heads(child) if name == "heads" else {name: stacked(child, of_heads)}
     return SimpleNamespace(**children)
 
 
-def unstack_axis(theta: Any) -> list[Any]:
-    """Return the slices of a tree along the leading axis of all its arrays.
-
-    `theta`: tree whose arrays have the same leading axis. Result: As many unstacked trees as the axis is long.
+def unstack_axis(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> list[Any]:
+    """Return the slices of a tree along the leading axis of all its arrays, as unstacked trees.
 
     Raises:
         ValueError: if the arrays disagree about the axis, or there is none.
@@ -89,44 +87,24 @@ def unstack_axis(theta: Any) -> list[Any]:
     if len(set(lengths.values())) != 1 or () in lengths.values():
         raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
     (length,) = next(iter(lengths.values()))
-    return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()})) for i in range(length)]
+    return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()}), of_heads) for i in range(length)]
 
 
 def unstack_family(theta: Any) -> Any:
     """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
 
-    `theta`: tree in which the arrays under `heads` have a leading axis: W_k, b_k, W_v and b_v [H_kv, ...], gamma_q
-    and gamma_k none, all others, whether in `heads` or in `heads.relative`, [H, ...]; those under `layers`,
-    `encoder` and `decoder` have one more, in front, for the layers. Result: A tree of SimpleNamespace objects:
-    those fields are lists, what belongs to a group of heads is in `groups`, beside `heads`, and gamma_q and gamma_k
-    are beside them, too.
+    Of the arrays under `heads`, W_k, b_k, W_v and b_v are [H_kv, ...], gamma_q and gamma_k have no such axis, and all
+    others, whether in `heads` or in `heads.relative`, are [H, ...]. Result: As of `unstack`; what belongs to a group of
+    heads is in `groups`, beside `heads`, and gamma_q and gamma_k are beside them, too.
     """
-    named = fields(theta)
-    if named is None:
-        return None if theta is None else np.asarray(theta, dtype=np.float64)
-    children: dict[str, Any] = {}
-    for name, child in named.items():
-        if name == "heads":
-            children.update(unstack_heads(child))
-        elif name in STACKED:
-            lengths = {len(W) for W in flatten(child).values()}
-            assert len(lengths) == 1, f"{name}: stacked layers of {lengths}"
-            slices = [{path: W[l] for path, W in flatten(child).items()} for l in range(lengths.pop())]
-            children[name] = [unstack_family(rebuild(child, arrays)) for arrays in slices]
-        else:
-            children[name] = unstack_family(child)
-    return SimpleNamespace(**children)
+    return unstack(theta, unstack_heads)
 
 
 def unstack_heads(heads: Any) -> dict[str, Any]:
-    """Return what `unstack_family` puts in place of `heads`.
-
-    `heads`: parameters of one attention, stacked. Result: "heads" and "groups", both lists, and "gamma_q" and
-    "gamma_k".
-    """
+    """Return what `unstack_family` puts in place of `heads`: "heads", "groups", "gamma_q" and "gamma_k"."""
     named = dict(fields(heads) or {})
     named.update(fields(named.pop("relative", None)) or {})
     mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
     shared = {k: named.get(k) for k in OF_A_GROUP}
-    norms = {k: unstack_family(named.get(k)) for k in OF_ALL_HEADS}
+    norms = {k: unstack(named.get(k)) for k in OF_ALL_HEADS}
     return {"heads": unstack_axis(SimpleNamespace(**mine)), "groups": unstack_axis(SimpleNamespace(**shared)), **norms}

@@ -1,7 +1,8 @@
 """Positions: the lines in which published models tell where a token stands.
 
 Written from the cited publications, in loops, like the rest of the oracle: columns are tokens, indices start at 0, and
-arithmetic is float64 or complex128.
+arithmetic is float64 or complex128. `theta`: frequencies, one for each pair of rows; `factor`: by which low frequencies
+are divided; `original_length`: of the texts in pretraining; `x_positions` [l_x], `z_positions` [l_z].
 """
 
 import math
@@ -16,15 +17,12 @@ Positions = Sequence[int] | Array
 
 
 def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
-    """Return the sinusoidal embedding of one position or distance.
+    """Return the sinusoidal embedding of one position or distance t, which may be negative, [d_e].
 
     "neighbors": e[2i] = sin(t / base^(2i/d_e)), e[2i + 1] = cos(same), as in Vaswani et al. 2017, section 3.5, and
     document 003, section 12.3.1; "halves": the same sines first, then the cosines, as in tensor2tensor, Transformer-XL
-    (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the
-    code of tensor2tensor and fairseq (Ng et al. 2019).
-
-    `t`: position or distance, from 0, and negative where a distance is; `d_e`: number of rows, even; `base`: of the
-    wavelengths, 10,000 in all these publications; `rows`: "neighbors", "halves" or "fairseq". Result: e, [d_e].
+    (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the code of tensor2tensor and
+    fairseq (Ng et al. 2019). The base is 10,000 in all these publications.
     """
     e = np.empty(d_e)
     for i in range(d_e // 2):
@@ -36,11 +34,7 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
 
 
 def linear_frequencies(theta: list[float], factor: float) -> list[float]:
-    """Return rotary frequencies for positions divided by a factor (Chen et al. 2023, "position interpolation").
-
-    `theta`: frequencies, one for each pair of rows; `factor`: by which positions are divided. Result: theta_i /
-    factor.
-    """
+    """Return theta_i / factor: positions divided by a factor (Chen et al. 2023, "position interpolation")."""
     return [theta_i / factor for theta_i in theta]
 
 
@@ -52,11 +46,6 @@ def llama3_frequencies(
     With the wavelength lambda_i = 2 pi / theta_i: short waves, lambda_i < original_length / high_freq_factor, stay;
     long waves, lambda_i > original_length / low_freq_factor, become theta_i / factor; between them theta_i ((1 - s) /
     factor + s), s = (original_length / lambda_i - low_freq_factor) / (high_freq_factor - low_freq_factor).
-
-    `theta`: frequencies, one for each pair of rows; `factor`: by which low frequencies are divided;
-    `low_freq_factor`: waves that fit into original_length at most this often are stretched in full;
-    `high_freq_factor`: waves that fit at least this often stay as they are; `original_length`: of the texts
-    in pretraining. Result: The scaled frequencies.
     """
     scaled = []
     for theta_i in theta:
@@ -86,10 +75,7 @@ def yarn_frequencies(
     being the number of rotated rows. Frequencies stay up to i(beta_fast), are divided by the factor from i(beta_slow)
     on, and in between theta_i (ramp / factor + 1 - ramp), ramp rising linearly from 0 to 1.
 
-    `theta`: frequencies, one for each pair of rows; `base`: of the frequencies; `factor`: by which low frequencies
-    are divided; `original_length`: of the texts in pretraining; `beta_fast`: number of turns in original_length
-    from which on a frequency stays; `beta_slow`: number of turns up to which a frequency is divided in full;
-    `truncate`: the two bounds are rounded, down and up, to whole pairs. Result: The scaled frequencies.
+    `truncate`: the two bounds are rounded, down and up, to whole pairs.
     """
     d = 2 * len(theta)
     low = d * math.log(original_length / (2 * math.pi * beta_fast)) / (2 * math.log(base))
@@ -116,9 +102,6 @@ def yarn_attention_factor(
 
     m(s) = 0.1 s ln(factor) + 1, or 1 if factor <= 1; the result is attention_factor where given, otherwise
     m(mscale) / m(mscale_all_dim) where both are given, otherwise m(1).
-
-    `factor`: by which low frequencies are divided; `attention_factor`: the result itself; `mscale`: s in the
-    numerator; `mscale_all_dim`: s in the denominator. Result: The multiplier.
     """
 
     def m(s: float) -> float:
@@ -207,7 +190,7 @@ def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_posi
 
 
 def t5_bucket(distance: int, bidirectional: bool, num_buckets: int, max_distance: int) -> int:
-    """Return the bucket of a distance (Raffel et al. 2020, "T5", section 2.1, and its published code).
+    """Return the bucket of a distance t_z - t_x, from 0 (Raffel et al. 2020, "T5", section 2.1, and its code).
 
     With n buckets for each direction, the first n_0 = n // 2 hold one distance each; bucket n_0 + k holds those of at
     least n_0 (max_distance / n_0)^(k / (n - n_0)), and the last one all that are farther. Bidirectional: half of
@@ -215,9 +198,6 @@ def t5_bucket(distance: int, bidirectional: bool, num_buckets: int, max_distance
 
     The published code takes the logarithm in float32 and rounds down; here whole numbers are compared, without
     rounding.
-
-    `distance`: t_z - t_x; `bidirectional`: both directions have buckets; `num_buckets`: of both directions
-    together; `max_distance`: from which on all distances share the last bucket. Result: The bucket, from 0.
     """
     bucket, n = 0, num_buckets
     if bidirectional:
@@ -244,10 +224,9 @@ def distance_biases(
     num_buckets: int,
     max_distance: int,
 ) -> Array:
-    """Return what T5 adds to one head's scores, table[bucket(t_z - t_x)] (Raffel et al. 2020, section 2.1).
+    """Return what T5 adds to one head's scores, table[bucket(t_z - t_x)] (Raffel et al. 2020, section 2.1), [l_z, l_x].
 
-    `table`: of one head [num_buckets]; `x_positions`: [l_x]; `z_positions`: [l_z]; `bidirectional`: see
-    `t5_bucket`; `num_buckets`: see `t5_bucket`; `max_distance`: see `t5_bucket`. Result: B, [l_z, l_x].
+    `table`: of one head [num_buckets]; the rest is as in `t5_bucket`.
     """
     return np.array(
         [
@@ -258,12 +237,10 @@ def distance_biases(
 
 
 def alibi_slopes(H: int) -> list[float]:
-    """Return the slope of each head (Press et al. 2022, "ALiBi", section 3, and its published code).
+    """Return the slope of each of H heads (Press et al. 2022, "ALiBi", section 3, and its published code).
 
     For H a power of two, head h = 1..H has 2^(-8h/H). Otherwise, with P the largest power of two below H, the first P
     heads have the slopes of P heads, the others the first, third, fifth... slope of 2P heads.
-
-    `H`: number of heads. Result: H slopes.
     """
     P = 2 ** int(math.log2(H))
     slopes = [2 ** (-8 * h / P) for h in range(1, P + 1)]
@@ -271,8 +248,5 @@ def alibi_slopes(H: int) -> list[float]:
 
 
 def alibi_biases(slope: float, x_positions: Positions, z_positions: Positions) -> Array:
-    """Return what ALiBi adds to one head's scaled scores, -slope (t_x - t_z) (Press et al. 2022, section 3).
-
-    `slope`: of this head; `x_positions`: [l_x]; `z_positions`: [l_z]. Result: B, [l_z, l_x].
-    """
+    """Return what ALiBi adds to one head's scaled scores [l_z, l_x], -slope (t_x - t_z) (Press et al. 2022)."""
     return np.array([[-slope * (t_x - t_z) for t_x in x_positions] for t_z in z_positions])

@@ -1,4 +1,10 @@
-"""Algorithms 11 to 13: the losses, their gradients by complex steps, and stochastic gradient descent."""
+"""Algorithms 11 to 13: the losses, their gradients by complex steps, and stochastic gradient descent.
+
+Of a loss, which is in nats: `z`, `x`: context and primary sequence, with bos_token and eos_token; `x_masked`: the
+paper's x tilde, x with some tokens replaced by mask_token; `theta`: parameters of the transformer, with lists for heads
+and layers. Of training, which returns theta_hat: `z`, `x`: N_data such sequences; `theta`: initial parameters;
+`N_epochs`: passes over the data; `eta`: learning rate.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,11 +20,7 @@ STEP = 1e-30  # its square, the relative error of a complex step, is far below t
 
 
 def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
-    """Return the loss in lines 3 to 5 of Algorithm 11, in nats, summed over the positions.
-
-    `z`: context sequence; `x`: primary sequence, with its bos_token and eos_token; `theta`: parameters of
-    `ed_transformer`. Result: The loss, a scalar.
-    """
+    """Return the loss in lines 3 to 5 of Algorithm 11, summed over the positions."""
     l = len(x)  # line 3
     P = ed_transformer(z, x, theta)  # line 4
     loss: Any = -sum(np.log(P[x[t + 1], t]) for t in range(l - 1))  # line 5
@@ -26,13 +28,9 @@ def ed_loss(z: Tokens, x: Tokens, theta: Any) -> Any:
 
 
 def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
-    """Return the loss in lines 3 and 7 to 9 of Algorithm 12, in nats, summed over the masked positions.
-
-    `x`: the sequence; `x_masked`: the paper's x tilde, the sequence with some tokens replaced by mask_token;
-    `theta`: parameters of `e_transformer`. Result: The loss, a scalar; 0 if no token is masked.
-    """
+    """Return the loss in lines 7 to 9 of Algorithm 12, summed over the masked positions; 0 if no token is masked."""
     mask_token = theta.W_e.shape[1] - 3
-    l = len(x)  # line 3
+    l = len(x)
     T_tilde = [t for t in range(l) if x_masked[t] == mask_token]  # line 7
     P = e_transformer(x_masked, theta)  # line 8
     loss: Any = -sum(np.log(P[x[t], t]) for t in T_tilde)  # line 9
@@ -40,11 +38,7 @@ def e_loss(x: Tokens, x_masked: Tokens, theta: Any) -> Any:
 
 
 def d_loss(x: Tokens, theta: Any) -> Any:
-    """Return the loss in lines 3 to 5 of Algorithm 13, in nats, summed over the positions.
-
-    `x`: the sequence, with its bos_token and eos_token; `theta`: parameters of `d_transformer`. Result: The loss, a
-    scalar.
-    """
+    """Return the loss in lines 3 to 5 of Algorithm 13, summed over the positions."""
     l = len(x)  # line 3
     P = d_transformer(x, theta)  # line 4
     loss: Any = -sum(np.log(P[x[t + 1], t]) for t in range(l - 1))  # line 5
@@ -56,8 +50,7 @@ def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
 
     No difference is taken, hence nothing cancels, and each component is exact to rounding.
 
-    `loss`: real analytic function of the parameters; `theta`: parameters with lists for heads and layers. Result:
-    Parameters of theta's structure, float64, which hold the derivatives.
+    `loss`: real analytic function of the parameters. Result: Parameters of theta's structure, float64.
     """
     point = {path: np.array(W, dtype=np.complex128) for path, W in flatten(theta).items()}
     theta_complex = rebuild(theta, point)
@@ -72,22 +65,13 @@ def complex_step_gradient(loss: Callable[[Any], Any], theta: Any) -> Any:
 
 
 def descend(loss: Callable[[Any], Any], theta: Any, eta: float) -> Any:
-    """Return theta - eta * (gradient of the loss at theta).
-
-    `loss`: real analytic function of the parameters; `theta`: parameters with lists for heads and layers; `eta`:
-    learning rate. Result: New parameters of theta's structure.
-    """
+    """Return theta - eta * (gradient of the loss at theta), new parameters of theta's structure."""
     gradient: dict[str, Array] = flatten(complex_step_gradient(loss, theta))
     return rebuild(theta, {path: W - eta * gradient[path] for path, W in flatten(theta).items()})
 
 
 def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
-    """Return Algorithm 11: training of the encoder-decoder transformer, one sequence pair per step.
-
-    `z`: context sequences, N_data of them; `x`: primary sequences, N_data of them; `theta`: initial parameters of
-    `ed_transformer`; `N_epochs`: passes over the data; `eta`: learning rate. Result: theta_hat, the trained
-    parameters.
-    """
+    """Return Algorithm 11: training of the encoder-decoder transformer, one sequence pair per step."""
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2
@@ -102,9 +86,7 @@ def e_training(
 ) -> Any:
     """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
 
-    `x`: sequences, N_data of them; `theta`: initial parameters of `e_transformer`; `N_epochs`: passes over the
-    data; `eta`: learning rate; `masked`: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by
-    mask_token. Result: theta_hat, the trained parameters.
+    `masked`: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by mask_token.
     """
     N_data = len(x)
     mask_token = theta.W_e.shape[1] - 3
@@ -119,11 +101,7 @@ def e_training(
 
 
 def d_training(x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float) -> Any:
-    """Return Algorithm 13: training of the decoder-only transformer, one sequence per step.
-
-    `x`: sequences, N_data of them; `theta`: initial parameters of `d_transformer`; `N_epochs`: passes over the
-    data; `eta`: learning rate. Result: theta_hat, the trained parameters.
-    """
+    """Return Algorithm 13: training of the decoder-only transformer, one sequence per step."""
     N_data = len(x)
     for _ in range(N_epochs):  # line 1
         for n in range(N_data):  # line 2

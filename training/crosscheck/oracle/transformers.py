@@ -1,4 +1,7 @@
-"""Algorithms 8 to 10: the encoder-decoder, the encoder-only and the decoder-only transformer."""
+"""Algorithms 8 to 10: the encoder-decoder, the encoder-only and the decoder-only transformer.
+
+`z`, `x`: context and primary sequence, l_z and l_x (or l) token IDs; `theta`: parameters, in which W_u may be None.
+"""
 
 from typing import Any
 
@@ -18,45 +21,33 @@ from .components import (
 
 
 def ones_mask(l_z: int, l_x: int) -> Array:
-    """Return the bidirectional mask: every position may attend to every position.
-
-    `l_z`: length of the context sequence; `l_x`: length of the primary sequence. Result: Boolean [l_z, l_x], all
-    True.
-    """
+    """Return the bidirectional mask [l_z, l_x]: every position may attend to every position."""
     return np.array([[True for _ in range(l_x)] for _ in range(l_z)])
 
 
 def causal_mask(l: int) -> Array:
-    """Return the unidirectional mask of equation (3): t_x may attend to t_z if t_z <= t_x.
-
-    `l`: length of the sequence. Result: Boolean [l, l].
-    """
+    """Return the unidirectional mask [l, l] of equation (3): t_x may attend to t_z if t_z <= t_x."""
     return np.array([[t_z <= t_x for t_x in range(l)] for t_z in range(l)])
 
 
 def layer_norm_each(X: Array, norm: Any) -> Array:
-    """Return X with every column, token by token, replaced by its layer normalization.
-
-    `X`: activations [d, l]; `norm`: gamma [d] and beta [d]. Result: A new array [d, l].
-    """
+    """Return X [d, l] with every column, token by token, replaced by its layer normalization."""
     l = X.shape[1]
     return np.stack([layer_norm(X[:, t], norm.gamma, norm.beta) for t in range(l)], axis=1)
 
 
 def unembedding_matrix(theta: Any) -> Array:
-    """Return W_u, which is the transpose of W_e where theta has none of its own.
-
-    `theta`: parameters with W_e [d_e, N_V] and W_u ([N_V, d_e] or None). Result: W_u, [N_V, d_e].
-    """
+    """Return W_u, which is the transpose of W_e where theta has none of its own."""
     return theta.W_e.T if theta.W_u is None else theta.W_u
 
 
 def ed_transformer(z: Tokens, x: Tokens, theta: Any) -> Array:
-    """Return Algorithm 8: the encoder-decoder transformer.
+    """Return Algorithm 8: the encoder-decoder transformer, P [N_V, l_x].
 
-    `z`: context sequence, l_z token IDs; `x`: primary sequence, l_x token IDs; `theta`: W_e, W_p, encoder (a list
-    of attention, norm1, mlp, norm2), decoder (a list of self_attention, norm3, cross_attention, norm4, mlp, norm5),
-    W_u. Result: P, [N_V, l_x]; column t is the distribution of token t + 1 of x.
+    Column t is the distribution of token t + 1 of x.
+
+    `theta`: W_e, W_p, encoder (a list of attention, norm1, mlp, norm2), decoder (a list of self_attention, norm3,
+    cross_attention, norm4, mlp, norm5), W_u.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l_z = len(z)  # line 1
@@ -86,11 +77,11 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any) -> Array:
 
 
 def e_transformer(x: Tokens, theta: Any) -> Array:
-    """Return Algorithm 9: the encoder-only transformer.
+    """Return Algorithm 9: the encoder-only transformer, P [N_V, l].
 
-    `x`: sequence of l token IDs; `theta`: W_e, W_p, layers (a list of attention, norm1, mlp, norm2), W_f [d_f,
-    d_e], b_f, norm, W_u ([N_V, d_f]). Result: P, [N_V, l]; column t is the distribution of token t of the sequence
-    before masking.
+    Column t is the distribution of token t of the sequence before masking.
+
+    `theta`: W_e, W_p, layers (a list of attention, norm1, mlp, norm2), W_f [d_f, d_e], b_f, norm, W_u ([N_V, d_f]).
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l = len(x)  # line 1
@@ -110,10 +101,9 @@ def e_transformer(x: Tokens, theta: Any) -> Array:
 
 
 def d_transformer(x: Tokens, theta: Any) -> Array:
-    """Return Algorithm 10: the decoder-only transformer.
+    """Return Algorithm 10: the decoder-only transformer, P [N_V, l]; column t is the distribution of token t + 1.
 
-    `x`: sequence of l token IDs; `theta`: W_e, W_p, layers (a list of norm1, attention, norm2, mlp), norm, W_u.
-    Result: P, [N_V, l]; column t is the distribution of token t + 1.
+    `theta`: W_e, W_p, layers (a list of norm1, attention, norm2, mlp), norm, W_u.
     """
     W_e, W_p, W_u = theta.W_e, theta.W_p, unembedding_matrix(theta)
     l = len(x)  # line 1
