@@ -97,7 +97,7 @@ def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     templated = {"chat_template": "{{ bos_token }}", "ggml.eot_token_id": 5}
     read_here = [
         of_tokens(of_bytes(bpe, **{"ggml.pre": name}, **templated), N_V=1600)
-        for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")
+        for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "deepseek-v3", "tekken")
     ]
     read_here += [of_tokens(of_pieces(sentencepiece) | {"ggml.add_space_prefix": p}, N_V=1600) for p in (True, False)]
     for tokenizer in [*read_here, ByteTokenizer()]:
