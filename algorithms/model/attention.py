@@ -89,6 +89,7 @@ class Attention(Line):
         normalize_output: a norm of the result, before it is added to the residual stream.
         sinks: whether each head has a score s of its own, which takes weight in the softmax and has no value:
             ``A[t_z, t_x] = exp S[t_z, t_x] / (exp s + Σ_u exp S[u, t_x])``.
+        clip: c: queries, keys and values are clipped to [−c, c], between their norm and their positions; None: not.
     """
 
     positions: Rotary | Distances | ALiBi | TransformerXL | None = None
@@ -100,6 +101,7 @@ class Attention(Line):
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
     sinks: bool = False
+    clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
 
     final: ClassVar[tuple[str, ...]] = ("__call__", "context", "windowed", "replaces_softmax")
 
@@ -160,6 +162,7 @@ class Attention(Line):
             q, k = products(table.positions, table.positions, W, implementation, of_positions=True)
             Q, K = Q + q, K + k
         Q, K = self._normalized(Q, W.gamma_q, implementation), self._normalized(K, W.gamma_k, implementation)
+        Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
         U = P = None
         if isinstance(self.positions, Rotary):
             Q, K = self.positions(Q, t_x, implementation), self.positions(K, t_z, implementation)
@@ -196,6 +199,9 @@ class Attention(Line):
     def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
         norm = self.normalize_heads
         return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation)
+
+    def _clipped(self, Q: Any) -> Any:
+        return Q if self.clip is None or Q is None else jnp.clip(Q, -self.clip, self.clip)
 
     def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
         """The keys and values of a context, as its queries' attention reads them."""

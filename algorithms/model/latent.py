@@ -66,7 +66,8 @@ class Latent(Attention):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        for name, expected in (("biases", False), ("normalize_heads", None), ("normalize_output", None)):
+        nothing = dict.fromkeys(("normalize_heads", "normalize_output", "clip"))
+        for name, expected in {"biases": False, **nothing}.items():
             if getattr(self, name) != expected:
                 self.refuse(name, f"{expected}, since latent attention has none")
         self.positions.rows(self.d_r)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import algorithms
-from algorithms.lines import MLP, Attention, Embedding, Experts, LayerNorm, RMSNorm, Rotary, Unembedding
+from algorithms.lines import MLP, Attention, Embedding, Experts, LayerNorm, RMSNorm, Rotary, TransformerXL, Unembedding
 from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
 from training.commands.crosscheck import ROOT
@@ -112,6 +112,13 @@ NORMALIZED = Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), s
         ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
         ({"mlp": None}, 10, (10, "8"), "X ← X"),
         ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
+        (
+            {"attention": Attention(clip=2.0, positions=TransformerXL(), normalize_heads=RMSNorm())},
+            10,
+            (4, "4"),
+            "S ← clip(rms_norm(K))ᵀ(clip(rms_norm(Q)) + u 1ᵀ)",
+        ),
+        ({"attention": Attention(clip=2.0)}, 10, (4, "return"), "return Ṽ = clip(V) · softmax(S/√d_attn)"),
         ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦t' − w < t⟧)"),
         ({"attention": NORMALIZED}, 10, (4, "4"), "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))"),
     ],

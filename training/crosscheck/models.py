@@ -42,6 +42,7 @@ def small(variant: Variant) -> Variant:
             window=None if a.window is None else 5,
             cap=None if a.cap is None else 0.5,
             scale=None if a.scale is None else 0.7,
+            clip=None if a.clip is None else 0.6,
         )
 
     cap = None if variant.unembedding.cap is None else 0.7
@@ -124,7 +125,7 @@ def _line(a: lines.Attention) -> dict[str, Any]:
     if type(a) is lines.Latent:
         latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
         return {"positions": _positions(a.positions), "window": a.window, **latent}
-    return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap}
+    return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
 
 
 def _positions(record: Any) -> Any:

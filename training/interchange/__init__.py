@@ -333,7 +333,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
     entries = architecture.entries(model, state)
     leaves = mapping.read(
         tensors,
-        in_gguf(entries) if isinstance(tensors, GGUFTensors) else entries,
+        in_gguf(entries, tensors.names) if isinstance(tensors, GGUFTensors) else entries,
         template,
         prefix=architecture.prefix,
         ignored=architecture.ignored,

@@ -124,6 +124,7 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
         normalize_heads=norm if family.normalizes_heads else None,
         heads_together=family.together,
         sinks=family.sinks,
+        clip=fields.number("clip_qkv", 0.0) if kind == "olmoe" and fields.get("clip_qkv") is not None else None,
         normalize_output=norm if family.sandwiched or family.after else None,
     )
     width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
@@ -138,7 +139,8 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
         of_windows = 10_000.0 if kind == "gemma3_text" else base
         lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, of_windows), window=window)
     elif not family.window:
-        fields.require("clip_qkv", None, "clipped queries, keys and values")
+        if kind != "olmoe":
+            fields.require("clip_qkv", None, "clipped queries, keys and values")
         if kind in MIXTURES and (kind != "qwen3_moe" or fields.flag("use_sliding_window", False)):
             fields.require("sliding_window", None, "windows in all layers")
     of_layers = [lines[SLIDING if w else FULL] for w in in_window]
@@ -256,6 +258,8 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["attention_bias"] = first.biases is True
     if family.unplaced:
         state["no_rope_layers"] = [int(line.positions is not None) for line in lines]
+    if kind == "olmoe":
+        state["clip_qkv"] = first.clip
     if family.window:
         state["sliding_window"] = window.window if window else None
         if family.period > 1 or kind.startswith("qwen"):

@@ -9,7 +9,7 @@ understood raises an error that names it.
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,14 @@ _GPT_OSS = {
     "attn_sinks": "self_attn.sinks",
     "ffn_gate_inp": "mlp.router",
 }
+_DEEPSEEK = {
+    **_QWEN_MOE,
+    **{f"attn_{a}": f"self_attn.{a}_proj" for a in ("q_a", "q_b", "k_b", "v_b", "kv_b")},
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    **{f"attn_{a}_norm": f"self_attn.{a}_layernorm" for a in ("q_a", "kv_a")},
+    **{f"ffn_{a}_shexp": f"mlp.shared_experts.{a}_proj" for a in ("gate", "up", "down")},
+    "exp_probs_b": "mlp.gate.e_score_correction",
+}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -74,8 +82,15 @@ IN_TRANSFORMERS = {
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
-_NEUTRAL = {"attention.causal": True, "rope.scaling.finetuned": True, "rope.scaling.type": "none"}
+_NEUTRAL = {
+    "attention.causal": True,
+    "rope.scaling.finetuned": True,
+    "rope.scaling.type": "none",
+    "rope.scaling.yarn_attn_factor": 1.0,
+}
 """Values that have no effect, besides 0 and false."""
+SOFTMAX, SIGMOID = 1, 2
+"""What expert_gating_func says of the weights of experts."""
 
 
 _ROTARY = {
@@ -94,6 +109,30 @@ _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _GPT_OSS_FIELDS = {**_ROTARY, **_WINDOW, **_MIXTRAL, "expert_feed_forward_length": "intermediate_size"}
+_LATENTS = {
+    **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    **_WIDTH,
+}
+_LATENTS_OPTIONAL = {
+    "feed_forward_length": ("intermediate_size", None),
+    "leading_dense_block_count": ("first_k_dense_replace", 0),
+    "attention.q_lora_rank": ("q_lora_rank", None),
+    "expert_weights_scale": ("routed_scaling_factor", 1.0),
+    "expert_group_count": ("n_group", 1),
+    "expert_group_used_count": ("topk_group", 1),
+}
+_DEEPSEEK_FIELDS = {
+    **_LATENTS,
+    **{key: field for key, (field, _) in _LATENTS_OPTIONAL.items()},
+    "attention.value_length_mla": "v_head_dim",
+    "expert_weights_norm": "norm_topk_prob",
+}
 _GPT2_FIELDS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
@@ -105,6 +144,26 @@ _GPT2_FIELDS = {
 
 
 _PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
+
+
+def _of_heads(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata on sizes that GGUF has twice, from the fields of config.json."""
+    d = state.get("head_dim")
+    return {} if d is None else {"rope.dimension_count": d, "attention.value_length": d}
+
+
+def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSeek's: to llama.cpp, a latent with the rotated rows is one head's keys, and the latent its values."""
+    d_c, d_r, rotary = state["kv_lora_rank"], state["qk_rope_head_dim"], state["rope_parameters"]
+    found = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": d_c + d_r,
+        "attention.value_length": d_c,
+        "attention.key_length_mla": state["qk_nope_head_dim"] + d_r,
+        "expert_gating_func": SIGMOID if state["model_type"] == "deepseek_v3" else SOFTMAX,
+    }
+    is_yarn = rotary["rope_type"] == "yarn"
+    return found | ({"rope.scaling.yarn_log_multiplier": rotary["mscale_all_dim"] / 10} if is_yarn else {})
 
 
 class Kind(NamedTuple):
@@ -119,6 +178,8 @@ class Kind(NamedTuple):
     permuted: bool = False  # whether the rows of q and k have another order
     shifted: bool = False  # whether the scales of norms have 1 added
     transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
+    # the fields of config.json → the metadata that are not in `fields`
+    derived: Callable[[dict[str, Any]], dict[str, Any]] = _of_heads
 
     def name(self, theirs: str) -> str:
         """Return the name in GGUF of a tensor of transformers."""
@@ -256,6 +317,8 @@ def _rotary(m: _Metadata, d_head: int, base: float) -> dict[str, Any]:
     found |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
     if kind == "yarn":
         found["original_max_position_embeddings"] = m.integer("rope.scaling.original_context_length")
+        said = [name for name in ("beta_fast", "beta_slow") if m.raw(f"rope.scaling.yarn_{name}") is not None]
+        found |= {name: m.number(f"rope.scaling.yarn_{name}") for name in said}
     return found
 
 
@@ -313,6 +376,45 @@ def _gpt_oss(m: _Metadata) -> dict[str, Any]:
     if found["rope_parameters"]["rope_type"] == "yarn":
         found["rope_parameters"]["truncate"] = False
     return found | {"sliding_window": m.integer("attention.sliding_window", 128)}
+
+
+def _deepseek(m: _Metadata) -> dict[str, Any]:
+    """Return the fields: of V3 if the weights of experts are sigmoids.
+
+    Without groups in the file, a token chooses among all experts, as in llama.cpp. Files from before 2025-04 have the
+    keys and values of the heads in one tensor, and their sizes under other keys.
+    """
+    found = {**m.fields(_LATENTS), **{name: m.get(key) or none for key, (name, none) in _LATENTS_OPTIONAL.items()}}
+    d_c, d_r = found["kv_lora_rank"], found["qk_rope_head_dim"]
+    own, one = "", {"attention.head_count_kv": found["num_attention_heads"]}
+    if m.raw("attention.key_length_mla") is not None:
+        own, one = "_mla", {"head_count_kv": 1, "key_length": d_c + d_r, "value_length": d_c}
+        one = {f"attention.{key}": size for key, size in one.items()}
+    for key, size in one.items():
+        if m.integer(key, size) != size:
+            raise m.wrong(key, str(size))
+    gate, rotary = m.get("expert_gating_func", SOFTMAX) or SOFTMAX, _rotary(m, d_r, 10_000.0)
+    if gate not in (SOFTMAX, SIGMOID):
+        raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
+    if rotary["rope_type"] == "yarn":
+        mscale = round(10 * m.number("rope.scaling.yarn_log_multiplier"), 6)
+        rotary |= {"mscale": mscale, "mscale_all_dim": mscale}
+    if gate == SIGMOID:
+        found["norm_topk_prob"] = m.get("expert_weights_norm", False)
+    else:
+        found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
+    return {
+        "model_type": "deepseek_v3" if gate == SIGMOID else "deepseek_v2",
+        "architectures": ["DeepseekV3ForCausalLM" if gate == SIGMOID else "DeepseekV2ForCausalLM"],
+        "vocab_size": _vocabulary(m),
+        **found,
+        "num_key_value_heads": found["num_attention_heads"],
+        "qk_nope_head_dim": m.integer(f"attention.key_length{own}") - d_r,
+        "v_head_dim": m.integer(f"attention.value_length{own}"),
+        "tie_word_embeddings": not m.has("output.weight"),
+        "hidden_act": "silu",
+        "rope_parameters": rotary,
+    }
 
 
 def _gemma(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
@@ -380,6 +482,9 @@ KINDS: dict[str, Kind] = {
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
     "olmoe": Kind(_olmoe, {**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
     "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),
+    "deepseek2": Kind(
+        _deepseek, _DEEPSEEK_FIELDS, ("deepseek_v3", "deepseek_v2"), inner=_DEEPSEEK, derived=_of_latents
+    ),
     "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
     "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
@@ -446,18 +551,26 @@ def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
     return {name: ids if len(ids) > 1 else ids[0] for name, ids in found.items() if ids}
 
 
-def in_gguf(entries: list[Entry]) -> list[Entry]:
-    """Return the tensors of a checkpoint with the experts of a layer together, each matrix of theirs by itself."""
+def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
+    """Return the tensors of a checkpoint as GGUF has them: the experts of a layer together, each matrix of theirs by
+    itself, and latents' keys and values by head, unless one tensor has both among those of a file, its `names`.
+    """
     found: dict[str, Entry] = {}
     for entry in entries:
-        if ".mlp.experts." not in entry.leaves[0]:
-            name = f"{entry.name}.weight" if entry.name.endswith(".sinks") else entry.name
-            found[name] = entry._replace(name=name)
-            continue
-        for leaf in entry.leaves:
-            field, _, part = leaf.rpartition(".")[2].partition("_")
-            name = f"model.layers.{entry.layer}.mlp.experts.{_PARTS[part]}.{'weight' if field == 'W' else 'bias'}"
-            found[name] = Entry(name, (leaf,), entry.layer, of_experts=True)
+        module, _, field = entry.name.rpartition(".")
+        layer = ".".join(entry.name.split(".")[:3])
+        if ".mlp.experts." in entry.leaves[0]:
+            for leaf in entry.leaves:
+                kind, _, part = leaf.rpartition(".")[2].partition("_")
+                name = f"{layer}.mlp.experts.{_PARTS[part]}.{'weight' if kind == 'W' else 'bias'}"
+                found[name] = Entry(name, (leaf,), entry.layer, of_experts=True)
+        elif module.endswith(".kv_b_proj") and entry.name not in names:
+            for kind, leaf in zip("kv", entry.leaves, strict=True):
+                name = f"{layer}.self_attn.{kind}_b_proj.weight"
+                found[name] = Entry(name, (leaf,), entry.layer, transposed=kind == "k", of_experts=True)
+        else:
+            name = {"sinks": f"{entry.name}.weight", "e_score_correction_bias": f"{entry.name[:-5]}.bias"}
+            found[entry.name] = entry._replace(name=name.get(field, entry.name))
     return list(found.values())
 
 

@@ -22,19 +22,29 @@ LONGEST_TOKEN = 1 << 12
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_LLAMA3 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",)
+_QWEN2 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    (
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+)
 _TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
 )
 
 
 class Words(NamedTuple):
     """How a byte-level tokenizer splits text into words before merging."""
 
-    pattern: str | None = None  # matches a word; None: GPT-2's
+    patterns: tuple[str, ...] = ()  # match words, one after another in what those before left; none: GPT-2's
     digits: bool = False  # whether each digit is split off first, as a word
     normalized: bool = False  # whether text is first normalized to Unicode's form NFC
     whole: bool = False  # whether a word that is a token skips the merges
@@ -47,6 +57,7 @@ WORDS: dict[str, Words] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Words(_LLAMA3, whole=True, begins=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Words(_LLAMA3)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words(_QWEN2, normalized=True)),
+    "deepseek-v3": Words(_DEEPSEEK3),
     "tekken": Words(_TEKKEN, whole=True, begins=True),
 }
 """By tokenizer.ggml.pre."""
@@ -139,8 +150,8 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
 def _splits(words: Words) -> list[Any]:
     """Return the steps that split text into words."""
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
-    steps += [pre_tokenizers.Split(Regex(words.pattern), "isolated")] if words.pattern else []
-    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None)]
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
+    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words.patterns)]
 
 
 def steps_of(words: Words) -> list[dict[str, Any]]:

@@ -49,7 +49,8 @@ def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry],
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
     found = {key: state[name] for key, name in kind.fields.items() if state.get(name) is not None}
-    found |= {"vocab_size": model.config.N_V} | (_rotary(rotary.get("full_attention", rotary), state) if rotary else {})
+    found |= {"vocab_size": model.config.N_V} | kind.derived(state)
+    found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata = {ARCHITECTURE: architecture, "general.name": path.stem}
     metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
     factors = _factors(model)
@@ -63,14 +64,14 @@ def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry],
     return Draft(path, metadata, tensors, factors)
 
 
-def _rotary(rotary: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata on rotary positions, and on sizes that GGUF has twice."""
-    d, scaling = state["head_dim"], rotary["rope_type"]
-    found = {"rope.freq_base": rotary["rope_theta"], "rope.dimension_count": d, "attention.value_length": d}
+def _scaling(rotary: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata on the frequencies of rotary positions."""
+    found, scaling = {"rope.freq_base": rotary["rope_theta"]}, rotary["rope_type"]
     if scaling in ("linear", "yarn"):
         found |= {"rope.scaling.type": scaling, "rope.scaling.factor": float(rotary["factor"])}
     if scaling == "yarn":
         found["rope.scaling.original_context_length"] = rotary["original_max_position_embeddings"]
+        found |= {f"rope.scaling.yarn_{name}": float(rotary[name]) for name in ("beta_fast", "beta_slow")}
     return found
 
 

@@ -34,7 +34,8 @@ class Entry(NamedTuple):
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
     by_head: bool = False  # whether its rows interleave our arrays, head by head
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
-    of_experts: bool = False  # whether it has all experts, on an axis in front; our arrays then alternate row by row
+    # whether it has all experts, or heads, on an axis in front; our arrays then alternate row by row
+    of_experts: bool = False
 
     @property
     def at(self) -> tuple[int, ...]:

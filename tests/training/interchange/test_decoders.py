@@ -49,6 +49,7 @@ MODELS = {
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
+    "olmoe, clipped": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60, "clip_qkv": 0.5}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS}),
     "deepseek_v3, with first layers": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS, **FIRST}),

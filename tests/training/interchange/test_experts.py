@@ -53,7 +53,9 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
-        ("olmoe", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
+        ("olmoe", {"clip_qkv": 0}, r"Attention.clip: expected a number > 0, or None, got 0.0"),
+        ("olmoe", {"clip_qkv": "8"}, "clip_qkv: expected a number of at least 0, got '8'"),
+        ("mixtral", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
         ("mixtral", {"sliding_window": 5}, "windows in all layers"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
         ("mixtral", {"num_local_experts": 3}, "not part of the model"),
@@ -88,3 +90,10 @@ def test_a_checkpoint_of_deepseek_without_a_latent_of_queries_differs_from_one_w
         theta, config, _ = load_pretrained(models(name))
         assert ("layers.attention.W_cq" in flatten(theta)) is has
         assert (config.variant.attentions[0].d_q is not None) is has
+
+
+def test_gguf_cannot_say_that_queries_are_clipped(tmp_path, models):
+    theta, config, _ = load_pretrained(models("olmoe, clipped"))
+    assert config.variant.attentions[0].clip == 0.5
+    with pytest.raises(InterchangeError, match=r"olmoe has no .*attention.clip = 0.5"):
+        save_pretrained(tmp_path / "out.gguf", theta, config)

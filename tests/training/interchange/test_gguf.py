@@ -208,7 +208,7 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, qwen3moe, olmoe, gpt-oss, gemma, gemma2, gemma3 and gpt2"
+KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, qwen3moe, olmoe, gpt-oss, deepseek2, gemma, gemma2, gemma3 and gpt2"
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
     "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",

@@ -94,7 +94,7 @@ def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     sentencepiece = trained(tmp_path)
     model = Model("d", DTransformerConfig(N_V=1600, l_max=8, L=1, H=1, d_e=4, d_mlp=4))
     templated = {"chat_template": "{{ bos_token }}", "ggml.eot_token_id": 5}
-    ways = [{"ggml.pre": name} for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken")]
+    ways = [{"ggml.pre": name} for name in ("gpt-2", "smollm", "llama-bpe", "qwen2", "deepseek-v3", "tekken")]
     read_here = [of_tokens(of_bytes(bpe, **way, **templated), N_V=1600) for way in ways]
     read_here += [of_tokens(of_pieces(sentencepiece) | {"ggml.add_space_prefix": p}, N_V=1600) for p in (True, False)]
     for tokenizer in [*read_here, ByteTokenizer()]:

@@ -13,7 +13,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     order            "norm_first", "norm_last", "side_by_side"; None: the algorithm's own (last in 8 and 9, first in 10)
     activation       "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
                      9 and 10)
-    attention        a list of lines {"positions", "window", "scale", "cap"}, taken in turn, by layer l (from 0) line
+    attention        a list of lines {"positions", "window", "scale", "cap", "clip"}, taken in turn, by layer l (from 0) line
                      l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
                      "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
                      "num_buckets", "max_distance"} or {"kind": "alibi"}
@@ -74,7 +74,7 @@ PAPER: Model = {
     "norm_offset": 0.0,
     "order": None,
     "activation": None,
-    "attention": [{"positions": None, "window": None, "scale": None, "cap": None}],
+    "attention": [{"positions": None, "window": None, "scale": None, "cap": None, "clip": None}],
     "clip": None,
     "experts": None,
     "L": None,

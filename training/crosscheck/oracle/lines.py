@@ -121,7 +121,7 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     G = linear(W_gate, part(W, "b_gate"), X)
     if clip is not None:
         G = np.where(np.real(G) > clip, clip, G)
-        U = np.where(np.real(U) > clip, clip, np.where(np.real(U) < -clip, -clip, U)) + 1
+        U = clipped(U, clip) + 1
     return linear(W.W_mlp2, part(W, "b_mlp2"), f(G) * U)
 
 
@@ -189,6 +189,14 @@ def cap(S: Array, c: float | None) -> Array:
     return S if c is None else c * np.tanh(S / c)
 
 
+def clipped(Y: Array, c: float) -> Array:
+    """Return Y with every entry at least -c and at most c; a complex one keeps its step, or has none where it is cut.
+
+    `Y`: queries, keys, values or what else; `c`: a number. Result: An array of Y's shape.
+    """
+    return np.where(np.real(Y) > c, c, np.where(np.real(Y) < -c, -c, Y))
+
+
 def attention(
     h: int,
     X: Array,
@@ -207,11 +215,12 @@ def attention(
     """Return Algorithm 4 with its changed lines, of head h, [d_mid, l_x]; the rest is as in `mh_attention`.
 
     A column that may attend to nothing gives zeros. Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv)
-    (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the rotation and
-    Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn) times the scale, for the last line divides by
-    the former; before line 5 come what distance adds (Transformer-XL, T5, ALiBi) and the cap. No published model has
-    both a cap and added distances, so this order of the two is a choice. Where W has sinks s [H], the softmax has one
-    score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al. 2025).
+    (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the clip (OLMoE, Muennighoff
+    et al. 2024, clip_qkv), the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn)
+    times the scale, for the last line divides by the former; before line 5 come what distance adds (Transformer-XL, T5,
+    ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
+    Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
+    2025).
     """
     H = len(W.heads)
     groups = W.heads if part(W, "groups") is None else W.groups
@@ -228,6 +237,8 @@ def attention(
         Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], W.gamma_q, *norms)
     if part(W, "gamma_k") is not None:
         K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z_k) for W_g in groups], W.gamma_k, *norms)
+    if line.get("clip") is not None:
+        Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
     if positions["kind"] == "rotary":
         Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
@@ -281,10 +292,10 @@ def mh_attention(
     `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
     each head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
-    "alibi", and numbers of that kind), "own" (in place of all this, a function of X, Z, W and the mask), "latent" (see
-    `latent_attention`); `model`: "epsilon" and "norm_offset", for the heads' norms; `where`: x_positions; z_positions;
-    bidirectional; distances?; P?: what queries and keys read is X + P, where values read X (document 001; Press et al.
-    2021, "Shortformer").
+    "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "own" (in place
+    of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`); `model`: "epsilon" and
+    "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
+    and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)

@@ -1,0 +1,196 @@
+"""DeepSeek's GGUF files: written as llama.cpp's converter lays them out, and read to what transformers computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import d_hidden_state
+from tests import gguf_cases
+from tests import interchange_cases as cases
+from tests.training.interchange.test_decoders import make
+from tests.training.interchange.test_gguf_out import same
+from training.generation import generate
+from training.interchange import InterchangeError, load_pretrained, save_pretrained
+from training.interchange.gguf_file import GGUFFile
+
+gguf = gguf_cases.gguf
+torch, transformers = cases.libraries()
+pytestmark = pytest.mark.sampled(2)
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 3.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
+MODELS = {
+    "V3": ("deepseek_v3, with first layers", {"rope_parameters": YARN}),
+    "V3, all layers with experts": ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+    "V2": ("deepseek_v2", {"rope_parameters": YARN, "first_k_dense_replace": 1, "n_shared_experts": 3}),
+    "V2, within groups": ("deepseek_v2, within groups", {"tie_word_embeddings": True}),
+}
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def written(name):
+    kind, changes = MODELS[name]
+    return make(kind, **changes).float()
+
+
+def metadata_of(config, *, whole=False):
+    """What llama.cpp's converter says of a model; `whole`: as before 2025-04, with the heads' own sizes."""
+    d_c, d_r, H = config.kv_lora_rank, config.qk_rope_head_dim, config.num_attention_heads
+    rotary, nope, v = config.rope_parameters, config.qk_nope_head_dim, config.v_head_dim
+    is_v3 = config.model_type == "deepseek_v3"
+    found = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "attention.head_count": H,
+        "attention.head_count_kv": H if whole else 1,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.kv_lora_rank": d_c,
+        "attention.key_length": nope + d_r if whole else d_c + d_r,
+        "attention.value_length": v if whole else d_c,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_gating_func": 2 if is_v3 else 1,
+        "expert_group_count": config.n_group or 1,
+        "expert_group_used_count": config.topk_group or 1,
+        "rope.dimension_count": d_r,
+        "rope.freq_base": rotary["rope_theta"],
+    }
+    if not whole:
+        found |= {"attention.key_length_mla": nope + d_r, "attention.value_length_mla": v}
+    if config.q_lora_rank:
+        found["attention.q_lora_rank"] = config.q_lora_rank
+    if is_v3 and config.norm_topk_prob:
+        found["expert_weights_norm"] = True
+    if rotary["rope_type"] == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 8,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "rope.scaling.yarn_beta_fast": 3.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+        }
+    return {f"deepseek2.{key}": value for key, value in found.items()}
+
+
+def tensors_of(model, *, whole=False):
+    """The tensors by their names in llama.cpp; `whole`: the keys and values of the heads in one."""
+    config, found = model.config, {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        array, stem = tensor.float().numpy(), name.removesuffix("_bias").removesuffix(".weight")
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        parts = {stem: array}
+        if stem.endswith("gate_up_proj"):
+            halves = np.split(array, 2, axis=1)
+            parts = {stem.replace("gate_up", one): half for one, half in zip(("gate", "up"), halves, strict=True)}
+        elif stem.endswith("kv_b_proj") and not whole:
+            of_heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            k, v = np.split(of_heads, [config.qk_nope_head_dim], axis=1)
+            parts = {stem.replace("kv_b", "k_b"): k.swapaxes(1, 2), stem.replace("kv_b", "v_b"): v}
+        field = "bias" if name.endswith("bias") else "weight"
+        found |= {f"{names.get_name(one)}.{field}": np.ascontiguousarray(part) for one, part in parts.items()}
+    return found
+
+
+def write(path, model, changes=(), **how):
+    """Write a file as llama.cpp's converter does; `changes`: metadata by key, None to leave it out."""
+    writer = gguf.GGUFWriter(str(path), "deepseek2")
+    changes = {f"deepseek2.{key}": value for key, value in dict(changes).items()}
+    for key, value in {**metadata_of(model.config, **how), **changes}.items():
+        if value is not None:
+            gguf_cases.add_field(writer, key, value)
+    for name, array in tensors_of(model, **how).items():
+        writer.add_tensor(name, array)
+    gguf_cases.finish(writer)
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_written_as_by_llama_cpp_and_opens_again(name, tmp_path):
+    model = written(name)
+    theta, config, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
+    save_pretrained(tmp_path / "ours.gguf", theta, config)
+    opened, as_read, _ = load_pretrained(tmp_path / "ours.gguf")
+    assert as_read == config
+    same(opened, theta)
+    file, expected = GGUFFile(tmp_path / "ours.gguf"), tensors_of(model)
+    assert set(file.tensors) == set(expected)
+    for one, array in expected.items():
+        np.testing.assert_array_equal(file.read(one), array, err_msg=one)
+    found = {"deepseek2.expert_weights_norm": False} | file.metadata  # which the converter leaves out
+    described = metadata_of(model.config)
+    if not model.config.first_k_dense_replace:
+        described.pop("deepseek2.feed_forward_length")
+    assert {key: found.get(key) for key in described} == described
+    exact = {one for one, info in file.tensors.items() if info.type == "F32"}
+    assert all(one in exact for one in expected if "norm" in one or "probs" in one or "gate_inp" in one)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_cached_greedy_tokens_are_those_of_transformers(name, whole, tmp_path):
+    model = written(name)
+    theta, config, _ = load_pretrained(write(tmp_path / "model.gguf", model, whole=whole))
+    expected, as_theirs, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
+    assert config == as_theirs
+    jax.tree.map(np.testing.assert_array_equal, theta, expected)
+    x = np.random.default_rng(1).integers(config.N_V, size=19)
+    X = d_hidden_state(jnp.asarray(x), theta)
+    ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
+    cases.assert_same(ours, model(torch.tensor(x)[None]).logits[0].detach(), "float32", "logits")
+    options = {"l_gen": 8, "tau": 0.0, "key": jax.random.key(0)}
+    tokens = generate(theta, x[None, :3], lengths=np.array([3]), config=config, **options)
+    assert tokens[0].tolist() == model.generate(torch.tensor(x[None, :3]), **GREEDY)[0, 3:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_gating_func": 3}, r"expert_gating_func: expected 1 \(softmax\) or 2 \(sigmoid\), got 3"),
+        ({"expert_gating_func": 1}, "does not have: deepseek2.expert_weights_norm = True"),
+        ({"rope.scaling.yarn_log_multiplier": None}, "yarn_log_multiplier: expected a number above 0, got None"),
+        ({"rope.scaling.yarn_attn_factor": 1.5}, "does not have: deepseek2.rope.scaling.yarn_attn_factor = 1.5"),
+        ({"attention.head_count_kv": 6}, "head_count_kv: expected 1, got 6"),
+        ({"attention.key_length": 13}, "attention.key_length: expected 14, got 13"),
+        ({"attention.key_length_mla": 4}, "qk_nope_head_dim: expected an integer of at least 1"),
+        ({"attention.kv_lora_rank": None}, "attention.kv_lora_rank: expected an integer of at least 1, got None"),
+        ({"leading_dense_block_count": 5}, "no layer with experts"),
+        ({"nextn_predict_layers": 1}, "does not have: deepseek2.nextn_predict_layers = 1"),
+    ],
+)
+def test_what_a_file_needs_more_is_named(changes, message, tmp_path):
+    path = write(tmp_path / "model.gguf", written("V3"), changes)
+    with pytest.raises(InterchangeError, match=message):
+        load_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek_v2", {}, "attention_factor"),  # mscale and mscale_all_dim differ
+        ("deepseek_v2", {"rope_parameters": {**YARN, "mscale_all_dim": 0.0}}, "log_multiplier: expected a number abov"),
+        ("deepseek_v3", {"rope_interleave": False}, "attention.positions.pairs = 'halves'"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused_by_name(name, changes, message, tmp_path):
+    theta, config, _ = load_pretrained(cases.saved(make(name, **changes), tmp_path / "theirs", "float32"))
+    with pytest.raises(InterchangeError, match=message):
+        save_pretrained(tmp_path / "out.gguf", theta, config)
