@@ -258,7 +258,7 @@ class Continuation:
         state, none = self._state, np.zeros((len(self.tokens), end, 0))
 
         def appended(before: Any, of_slots: Any) -> np.ndarray:
-            return np.concatenate([before, np.asarray(of_slots[:, first:end])], axis=1)
+            return np.concatenate([before, np.asarray(of_slots)[:, first:end]], axis=1)
 
         so_far = self.tokens, self.log_p, self.likeliest
         written = state.tokens, state.log_p, tuple(state.likeliest or (none, none))

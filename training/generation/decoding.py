@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -168,7 +169,7 @@ def decode_until(
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)
-        state = decode(weights, context, state, keys, stop=jnp.asarray(here, jnp.int32), **options)
+        state = decode(weights, context, state, keys, stop=np.int32(here), **options)
         if here == stop or int(state.slot) < here:
             return state
         state = grow(state, C=2 * C, most=most)
