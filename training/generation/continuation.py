@@ -235,7 +235,7 @@ class Continuation:
 
     def _begin_windows(self) -> None:
         """Read the next windows."""
-        before, drawn = self._state, jnp.asarray(self.tokens.shape[1] - self.starts, jnp.int32)
+        before, drawn = self._state, jax.device_put((self.tokens.shape[1] - self.starts).astype(np.int32))
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
     def _l_gen(self) -> int:
