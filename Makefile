@@ -20,6 +20,8 @@ COMMA := ,
 FLOOR := $(shell sed -n 's/^    "jax>=\(.*\)",/\1/p' pyproject.toml | head -1)
 INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 WHOLE := "(thorough or end_to_end or download) and not (slow or compilers)"
+# Python keeps its byte code: else every command that a test starts would compile a thousand files.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help

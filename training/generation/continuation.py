@@ -299,7 +299,7 @@ class Continuation:
 
     def _begin_windows(self) -> None:
         """Read the next windows."""
-        before, drawn = self._state, jnp.asarray(self.tokens.shape[1] - self.starts, jnp.int32)
+        before, drawn = self._state, jax.device_put((self.tokens.shape[1] - self.starts).astype(np.int32))
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
     def _l_gen(self) -> int:
@@ -322,7 +322,7 @@ class Continuation:
         state, none = self._state, np.zeros((len(self.tokens), end, 0))
 
         def appended(before: Any, of_slots: Any) -> np.ndarray:
-            return np.concatenate([before, np.asarray(of_slots[:, first:end])], axis=1)
+            return np.concatenate([before, np.asarray(of_slots)[:, first:end]], axis=1)
 
         so_far = self.tokens, self.log_p, self.likeliest
         written = state.tokens, state.log_p, tuple(state.likeliest or (none, none))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -148,7 +149,7 @@ def grown_until(stop: int, state: State, advance: Callable[..., State], most: in
     while True:
         C = state.tokens.shape[1]
         here = min(stop, C - 1)
-        state = advance(state, stop=jnp.asarray(here, jnp.int32))
+        state = advance(state, stop=np.int32(here))
         if here == stop or int(state.slot) < here:
             return state
         state = grow(state, C=2 * C, most=most)

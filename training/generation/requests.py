@@ -51,4 +51,4 @@ def begins_of(requests: Sequence[Request], N_V: int) -> Bool[Array, "N_V B"] | N
 
 def keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
     """Return the keys ``fold_in(key, r)`` of B requests, counted from `first`."""
-    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, first + jnp.arange(B))
+    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, np.arange(first, first + B, dtype=np.uint32))

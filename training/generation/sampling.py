@@ -71,20 +71,23 @@ class SamplingArrays(NamedTuple):
         """Return the settings of sequences as arrays; `DRAWN_FAITHFULLY` gives the defaults."""
         rows: list[dict[str, Any]] = [{**DRAWN_FAITHFULLY, **sampling} for sampling in samplings]
 
-        def floats(name: str) -> Array:
+        def floats(name: str) -> Any:
             values = np.array([1 if row[name] is None else row[name] for row in rows], np.float64)  # None: top_p alone
             with np.errstate(over="ignore"):  # a temperature beyond the largest number is inf
-                return jnp.asarray(values.astype(jax.dtypes.canonicalize_dtype(np.float64)))
+                return values.astype(jax.dtypes.canonicalize_dtype(np.float64))
 
-        def integers(name: str) -> Array:
-            return jnp.asarray(np.array([row[name] or 0 for row in rows], np.int32))
+        def integers(name: str) -> Any:
+            return np.array([row[name] or 0 for row in rows], np.int32)
 
-        return SamplingArrays(
+        ends: Any = _ends([row["eos"] for row in rows])
+        biases: Any = _biases([row["logit_bias"] for row in rows], N_V)
+        of_numpy = SamplingArrays(
             **{name: floats(name) for name in ("tau", "top_p", *PENALTIES)},
             **{name: integers(name) for name in ("top_k", "no_repeat_ngram_size")},
-            eos=jnp.asarray(_ends([row["eos"] for row in rows])),
-            logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
+            eos=ends,
+            logit_bias=biases,
         )
+        return jax.device_put(of_numpy)  # in one call, which compiles nothing
 
     @property
     def uses_history(self) -> bool:
@@ -100,14 +103,14 @@ def _ends(of_rows: Sequence[int | Sequence[int] | None]) -> Int[np.ndarray, "B E
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in ends])
 
 
-def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[Array, "N_V B"] | None:
+def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[np.ndarray, "N_V B"] | None:
     if not any(biases):
         return None
     columns = np.zeros((N_V, len(biases)), np.float32)
     for column, bias in zip(columns.T, biases, strict=True):
         for token, value in (bias or {}).items():
             column[token] = value
-    return jnp.asarray(columns)
+    return columns
 
 
 KEYS = 16  # tokens whose keys are derived together, since each derivation of one costs a part of a small model's step
