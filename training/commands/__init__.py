@@ -118,7 +118,7 @@ def _entry(name: str, environment: Mapping[str, str] | None = None) -> Callable[
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a module without collecting garbage: what is imported stays, and walking it again takes 0.2 s a command."""
+    """Import a module without collecting garbage: what is imported stays, and walking it takes 0.2 s a command."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
