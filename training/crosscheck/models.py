@@ -145,5 +145,5 @@ def _scaling(scaling: Linear | Llama3 | Yarn) -> dict[str, Any]:
         lengths = {"low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
         return {"kind": "llama3", "factor": scaling.factor, **lengths, "original_length": scaling.l_original}
     rotations = {"beta_slow": scaling.slow, "beta_fast": scaling.fast, "truncate": scaling.truncate}
-    rotations["attention_factor"] = scaling.attention_factor
-    return {"kind": "yarn", "factor": scaling.factor, **rotations, "original_length": scaling.l_original}
+    others = {"original_length": scaling.l_original, "attention_factor": scaling.attention_factor}
+    return {"kind": "yarn", "factor": scaling.factor, **rotations, **others}
