@@ -115,6 +115,7 @@ def test_a_variant_is_shown_by_its_name_and_what_differs(shown):
     assert repr(variant) == shown or algorithms.VARIANTS[repr(variant)] == variant
 
 
+@pytest.mark.sampled(6)
 @every_algorithm
 def test_it_is_compiled_once_pure_and_the_same_again(number):
     f = REGISTRY[number].function

@@ -207,7 +207,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
-@slow_variants
+@variants
 def test_under_vmap_and_around_it(name):
     c = case(name)
     f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]

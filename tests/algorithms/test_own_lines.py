@@ -23,6 +23,8 @@ from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, SinkParams, Sinks
 
+pytestmark = pytest.mark.sampled(2)
+
 OWN = {"EXPERTS": EXPERTS, "SINKS": SINKS, "DIFFERENTIAL": DIFFERENTIAL, "LATENT": LATENT}
 ATTENTIONS = {name: variant for name, variant in OWN.items() if name != "EXPERTS"}
 SIZES = {"N_V": 17, "l_max": 23, "L": 2, "H": 6, "H_kv": 3, "d_e": 10, "d_mlp": 11, "d_attn": 4, "d_mid": 5}

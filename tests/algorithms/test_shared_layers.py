@@ -24,34 +24,27 @@ MODELS = {
 }
 
 
-def pair(name):
-    """Parameters with shared layers, the same written out layer by layer, and the function of both."""
-    config, f = MODELS[name]
-    theta, variant = cases.random_theta(config), config.variant
+def written_out(theta):
+    """The same parameters layer by layer."""
     stacks = [field for field in ("layers", "encoder", "decoder") if hasattr(theta, field)]
-    each = {field: variant.of_every_layer(getattr(theta, field)) for field in stacks}
-    each = theta._replace(**each, variant=variant.but(shared_layers=1))
-    tokens = (Z, X) if name == "ed" else (X,)
-
-    def run(theta, implementation="auto"):
-        return f(*tokens, theta, implementation=implementation)
-
-    return config, theta, each, run
+    each = {field: theta.variant.of_every_layer(getattr(theta, field)) for field in stacks}
+    return theta._replace(**each, variant=theta.variant.but(shared_layers=1))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_gradients_are_those_of_equal_layers(name):
-    config, theta, each, run = pair(name)
-    alone = config.variant.but(shared_layers=1)
+    config, f = MODELS[name]
 
-    def written_out(theta):
-        stacks = [field for field in ("layers", "encoder", "decoder") if hasattr(theta, field)]
-        repeated = {field: config.variant.of_every_layer(getattr(theta, field)) for field in stacks}
-        return jnp.sin(run(theta._replace(**repeated, variant=alone), "paper")).sum()
+    def score(theta, implementation):
+        P = f(*((Z, X) if name == "ed" else (X,)), theta, implementation=implementation)
+        return jnp.sin(P).sum(), P
 
-    cases.assert_close(run(theta), run(each), 1e-12)
-    found = jax.jit(jax.grad(lambda theta: jnp.sin(run(theta)).sum()))(theta)
-    cases.assert_trees_close(found, jax.jit(jax.grad(written_out))(theta))
+    theta = cases.random_theta(config)
+    (_, P), gradient = jax.jit(jax.value_and_grad(lambda theta: score(theta, "auto"), has_aux=True))(theta)
+    of_each = jax.jit(jax.value_and_grad(lambda theta: score(written_out(theta), "paper"), has_aux=True))
+    (_, expected), expected_gradient = of_each(theta)
+    cases.assert_close(P, expected, 1e-12)
+    cases.assert_trees_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,8 +59,10 @@ def test_a_layer_is_counted_once_for_all_that_share_it(name):
     assert alg.count_params(init, config) == alg.count_params(init, of_each)
 
 
+@pytest.mark.thorough
 def test_layers_are_recorded_and_changed_one_by_one():
-    config, theta, each, _ = pair("d")
+    config, theta = MODELS["d"][0], cases.random_theta(MODELS["d"][0])
+    each = written_out(theta)
     _, seen = record(alg.d_transformer, "X@8", at("A", layer=3, head=1))(X, theta)
     _, expected = record(alg.d_transformer, "X@8", at("A", layer=3, head=1))(X, each)
     assert len(seen["X@8"]) == config.L
@@ -76,8 +71,9 @@ def test_layers_are_recorded_and_changed_one_by_one():
     cases.assert_close(intervene(alg.d_transformer, cut)(X, theta), intervene(alg.d_transformer, cut)(X, each))
 
 
+@pytest.mark.thorough
 def test_a_translation_from_the_cache_is_algorithm_15s():
-    config, theta, _, _ = pair("ed")
+    config, theta = MODELS["ed"][0], cases.random_theta(MODELS["ed"][0])
     key = jax.random.key(1)
     tokens, lengths, _ = translate(
         theta, np.asarray(Z), lengths=np.array([5, 4]), config=config, l_max=9, tau=0.9, key=key

@@ -20,6 +20,8 @@ from algorithms.machinery.record import Record
 from tests import cases, family_cases
 from training.crosscheck import oracle
 
+pytestmark = pytest.mark.sampled(1)
+
 SIZES = {"N_V": 17, "l_max": 13, "H": 2, "d_e": 6, "d_mlp": 11, "d_attn": 4}
 x, z = cases.random_tokens(7), cases.random_tokens(5, seed=1)
 OWN = alg.PAPER.but(

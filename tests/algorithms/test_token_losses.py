@@ -65,7 +65,7 @@ def test_the_last_token_of_a_document_has_no_loss():
     assert found[2] == found[4] == 0
 
 
-KEY = jax.random.key(3)
+KEY = jax.random.key(5)
 HIDDEN = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
 X_TILDE = jnp.where(HIDDEN, alg.mask_token(SIZES["N_V"]), X[0])
 STEPS = {

@@ -11,7 +11,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("halves of the queries on a neighbor", "algorithms/machinery/sharding.py", "_in_halves", "h", "2 * n - 1 - i", "2 * n - 2 - i", ("algorithms/test_sharding.py",)),
     ("platform of the process, not of the program", "algorithms/machinery/platform.py", "platform_of", "for", "(jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh())", "()", ("algorithms/test_platform.py",)),
     ("inputs of a rule vary differently", "algorithms/machinery/varying.py", "match_varying_axes", "return", "if axes else tree", "if () else tree", ("algorithms/test_shard_map.py",)),
-    ("lengths of JAX not checked", "algorithms/machinery/contract.py", "check_value", "if", "not _at_hand(value)", "True", ("algorithms/test_narrow_types.py",)),
+    ("lengths of JAX not checked", "algorithms/machinery/contract.py", "check_value", "if", "not _at_hand(value)", "True", ("algorithms/test_contract.py",)),
     ("positions of queries and keys not in the cache", "training/generation/cache.py", "Projections.products", "return", "tuple(found[:2])", "tuple(0 * Y for Y in found[:2])", ("algorithms/test_documents.py",)),
     ("prompts one slot too early in the cache", "training/generation/states.py", "prompt_tokens", "return", "first - lengths + 1", "first - lengths", ("algorithms/test_family.py", "training/generation/test_rings.py")),
     ("a ring of one row too few", "training/generation/states.py", "widest_window", "return", "max(windows)", "max(windows) - 1", ("training/generation/test_rings.py",)),
