@@ -70,12 +70,6 @@ def test_arrays_are_copied_before_they_change(tmp_path):
     checkpoints.close()
 
 
-def test_nothing_saved_is_nothing_restored(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", max_to_keep=1)
-    assert checkpoints.restore_latest(trees(), pytest.fail) is None
-    checkpoints.close()
-
-
 def flipped(data):
     data = bytearray(data)
     data[len(data) // 2] ^= 4

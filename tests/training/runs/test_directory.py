@@ -277,11 +277,6 @@ def test_settings_that_cannot_be_are_said(values, message):
     assert message in str(error.value)
 
 
-def test_an_unknown_task_is_said():
-    with pytest.raises(SettingsError, match="task: expected one of d, e, ed, classify, gato, got 'f'"):
-        settings_from({}, task="f")
-
-
 def test_a_config_without_the_tokenizers_fingerprint_is_refused(tmp_path):
     path = make_run(tmp_path / "run", "d")
     state = json.loads((path / "config.json").read_text())

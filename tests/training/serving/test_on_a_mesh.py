@@ -15,7 +15,7 @@ from training.runs.directory import load_run
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 SIZES: dict[str, Any] = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
-VARIANTS = pytest.mark.parametrize("variant", ["LLAMA", "MIXTRAL"])
+VARIANTS = pytest.mark.parametrize("variant", ["LLAMA", pytest.param("MIXTRAL", marks=pytest.mark.thorough)])
 
 
 def answers(run, placement):
