@@ -19,7 +19,7 @@ from training.commands.progress import Reading
 from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
-from training.evaluation.report import PARTS, Comparison, compare, default_part
+from training.evaluation.report import PARTS, Comparison, compare
 from training.interchange.names import MODEL
 from training.runs.directory import Run, RunDirectory, load_run
 from training.settings import Settings
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace) -> None:
         data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
-    part = arguments.part or default_part(data)
+    part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
     with Bar("evaluating") as bar:

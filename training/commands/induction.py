@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Float
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -142,18 +140,6 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what layer 0's head wrote of a token (row) matches a query (column)."""
-    W = theta.layers.attention
-    written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
-    return written.T @ circuits.qk_circuits(W)[1, later] @ theta.W_e
-
-
-def token_ov(theta: DTransformerParams, head: int) -> Float[Array, "N_V N_V"]:
-    """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token (column) adds to each logit (row)."""
-    return theta.variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
-
-
 def draw_circuits(theta: DTransformerParams, path: Path) -> None:
     """Draw layer 0's head of the largest previous-token score, and the induction head that reads most from it."""
     x = jnp.tile(jax.random.permutation(jax.random.key(0), theta.W_e.shape[1])[:PERIOD], 2)
@@ -167,7 +153,12 @@ def draw_circuits(theta: DTransformerParams, path: Path) -> None:
     for axes, (l, h), what in zip(panels[0], ((0, earlier), (1, later)), ("previous token", "induction"), strict=False):
         title = f"Head ({l}, {h}): {what}"
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
-    match, moved = composed_qk(theta, earlier, later), token_ov(theta, later)
+    W, W_e = theta.layers.attention, theta.W_e
+    OV = circuits.ov_circuits(W)
+    # how well what the earlier head wrote about a token (row) matches a query (column); what attending to a token
+    # (column) adds to each logit (row)
+    match = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
+    moved = theta.variant.unembedding.matrix(theta) @ OV[1, later] @ W_e
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
     _draw(
         figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"

@@ -247,11 +247,6 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
             yield f"    {name:<12}{bits:.3f}"
 
 
-def default_part(data: RunData) -> str:
-    """Return the part to evaluate a run on: test if there is one, otherwise validation."""
-    return "test" if len(data.stores.test) else "validation"
-
-
 def sample(run: Run) -> str:
     """Return a text that a run generates, or "" for the tasks that generate none."""
     return EVALUATIONS[run.task].sample(run)

@@ -268,10 +268,6 @@ class Projections:
         of_each = [part for pair in zip(W, self.b, strict=True) for part in pair]
         return AttentionParams(*of_each, *[None] * (6 - len(of_each)))
 
-    def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
-        """Return the weights with ``kept`` applied to W and W_o."""
-        return dataclasses.replace(self, W=kept(self.W), W_o=kept(self.W_o))
-
     def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
         """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""
         ends = np.cumsum([H * d for H, d in self.rows])[:-1]

@@ -1,5 +1,6 @@
 """Parameters laid out for generation: layer by layer, and for processing one column at a time."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,8 @@ def _in_int8(layer: Any) -> Any:
     """Return a layer with rounded matrices: those of `Projections`, also within others, and of the paper's MLP."""
 
     def rounded(part):
-        return part.with_matrices(_rounded) if isinstance(part, Projections) else part
+        is_ours = isinstance(part, Projections)
+        return dataclasses.replace(part, W=_rounded(part.W), W_o=_rounded(part.W_o)) if is_ours else part
 
     layer = jax.tree.map(rounded, layer, is_leaf=lambda part: isinstance(part, Projections))
     if not isinstance(layer.mlp, MLPParams):

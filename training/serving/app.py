@@ -80,7 +80,7 @@ class _Server:
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
         assert isinstance(model, Decoder)
         assert engine is not None
-        if isinstance(wanted, Completion) and wanted.scores_prompts:
+        if isinstance(wanted, Completion) and wanted.echo and wanted.logprobs is not None:
             scores = await self._in_time(self._alone(lambda: wanted.scored(model)), request)
             if scores is None:
                 return _of(None)

@@ -31,11 +31,6 @@ class Completion:
     # the log-probabilities of each prompt's tokens, if they are reported
     scores: list[dict[str, list[Any]]] = dataclasses.field(default_factory=list)
 
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether the answers report the log-probabilities of the prompts."""
-        return self.echo and self.logprobs is not None
-
     def scored(self, model: Decoder) -> list[dict[str, list[Any]]]:
         """Return the `scores` of the prompts."""
         return [self._of_prompt(model, prompt.tokens) for prompt in self.asked.prompts]

@@ -46,7 +46,6 @@ from training.data.records import (
     normalized,
     paragraphs,
     record_key,
-    records_fingerprint,
     without_shared_paragraphs,
 )
 
@@ -209,12 +208,13 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
     if source.kind == "text":
         parts = without_shared_paragraphs(*parts)
     train, validation, test = parts
+    contents = (part for record in records for part in record[:-1])  # the last field is `where`
     return Corpus(
         name=name,
         kind=source.kind,
         source=source.origin,
         license=source.license,
-        fingerprint=fingerprint(name, source.fractions, records_fingerprint(records)),
+        fingerprint=fingerprint(name, source.fractions, fingerprint(*contents)),
         train=train,
         validation=validation,
         test=test,
