@@ -226,11 +226,7 @@ def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) ->
     return K, V if V.shape[2] else K
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "s"),
-    meta_fields=("rows",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Projections:
     """The weights of one attention, laid out so that one product projects a column for all heads."""
@@ -246,7 +242,8 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
-    rows: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
+    # the number of heads, and of rows per head, of each matrix in W
+    rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
