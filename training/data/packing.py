@@ -1,8 +1,7 @@
 """Chunks of long sequences, and packing of short sequences into rows.
 
-The paper splits a text longer than ℓ_max into chunks of at most ℓ_max tokens. For next-token prediction a chunk begins
-with the last token of the previous one, so that every token but bos is predicted exactly once; for masked tokens the
-chunks are disjoint.
+The paper splits a text into chunks of at most ℓ_max tokens. For next-token prediction a chunk begins with the last
+token of the previous one, so that every token but bos is predicted exactly once; for masked tokens chunks are disjoint.
 """
 
 import numpy as np

@@ -1,10 +1,8 @@
 """Induction heads: which heads of a decoder continue repeated sequences, and its predictions without them.
 
-Repeated random tokens can only be predicted by finding what followed the current token the last time. That takes two
-heads: one in an earlier layer that tells each token which one came before it, and a later one that attends to the
-tokens after earlier copies of the current one.
-
-Source: Olsson et al. 2022, "In-context learning and induction heads".
+Repeated random tokens can only be predicted by finding what followed the current token the last time. That takes a head
+in an earlier layer that tells each token which one came before it, and a later one that attends to the tokens after
+earlier copies of the current one (Olsson et al. 2022, "In-context learning and induction heads").
 """
 
 from typing import NamedTuple

@@ -88,15 +88,10 @@ class Store(contextlib.ExitStack):
         self._checkpoints.wait()
         return next(iter(self._checkpoints.steps()), None)
 
-    def start_trace(self) -> None:
-        """Begin a profiler's trace."""
+    def trace(self, *, begins: bool) -> None:
+        """Begin a profiler's trace, or end and write it."""
         if self._is_main:
-            jax.profiler.start_trace(str(self._files.profile))
-
-    def stop_trace(self) -> None:
-        """End the profiler's trace, and write it."""
-        if self._is_main:
-            jax.profiler.stop_trace()
+            jax.profiler.start_trace(str(self._files.profile)) if begins else jax.profiler.stop_trace()
 
     def draw(self) -> None:
         """Plot the metrics."""

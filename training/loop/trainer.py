@@ -154,13 +154,13 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             if watch.processes.should_stop(progress.step):
                 raise Interrupted(128 + signal.SIGTERM)
             if settings.profile and progress.step == first + PROFILE_AFTER:
-                store.start_trace()
+                store.trace(begins=True)
             state, metrics = _updated(program, state, next(batches), progress.step, is_first=progress.step == first)
             progress.step += 1
             record.add(metrics)
             if settings.profile and progress.step == first + PROFILE_AFTER + PROFILED:
                 record.settle(state, most=0)
-                store.stop_trace()
+                store.trace(begins=False)
             evaluates = _evaluates(settings, progress.step)
             saves = progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps
             record.settle(state, most=0 if evaluates or saves else IN_FLIGHT)

@@ -159,24 +159,17 @@ async def _unless_disconnected(answer: Awaitable[T], request: Request) -> T | No
         left.cancel()
 
 
-async def _refused(_: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, RequestError)
-    return refusal(wrong)
-
-
-async def _full(_: Request, wrong: Exception) -> Response:
-    return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
-
-
-async def _failed(_: Request, wrong: Exception) -> Response:
+async def _refused(request: Request, wrong: Exception) -> Response:
+    """Return the response to a request that could not be answered."""
+    if isinstance(wrong, RequestError):
+        return refusal(wrong)
+    if isinstance(wrong, FullError):
+        return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
+    if isinstance(wrong, HTTPException):
+        known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
+        message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
+        return refusal(RequestError(message, status=wrong.status_code))
     return refusal(RequestError(f"{type(wrong).__name__}: {wrong}", status=500))
-
-
-async def _not_found(request: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, HTTPException)
-    known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
-    message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
-    return refusal(RequestError(message, status=wrong.status_code))
 
 
 def make_app(
@@ -214,7 +207,7 @@ def make_app(
         Route("/v1/embeddings", server.embeddings, methods=["POST"]),
         Route("/tokenize", server.tokenize, methods=["POST"]),
     ]
-    handlers: Any = {RequestError: _refused, FullError: _full, HTTPException: _not_found, Exception: _failed}
+    handlers: Any = dict.fromkeys((RequestError, FullError, HTTPException, Exception), _refused)
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
         Middleware(HostGuard, address=address, names=names),

@@ -75,11 +75,8 @@ class _Running:
         if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
         new = self.text.add(token)
-        if self.text.stopped:
-            return Step(new, token, log_p, likeliest, "stop")
-        if self.n == self.job.l_gen:
-            return Step(new + self.text.rest(), token, log_p, likeliest, "length")
-        return Step(new, token, log_p, likeliest, None)
+        finish = "stop" if self.text.stopped else "length" if self.n == self.job.l_gen else None
+        return Step(new + (self.text.rest() if finish == "length" else ""), token, log_p, likeliest, finish)
 
 
 class Turns:

@@ -1,7 +1,4 @@
-"""The compilers of TPUs and of NVIDIA H100s, usable without either. They need this package's `ENVIRONMENT`.
-
-compiled = compile_for(step, arguments, tpu("v5e:2x4", chips=8))
-"""
+"""The compilers of TPUs and of NVIDIA H100s, usable without either, in this package's `ENVIRONMENT`."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax.
-
-report = of(compiled)  # or read(compiled.as_text())
-runs, moved, cycles = total(report.sources)
-"""
+"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax."""
 
 import math
 import re
