@@ -28,7 +28,6 @@ from algorithms.inside import record
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least, local
 from training.commands.terminal import Bar, say
-from training.interpretability import attention_only as experiment
 from training.interpretability import circuits, induction, scores
 from training.interpretability.induction import Measured
 from training.runs.directory import Run, load_run
@@ -67,16 +66,16 @@ class Trained(NamedTuple):
 
 def train(L: int, seed: int, steps: int, progress: Callable[[int], None]) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
-    tokens = experiment.repeating(jax.random.key(2**31))  # not seen in training
+    tokens = induction.repeating(jax.random.key(2**31))  # not seen in training
     found, numbers, K = [], [0], []
     theta: Any = None
-    for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
+    for step, theta in induction.trained(jax.random.key(seed), L, steps, EVERY):
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens)))
         if L > 1:
             K.append(np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, -1]))
         progress(step - numbers[-1])
         numbers.append(step)
-    heads = list(np.ndindex(L, experiment.CONFIG.H))
+    heads = list(np.ndindex(L, induction.CONFIG.H))
     each = [induction.loss_without(theta, tokens, jnp.array([head])) for head in heads]
     previous = [head for head in heads if found[-1].previous[head] >= MIN_PREVIOUS]
     together = found[-1].again
@@ -92,7 +91,7 @@ def _layers(L: int) -> str:
 def report(L: int, seed: int, trained: Trained) -> None:
     """Print the final measurements of a model."""
     last = trained.measured[-1]
-    print(f"{_layers(L)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {experiment.GUESSING:.2f})")
+    print(f"{_layers(L)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {induction.GUESSING:.2f})")
     if L == 1:
         print(f"  largest scores: previous token {last.previous.max():.2f}, induction {last.induction.max():.2f}")
         return
@@ -127,11 +126,11 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
                 place = np.arange(len(bars)) + 0.8 * (i / len(several) - 0.5) + 0.4 / len(several)
                 ablation.bar(place, bars, 0.8 / len(several), color=[BLUE, ORANGE, GREEN][i % 3], label=f"seed {i}")
     for axes in (loss, ablation):
-        axes.axhline(experiment.GUESSING, color=GRAY, linestyle=":", label="guessing")
+        axes.axhline(induction.GUESSING, color=GRAY, linestyle=":", label="guessing")
     loss.set(xlabel="step", ylabel="nats", ylim=(0, None), title="Loss on tokens that repeat")
     score.set(xlabel="step", ylim=(0, 1), title="Largest score of a head")
     composition.set(xlabel="step", ylim=(0, None), title="K-composition of layer 0 with layer 1")
-    heads = [f"{l},{h}" for l, h in np.ndindex(2, experiment.CONFIG.H)]
+    heads = [f"{l},{h}" for l, h in np.ndindex(2, induction.CONFIG.H)]
     ablation.set_xticks(range(len(heads) + 1), [*heads, "all\nprev."])
     ablation.set(xlabel="without head", ylabel="nats", title="Loss on repeats without a head, at the end")
     for axes in (loss, score, composition, ablation):

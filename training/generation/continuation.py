@@ -19,9 +19,8 @@ from training.generation.cache import bucket, bucketed, capacity
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
-from training.generation.repetition import History
 from training.generation.requests import Request, begins_of, check_requests, keys_of
-from training.generation.sampling import Sampling, SamplingArrays
+from training.generation.sampling import History, Sampling, SamplingArrays
 from training.generation.states import Likeliest, State
 
 ROOM = 256  # tokens that a new cache has room for, so that a typical answer needs one compiled loop

@@ -18,8 +18,7 @@ from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import Cache, Known, Step, held, keys_of_distances, rows_of
 from training.generation.layout import Weights
-from training.generation.repetition import penalized
-from training.generation.sampling import SamplingArrays, draw, keys_of_tokens
+from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, State, grow
 
 

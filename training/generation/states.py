@@ -37,7 +37,7 @@ from training.generation.cache import (
     with_room,
 )
 from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
-from training.generation.repetition import History
+from training.generation.sampling import History
 
 
 class Context(NamedTuple):

@@ -12,8 +12,7 @@ from training.loop.progress import Progress
 from training.loop.train_step import TrainState
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.event_files import EventFile
-from training.runs.metrics import MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
+from training.runs.metrics import EventFile, MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
 
