@@ -265,19 +265,10 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
             context = f"the model's context of l_max = {talker.config.l_max} tokens"
             say(f"note: the conversation has outgrown {context}: its oldest {dropped} messages are dropped")
         if as_json or talker.n > 1:
-            _reply(talker, text, number, as_json=as_json)
+            answers = talker.replies(number=number)
+            print_json(text, answers) if as_json else show_answers(talker, answers, 0)
         else:
             _stream(talker, number)
-
-
-def _reply(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
-    answers = talker.replies(number=number)
-    if as_json:
-        print_json(text, answers)
-        return
-    for i, answer in enumerate(answers, 1):
-        print(f"--- answer {i} ---")
-        show(answer["text"])
 
 
 def _stream(talker: Talker, number: int) -> None:

@@ -12,6 +12,7 @@ of an evaluation: they have length 0, a mask that is false everywhere and the la
 """
 
 import abc
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
@@ -20,13 +21,59 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int
 
-from training.data.noise import Batch, Noise
 from training.data.records import DataError, fingerprint
 from training.data.store import LabeledStore, PairStore, TokenStore
 
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
 NOISE = 3  # separates the random numbers of the noise from those of the batches
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
+
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A function of a batch: some tokens that are read are replaced or deleted; what is predicted is unchanged.
+
+    | task | read with noise | predicted without |
+    |---|---|---|
+    | `d` | `x_read` | the next tokens of `x` |
+    | `ed` | `z`, `x_read` | the next tokens of `x` |
+    | `classify` | `x` | the label |
+
+    Special tokens, padding and evaluation batches have no noise. `e` has none, since it masks tokens already.
+    """
+
+    special: tuple[int, ...]  # tokens that are neither replaced nor used as replacements
+    N_V: int
+    noise: float  # the probability that a random token replaces a token
+    deletion: float  # the probability that a token of a source, or of a text to classify, is deleted
+
+    def __call__(self, batch: Batch, rng: np.random.Generator, rows: slice, shape: tuple[int, int]) -> Batch:
+        """Return the `rows` of a batch of this shape with noise, which does not depend on which rows these are."""
+        batch, ordinary_tokens = dict(batch), np.setdiff1d(np.arange(self.N_V), self.special).astype(np.int32)
+        for name, length in (("z", "z_length"), ("x", "length")):
+            if name not in batch:
+                continue
+            chosen, left_out = rng.random((2, *shape))[:, rows, : batch[name].shape[1]]
+            others = ordinary_tokens[rng.integers(len(ordinary_tokens), size=shape)][rows, : batch[name].shape[1]]
+            ordinary = ~np.isin(batch[name], self.special)
+            read = np.where((chosen < self.noise) & ordinary, others, batch[name])
+            if "label" in batch or name == "z":
+                batch[name], batch[length] = _without(read, batch[length], (left_out < self.deletion) & ordinary)
+            else:
+                batch["x_read"] = read
+        return batch
+
+
+def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows without some of their tokens, padded with the token of their last column, and their lengths."""
+    kept = ~left_out | (np.arange(x.shape[1]) >= lengths[:, None])
+    order = np.argsort(~kept, axis=1, kind="stable")
+    moved = np.take_along_axis(x, order, axis=1)
+    shorter = (lengths - (~kept).sum(axis=1)).astype(lengths.dtype)
+    return np.where(np.arange(x.shape[1]) < shorter[:, None], moved, x[:, -1:]), shorter
 
 
 class Order(Protocol):

@@ -100,9 +100,8 @@ class CharacterTokenizer(_Listed):
 
 
 class WordTokenizer(_Listed):
-    """The most frequent words of the data; every other word becomes the token <unk>, ID 0.
-
-    A word includes the space before it; other white space and punctuation are words, too: known words decode exactly.
+    """The most frequent words of the data; every other word becomes the token <unk>, ID 0. A word includes the space
+    before it; other white space and punctuation are words, too: known words decode exactly.
     """
 
     kind, unknown = "words", 0

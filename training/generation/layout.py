@@ -19,10 +19,8 @@ Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them o
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time.
-
-    The decoder's layers are a tuple, since a slice of stacked layers would be copied for every token; with ``int8``,
-    the matrices that every token reads are rounded.
+    """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time:
+    layers in a tuple, since slices would be copied for every token; with ``int8``, what every token reads is rounded.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)

@@ -62,10 +62,9 @@ class Pieces:
 
 
 class _Window:
-    """Decodes tokens that come one by one to the text of all of them, each with only the last ones before it.
-
-    (`tokenizers.decoders.DecodeStream` keeps the end of a text that breaks off in the middle of a character, and raises
-    an error where bytes after valid ones make these invalid.)
+    """Decodes tokens one by one to the text of all of them, each with the last ones before it. (`tokenizers`'s
+    DecodeStream keeps the end of a text that breaks off in a character, and fails where bytes after valid ones make
+    these invalid.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

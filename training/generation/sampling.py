@@ -125,10 +125,8 @@ def keys_of_tokens(keys: Key[Array, "B"], i: Int[Array, "B"], sampling: Sampling
 
 
 def draw(log_P: Float[Array, "N_V B"], keys: Key[Array, "B"], sampling: SamplingArrays) -> Int[Array, "B"]:
-    """Draw a token of each sequence with its key from the distribution in its column of log P, up to a constant.
-
-    The draw is from ``q ∝ p^{1/τ}`` over the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`;
-    τ = 0 takes the likeliest token.
+    """Draw a token of each sequence with its key from its column of log P, up to a constant: from ``q ∝ p^{1/τ}`` over
+    the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`; τ = 0 takes the likeliest token.
     """
     tau = jnp.asarray(sampling.tau, accumulation_dtype(log_P.dtype))
 

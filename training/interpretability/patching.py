@@ -49,10 +49,8 @@ def activation_patching(
 def attribution_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, "*axes"]:
-    """Estimate to first order what patching each entry adds to the target's score, with one gradient for all.
-
-    The estimate is ``g ⊙ (source's value − target's value)``; for a patch of several entries, sum theirs (Nanda 2023,
-    "Attribution patching: activation patching at industrial scale").
+    """Estimate to first order what patching each entry adds to the target's score, with one gradient: ``g ⊙ (source's
+    value − target's value)``; for several entries, sum theirs (Nanda 2023, "Attribution patching").
     """
     _, of_source = record(score, name)(*source)
     _, of_target, gradient = gradients(score, name)(*target)
@@ -78,9 +76,7 @@ def causal_tracing(
     score: Score, arguments: tuple[Any, ...], tokens: Any, noise: Float[Array, "d_e n"], *, name: str = "X@8"
 ) -> tuple[Float[Array, ""], Float[Array, "L l"]]:
     """The score of one sequence with noise in the embeddings of some tokens, a slice or an array; and the scores with
-    the named value of the clean run restored, for each layer and token.
-
-    Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
+    the named value of the clean run restored, for each layer and token (Meng et al. 2022).
     """
     return _traced(score, arguments, at("X@3", token=tokens), noise, name)
 

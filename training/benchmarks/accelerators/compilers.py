@@ -25,10 +25,8 @@ dnn_version_info {{ major: {} minor: {} }}"""
 
 
 def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
-    """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4; None for all chips.
-
-    Only one process at a time may use libtpu: others wait here until it ends. Raises ModuleNotFoundError if the
-    compiler is not installed, and ValueError if the topology is unknown, or has fewer chips.
+    """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4 (None: all), once no
+    other process uses libtpu. Raises ModuleNotFoundError, or ValueError if there are fewer chips.
     """
     _installed("libtpu", extra="tpu")
     if not _LOCK:  # a bare descriptor stays open until the process is gone, when libtpu has removed its own lock
