@@ -218,8 +218,7 @@ def _continuation(run: Run) -> str:
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated."""
 
-    # takes run, description, data, part, the chosen records of the part, and a `Progress`
-    compare: Callable[..., Comparison]
+    compare: Callable[..., Comparison]  # of run, description, data, part, its chosen records, and a `Progress`
     sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any
 
 

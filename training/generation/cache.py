@@ -242,8 +242,7 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
-    # the number of heads, and of rows per head, of each matrix in W
-    rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})
+    rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":

@@ -26,16 +26,12 @@ class Sampling(TypedDict, total=False):
     # draw only from the nucleus: the fewest likeliest tokens whose total probability, at temperature τ and after
     # `top_k`, reaches this; None: from all
     top_p: float | None
-    # the token or tokens that end a sequence; the rest of its row is filled with the first of them. None: no token
-    eos: int | Sequence[int] | None
-    # the scores of all earlier tokens, if positive, are divided by this, and otherwise multiplied by it, before all
-    # else; 1: no effect
-    repetition_penalty: float
+    eos: int | Sequence[int] | None  # the tokens that end a sequence, and the first the rest of its row; None: no token
+    repetition_penalty: float  # divides positive scores of earlier tokens, multiplies others, before all else; 1: none
     no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos if that rules out all); 0: allow all
     frequency_penalty: float  # subtracted from the score of a token for each time that it was generated; 0: no effect
     presence_penalty: float  # subtracted once from the score of every generated token; 0: no effect
-    # added to the scores of these tokens, after the penalties and before the temperature; None: nothing
-    logit_bias: dict[int, float] | None
+    logit_bias: dict[int, float] | None  # added to tokens' scores, after the penalties, before the temperature
 
 
 DRAWN_FAITHFULLY: Sampling = {

@@ -40,8 +40,7 @@ class Prediction(NamedTuple):
     tokens: Int[np.ndarray, "rows l k"]  # the k likeliest tokens, likeliest first
     p: Float[np.ndarray, "rows l k"]  # their probabilities
     final: Float[np.ndarray, "rows l"]  # each row's probability of what the last row predicts
-    # the last row's probability of the next token of the text; NaN at the end
-    follows: Float[np.ndarray, "l"]
+    follows: Float[np.ndarray, "l"]  # the last row's probability of the next token of the text; NaN at the end
     note: str  # shown to the reader
 
 
