@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -26,6 +26,7 @@ from training.data.store import LabeledStore, PairStore, TokenStore
 
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
 NOISE = 3  # separates the random numbers of the noise from those of the batches
+Order = Any  # endless: the index of the example at each position
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
@@ -74,14 +75,6 @@ def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[
     moved = np.take_along_axis(x, order, axis=1)
     shorter = (lengths - (~kept).sum(axis=1)).astype(lengths.dtype)
     return np.where(np.arange(x.shape[1]) < shorter[:, None], moved, x[:, -1:]), shorter
-
-
-class Order(Protocol):
-    """An endless order of examples."""
-
-    def __getitem__(self, position: Any, /) -> Any:
-        """Return the index of the example at a position."""
-        ...
 
 
 def shuffled(first: int, end: int, seed: int) -> Any:
