@@ -304,11 +304,6 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     return Talker(run, options, system=arguments.system)
 
 
-def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
-    """Return whether there is certainly only one text."""
-    return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
-
-
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> int:
     """Answer the prompts; return the exit status. Raises ValueError if the run or an option is invalid."""
@@ -321,12 +316,13 @@ def main(arguments: argparse.Namespace) -> int:
         raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
     answerer = answerer_of(arguments, options)
     several = options.n is not None and options.n > 1 and not arguments.vote
+    one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
     if arguments.interactive and isinstance(answerer, Talker):
         greet(converses=True)
         talk(answerer, typed(), as_json=arguments.json)
     elif arguments.interactive:
         converse(answerer, as_json=arguments.json, several=several)
-    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
+    elif answerer.streams and not arguments.json and not several and one_text:
         answer_one(answerer, next(texts_of(arguments, answerer)))
     else:
         lines = not arguments.prompt and answerer.takes_lines

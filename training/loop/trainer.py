@@ -7,6 +7,7 @@ restarted with the same command gives, bit for bit, the losses and parameters of
 
 import collections
 import functools
+import math
 import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +17,7 @@ import jax
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop import memory
-from training.loop.diagnosis import TrainingError, explosion, loss_limit
+from training.loop.diagnosis import TrainingError, explosion
 from training.loop.flops import memory_in_use
 from training.loop.program import Plan, Program, size
 from training.loop.progress import Progress, Rates
@@ -216,7 +217,8 @@ class _Record:
     def __init__(self, program: Program, progress: Progress, store: Store, watch: Watch) -> None:
         plan = program.plan
         self._program, self._progress, self._store, self._watch = program, progress, store, watch
-        self._limit = loss_limit(plan.settings.explosion, len(plan.description.labels) or plan.description.config.N_V)
+        classes = len(plan.description.labels) or plan.description.config.N_V
+        self._limit = plan.settings.explosion * math.log(classes)  # that many times the loss of a uniform guess
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
         self.rates = Rates(watch.clock, flops=plan.flops, peak=program.peak)
 
