@@ -142,24 +142,17 @@ class Continuation:
     A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one forward pass,
     and its further tokens are generated from the cache: at most about three columns per token, however long the text.
     When one request needs a new window, all of them are read again.
-
-    Attributes:
-        tokens: the generated tokens, ``[B, n]``.
-        log_p: their log-probabilities under the model, regardless of how they were drawn; 0 after the end.
-        likeliest: the N likeliest tokens at each position and their log-probabilities, ``[B, n, N]`` each.
-        starts: the index of each request's first token in these; 0 unless it joined later.
-        sampling: how the tokens of each request are drawn.
-        ended: whether all of them have ended.
     """
 
     def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:
         """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N."""
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
-        self.tokens = np.zeros((B, 0), np.int32)
-        self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
+        self.tokens = np.zeros((B, 0), np.int32)  # generated, [B, n]
+        self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)  # under the model, however they are drawn; 0 after the end
+        # the N likeliest tokens at each position and their log-probabilities, [B, n, N] each
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
-        self.starts = np.zeros(B, np.int64)
+        self.starts = np.zeros(B, np.int64)  # the index of each request's first token; 0 unless it joined later
         self._reading = None if model.inside is None else Reading(model.inside)
         self._begin()
         self._state = self._read_all()

@@ -10,14 +10,7 @@ LAST_WORDS = 3  # words that the next one may change, if the text of a token dep
 
 
 class Pieces:
-    """The text of one sequence.
-
-    A token costs the same however long the text is, unless its own text depends on all tokens before it.
-
-    Attributes:
-        tokens: the tokens so far.
-        stopped: whether the text contains a stop; everything from it on is dropped.
-    """
+    """The text of one sequence; a token costs the same however long it is, unless its text depends on all before."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
         """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's."""
@@ -25,7 +18,7 @@ class Pieces:
         self._window = _Window(tokenizer)
         self._held = ""  # certain, but it may become a stop
         self.tokens: list[int] = []
-        self.stopped = False
+        self.stopped = False  # whether the text contains a stop; everything from it on is dropped
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""

@@ -60,11 +60,9 @@ def attribution_patching(
 def path_patching(
     score: Score, sender: At, receiver: At, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, ""]:
-    """The target's score if only the receiver, such as ``at("Q", layer=2, head=0)``, sees the value in the source run
-    of the sender, a part of ``Y@2`` such as ``at("Y@2", layer=0, head=1)``, over the direct path.
-
-    All other heads and MLPs keep their values in the target run until the receiver is computed (Wang et al. 2022,
-    "Interpretability in the wild").
+    """The target's score if only the receiver, such as ``at("Q", layer=2, head=0)``, sees the sender, a part of
+    ``Y@2``, as in the source run, over the direct path: all other heads and MLPs keep their values in the target run
+    until the receiver is computed (Wang et al. 2022, "Interpretability in the wild").
     """
     _, kept = record(score, "Y@2", "hidden")(*target)
     _, sent = record(score, sender)(*source)

@@ -46,16 +46,11 @@ class _Pass(NamedTuple):
 
 
 def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
-    """Look inside a model as it reads a prompt.
+    """Look inside a model, `name` on the page, as it reads a prompt.
 
-    Args:
-        run: the model.
-        prompt: the text that it reads.
-        against: another prompt with equally many tokens, to find what makes the answers differ.
-        chat: whether the prompts are a user's messages, to render with the model's chat template.
-        name: the model's name on the page.
-
-    Raises PageError if the prompt is empty or too long, or the two prompts differ in length or not at all.
+    With `against`, another prompt with equally many tokens, find what makes the answers differ; with `chat`, the
+    prompts are a user's messages, to render with the model's chat template. Raises PageError if a prompt is empty or
+    too long, or the two differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
