@@ -35,15 +35,9 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise:
-    """A function of a batch: some tokens that are read are replaced or deleted; what is predicted is unchanged.
-
-    | task | read with noise | predicted without |
-    |---|---|---|
-    | `d` | `x_read` | the next tokens of `x` |
-    | `ed` | `z`, `x_read` | the next tokens of `x` |
-    | `classify` | `x` | the label |
-
-    Special tokens, padding and evaluation batches have no noise. `e` has none, since it masks tokens already.
+    """A function of a batch: some tokens that are read are replaced or deleted; what is predicted is unchanged. `d` and
+    `ed` read `x_read`, and `ed` `z`, `classify` `x`, with noise; `e` has none, since it masks tokens already. Special
+    tokens, padding and evaluation batches have none.
     """
 
     special: tuple[int, ...]  # tokens that are neither replaced nor used as replacements
@@ -85,10 +79,8 @@ def shuffled(first: int, end: int, seed: int) -> Any:
 
 
 class Chunks:
-    """The chunks of consecutive sequences, of at most l_max tokens, `overlap` of them shared; found by index.
-
-    So that every token but bos is predicted exactly once, a chunk begins with the last token of the one before; for
-    masked tokens, chunks are disjoint.
+    """The chunks of consecutive sequences, of at most l_max tokens, found by index. They share `overlap` tokens: 1 for
+    the next token, so that every token but bos is predicted exactly once; 0 for masked tokens.
     """
 
     def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
@@ -303,8 +295,7 @@ class NextTokens(Source):
             same segment. {"x", "segment_ids", "positions", "loss_mask"}
 
     Conversations are always packed, and never split: those with more than l_max tokens are left out. Their loss_mask is
-    true in the columns whose target is part of an answer. Raises DataError if there are too few data, or for a bad
-    mode.
+    true in the columns whose target is part of an answer. Raises DataError for too few data or a bad mode.
     """
 
     too_long = "conversations are left out"
@@ -372,12 +363,10 @@ class NextTokens(Source):
 
 
 class MaskedTokens(Source):
-    """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}.
-
-    Rules:
-        "paper": every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
-        "bert": every token but bos and eos is chosen with probability p_mask; of the chosen tokens, 80 % become
-            mask_token, 10 % a random ordinary token, and 10 % stay; the loss is on all of the chosen tokens.
+    """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}. By the
+    rule "paper", every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
+    By "bert", every token but bos and eos is chosen with probability p_mask; of the chosen, on which the loss is, 80 %
+    become mask_token, 10 % a random ordinary token, and 10 % stay.
     """
 
     def __init__(self, store: TokenStore, *, l_max: int, p_mask: float = 0.15, rule: str = "paper") -> None:

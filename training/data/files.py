@@ -60,9 +60,7 @@ RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labe
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Yield sections of a text, each with the number of its first line, holding only one in memory; joined, they are
-    the text, unless it is blank.
-
+    """Yield sections of a text, each with the number of its first line; joined, they are the text, unless it is blank.
     After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
     to be read at once; after four times as many, before the next line. White space at the end belongs to the last one.
     """

@@ -67,10 +67,9 @@ class Generator:
         """Lay out the parameters.
 
         `prefixes` caches keys and values, so that a prompt is read only from where it differs from an earlier text;
-        `changes` and `names` turn it off. The `changes` are applied to every token, as by
-        `algorithms.inside.intervene`; the `names` are recorded for every token, for `Continuation.seen`. `int8` rounds
-        the matrices that every generated token reads, with a scale per row; prompts are read with the original
-        parameters.
+        `changes` and `names` turn it off: the former are applied to every token, as by `algorithms.inside.intervene`,
+        the latter recorded for `Continuation.seen`. `int8` rounds the matrices that every generated token reads, not
+        those that read prompts.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta, self.config, self.prefixes = theta, config, prefixes
@@ -137,11 +136,9 @@ class Generator:
 
 
 class Continuation:
-    """The continuations of a batch of prompts, so far.
-
-    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one forward pass,
-    and its further tokens are generated from the cache: at most about three columns per token, however long the text.
-    When one request needs a new window, all of them are read again.
+    """The continuations of a batch of prompts, so far. A text that outgrows l_max continues in the windows of
+    `window_start`, which are read in one forward pass each, of all requests when one needs a new one; further tokens
+    come from the cache: at most about three columns per token, however long the text.
     """
 
     def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:

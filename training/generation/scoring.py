@@ -117,11 +117,9 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once.
-
-    A window of l_max tokens slides over the text by ``stride`` tokens (default: half of l_max; smaller strides give
-    more context and take longer), and its new tokens are predicted from all before them in it. The text has no bos; the
-    first window begins with ``bos`` (default: the paper's).
+    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once. A window of l_max tokens
+    slides over the text, after ``bos`` (default: the paper's), by ``stride`` tokens (default: half of l_max; smaller
+    ones give more context and take longer), and its new tokens are predicted from all before them in it.
     """
     l_max = config.l_max
     stride = max(1, l_max // 2) if stride is None else stride

@@ -72,13 +72,9 @@ class Watch(NamedTuple):
 
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
-    """Train to the end, from the last checkpoint if there is one; return the trained parameters' figures on held-out
-    data.
-
-    Raises:
-        Interrupted: a signal arrived; a checkpoint was saved.
-        TrainingError: loss or gradient are not finite, the loss exploded, or a file cannot be written.
-        CheckpointError: a checkpoint cannot be written, or none can be read.
+    """Train to the end, from the last checkpoint if any; return the trained parameters' figures on held-out data.
+    Raises Interrupted after saving a checkpoint, TrainingError if loss or gradient are not finite, the loss exploded,
+    or a file cannot be written, and CheckpointError.
     """
     try:
         with Store(plan, files, is_main=watch.processes.is_main, warn=watch.observer.warned) as store:

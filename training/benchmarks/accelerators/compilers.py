@@ -51,9 +51,8 @@ def h100(n: int = 1) -> Any:
 
 def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any, **options: Any) -> Any:
     """Return a function compiled for the devices of a mesh, by arguments of ``jax.ShapeDtypeStruct`` (replicated
-    without a sharding) and options of ``jax.jit``; ``programs.of`` reads the result. It is traced under
-    ``jax.set_mesh``, so that ``jax.sharding.get_abstract_mesh().abstract_device.platform`` gives the platform to the
-    traced code.
+    without a sharding) and options of ``jax.jit``. It is traced under ``jax.set_mesh``, so that the traced code finds
+    the platform by ``jax.sharding.get_abstract_mesh().abstract_device.platform``.
     """
     everywhere = jax.NamedSharding(mesh, jax.P())
 

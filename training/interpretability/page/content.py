@@ -46,11 +46,9 @@ class _Pass(NamedTuple):
 
 
 def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
-    """Look inside a model, `name` on the page, as it reads a prompt.
-
-    With `against`, another prompt with equally many tokens, find what makes the answers differ; with `chat`, the
-    prompts are a user's messages, to render with the model's chat template. Raises PageError if a prompt is empty or
-    too long, or the two differ in length or not at all.
+    """Look inside a model, `name` on the page, as it reads a prompt; with `against`, another prompt with equally many
+    tokens, find what makes the answers differ; with `chat`, the prompts are a user's messages. Raises PageError if a
+    prompt is empty or too long, or the two differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer

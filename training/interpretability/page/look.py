@@ -148,9 +148,8 @@ def _file(name: str) -> str:
 def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, name: str = "What was recorded") -> Look:
     """Show all attention weights among the values that `algorithms.inside.record` recorded for one sequence (``A``,
     ``A/16`` and the like, with all layers and heads), as a page; hover over, focus or tap a token to inspect it.
-
     `tokens` are strings or IDs (None: show positions), for an encoder-decoder, those of one of its texts. Raises
-    PageError if there is no attention, or not that of one sequence of these tokens.
+    PageError if they do not fit.
     """
     found = {of: np.asarray(A, np.float32) for of, A in seen.items() if of.partition("/")[0].partition("@")[0] == "A"}
     if not found:
