@@ -33,12 +33,11 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a model as the command ``train.py`` does, or resume the run in a directory, and return it.
-
-    Progress (unless `quiet`), samples and results are printed as by the command. Ctrl-C, or the notebook's stop button,
-    saves a checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
-    The settings are as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises
-    ValueError, as one sentence, if one is invalid, the data cannot be read, or the run does not fit.
+    """Train a model as the command ``train.py`` does, or resume the run in a directory, and return it. Progress (unless
+    `quiet`), samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
+    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is. The
+    settings are as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises
+    ValueError, as one sentence.
     """
     for name in settings:
         if name not in SETTINGS:

@@ -95,12 +95,8 @@ def translate(
     ``fold_in(fold_in(key, r), i)``. A translation begins with `bos` and ends with `eos` (None: the paper's, N_V − 2 and
     N_V − 1).
 
-    Returns:
-        the translations from bos_token to eos_token, padded with eos_token to l_max; how many of their tokens are not
-        padding; and the log-probability of each, in nats.
-
-    Raises:
-        TypeError, ValueError: as `generate`; and for an invalid l_max, beam_size or length_penalty.
+    Returns the translations from bos_token to eos_token, padded with eos_token to l_max; how many of their tokens are
+    not padding; and the log-probability of each, in nats. Raises TypeError and ValueError as `generate`.
 
     Example:
         >>> from algorithms import init_ed_transformer

@@ -179,11 +179,10 @@ def attend_cached(
     window: int | None = None,
     sinks: Float[Array, "H"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
-    """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
-
-    Heads of the cache serve several consecutive ones each if it has fewer; a query with nothing to attend to outputs 0.
-    ``of_distances(start, n)`` is added to the scores of n rows from `start` on (without arguments: all). Of a cache in
-    parts, only those within the `window` before the `slot` of the queries' tokens are read. Sinks have no value.
+    """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5: 0 if it
+    has nothing to attend to. Fewer heads of the cache serve several consecutive ones each. ``of_distances(start, n)``
+    is added to the scores of n rows from `start` on (without arguments: all). Of a cache in parts, only those within
+    the `window` before the `slot` of the queries' tokens are read. Sinks have no value.
     """
     _, d_attn, B = Q.shape
     H_kv = jax.tree.leaves(cache)[0].shape[0] // B

@@ -228,7 +228,6 @@ def of(compiled: Any) -> Report:
 
 def _group(i: Instruction) -> str:
     """Return the number of devices in a collective and the span of their IDs: "8 8" for neighbors, "4 25" for others.
-
     The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'},
     where device_ids=([axes]T(order)) may give the order of the mesh's devices.
     """
