@@ -56,10 +56,8 @@ def generate(
     drawn. If `sliding`, prompts may be longer than l_max, and texts outgrow it, with the windows of `window_start`:
     past l_max, each token is predicted from the l_max/2 to l_max tokens before it.
 
-    Raises:
-        TypeError: tokens or lengths are not integers, the model is of another architecture, or the key is untyped.
-        ValueError: a prompt is empty, has an unknown token, or would outgrow l_max; sizes disagree; or l_gen or the
-            sampling is invalid.
+    Raises TypeError if tokens or lengths are not integers, the model is of another architecture, or the key is untyped,
+    and ValueError if a prompt is empty, has an unknown token, or would outgrow l_max, or sizes or options are invalid.
 
     Example:
         >>> from algorithms import init_d_transformer

@@ -40,8 +40,8 @@ def window_start(t: int, l_max: int) -> int:
     """Return the index of the first token that token t of a text, counted from 0, is predicted from.
 
     The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
-    last half of the one before. So every token, given or generated, is predicted from at least l_max/2 tokens before
-    it, or from all of them; l_max is the most tokens that the model reads at once.
+    last half of the one before. So every token is predicted from at least l_max/2 and at most l_max tokens before it,
+    or from all.
 
     Example:
         >>> [window_start(t, 6) for t in range(15)]

@@ -182,9 +182,9 @@ def make_app(
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
 ) -> Starlette:
-    """Return the application, with which the engine (None: the model is no decoder) starts and closes. Requests must be
-    addressed to `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web
-    pages that may send some; `clock` gives seconds since 1970.
+    """Return the application, with which the engine (None: no decoder) starts and closes. Requests must be addressed to
+    `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web pages that may
+    send some.
     """
     server = _Server(served, engine, clock)
 
