@@ -111,9 +111,7 @@ def _sources() -> Iterator[Document]:
 
 
 def documentation() -> list[Document]:
-    """Return the documentation that comes with Python: the help topics of `pydoc_data.topics`, and the docstrings of
-    the standard library, read from its source without importing it; paragraphs are kept at their first occurrence.
-    """
+    """Return Python's own documents: help topics, and the standard library's docstrings, each paragraph once."""
     seen: set[int] = set()
     documents = []
     for document in _sources():
