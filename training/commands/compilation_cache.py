@@ -28,8 +28,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
-    """Switch the cache on or off, by the flags and the environment. XLA tunes GPU kernels jointly for all processes and
-    waits for each; so several processes (not `alone`) use a cache only in a named directory, which they must share.
+    """Switch the cache on or off, by the flags and the environment. Several processes (not `alone`), for which XLA
+    tunes GPU kernels jointly, waiting for each, use a cache only in a named directory, which they must share.
     """
     directory = arguments.compilation_cache
     if directory is None:

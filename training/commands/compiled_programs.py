@@ -53,11 +53,9 @@ def keep_programs_in(directory: str, *, warn: Callable[[str], None], seconds: fl
 
 
 class Programs:
-    """Compiled programs in a directory, at most `limit` bytes; the least recently used are removed first.
-
-    A file begins with a hash of its key and content, and is renamed into place when complete. Since programs are
-    executable code, only files are read that belong to this user and that nobody else may write. The directory is
-    created with the first program; `warn` is called once if it is not writable.
+    """Compiled programs in a directory, at most `limit` bytes; the least recently used are removed first. A file begins
+    with a hash of its key and content, and is renamed into place when complete. Since programs are executable code,
+    only files are read that belong to this user and that nobody else may write. `warn` is called once if that fails.
     """
 
     def __init__(self, directory: Path, *, limit: int = LIMIT, warn: Callable[[str], None]) -> None:

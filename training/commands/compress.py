@@ -44,14 +44,6 @@ def parser() -> Parser:
     return main
 
 
-def report(text: bytes, compressed: bytes) -> None:
-    """Print the model's bits per byte, and those of other compressors."""
-    print(f"{len(text)} bytes of text, {len(compressed)} compressed; bits per byte:")
-    sizes = {"this model": 8 * len(compressed) / len(text), **compressed_bits_per_byte(text)}
-    for name, bits in sizes.items():
-        print(f"    {name:<12}{bits:.3f}")
-
-
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Compress or decompress, or raise ValueError if the run or the file cannot be used."""
@@ -77,7 +69,9 @@ def main(arguments: argparse.Namespace) -> None:
     compressed = compress(text, generator, model.tokenizer)
     if arguments.action == "compress":
         write(arguments.output, compressed)
-    report(data, compressed)
+    print(f"{len(data)} bytes of text, {len(compressed)} compressed; bits per byte:")
+    for name, bits in {"this model": 8 * len(compressed) / len(data), **compressed_bits_per_byte(data)}.items():
+        print(f"    {name:<12}{bits:.3f}")
 
 
 def read(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from training.commands.progress import Reading
 from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
 from training.disk import reason, write_atomically
-from training.evaluation.report import PARTS, Comparison, compare, default_part
+from training.evaluation.report import PARTS, compare
 from training.interchange.names import MODEL
 from training.runs.directory import Run, RunDirectory, load_run
 from training.settings import Settings
@@ -64,16 +64,6 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     return dataclasses.replace(settings, l_max=l_max, **named)
 
 
-def show_table(comparison: Comparison) -> None:
-    """Print the table, the samples, and which packages would add to it."""
-    columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
-    print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
-    for line in comparison.samples:
-        show(line)
-    for package in comparison.missing:
-        say(f"note: install {package} for more comparisons")
-
-
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
@@ -86,13 +76,18 @@ def main(arguments: argparse.Namespace) -> None:
         data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
-    part = arguments.part or default_part(data)
+    part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
     with Bar("evaluating") as bar:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
     print(f"{part} data of {files.path}:")
-    show_table(comparison)
+    columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
+    print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
+    for line in comparison.samples:
+        show(line)
+    for package in comparison.missing:
+        say(f"note: install {package} for more comparisons")
     other = {"data": arguments.data} if arguments.data else {}
     results = {"part": part, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"

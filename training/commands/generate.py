@@ -265,19 +265,10 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
             context = f"the model's context of l_max = {talker.config.l_max} tokens"
             say(f"note: the conversation has outgrown {context}: its oldest {dropped} messages are dropped")
         if as_json or talker.n > 1:
-            _reply(talker, text, number, as_json=as_json)
+            answers = talker.replies(number=number)
+            print_json(text, answers) if as_json else show_answers(talker, answers, 0)
         else:
             _stream(talker, number)
-
-
-def _reply(talker: Talker, text: str, number: int, *, as_json: bool) -> None:
-    answers = talker.replies(number=number)
-    if as_json:
-        print_json(text, answers)
-        return
-    for i, answer in enumerate(answers, 1):
-        print(f"--- answer {i} ---")
-        show(answer["text"])
 
 
 def _stream(talker: Talker, number: int) -> None:
@@ -313,11 +304,6 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     return Talker(run, options, system=arguments.system)
 
 
-def is_one_text(arguments: argparse.Namespace, answerer: Answerer) -> bool:
-    """Return whether there is certainly only one text."""
-    return len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
-
-
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> int:
     """Answer the prompts; return the exit status. Raises ValueError if the run or an option is invalid."""
@@ -330,12 +316,13 @@ def main(arguments: argparse.Namespace) -> int:
         raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
     answerer = answerer_of(arguments, options)
     several = options.n is not None and options.n > 1 and not arguments.vote
+    one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
     if arguments.interactive and isinstance(answerer, Talker):
         greet(converses=True)
         talk(answerer, typed(), as_json=arguments.json)
     elif arguments.interactive:
         converse(answerer, as_json=arguments.json, several=several)
-    elif answerer.streams and not arguments.json and not several and is_one_text(arguments, answerer):
+    elif answerer.streams and not arguments.json and not several and one_text:
         answer_one(answerer, next(texts_of(arguments, answerer)))
     else:
         lines = not arguments.prompt and answerer.takes_lines

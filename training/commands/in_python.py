@@ -33,23 +33,11 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a model as the command ``train.py`` does, or resume the run, and return it.
-
-    Progress, samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
-    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
-
-    Args:
-        task: "d", "e", "ed", "classify" or "gato".
-        run: the directory of the run.
-        epochs: passes over the training data, in place of ``steps``.
-        preset: the name of settings of a known model.
-        cache: the directory of tokenized and downloaded data; None: the default one.
-        quiet: print no progress and no samples during training.
-        settings: as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``.
-
-    Raises:
-        ValueError: a setting is unknown or invalid, the data cannot be read, or the run does not fit; as one sentence.
-        KeyboardInterrupt: the training was interrupted.
+    """Train a model as the command ``train.py`` does, or resume the run in a directory, and return it. Progress (unless
+    `quiet`), samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
+    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is. The
+    settings are as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises
+    ValueError, as one sentence.
     """
     for name in settings:
         if name not in SETTINGS:

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Float
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -30,7 +28,6 @@ from algorithms.inside import record
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, UsageError, at_least, local
 from training.commands.terminal import Bar, say
-from training.interpretability import attention_only as experiment
 from training.interpretability import circuits, induction, scores
 from training.interpretability.induction import Measured
 from training.runs.directory import Run, load_run
@@ -69,16 +66,16 @@ class Trained(NamedTuple):
 
 def train(L: int, seed: int, steps: int, progress: Callable[[int], None]) -> Trained:
     """Train a model of L layers, and measure it on the way and at the end."""
-    tokens = experiment.repeating(jax.random.key(2**31))  # not seen in training
+    tokens = induction.repeating(jax.random.key(2**31))  # not seen in training
     found, numbers, K = [], [0], []
     theta: Any = None
-    for step, theta in experiment.trained(jax.random.key(seed), L, steps, EVERY):
+    for step, theta in induction.trained(jax.random.key(seed), L, steps, EVERY):
         found.append(jax.tree.map(np.asarray, induction.measured(theta, tokens)))
         if L > 1:
             K.append(np.asarray(circuits.composition_scores(theta.layers.attention)["K"][0, :, -1]))
         progress(step - numbers[-1])
         numbers.append(step)
-    heads = list(np.ndindex(L, experiment.CONFIG.H))
+    heads = list(np.ndindex(L, induction.CONFIG.H))
     each = [induction.loss_without(theta, tokens, jnp.array([head])) for head in heads]
     previous = [head for head in heads if found[-1].previous[head] >= MIN_PREVIOUS]
     together = found[-1].again
@@ -94,7 +91,7 @@ def _layers(L: int) -> str:
 def report(L: int, seed: int, trained: Trained) -> None:
     """Print the final measurements of a model."""
     last = trained.measured[-1]
-    print(f"{_layers(L)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {experiment.GUESSING:.2f})")
+    print(f"{_layers(L)}, seed {seed}: loss on repeats {last.again:.2f} (guessing: {induction.GUESSING:.2f})")
     if L == 1:
         print(f"  largest scores: previous token {last.previous.max():.2f}, induction {last.induction.max():.2f}")
         return
@@ -129,29 +126,17 @@ def draw(models: dict[int, list[Trained]], path: Path) -> None:
                 place = np.arange(len(bars)) + 0.8 * (i / len(several) - 0.5) + 0.4 / len(several)
                 ablation.bar(place, bars, 0.8 / len(several), color=[BLUE, ORANGE, GREEN][i % 3], label=f"seed {i}")
     for axes in (loss, ablation):
-        axes.axhline(experiment.GUESSING, color=GRAY, linestyle=":", label="guessing")
+        axes.axhline(induction.GUESSING, color=GRAY, linestyle=":", label="guessing")
     loss.set(xlabel="step", ylabel="nats", ylim=(0, None), title="Loss on tokens that repeat")
     score.set(xlabel="step", ylim=(0, 1), title="Largest score of a head")
     composition.set(xlabel="step", ylim=(0, None), title="K-composition of layer 0 with layer 1")
-    heads = [f"{l},{h}" for l, h in np.ndindex(2, experiment.CONFIG.H)]
+    heads = [f"{l},{h}" for l, h in np.ndindex(2, induction.CONFIG.H)]
     ablation.set_xticks(range(len(heads) + 1), [*heads, "all\nprev."])
     ablation.set(xlabel="without head", ylabel="nats", title="Loss on repeats without a head, at the end")
     for axes in (loss, score, composition, ablation):
         axes.legend(fontsize=7, framealpha=0.8)
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=100)
-
-
-def composed_qk(theta: DTransformerParams, earlier: int, later: int) -> Float[Array, "N_V N_V"]:
-    """``(OV' W_e)ᵀ (W_kᵀ W_q) W_e``: how well what layer 0's head wrote of a token (row) matches a query (column)."""
-    W = theta.layers.attention
-    written = circuits.ov_circuits(W)[0, earlier] @ theta.W_e
-    return written.T @ circuits.qk_circuits(W)[1, later] @ theta.W_e
-
-
-def token_ov(theta: DTransformerParams, head: int) -> Float[Array, "N_V N_V"]:
-    """``W_u W_o W_v W_e`` of a head of layer 1: what attending to a token (column) adds to each logit (row)."""
-    return theta.variant.unembedding.matrix(theta) @ circuits.ov_circuits(theta.layers.attention)[1, head] @ theta.W_e
 
 
 def draw_circuits(theta: DTransformerParams, path: Path) -> None:
@@ -167,7 +152,12 @@ def draw_circuits(theta: DTransformerParams, path: Path) -> None:
     for axes, (l, h), what in zip(panels[0], ((0, earlier), (1, later)), ("previous token", "induction"), strict=False):
         title = f"Head ({l}, {h}): {what}"
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
-    match, moved = composed_qk(theta, earlier, later), token_ov(theta, later)
+    W, W_e = theta.layers.attention, theta.W_e
+    OV = circuits.ov_circuits(W)
+    # how well what the earlier head wrote about a token (row) matches a query (column); what attending to a token
+    # (column) adds to each logit (row)
+    match = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
+    moved = theta.variant.unembedding.matrix(theta) @ OV[1, later] @ W_e
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
     _draw(
         figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"

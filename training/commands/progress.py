@@ -66,8 +66,9 @@ class Display:
     `quiet`, only the step that a training resumes from, and warnings.
     """
 
-    def __init__(self, settings: Settings, *, quiet: bool) -> None:
-        self._steps, self._quiet = settings.steps, quiet
+    def __init__(self, settings: Settings, *, quiet: bool, silent: bool = False) -> None:
+        """Show nothing at all if `silent`, as of several processes all but process 0 are."""
+        self._steps, self._quiet, self._say = settings.steps, quiet or silent, _unsaid if silent else say
         self._bar: tqdm | None = None
         self._validation = ""
         self._every = max(1, settings.steps // LINES)
@@ -77,11 +78,11 @@ class Display:
     def began(self, facts: Facts) -> None:
         """Print the sizes of the training."""
         if facts.step:
-            say(f"resuming after step {facts.step}")
+            self._say(f"resuming after step {facts.step}")
         if self._quiet:
             return
         low_rank = f" and {facts.trained:,} of low rank, which are trained" if facts.trained < facts.parameters else ""
-        say(
+        self._say(
             f"{facts.parameters:,} parameters{low_rank}, {facts.tokens:,} tokens of training data, {self._steps} steps "
             f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
         )
@@ -101,7 +102,7 @@ class Display:
             self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif step == 1 or step % self._every == 0 or step == self._steps:
-            say(f"step {step}/{self._steps}, {text}", dated=True)
+            self._say(f"step {step}/{self._steps}, {text}", dated=True)
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """Print the validation loss and a sample of the model."""
@@ -110,11 +111,11 @@ class Display:
             return
         text = sample(run) if run else ""
         with tqdm.external_write_mode(sys.stderr):
-            say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
+            self._say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
 
     def warned(self, message: str) -> None:
         """Print a warning."""
-        say(f"warning: {message}")
+        self._say(f"warning: {message}")
 
     def close(self) -> None:
         """Close the bar, and leave it on the screen."""
@@ -140,17 +141,8 @@ class Reading(Bar):
             say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
 
 
-class Silence(Display):
-    """The display of a process other than process 0, which shows nothing."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, quiet=True)
-
-    def began(self, facts: Facts) -> None:
-        """Print nothing."""
-
-    def warned(self, message: str) -> None:
-        """Print nothing."""
+def _unsaid(text: str, **_: Any) -> None:
+    """Say nothing."""
 
 
 def _span(seconds: float) -> str:

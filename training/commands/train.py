@@ -31,7 +31,7 @@ import jax
 
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_cache, at_least, local
-from training.commands.progress import Display, Reading, Silence
+from training.commands.progress import Display, Reading
 from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import run_of, say, show
@@ -241,7 +241,7 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
             files.resume(description) if began else files.begin(description, data.tokenizer)
             for note in data.notes:
                 say(f"note: {note}")
-        display = Display(settings, quiet=arguments.quiet) if processes.is_main else Silence(settings)
+        display = Display(settings, quiet=arguments.quiet, silent=not processes.is_main)
         try:
             results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes))
         finally:

@@ -1,9 +1,8 @@
 """Compression with a trained decoder: a text's tokens are entropy-coded with the model's probabilities.
 
 Prediction is compression: a text of probability p takes −log2 p bits. Encoder and decoder read the tokens one by one
-with the same compiled step, so on one machine they compute bit-identical probabilities. The text is split into streams
-that are coded in parallel, since a step for several takes hardly longer than for one. A file is a line of JSON with
-everything needed to read it, followed by the bits of all streams.
+with the same compiled step, so on one machine they compute bit-identical probabilities; streams of the text are coded
+in parallel. A file is a line of JSON with everything needed to read it, followed by the bits of all streams.
 """
 
 import functools

@@ -12,29 +12,63 @@ of an evaluation: they have length 0, a mask that is false everywhere and the la
 """
 
 import abc
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from training.data.noise import Batch, Noise
-from training.data.packing import Chunks, pack
 from training.data.records import DataError, fingerprint
 from training.data.store import LabeledStore, PairStore, TokenStore
 
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
 NOISE = 3  # separates the random numbers of the noise from those of the batches
+Order = Any  # endless: the index of the example at each position
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
-class Order(Protocol):
-    """An endless order of examples."""
+Batch = dict[str, np.ndarray]
 
-    def __getitem__(self, position: Any, /) -> Any:
-        """Return the index of the example at a position."""
-        ...
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+    """A function of a batch: some tokens that are read are replaced or deleted; what is predicted is unchanged. `d` and
+    `ed` read `x_read`, and `ed` `z`, `classify` `x`, with noise; `e` has none, since it masks tokens already. Special
+    tokens, padding and evaluation batches have none.
+    """
+
+    special: tuple[int, ...]  # tokens that are neither replaced nor used as replacements
+    N_V: int
+    noise: float  # the probability that a random token replaces a token
+    deletion: float  # the probability that a token of a source, or of a text to classify, is deleted
+
+    def __call__(self, batch: Batch, rng: np.random.Generator, rows: slice, shape: tuple[int, int]) -> Batch:
+        """Return the `rows` of a batch of this shape with noise, which does not depend on which rows these are."""
+        batch, ordinary_tokens = dict(batch), np.setdiff1d(np.arange(self.N_V), self.special).astype(np.int32)
+        for name, length in (("z", "z_length"), ("x", "length")):
+            if name not in batch:
+                continue
+            chosen, left_out = rng.random((2, *shape))[:, rows, : batch[name].shape[1]]
+            others = ordinary_tokens[rng.integers(len(ordinary_tokens), size=shape)][rows, : batch[name].shape[1]]
+            ordinary = ~np.isin(batch[name], self.special)
+            read = np.where((chosen < self.noise) & ordinary, others, batch[name])
+            if "label" in batch or name == "z":
+                batch[name], batch[length] = _without(read, batch[length], (left_out < self.deletion) & ordinary)
+            else:
+                batch["x_read"] = read
+        return batch
+
+
+def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows without some of their tokens, padded with the token of their last column, and their lengths."""
+    kept = ~left_out | (np.arange(x.shape[1]) >= lengths[:, None])
+    order = np.argsort(~kept, axis=1, kind="stable")
+    moved = np.take_along_axis(x, order, axis=1)
+    shorter = (lengths - (~kept).sum(axis=1)).astype(lengths.dtype)
+    return np.where(np.arange(x.shape[1]) < shorter[:, None], moved, x[:, -1:]), shorter
 
 
 def shuffled(first: int, end: int, seed: int) -> Any:
@@ -42,6 +76,84 @@ def shuffled(first: int, end: int, seed: int) -> Any:
     import grain
 
     return grain.MapDataset.range(first, end).seed(seed).shuffle().repeat()
+
+
+class Chunks:
+    """The chunks of consecutive sequences, of at most l_max tokens, found by index. They share `overlap` tokens: 1 for
+    the next token, so that every token but bos is predicted exactly once; 0 for masked tokens.
+    """
+
+    def __init__(self, offsets: Int[np.ndarray, " sequences+1"], l_max: int, overlap: int) -> None:
+        self.l_max, self.overlap, self._offsets = l_max, overlap, offsets
+        lengths = np.diff(offsets)
+        counts = np.maximum(1, -(-(lengths - overlap) // (l_max - overlap)))
+        self._ends = np.cumsum(np.where(lengths > 0, counts, 0))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def locate(self, indices: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+        """Return the starts and lengths of the chunks with these indices."""
+        sequence = np.searchsorted(self._ends, indices, side="right")
+        first = np.where(sequence > 0, self._ends[sequence - 1], 0)
+        starts = self._offsets[sequence] + (indices - first) * (self.l_max - self.overlap)
+        return starts, np.minimum(self.l_max, self._offsets[sequence + 1] - starts)
+
+
+Group = tuple[tuple[int, ...], int]  # the lengths of the items in a row, and the number of such rows
+
+
+def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
+    """Fill rows by best fit decreasing, on a histogram: `counts[n]` items of length n."""
+    by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
+    for length in range(capacity, 0, -1):
+        left = int(counts[length])
+        for room in range(length, capacity):  # rows with this much room, the tightest first
+            groups, by_room[room] = by_room[room], []
+            for row, number in groups:
+                taken, left = _put(length, left, row, room, number, by_room)
+                if number > taken:
+                    by_room[room].append((row, number - taken))
+        _put(length, left, (), capacity, left, by_room)
+    return [group for groups in by_room for group in groups]
+
+
+def _put(
+    length: int, left: int, row: tuple[int, ...], room: int, number: int, by_room: list[list[Group]]
+) -> tuple[int, int]:
+    """Put as many of `left` items into `number` rows as fit; return the rows used and the items left."""
+    each = room // length
+    full = min(number, left // each)
+    if full:
+        by_room[room - each * length].append(((*row, *[length] * each), full))
+        left -= full * each
+    if left and full < number:  # too few to fill a row
+        by_room[room - left * length].append(((*row, *[length] * left), 1))
+        return full + 1, 0
+    return full, left
+
+
+def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
+    """Pack items into rows by best fit decreasing: return the items' indices row by row, and where each row starts.
+
+    Example:
+        >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
+        >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
+        [[3, 0], [1, 2]]
+    """
+    by_length = np.argsort(lengths, kind="stable")
+    counts = np.bincount(lengths, minlength=capacity + 1)
+    next_item = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    order, sizes = [], []
+    for row, number in _fill(counts, capacity):
+        items = np.empty((number, len(row)), np.int64)
+        for column, length in enumerate(row):
+            items[:, column] = by_length[next_item[length] : next_item[length] + number]
+            next_item[length] += number
+        order.append(items.ravel())
+        sizes.append(np.full(number, len(row)))
+    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]) if sizes else np.zeros(1, np.int64)
+    return (np.concatenate(order) if order else np.zeros(0, np.int64)), row_starts
 
 
 class Source(abc.ABC):
@@ -183,8 +295,7 @@ class NextTokens(Source):
             same segment. {"x", "segment_ids", "positions", "loss_mask"}
 
     Conversations are always packed, and never split: those with more than l_max tokens are left out. Their loss_mask is
-    true in the columns whose target is part of an answer. Raises DataError if there are too few data, or for a bad
-    mode.
+    true in the columns whose target is part of an answer. Raises DataError for too few data or a bad mode.
     """
 
     too_long = "conversations are left out"
@@ -252,12 +363,10 @@ class NextTokens(Source):
 
 
 class MaskedTokens(Source):
-    """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}.
-
-    Rules:
-        "paper": every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
-        "bert": every token but bos and eos is chosen with probability p_mask; of the chosen tokens, 80 % become
-            mask_token, 10 % a random ordinary token, and 10 % stay; the loss is on all of the chosen tokens.
+    """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}. By the
+    rule "paper", every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
+    By "bert", every token but bos and eos is chosen with probability p_mask; of the chosen, on which the loss is, 80 %
+    become mask_token, 10 % a random ordinary token, and 10 % stay.
     """
 
     def __init__(self, store: TokenStore, *, l_max: int, p_mask: float = 0.15, rule: str = "paper") -> None:

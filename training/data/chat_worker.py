@@ -1,8 +1,8 @@
 """Renders chat templates in a separate process, so that none can hang, exhaust the memory or write files.
 
-A template is an untrusted program that came with a model. Besides jinja2's sandbox, the kernel limits the time of each
-rendering, the memory, and the files, where there is one that does (`training.system`). `training.data.chat` runs this
-module and exchanges lines of JSON with it; it imports little, so that it starts quickly.
+A template is an untrusted program that came with a model. Besides jinja2's sandbox, the kernel limits time, memory and
+files, where it can (`training.system`). `training.data.chat` exchanges lines of JSON with this module, which imports
+little.
 """
 
 import datetime

@@ -60,9 +60,7 @@ RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labe
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
-    """Yield sections of a text, each with the number of its first line, holding only one in memory; joined, they are
-    the text, unless it is blank.
-
+    """Yield sections of a text, each with the number of its first line; joined, they are the text, unless it is blank.
     After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
     to be read at once; after four times as many, before the next line. White space at the end belongs to the last one.
     """
@@ -300,17 +298,11 @@ def read_corpus(
 ) -> Corpus[Any]:
     """Check that the user's files are text, and split their records into training and validation.
 
-    Args:
-        paths: the files to train on, and directories of such files.
-        kind: what they hold; see the table in the module's docstring. "text" also accepts conversations.
-        validation_paths: the files to validate on; their records are left out of training. Without them, records of
-            `paths` are held out.
-        validation_fraction: the share of distinct records that are then held out.
-        counted: whether to count the records of each file.
-
-    Returns:
-        a corpus of streams, with an empty test part. Iterating over a part checks every line, and raises DataError,
-        naming file and line, if it is malformed.
+    `paths` are files, or directories of such files, of a kind in the table of the module's docstring; "text" also
+    accepts conversations. The records of `validation_paths` are left out of training; without them, this share of the
+    distinct records of `paths` is held out. The records of each file are `counted` if asked for. The corpus has
+    streams, and an empty test part; iterating over a part checks every line, and raises DataError, naming file and
+    line, if it is malformed.
     """
     if not paths:
         raise DataError("no data files were given")

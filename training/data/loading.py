@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, SequencePairs, Source
+import numpy as np
+
+from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, Source
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
@@ -15,9 +17,18 @@ from training.data.formats import text_files
 from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
 from training.data.modalities.batches import Modalities
 from training.data.modalities.sequences import Vocabulary
-from training.data.multitask import SEPARATOR, as_pairs, task_store
-from training.data.noise import Noise
-from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair, fingerprint, hash64, record_key
+from training.data.records import (
+    Anew,
+    Corpus,
+    DataError,
+    Document,
+    Kind,
+    Labeled,
+    Pair,
+    fingerprint,
+    hash64,
+    record_key,
+)
 from training.data.store import (
     Splits,
     TokenStore,
@@ -50,6 +61,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
+SEPARATOR = "\t"  # of a source and its target, for a decoder that learns pairs, too
 BUILT = ("bytes", "characters", "words", "bpe")  # tokenizers built from the training data; others are loaded
 
 
@@ -234,9 +246,7 @@ def _size(store: Any) -> int:
 
 def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
     """Hold out the I-th of K parts of a corpus's training and validation data for validation (`fold` is "I/K", from 1).
-
-    A record's part depends on its text alone, so equal texts are in one part, and the parts are only roughly equal in
-    size. Raises DataError if there is no such part, or one is empty.
+    Equal texts are in one part, so parts are only roughly equal. Raises DataError if one is empty, or there is none.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", fold)
     i, k = map(int, match.groups()) if match else (0, 0)
@@ -252,3 +262,32 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
         raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leaves a part empty")
     own = fingerprint(corpus.fingerprint, fold)
     return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)
+
+
+def as_pairs(corpus: Corpus[Any]) -> Corpus[Pair]:
+    """Return a corpus with every labeled text as a pair of the text and its label; pairs stay as they are."""
+
+    def pair(record: Pair | Labeled) -> Pair:
+        return Pair(record.text, record.label, record.where) if isinstance(record, Labeled) else record
+
+    return dataclasses.replace(corpus, **{part: [*map(pair, records)] for part, records in corpus.parts().items()})
+
+
+def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
+    """Return pairs, tokenized separately, as a store of sequences for a decoder: bos, source, TAB, target, eos. The
+    loss is on target and eos, so `generate.py RUN --prompt "SOURCE<TAB>"` answers. Raises DataError for a source with a
+    TAB.
+    """
+    sources, targets = [], []
+    for record in records:
+        if SEPARATOR in record.source:
+            raise DataError(f"{record.where}: expected a source without TAB, which separates it from its target")
+        sources.append(record.source + SEPARATOR)
+        targets.append(record.target)
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    pairs = list(zip(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets), strict=True))
+    tokens = np.array([token for a, b in pairs for token in (bos, *a, *b, eos)], np.int32)
+    answers = np.array([answer for a, b in pairs for answer in (*[False] * (1 + len(a)), *[True] * (len(b) + 1))], bool)
+    offsets = np.cumsum([0, *(len(a) + len(b) + 2 for a, b in pairs)], dtype=np.int64)
+    own = fingerprint(tokenizer.N_V, tokens.tobytes(), offsets.tobytes())
+    return TokenStore(tokens, offsets, tokenizer.N_V, 0, own, part, exact=False, answers=answers)

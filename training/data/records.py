@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -113,11 +113,6 @@ def fingerprint(*parts: object) -> str:
         data = str(part).encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
-
-
-def records_fingerprint(records: Iterable[Any]) -> str:
-    """Return a fingerprint of the records' contents, in order."""
-    return fingerprint(*(part for record in records for part in record[:-1]))  # the last field is `where`
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,9 @@ class TokenStore:
     part: str = "train"  # "train", "validation" or "test"
     dropped_paragraphs: int = 0  # number of paragraphs left out of the texts because they are held out
     exact: bool = True  # whether the tokens decode to the exact texts; not checked for training data
-    # IDs of mask, bos and eos, each None if the model has no such token; None: the paper's
-    special: Sequence[int | None] | None = None
+    special: Sequence[int | None] | None = None  # mask, bos and eos, each None if there is none; None: the paper's
     counts: Sequence[int] = ()  # the number of sequences of each file, if they were counted
-    # which tokens of conversations are to be predicted; None: all
-    answers: Bool[np.ndarray, " n_tokens"] | None = None
+    answers: Bool[np.ndarray, " n_tokens"] | None = None  # which tokens are to be predicted; None: all
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

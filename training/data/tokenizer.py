@@ -17,10 +17,8 @@ class Tokenizer(abc.ABC):
     """The interface of all tokenizers; see `training.data.tokenizers`."""
 
     N_V: int  # size of the vocabulary
-    # the special tokens of the model that the tokenizer came with; None: the paper's
-    special: SpecialTokens | None = None
-    # the tokenizer's own IDs for mask, bos and eos, if it has them
-    special_origins: tuple[int | None, int | None, int | None] = (None, None, None)
+    special: SpecialTokens | None = None  # those of the model that the tokenizer came with; None: the paper's
+    special_origins: tuple[int | None, int | None, int | None] = (None, None, None)  # its own IDs for mask, bos and eos
     unknown: int | None = None  # the token for text outside the vocabulary, if there is one
     chat_template: str | None = None  # see `training.data.chat`; None: the model was not trained to converse
     is_local: bool = True  # whether the text of a token depends on no other tokens than the few before it

@@ -100,9 +100,8 @@ class CharacterTokenizer(_Listed):
 
 
 class WordTokenizer(_Listed):
-    """The most frequent words of the data; every other word becomes the token <unk>, ID 0.
-
-    A word includes the space before it; other white space and punctuation are words, too: known words decode exactly.
+    """The most frequent words of the data; every other word becomes the token <unk>, ID 0. A word includes the space
+    before it; other white space and punctuation are words, too: known words decode exactly.
     """
 
     kind, unknown = "words", 0
@@ -250,11 +249,9 @@ def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
 
 
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
-    """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data, or raise DataError.
-
-    For characters, give every text that will ever be encoded, including held-out ones. For bpe and words, give training
-    texts, for which 100 MB are plenty (see `sampled`), and the vocabulary size N_V, including special tokens; it is
-    smaller if there is little data.
+    """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data, or raise DataError. For
+    characters, give every text that will ever be encoded; for bpe and words, training texts, for which 100 MB are
+    plenty (see `sampled`), and the vocabulary size N_V, special tokens included; it is smaller if there is little data.
     """
     minimum = {"bytes": 0, "characters": 0, "words": 5, "bpe": 260}
     if kind not in minimum:

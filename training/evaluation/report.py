@@ -218,8 +218,7 @@ def _continuation(run: Run) -> str:
 class Evaluation(NamedTuple):
     """How the runs of a task are evaluated."""
 
-    # takes run, description, data, part, the chosen records of the part, and a `Progress`
-    compare: Callable[..., Comparison]
+    compare: Callable[..., Comparison]  # of run, description, data, part, its chosen records, and a `Progress`
     sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any
 
 
@@ -245,11 +244,6 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
         yield f"bits per byte of the {len(held_out)} held-out bytes:"
         for name, bits in {THIS: results["bits_per_byte"], **compressed_bits_per_byte(held_out)}.items():
             yield f"    {name:<12}{bits:.3f}"
-
-
-def default_part(data: RunData) -> str:
-    """Return the part to evaluate a run on: test if there is one, otherwise validation."""
-    return "test" if len(data.stores.test) else "validation"
 
 
 def sample(run: Run) -> str:

@@ -48,26 +48,16 @@ def generate(
     sliding: bool = False,
     **sampling: Unpack[Sampling],
 ) -> Int[Array, "B l_gen"]:
-    """Continue each prompt with the tokens of Algorithm 14, ``d_inference(prompt, theta, …)``.
+    """Continue each prompt, padded on the right, with the l_gen tokens of Algorithm 14, ``d_inference(prompt, theta,
+    …)``.
 
-    Request r has the key ``fold_in(key, r)`` and draws its token i with ``fold_in(that, i)``, so its tokens do not
-    depend on the other requests or the padding.
+    Request r has the key ``fold_in(key, r)``, or its own if there is one for each, and draws its token i with
+    ``fold_in(that, i)``, so its tokens do not depend on the other requests or the padding. `Sampling` says how they are
+    drawn. If `sliding`, prompts may be longer than l_max, and texts outgrow it, with the windows of `window_start`:
+    past l_max, each token is predicted from the l_max/2 to l_max tokens before it.
 
-    Args:
-        theta: trained parameters.
-        prompts: token IDs, padded on the right.
-        lengths: tokens of each prompt that are not padding.
-        config: sizes and variant of the model.
-        l_gen: how many tokens to generate.
-        key: randomness, consumed; or one key per request, used instead of ``fold_in(key, r)``.
-        sliding: continue past l_max, and accept longer prompts, with the windows of `window_start`: past l_max, each
-            token is predicted from the l_max/2 to l_max tokens before it.
-        **sampling: how to draw, see `Sampling`.
-
-    Raises:
-        TypeError: tokens or lengths are not integers, the model is of another architecture, or the key is untyped.
-        ValueError: a prompt is empty, has an unknown token, or would outgrow l_max; sizes disagree; or l_gen or the
-            sampling is invalid.
+    Raises TypeError if tokens or lengths are not integers, the model is of another architecture, or the key is untyped,
+    and ValueError if a prompt is empty, has an unknown token, or would outgrow l_max, or sizes or options are invalid.
 
     Example:
         >>> from algorithms import init_d_transformer
@@ -95,31 +85,16 @@ def translate(
     bos: int | None = None,
     eos: int | None = None,
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Translate each context with Algorithm 15, ``ed_inference(z, theta, …)``, or with a beam search.
+    """Translate each context, padded on the right, with Algorithm 15, ``ed_inference(z, theta, …)``, or a beam search.
 
-    A beam search keeps the ``beam_size`` translations Y with the largest
-    ``log P(Y | z) / ((5 + |Y|)/6)^length_penalty`` until all of them have ended, where |Y| counts the tokens after
-    bos_token (Wu et al. 2016, equation 14), and returns the best.
+    A beam search keeps the ``beam_size`` translations Y with the largest ``log P(Y | z) / ((5 +
+    |Y|)/6)^length_penalty`` until all of them have ended, where |Y| counts the tokens after bos_token (Wu et al. 2016,
+    equation 14), and returns the best. A `tau` above 0 needs a key and beam_size 1: request r draws its token i with
+    ``fold_in(fold_in(key, r), i)``. A translation begins with `bos` and ends with `eos` (None: the paper's, N_V − 2 and
+    N_V − 1).
 
-    Args:
-        theta: trained parameters.
-        z: token IDs of the contexts, padded on the right.
-        lengths: tokens of each context that are not padding.
-        config: sizes and variant of the model.
-        l_max: most tokens of a translation, bos_token included.
-        beam_size: how many translations to keep; 1 for a single one, greedy or drawn.
-        length_penalty: exponent of the length in a beam search; 0 compares plain log-probabilities.
-        tau: temperature; 0 takes the likeliest token, any other needs a key and beam_size 1.
-        key: randomness, consumed: request r draws its token i with ``fold_in(fold_in(key, r), i)``.
-        bos: the token that a translation begins with; None: the paper's bos_token, N_V − 2.
-        eos: the token that ends it; None: the paper's eos_token, N_V − 1.
-
-    Returns:
-        the translations from bos_token to eos_token, padded with eos_token; how many of their tokens are not padding;
-        and the log-probability of each, in nats.
-
-    Raises:
-        TypeError, ValueError: as `generate`; and for an invalid l_max, beam_size or length_penalty.
+    Returns the translations from bos_token to eos_token, padded with eos_token to l_max; how many of their tokens are
+    not padding; and the log-probability of each, in nats. Raises TypeError and ValueError as `generate`.
 
     Example:
         >>> from algorithms import init_ed_transformer

@@ -16,10 +16,8 @@ from training.generation.states import Context, State
 def beam_search(
     weights: Weights, context: Context, *, l_max: int, beam_size: int, length_penalty: float, bos: int, eos: int
 ) -> tuple[Int[Array, "B l_max"], Int[Array, "B"], Float[Array, "B"]]:
-    """Search for the likeliest translations; arguments and result are those of `training.generation.translate`.
-
-    Each step extends every unfinished translation by every token, and keeps the best ``beam_size`` of these and the
-    finished ones. So a beam of one is the greedy translation, and a beam of all translations finds the best one.
+    """Search for the likeliest translations, as `training.generation.translate` describes: each step extends every
+    unfinished one by every token, and keeps the best ``beam_size`` of these and the finished ones.
     """
     B, K = context.permitted.shape[0], beam_size
     wide = _repeated(context, K)

@@ -179,11 +179,10 @@ def attend_cached(
     window: int | None = None,
     sinks: Float[Array, "H"] | None = None,
 ) -> Float[Array, "H*d_mid B"]:
-    """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5.
-
-    Heads of the cache serve several consecutive ones each if it has fewer; a query with nothing to attend to outputs 0.
-    ``of_distances(start, n)`` is added to the scores of n rows from `start` on (without arguments: all). Of a cache in
-    parts, only those within the `window` before the `slot` of the queries' tokens are read. Sinks have no value.
+    """Lines 4 to the end of Algorithm 4 for one query of each head of each sequence, and line 3 of Algorithm 5: 0 if it
+    has nothing to attend to. Fewer heads of the cache serve several consecutive ones each. ``of_distances(start, n)``
+    is added to the scores of n rows from `start` on (without arguments: all). Of a cache in parts, only those within
+    the `window` before the `slot` of the queries' tokens are read. Sinks have no value.
     """
     _, d_attn, B = Q.shape
     H_kv = jax.tree.leaves(cache)[0].shape[0] // B
@@ -226,11 +225,7 @@ def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) ->
     return K, V if V.shape[2] else K
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("W", "b", "W_o", "b_o", "gamma_q", "gamma_k", "norm_out", "W_r", "u", "v", "s"),
-    meta_fields=("rows",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Projections:
     """The weights of one attention, laid out so that one product projects a column for all heads."""
@@ -246,7 +241,7 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
-    rows: tuple[tuple[int, int], ...]  # the number of heads, and of rows per head, of each matrix in W
+    rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
     @staticmethod
     def of(params: MHAttentionParams, *, context: bool) -> "Projections":
@@ -267,10 +262,6 @@ class Projections:
         W = [a.reshape(*n, a.shape[-1]) for a, n in zip(jnp.split(self.W, ends), self.rows, strict=True)]
         of_each = [part for pair in zip(W, self.b, strict=True) for part in pair]
         return AttentionParams(*of_each, *[None] * (6 - len(of_each)))
-
-    def with_matrices(self, kept: Callable[[Array], Any]) -> "Projections":
-        """Return the weights with ``kept`` applied to W and W_o."""
-        return dataclasses.replace(self, W=kept(self.W), W_o=kept(self.W_o))
 
     def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
         """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""

@@ -19,9 +19,8 @@ from training.generation.cache import bucket, bucketed, capacity
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
-from training.generation.repetition import History
 from training.generation.requests import Request, begins_of, check_requests, keys_of
-from training.generation.sampling import Sampling, SamplingArrays
+from training.generation.sampling import History, Sampling, SamplingArrays
 from training.generation.states import Likeliest, State
 
 ROOM = 256  # tokens that a new cache has room for, so that a typical answer needs one compiled loop
@@ -41,8 +40,8 @@ def window_start(t: int, l_max: int) -> int:
     """Return the index of the first token that token t of a text, counted from 0, is predicted from.
 
     The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
-    last half of the one before. So every token, given or generated, is predicted from at least l_max/2 tokens before
-    it, or from all of them; l_max is the most tokens that the model reads at once.
+    last half of the one before. So every token is predicted from at least l_max/2 and at most l_max tokens before it,
+    or from all.
 
     Example:
         >>> [window_start(t, 6) for t in range(15)]
@@ -68,10 +67,9 @@ class Generator:
         """Lay out the parameters.
 
         `prefixes` caches keys and values, so that a prompt is read only from where it differs from an earlier text;
-        `changes` and `names` turn it off. The `changes` are applied to every token, as by
-        `algorithms.inside.intervene`; the `names` are recorded for every token, for `Continuation.seen`. `int8` rounds
-        the matrices that every generated token reads, with a scale per row; prompts are read with the original
-        parameters.
+        `changes` and `names` turn it off: the former are applied to every token, as by `algorithms.inside.intervene`,
+        the latter recorded for `Continuation.seen`. `int8` rounds the matrices that every generated token reads, not
+        those that read prompts.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
         self.theta, self.config, self.prefixes = theta, config, prefixes
@@ -138,29 +136,20 @@ class Generator:
 
 
 class Continuation:
-    """The continuations of a batch of prompts, so far.
-
-    A text that outgrows l_max continues in the windows of `window_start`. Each new window is read in one forward pass,
-    and its further tokens are generated from the cache: at most about three columns per token, however long the text.
-    When one request needs a new window, all of them are read again.
-
-    Attributes:
-        tokens: the generated tokens, ``[B, n]``.
-        log_p: their log-probabilities under the model, regardless of how they were drawn; 0 after the end.
-        likeliest: the N likeliest tokens at each position and their log-probabilities, ``[B, n, N]`` each.
-        starts: the index of each request's first token in these; 0 unless it joined later.
-        sampling: how the tokens of each request are drawn.
-        ended: whether all of them have ended.
+    """The continuations of a batch of prompts, so far. A text that outgrows l_max continues in the windows of
+    `window_start`, which are read in one forward pass each, of all requests when one needs a new one; further tokens
+    come from the cache: at most about three columns per token, however long the text.
     """
 
     def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:
         """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N."""
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
-        self.tokens = np.zeros((B, 0), np.int32)
-        self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)
+        self.tokens = np.zeros((B, 0), np.int32)  # generated, [B, n]
+        self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)  # under the model, however they are drawn; 0 after the end
+        # the N likeliest tokens at each position and their log-probabilities, [B, n, N] each
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
-        self.starts = np.zeros(B, np.int64)
+        self.starts = np.zeros(B, np.int64)  # the index of each request's first token; 0 unless it joined later
         self._reading = None if model.inside is None else Reading(model.inside)
         self._begin()
         self._state = self._read_all()

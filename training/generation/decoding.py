@@ -19,8 +19,7 @@ from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.cache import Cache, Known, Step, held, keys_of_distances, rows_of
 from training.generation.layout import Weights
-from training.generation.repetition import penalized
-from training.generation.sampling import SamplingArrays, draw, keys_of_tokens
+from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, State, grow
 
 
@@ -75,9 +74,8 @@ def decode(
     begins: Bool[Array, "N_V B"] | None = None,
     once: bool = False,
 ) -> State:
-    """Generate tokens up to slot `stop`, or until every sequence has ended; `once` generates one token regardless.
-
-    The state is donated. Sequence r draws its token i with ``fold_in(keys[r], i)``; it may begin with the tokens that
+    """Generate tokens up to slot `stop`, or until every sequence has ended; `once` generates one token regardless. The
+    state is donated. Sequence r draws its token i with ``fold_in(keys[r], i)``; it may begin with the tokens that
     `begins` marks (None: with any). If every token is ruled out for it, it ends with eos; after its end, it is filled
     with eos of log-probability 0. `context` is None for a decoder.
     """

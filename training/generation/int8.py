@@ -37,10 +37,9 @@ class Int8Matrix:
         return cls(rounded(flat, scales)[0].T, scales[:, 0], W.shape[:-1])
 
     def times(self, X: Float[Array, "d_in *columns"], dtype: Any = None) -> Float[Array, "..."]:
-        """``W X``, shape ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, as ``X ≈ (M + M'/254) diag(r)``.
-
-        So X keeps 15 bits, and the products of integers are exact. XLA's CPU backend multiplies integers natively if
-        the first factor has at least two rows and both are row-major; even for one column, Mᵀ and M'ᵀ are two rows.
+        """``W X``, ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, as ``X ≈ (M + M'/254) diag(r)``, of 15
+        bits. The products of integers are exact, and on CPUs native in XLA if the first factor has at least two rows
+        and both are row-major; even for one column, Mᵀ and M'ᵀ are two rows.
         """
         n = math.prod(X.shape[1:])
         dtype = X.dtype if dtype is None else dtype

@@ -1,5 +1,6 @@
 """Parameters laid out for generation: layer by layer, and for processing one column at a time."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,8 @@ Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them o
 
 
 def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = False) -> Weights:
-    """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time.
-
-    The decoder's layers are a tuple, since a slice of stacked layers would be copied for every token; with ``int8``,
-    the matrices that every token reads are rounded.
+    """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time:
+    layers in a tuple, since slices would be copied for every token; with ``int8``, what every token reads is rounded.
     """
     name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
     stacked = getattr(theta, name)
@@ -83,7 +82,8 @@ def _in_int8(layer: Any) -> Any:
     """Return a layer with rounded matrices: those of `Projections`, also within others, and of the paper's MLP."""
 
     def rounded(part):
-        return part.with_matrices(_rounded) if isinstance(part, Projections) else part
+        is_ours = isinstance(part, Projections)
+        return dataclasses.replace(part, W=_rounded(part.W), W_o=_rounded(part.W_o)) if is_ours else part
 
     layer = jax.tree.map(rounded, layer, is_leaf=lambda part: isinstance(part, Projections))
     if not isinstance(layer.mlp, MLPParams):

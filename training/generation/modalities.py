@@ -1,9 +1,6 @@
 """Gato beyond text: it names images, draws what a text describes, and acts on observations.
 
-    gato = Gato(load_run(directory))
-    gato.names(pixels)                                 # ["seven", …]
-    gato.drawings(["seven", "two"], n=64, levels=17)   # [2, 64] integers
-    gato.actions(observations, actions)                # the next action of each episode
+    Gato(load_run(directory)).drawings(["seven", "two"], n=64, levels=17)   # [2, 64] integers
 
 This is Algorithm 14 with embeddings as input. Each predicted token must be of the modality of the answer, so the
 probabilities of all other tokens are left out, as for a nucleus.

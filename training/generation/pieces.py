@@ -10,14 +10,7 @@ LAST_WORDS = 3  # words that the next one may change, if the text of a token dep
 
 
 class Pieces:
-    """The text of one sequence.
-
-    A token costs the same however long the text is, unless its own text depends on all tokens before it.
-
-    Attributes:
-        tokens: the tokens so far.
-        stopped: whether the text contains a stop; everything from it on is dropped.
-    """
+    """The text of one sequence; a token costs the same however long it is, unless its text depends on all before."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
         """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's."""
@@ -25,7 +18,7 @@ class Pieces:
         self._window = _Window(tokenizer)
         self._held = ""  # certain, but it may become a stop
         self.tokens: list[int] = []
-        self.stopped = False
+        self.stopped = False  # whether the text contains a stop; everything from it on is dropped
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
@@ -62,10 +55,9 @@ class Pieces:
 
 
 class _Window:
-    """Decodes tokens that come one by one to the text of all of them, each with only the last ones before it.
-
-    (`tokenizers.decoders.DecodeStream` keeps the end of a text that breaks off in the middle of a character, and raises
-    an error where bytes after valid ones make these invalid.)
+    """Decodes tokens one by one to the text of all of them, each with the last ones before it. (`tokenizers`'s
+    DecodeStream keeps the end of a text that breaks off in a character, and fails where bytes after valid ones make
+    these invalid.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -66,9 +66,7 @@ class Prefixes:
         return sum(text.nbytes for text in self._texts)
 
     def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
-        """Read prompts like `reading.prefill`, but reuse the prefixes they share with earlier texts of a `Generator`.
-        The state gets at least C slots, more than x has columns.
-        """
+        """Read prompts like `reading.prefill`, but reuse the prefixes they share with texts that a `Generator` read."""
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self._begin(text) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
@@ -151,8 +149,8 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 def read_more(
     theta: DTransformerParams, caches: KeyValues, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
 ) -> KeyValues:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10; return the new caches, ``[L, H, C, d]``
-    each. They attend to each other and the first n tokens, never to the padding in later slots; C ≥ n + M.
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10, behind its first n; return the caches,
+    ``[L, H, C, d]`` each, C ≥ n + M. Padding in later slots is never attended to.
     """
     layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
     theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)

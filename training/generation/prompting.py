@@ -69,8 +69,8 @@ def final_answer(text: str, after: str | None) -> str | None:
 
 
 def majority(answers: Sequence[Answer], after: str | None) -> Answer:
-    """Return the most frequent final answer as "text" (the first of these in a tie), with its "votes", the number of
-    "voters", and the first text that has it as "scratchpad". Texts without `after` do not vote; see `final_answer`.
+    """Return the most frequent final answer (the first of these in a tie) as "text", with "votes", "voters", and the
+    first text that has it as "scratchpad". Texts without `after` do not vote; see `final_answer`.
     """
     votes = [(final_answer(answer["text"], after), answer["text"]) for answer in answers]
     counts = collections.Counter(vote for vote, _ in votes if vote is not None)

@@ -26,10 +26,8 @@ def prefill(
     most: int | None = None,
 ) -> State:
     """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C > P slots that keeps
-    the last `most` tokens (None: all).
-
-    Layers in a tuple, as `apart` returns them, run as separate programs that read their parameters in place; a loop
-    over stacked layers would copy them. The last layer only computes keys and values.
+    the last `most` tokens (None: all). Layers in a tuple, as `apart` returns them, run as separate programs that read
+    their parameters in place; a loop over stacked ones would copy them. The last layer only computes keys and values.
     """
     P = x.shape[1]
     R, rooms = min(P, most or P), {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}

@@ -26,16 +26,12 @@ class Sampling(TypedDict, total=False):
     # draw only from the nucleus: the fewest likeliest tokens whose total probability, at temperature τ and after
     # `top_k`, reaches this; None: from all
     top_p: float | None
-    # the token or tokens that end a sequence; the rest of its row is filled with the first of them. None: no token
-    eos: int | Sequence[int] | None
-    # the scores of all earlier tokens, if positive, are divided by this, and otherwise multiplied by it, before all
-    # else; 1: no effect
-    repetition_penalty: float
+    eos: int | Sequence[int] | None  # the tokens that end a sequence, and the first the rest of its row; None: no token
+    repetition_penalty: float  # divides positive scores of earlier tokens, multiplies others, before all else; 1: none
     no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos if that rules out all); 0: allow all
     frequency_penalty: float  # subtracted from the score of a token for each time that it was generated; 0: no effect
     presence_penalty: float  # subtracted once from the score of every generated token; 0: no effect
-    # added to the scores of these tokens, after the penalties and before the temperature; None: nothing
-    logit_bias: dict[int, float] | None
+    logit_bias: dict[int, float] | None  # added to tokens' scores, after the penalties, before the temperature
 
 
 DRAWN_FAITHFULLY: Sampling = {
@@ -128,10 +124,8 @@ def keys_of_tokens(keys: Key[Array, "B"], i: Int[Array, "B"], sampling: Sampling
 
 
 def draw(log_P: Float[Array, "N_V B"], keys: Key[Array, "B"], sampling: SamplingArrays) -> Int[Array, "B"]:
-    """Draw a token of each sequence with its key from the distribution in its column of log P, up to a constant.
-
-    The draw is from ``q ∝ p^{1/τ}`` over the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`;
-    τ = 0 takes the likeliest token.
+    """Draw a token of each sequence with its key from its column of log P, up to a constant: from ``q ∝ p^{1/τ}`` over
+    the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`; τ = 0 takes the likeliest token.
     """
     tau = jnp.asarray(sampling.tau, accumulation_dtype(log_P.dtype))
 
@@ -195,3 +189,53 @@ def largest(A: Float[Array, "N B"], belongs: Callable[[Bool[Array, "N B"]], Bool
     bounds = jnp.full(A.shape[1:], ends.min, ends.dtype), jnp.full(A.shape[1:], ends.max, ends.dtype)
     low, _ = jax.lax.fori_loop(0, bits, halved, bounds)
     return order > low[None]
+
+
+class History(NamedTuple):
+    """All tokens of B sequences so far."""
+
+    tokens: Int[Array, "B T"]  # each sequence's prompt, then its generated tokens
+    lengths: Int[Array, "B"]  # tokens of each sequence
+    given: Int[Array, "B"]  # tokens of each prompt
+
+    def with_token(self, y: Int[Array, "B"]) -> "History":
+        """Return the history with one more token per sequence."""
+        rows = jnp.arange(len(y))
+        return History(self.tokens.at[rows, self.lengths].set(y), self.lengths + 1, self.given)
+
+
+def penalized(scores: Float[Array, "N_V B"], history: History, sampling: SamplingArrays) -> Float[Array, "N_V B"]:
+    """Return scores after the penalties of `Sampling` (Keskar et al. 2019; the library transformers; OpenAI)."""
+    rows = jnp.arange(scores.shape[1])[:, None]
+
+    def marked(which: Bool[Array, "B T"]) -> Bool[Array, "N_V B"]:
+        return jnp.zeros(scores.shape[::-1], bool).at[rows, history.tokens].max(which).T
+
+    by = sampling.repetition_penalty.astype(scores.dtype)[None]
+    seen = marked(jnp.arange(history.tokens.shape[1])[None] < history.lengths[:, None])
+    scores = jnp.where(seen, jnp.where(scores < 0, scores * by, scores / by), scores)
+    t = jnp.arange(history.tokens.shape[1])[None]
+    generated = (history.given[:, None] <= t) & (t < history.lengths[:, None])
+    counts = jnp.zeros(scores.shape[::-1], scores.dtype).at[rows, history.tokens].add(generated.astype(scores.dtype)).T
+    scores = scores - sampling.frequency_penalty.astype(scores.dtype)[None] * counts
+    scores = scores - sampling.presence_penalty.astype(scores.dtype)[None] * (counts > 0)
+    return jnp.where(marked(_completes_again(history, sampling.no_repeat_ngram_size)), -jnp.inf, scores)
+
+
+def _completes_again(history: History, n: Int[Array, "B"]) -> Bool[Array, "B T"]:
+    """Mark the tokens that end an n-gram whose first n − 1 tokens are also the last n − 1 of the sequence."""
+    tokens, lengths = history.tokens, history.lengths[:, None]
+    t = jnp.arange(tokens.shape[1])[None]
+
+    def undecided(found):
+        k, again = found
+        return jnp.any(again & (k < n[:, None]))
+
+    def compare(found):
+        """Compare the token k places before each with the k-th last of its sequence, for k < n."""
+        k, again = found
+        last = jnp.take_along_axis(tokens, jnp.maximum(lengths - k, 0), axis=1)
+        return k + 1, again & ((k >= n[:, None]) | (jnp.roll(tokens, k, axis=1) == last))
+
+    fits = (t < lengths) & (t >= n[:, None] - 1) & (n[:, None] > 0)
+    return jax.lax.while_loop(undecided, compare, (jnp.asarray(1, jnp.int32), fits))[1]

@@ -39,6 +39,7 @@ from training.tasks.classify import ClassifierParams, class_probabilities
 from training.tasks.objectives import next_tokens
 
 COLUMNS_AT_ONCE = 32
+_classes = jax.jit(class_probabilities)
 
 
 def log_probabilities(
@@ -116,11 +117,9 @@ def bits_per_byte(
     batch_size: int = 8,
     bos: int | None = None,
 ) -> float:
-    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once.
-
-    A window of l_max tokens slides over the text by ``stride`` tokens (default: half of l_max; smaller strides give
-    more context and take longer), and its new tokens are predicted from all before them in it. The text has no bos; the
-    first window begins with ``bos`` (default: the paper's).
+    """Bits per byte of a text of n_bytes bytes under a decoder, each token predicted once. A window of l_max tokens
+    slides over the text, after ``bos`` (default: the paper's), by ``stride`` tokens (default: half of l_max; smaller
+    ones give more context and take longer), and its new tokens are predicted from all before them in it.
     """
     l_max = config.l_max
     stride = max(1, l_max // 2) if stride is None else stride
@@ -148,7 +147,7 @@ def classify(
         raise TypeError(f"params: expected ClassifierParams, got {type(params).__name__}")
     inputs.check_model(params.encoder, config, ETransformerParams, ETransformerConfig)
     x, lengths = inputs.checked("x", x, lengths, config)
-    return _classes(params, bucketed(x, config.l_max), lengths)
+    return _classes(bucketed(x, config.l_max), params, length=lengths).T
 
 
 def fill_masks(
@@ -215,11 +214,6 @@ def _scored(theta: DTransformerParams, x, lengths, *, n: int):
     columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), next_tokens(x).reshape(-1)
     found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)
     return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
-
-
-@jax.jit
-def _classes(params: ClassifierParams, x, lengths) -> Float[Array, "B N_C"]:
-    return class_probabilities(x, params, length=lengths).T
 
 
 @jax.jit

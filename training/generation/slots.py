@@ -111,9 +111,7 @@ class Slots:
         sinks: Float[Array, "HB g _"] | None = None,
     ) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4 for g queries of each head of each sequence, whose token is in `slot`.
-
-        ``of_distances(start, n)``, if given, is added to the scores of n rows from `start` on, as ``[HB, g, n]``. Sinks
-        are one more score of each query, which has no value.
+        ``of_distances(start, n)`` is added to the scores of n rows, ``[HB, g, n]``; sinks are scores without a value.
         """
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)

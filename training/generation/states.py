@@ -37,7 +37,7 @@ from training.generation.cache import (
     with_room,
 )
 from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
-from training.generation.repetition import History
+from training.generation.sampling import History
 
 
 class Context(NamedTuple):
@@ -57,11 +57,9 @@ class Likeliest(NamedTuple):
 class State(NamedTuple):
     """B sequences so far; see the module's docstring."""
 
-    # for each layer, keys and values of the slots before `slot`, or of the last R of them
-    caches: tuple[Cache, ...]
+    caches: tuple[Cache, ...]  # of each layer, keys and values of the slots before `slot`, or of the last R of them
     tokens: Int[Array, "B C"]  # the token in each slot, up to and including `slot`
-    # the log-probability of the generated token in each slot; 0 in other slots and after the end
-    log_p: Float[Array, "B C"]
+    log_p: Float[Array, "B C"]  # of the generated token in each slot; 0 in other slots and after the end
     ended: Bool[Array, "B"]  # which sequences have ended
     slot: Int[Array, ""]  # the last slot with a token, which is read next
     first: Int[Array, "B"]  # the slot that repeats the last token of each prompt

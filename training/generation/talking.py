@@ -13,14 +13,7 @@ ROOM = 4  # oldest turns are dropped until an answer has a quarter of the contex
 
 
 class Talker(Continuer):
-    """A conversation, and answers to texts that open one.
-
-    The keys and values of the conversation are kept, so each turn reads only its new tokens.
-
-    Attributes:
-        messages: the conversation so far.
-        is_cut: whether the last answer ended where the context was full.
-    """
+    """A conversation, of which each turn reads only its new tokens, and answers to texts that open one."""
 
     model = "a decoder that converses"
     verb = "answer"
@@ -36,7 +29,7 @@ class Talker(Continuer):
     def reset(self) -> None:
         """Begin a new conversation."""
         self.messages: list[Message] = list(self._opening)
-        self.is_cut = False
+        self.is_cut = False  # whether the last answer ended where the context was full
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
         """Return a text as the first message of a conversation. Raises ValueError if it is empty or too long."""

@@ -49,11 +49,10 @@ def _cell(value: float, share: float) -> str:
 
 
 def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: Float[Array, "N_V"]) -> Attribution:
-    """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run.
-
-    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is then linear in X, the sum of what lines 3, 6 and 8 add. `seen`
-    are the recorded values `READS`; the weight of each logit is 1 for one token, or 1 and −1 for the difference of two.
-    Raises ValueError if a norm or a cap follows a sum, so the parts do not add up.
+    """Attribute ``weightsᵀ logits`` of each column, with the last norm's scale held at its value in this run. Then
+    ``logits = W_u (γ ⊙ (X − m)/√(v + ε) + β) + b_u`` is linear in X, the sum of what lines 3, 6 and 8 add. `seen` are
+    the values `READS`; weights are 1 for one token, or 1 and −1 for a difference. Raises ValueError if a norm or a cap
+    follows a sum.
     """
     _check_adds_up(theta)
     X, W = seen["X@8"], theta.variant.of_every_layer(theta.layers.attention)

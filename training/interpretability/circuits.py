@@ -11,9 +11,8 @@ from algorithms.parameters import MHAttentionParams
 
 
 def qk_circuits(W: MHAttentionParams) -> Float[Array, "L H d_z d_x"]:
-    """``W_kᵀ W_q`` of each head, which says which tokens match: without biases, ``S = Zᵀ (W_kᵀ W_q) X``.
-
-    Rotary positions put a rotation between the factors; this is distance 0. Raises ValueError if S is not bilinear.
+    """``W_kᵀ W_q`` of each head, which says which tokens match: without biases, ``S = Zᵀ (W_kᵀ W_q) X`` (at distance 0,
+    if positions are rotary). Raises ValueError if S is not bilinear.
     """
     _check_bilinear(W)
     return jnp.einsum("lhad,lhae->lhde", _of_heads(W.heads.W_k, W), W.heads.W_q)
@@ -43,10 +42,9 @@ def copying_scores(theta: DTransformerParams) -> Float[Array, "L H"]:
 
 
 def composition_scores(W: MHAttentionParams) -> dict[str, Float[Array, "L H L H"]]:
-    """Q-, K- and V-composition of an earlier head (the first two axes) with a later one; 0 if it is not earlier.
-
-    ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` in Frobenius norms, where OV' is the
-    earlier head's (Elhage et al. 2021, "A mathematical framework for transformer circuits").
+    """Q-, K- and V-composition of an earlier head OV' (the first two axes) with a later one, 0 if it is not earlier:
+    ``‖QK OV'‖/‖QK‖‖OV'‖``, ``‖QKᵀ OV'‖/‖QK‖‖OV'‖`` and ``‖OV OV'‖/‖OV‖‖OV'‖`` in Frobenius norms (Elhage et al. 2021,
+    "A mathematical framework for transformer circuits").
     """
     _check_bilinear(W)
     W_q, W_k, W_v, W_o = W.heads.W_q, _of_heads(W.heads.W_k, W), _of_heads(W.heads.W_v, W), _output(W)

@@ -60,10 +60,8 @@ def tuned_lens(
     steps: int = 300,
     eta: float = 1e-3,
 ) -> TunedLens:
-    """Fit the maps with Adam, so that their predictions have the least mean KL divergence from the last layer's.
-
-    X is the residual stream after each layer, of the tokens to fit to, which each of the steps reads; eta is the
-    learning rate. Source: Belrose et al. 2023, "Eliciting latent predictions from transformers with the tuned lens".
+    """Fit the maps with Adam, at the learning rate eta, to the residual stream X after each layer of some tokens, so
+    that their predictions have the least mean KL divergence from the last layer's (Belrose et al. 2023).
     """
     L, d_e = X.shape[:2]
     log_p = jax.nn.log_softmax(unembedded(after_layers(X, theta)[-1], theta), axis=0)[None]

@@ -49,10 +49,8 @@ def activation_patching(
 def attribution_patching(
     score: Score, name: str, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, "*axes"]:
-    """Estimate to first order what patching each entry adds to the target's score, with one gradient for all.
-
-    The estimate is ``g ⊙ (source's value − target's value)``; for a patch of several entries, sum theirs (Nanda 2023,
-    "Attribution patching: activation patching at industrial scale").
+    """Estimate to first order what patching each entry adds to the target's score, with one gradient: ``g ⊙ (source's
+    value − target's value)``; for several entries, sum theirs (Nanda 2023, "Attribution patching").
     """
     _, of_source = record(score, name)(*source)
     _, of_target, gradient = gradients(score, name)(*target)
@@ -62,11 +60,9 @@ def attribution_patching(
 def path_patching(
     score: Score, sender: At, receiver: At, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> Float[Array, ""]:
-    """The target's score if only the receiver, such as ``at("Q", layer=2, head=0)``, sees the value in the source run
-    of the sender, a part of ``Y@2`` such as ``at("Y@2", layer=0, head=1)``, over the direct path.
-
-    All other heads and MLPs keep their values in the target run until the receiver is computed (Wang et al. 2022,
-    "Interpretability in the wild").
+    """The target's score if only the receiver, such as ``at("Q", layer=2, head=0)``, sees the sender, a part of
+    ``Y@2``, as in the source run, over the direct path: all other heads and MLPs keep their values in the target run
+    until the receiver is computed (Wang et al. 2022, "Interpretability in the wild").
     """
     _, kept = record(score, "Y@2", "hidden")(*target)
     _, sent = record(score, sender)(*source)
@@ -78,9 +74,7 @@ def causal_tracing(
     score: Score, arguments: tuple[Any, ...], tokens: Any, noise: Float[Array, "d_e n"], *, name: str = "X@8"
 ) -> tuple[Float[Array, ""], Float[Array, "L l"]]:
     """The score of one sequence with noise in the embeddings of some tokens, a slice or an array; and the scores with
-    the named value of the clean run restored, for each layer and token.
-
-    Source: Meng et al. 2022, "Locating and editing factual associations in GPT".
+    the named value of the clean run restored, for each layer and token (Meng et al. 2022).
     """
     return _traced(score, arguments, at("X@3", token=tokens), noise, name)
 

@@ -1,6 +1,5 @@
 """Why a training cannot continue: non-finite gradients, or an exploding loss."""
 
-import math
 import re
 from typing import Any
 
@@ -42,8 +41,3 @@ def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> T
         f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
         f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"
     )
-
-
-def loss_limit(factor: float, classes: int) -> float:
-    """Return the loss above which a training has exploded: `factor` times that of a uniform guess."""
-    return factor * math.log(classes)

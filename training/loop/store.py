@@ -12,8 +12,7 @@ from training.loop.progress import Progress
 from training.loop.train_step import TrainState
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.event_files import EventFile
-from training.runs.metrics import MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
+from training.runs.metrics import EventFile, MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
 
@@ -88,15 +87,10 @@ class Store(contextlib.ExitStack):
         self._checkpoints.wait()
         return next(iter(self._checkpoints.steps()), None)
 
-    def start_trace(self) -> None:
-        """Begin a profiler's trace."""
+    def trace(self, *, begins: bool) -> None:
+        """Begin a profiler's trace, or end and write it."""
         if self._is_main:
-            jax.profiler.start_trace(str(self._files.profile))
-
-    def stop_trace(self) -> None:
-        """End the profiler's trace, and write it."""
-        if self._is_main:
-            jax.profiler.stop_trace()
+            jax.profiler.start_trace(str(self._files.profile)) if begins else jax.profiler.stop_trace()
 
     def draw(self) -> None:
         """Plot the metrics."""

@@ -74,10 +74,9 @@ def init_state(
 def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = None) -> Callable[..., Any]:
     """Return the function (params, batch, step, key, frozen, scale) → (losses per token, gradient, tokens) of a batch.
 
-    With θ `frozen`, `params` are an adapter of it, and the gradient is that of the adapter alone. Loss and gradient are
-    multiplied by `scale`, and every part is divided by the weight of the whole batch; sequence r draws its dropout with
-    ``fold_in(fold_in(key, step), r)``. So they do not depend on the number of parts, except by a balancing loss of
-    each.
+    With θ `frozen`, `params` are an adapter of it, and the gradient is its alone. Loss and gradient are multiplied by
+    `scale`, and every part is divided by the weight of the whole batch; sequence r draws its dropout with
+    ``fold_in(fold_in(key, step), r)``. So they do not depend on the number of parts, except by balancing losses.
     """
 
     def whole(params, batch, step, key, frozen=None, scale=None):

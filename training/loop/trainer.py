@@ -7,6 +7,7 @@ restarted with the same command gives, bit for bit, the losses and parameters of
 
 import collections
 import functools
+import math
 import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +17,7 @@ import jax
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop import memory
-from training.loop.diagnosis import TrainingError, explosion, loss_limit
+from training.loop.diagnosis import TrainingError, explosion
 from training.loop.flops import memory_in_use
 from training.loop.program import Plan, Program, size
 from training.loop.progress import Progress, Rates
@@ -71,13 +72,9 @@ class Watch(NamedTuple):
 
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
-    """Train to the end, from the last checkpoint if there is one; return the trained parameters' figures on held-out
-    data.
-
-    Raises:
-        Interrupted: a signal arrived; a checkpoint was saved.
-        TrainingError: loss or gradient are not finite, the loss exploded, or a file cannot be written.
-        CheckpointError: a checkpoint cannot be written, or none can be read.
+    """Train to the end, from the last checkpoint if any; return the trained parameters' figures on held-out data.
+    Raises Interrupted after saving a checkpoint, TrainingError if loss or gradient are not finite, the loss exploded,
+    or a file cannot be written, and CheckpointError.
     """
     try:
         with Store(plan, files, is_main=watch.processes.is_main, warn=watch.observer.warned) as store:
@@ -154,13 +151,13 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             if watch.processes.should_stop(progress.step):
                 raise Interrupted(128 + signal.SIGTERM)
             if settings.profile and progress.step == first + PROFILE_AFTER:
-                store.start_trace()
+                store.trace(begins=True)
             state, metrics = _updated(program, state, next(batches), progress.step, is_first=progress.step == first)
             progress.step += 1
             record.add(metrics)
             if settings.profile and progress.step == first + PROFILE_AFTER + PROFILED:
                 record.settle(state, most=0)
-                store.stop_trace()
+                store.trace(begins=False)
             evaluates = _evaluates(settings, progress.step)
             saves = progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps
             record.settle(state, most=0 if evaluates or saves else IN_FLIGHT)
@@ -216,7 +213,8 @@ class _Record:
     def __init__(self, program: Program, progress: Progress, store: Store, watch: Watch) -> None:
         plan = program.plan
         self._program, self._progress, self._store, self._watch = program, progress, store, watch
-        self._limit = loss_limit(plan.settings.explosion, len(plan.description.labels) or plan.description.config.N_V)
+        classes = len(plan.description.labels) or plan.description.config.N_V
+        self._limit = plan.settings.explosion * math.log(classes)  # that many times the loss of a uniform guess
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
         self.rates = Rates(watch.clock, flops=plan.flops, peak=program.peak)
 

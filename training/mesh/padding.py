@@ -3,7 +3,6 @@
 The padding is 0 and stays 0: no token reads it, and its logits are −∞. All tokens keep their IDs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,28 +23,21 @@ def padded_size(N_V: int, multiple: int) -> int:
 
 def padded(theta: Any, N_V: int, multiple: int) -> Any:
     """Return parameters with zeros after those of the last token; a separate context vocabulary is not padded."""
-    more = padded_size(N_V, multiple) - N_V
-
-    def of_leaf(array, axis):
-        widths = [(0, more if i == axis % array.ndim else 0) for i in range(array.ndim)]
-        return jnp.pad(array, widths)
-
-    return _map_vocabulary(theta, N_V, of_leaf) if more else theta
+    return _resized(theta, N_V, padded_size(N_V, multiple))
 
 
 def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
     """Return parameters without the zeros that `padded` added."""
-    size = padded_size(N_V, multiple)
-
-    def of_leaf(array, axis):
-        return array[(..., slice(N_V), *[slice(None)] * (-1 - axis))]
-
-    return _map_vocabulary(theta, size, of_leaf) if size > N_V else theta
+    return _resized(theta, padded_size(N_V, multiple), N_V)
 
 
-def _map_vocabulary(theta: Any, size: int, function: Callable[[Any, int], Any]) -> Any:
+def _resized(theta: Any, before: int, after: int) -> Any:
     def of_leaf(path, leaf):
         axis = VOCABULARY_AXES.get(path[-1].name)
-        return leaf if axis is None or leaf.shape[axis] != size else function(leaf, axis)
+        if axis is None or leaf.shape[axis] != before:
+            return leaf
+        if after < before:
+            return leaf[(..., slice(after), *[slice(None)] * (-1 - axis))]
+        return jnp.pad(leaf, [(0, after - before if i == axis % leaf.ndim else 0) for i in range(leaf.ndim)])
 
-    return jax.tree_util.tree_map_with_path(of_leaf, theta)
+    return theta if before == after else jax.tree_util.tree_map_with_path(of_leaf, theta)

@@ -41,10 +41,9 @@ class Processes:
         return self.index == 0
 
     def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
-        """Connect to the other processes, before JAX is used, or raise ProcessesError.
-
-        The coordinator is HOST:PORT of process 0, or "auto" to ask SLURM, Kubernetes or a Cloud TPU for all three. When
-        another process is gone, `on_loss` is called in another thread with a sentence, and must end this one.
+        """Connect to the other processes, before JAX is used, at HOST:PORT of process 0, or "auto" to ask SLURM,
+        Kubernetes or a Cloud TPU, or raise ProcessesError. When one is gone, `on_loss`, called in a thread, must end
+        this process.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:

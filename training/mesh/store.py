@@ -1,9 +1,8 @@
 """The key-value store of JAX's coordinator, through which processes exchange messages outside the computation.
 
-It is internal to JAX, because no public API serves; tried with jax 0.10.2 and 0.12.0. A collective operation
-(`jax.experimental.multihost_utils`) waits for every process, so forever for one that is gone. JAX's own heartbeat
-(`heartbeat_timeout_seconds` of `jax.distributed.initialize`) aborts the other processes with status 134, which Python
-cannot catch to report what happened and where the last checkpoint is. Orbax uses the same store.
+It is internal to JAX, because no public API serves (tried with jax 0.10.2 and 0.12.0): a collective operation waits
+forever for a process that is gone, and JAX's own heartbeat aborts the others with status 134, which Python cannot catch
+to report what happened and where the last checkpoint is. Orbax uses the same store.
 """
 
 import importlib

@@ -229,11 +229,9 @@ class RunDirectory:
 
 
 def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement | None = None) -> Run:
-    """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished.
-
-    The final parameters are read array by array, each device its part, so that a model is never in memory twice. They
-    are converted to `dtype` (None: as stored) and divided among the devices of `placement` (None: on one device).
-    Raises RunError if there is no run, no checkpoint yet, or it is damaged.
+    """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished. Final
+    ones are read array by array, each device its part, so that a model is never in memory twice, converted to `dtype`
+    (None: as stored) and divided among the devices of `placement` (None: on one device). Raises RunError.
     """
     files = RunDirectory(directory)
     if not files.path.is_dir():

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: recorded when they arrive, acted on when it is safe, even while XLA compiles.
 
-Python runs signal handlers between two bytecode instructions of the main thread, so a long compilation in that thread
-would delay them. `Interrupts.run` does such work in another thread, while the main thread waits for it or for a signal.
+Python runs signal handlers in the main thread, between two bytecode instructions, which a long compilation would delay;
+`Interrupts.run` compiles in another thread, while the main one waits for it or for a signal.
 """
 
 import contextlib

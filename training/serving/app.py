@@ -80,7 +80,7 @@ class _Server:
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
         assert isinstance(model, Decoder)
         assert engine is not None
-        if isinstance(wanted, Completion) and wanted.scores_prompts:
+        if isinstance(wanted, Completion) and wanted.echo and wanted.logprobs is not None:
             scores = await self._in_time(self._alone(lambda: wanted.scored(model)), request)
             if scores is None:
                 return _of(None)
@@ -159,24 +159,17 @@ async def _unless_disconnected(answer: Awaitable[T], request: Request) -> T | No
         left.cancel()
 
 
-async def _refused(_: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, RequestError)
-    return refusal(wrong)
-
-
-async def _full(_: Request, wrong: Exception) -> Response:
-    return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
-
-
-async def _failed(_: Request, wrong: Exception) -> Response:
+async def _refused(request: Request, wrong: Exception) -> Response:
+    """Return the response to a request that could not be answered."""
+    if isinstance(wrong, RequestError):
+        return refusal(wrong)
+    if isinstance(wrong, FullError):
+        return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
+    if isinstance(wrong, HTTPException):
+        known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
+        message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
+        return refusal(RequestError(message, status=wrong.status_code))
     return refusal(RequestError(f"{type(wrong).__name__}: {wrong}", status=500))
-
-
-async def _not_found(request: Request, wrong: Exception) -> Response:
-    assert isinstance(wrong, HTTPException)
-    known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
-    message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
-    return refusal(RequestError(message, status=wrong.status_code))
 
 
 def make_app(
@@ -189,9 +182,9 @@ def make_app(
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
 ) -> Starlette:
-    """Return the application, with which the engine (None: the model is no decoder) starts and closes. Requests must be
-    addressed to `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web
-    pages that may send some; `clock` gives seconds since 1970.
+    """Return the application, with which the engine (None: no decoder) starts and closes. Requests must be addressed to
+    `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web pages that may
+    send some.
     """
     server = _Server(served, engine, clock)
 
@@ -214,7 +207,7 @@ def make_app(
         Route("/v1/embeddings", server.embeddings, methods=["POST"]),
         Route("/tokenize", server.tokenize, methods=["POST"]),
     ]
-    handlers: Any = {RequestError: _refused, FullError: _full, HTTPException: _not_found, Exception: _failed}
+    handlers: Any = dict.fromkeys((RequestError, FullError, HTTPException, Exception), _refused)
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
         Middleware(HostGuard, address=address, names=names),

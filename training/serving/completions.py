@@ -28,13 +28,7 @@ class Completion:
     logprobs: int | None  # how many of the likeliest tokens to report; None: no log-probabilities at all
     echo: bool  # whether the answers begin with the prompts
     texts: list[str]  # the prompts as text
-    # the log-probabilities of each prompt's tokens, if they are reported
-    scores: list[dict[str, list[Any]]] = dataclasses.field(default_factory=list)
-
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether the answers report the log-probabilities of the prompts."""
-        return self.echo and self.logprobs is not None
+    scores: list[dict[str, list[Any]]] = dataclasses.field(default_factory=list)  # of each prompt, if reported
 
     def scored(self, model: Decoder) -> list[dict[str, list[Any]]]:
         """Return the `scores` of the prompts."""

@@ -12,11 +12,7 @@ from training.serving.fields import RequestError
 
 def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
-
-    class Connection(_Connection):
-        MOST, PATIENCE = most, patience
-
-    return cast(type[asyncio.Protocol], Connection)
+    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), {"MOST": most, "PATIENCE": patience}))
 
 
 class _Connection(H11Protocol):

@@ -51,14 +51,12 @@ class Job:
     prompt: Prompt  # what to continue
     l_gen: int  # most tokens
     sampling: Sampling  # how to draw them
-    # the key is ``fold_in(key(seed), number)``
     seed: int
-    number: int
+    number: int  # the key is ``fold_in(key(seed), number)``
     stop: tuple[str, ...]  # texts before which it ends
     ends: frozenset[int]  # tokens that end it
     emit: Callable[[Step | Failed], None]  # called with each step, in the engine's thread
-    # set when the client no longer waits for it
-    abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)
+    abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when nobody waits for it
 
 
 class _Running:
@@ -75,11 +73,8 @@ class _Running:
         if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
         new = self.text.add(token)
-        if self.text.stopped:
-            return Step(new, token, log_p, likeliest, "stop")
-        if self.n == self.job.l_gen:
-            return Step(new + self.text.rest(), token, log_p, likeliest, "length")
-        return Step(new, token, log_p, likeliest, None)
+        finish = "stop" if self.text.stopped else "length" if self.n == self.job.l_gen else None
+        return Step(new + (self.text.rest() if finish == "length" else ""), token, log_p, likeliest, finish)
 
 
 class Turns:

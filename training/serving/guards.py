@@ -1,8 +1,7 @@
 """Guards that refuse requests from other pages' scripts and from strangers before they are read.
 
-A web page that a user visits can send requests to this machine. If the page made its own host name resolve to this
-machine (DNS rebinding), the browser sends that name as the Host; and it asks for permission (CORS) before it sends JSON
-to another origin. Hence the checks of Host and Content-Type.
+A web page can send requests to this machine: if it made its own host name resolve to it (DNS rebinding), the browser
+sends that name as the Host; and it asks for permission (CORS) before it sends JSON to another origin.
 """
 
 import abc

@@ -62,14 +62,10 @@ def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
 def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
     """Return the variant that the flags of an older config.json describe, or raise KeyError or ValueError."""
     norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[flags["norm"]]
+    named = {"scaled": "scale_embedding", "normalized": "normalize_embedding"}
+    named |= {name: name for name in ("positions", "first_position", "context_positions")}
     return Variant(
-        embedding=Embedding(
-            positions=flags["positions"],
-            first_position=flags["first_position"],
-            scaled=flags["scale_embedding"],
-            normalized=flags["normalize_embedding"],
-            context_positions=flags["context_positions"],
-        ),
+        embedding=Embedding(**{ours: flags[theirs] for ours, theirs in named.items()}),
         norm=norm(epsilon=flags["epsilon"]),
         mlp=MLP(activation=flags["activation"]),
         order="norm_first" if flags["norm_first"] else None,

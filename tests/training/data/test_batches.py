@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training_cases import batched
-from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs
-from training.data.packing import pack
+from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs, pack
 from training.data.records import DataError
 from training.data.store import LabeledStore, PairStore, TokenStore
 

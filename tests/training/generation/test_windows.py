@@ -15,8 +15,7 @@ from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
 from training.generation.continuation import window_start
-from training.generation.repetition import History, penalized
-from training.generation.sampling import SamplingArrays
+from training.generation.sampling import History, SamplingArrays, penalized
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests import cases
-from training.interpretability import attention_only, induction
+from training.interpretability import induction
 
-THETA = cases.random_theta(attention_only.CONFIG, dtype=jnp.float32)
+THETA = cases.random_theta(induction.CONFIG, dtype=jnp.float32)
 
 
 def test_what_repeats_can_be_told_and_nothing_else():
-    tokens = attention_only.repeating(jax.random.key(3))
+    tokens = induction.repeating(jax.random.key(3))
     x, repeats = np.asarray(tokens.x), np.asarray(tokens.repeats)
     for row, of in zip(x, repeats, strict=True):
         period = next(p for p in range(12, 33) if (row[p:] == row[:-p]).all())
@@ -29,7 +29,7 @@ def test_sequences_stand_there_twice():
 
 def test_losses_are_those_of_the_tokens():
     """A model that always predicts one distribution, which its bias-free unembedding of a constant column has."""
-    tokens = attention_only.repeating(jax.random.key(3))
+    tokens = induction.repeating(jax.random.key(3))
     theta = jax.tree.map(jnp.zeros_like, THETA)
     theta = theta._replace(
         norm=theta.norm._replace(beta=jnp.ones(64)), W_u=jnp.outer(jnp.arange(48.0), jnp.ones(64)) / 640
@@ -42,7 +42,7 @@ def test_losses_are_those_of_the_tokens():
 
 
 def test_without_heads_is_with_their_output_weights_at_0():
-    tokens = attention_only.repeating(jax.random.key(3))
+    tokens = induction.repeating(jax.random.key(3))
     heads = jnp.array([[0, 1], [1, 3]])
     attention = THETA.layers.attention
     cut = attention._replace(W_o=attention.W_o.at[0, :, 16:32].set(0).at[1, :, 48:].set(0))
@@ -69,9 +69,9 @@ def test_heads_by_score_and_as_many_others_of_their_layers():
 @pytest.mark.usefixtures("x32")
 def test_two_layers_learn_what_one_cannot():
     """By attending to what followed the last token before, for which layer 0 is needed."""
-    tokens, last = attention_only.repeating(jax.random.key(9)), {}
+    tokens, last = induction.repeating(jax.random.key(9)), {}
     for L in (1, 2):
-        for _, theta in attention_only.trained(jax.random.key(0), L, 600, 200):
+        for _, theta in induction.trained(jax.random.key(0), L, 600, 200):
             last[L] = theta
     one, two = (induction.measured(last[L], tokens) for L in (1, 2))
     assert two.again < 1 < 2 < one.again
@@ -83,7 +83,7 @@ def test_two_layers_learn_what_one_cannot():
 
 @pytest.mark.thorough
 def test_training_goes_on_whatever_is_measured_on_the_way():
-    ends = [list(attention_only.trained(jax.random.key(1), 1, 3, every))[-1] for every in (1, 2, 5)]
+    ends = [list(induction.trained(jax.random.key(1), 1, 3, every))[-1] for every in (1, 2, 5)]
     assert [step for step, _ in ends] == [3, 3, 3]
     for _, theta in ends[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), theta, ends[0][1])

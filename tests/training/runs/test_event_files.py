@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from training.runs.event_files import EventFile, _checksum
+from training.runs.metrics import EventFile, _checksum
 
 
 def records(data):

@@ -1,7 +1,4 @@
-"""The compilers of TPUs and of NVIDIA H100s, usable without either. They need this package's `ENVIRONMENT`.
-
-compiled = compile_for(step, arguments, tpu("v5e:2x4", chips=8))
-"""
+"""The compilers of TPUs and of NVIDIA H100s, usable without either, in this package's `ENVIRONMENT`."""
 
 import contextlib
 import os
@@ -28,10 +25,8 @@ dnn_version_info {{ major: {} minor: {} }}"""
 
 
 def tpu(topology: str = "v5e:2x4", chips: int | None = 1) -> Any:
-    """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4; None for all chips.
-
-    Only one process at a time may use libtpu: others wait here until it ends. Raises ModuleNotFoundError if the
-    compiler is not installed, and ValueError if the topology is unknown, or has fewer chips.
+    """Return a mesh of the first chips of a TPU topology such as v5e:2x4, v5p:2x2x1 or v6e:2x4 (None: all), once no
+    other process uses libtpu. Raises ModuleNotFoundError, or ValueError if there are fewer chips.
     """
     _installed("libtpu", extra="tpu")
     if not _LOCK:  # a bare descriptor stays open until the process is gone, when libtpu has removed its own lock
@@ -55,11 +50,9 @@ def h100(n: int = 1) -> Any:
 
 
 def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any, **options: Any) -> Any:
-    """Return a function compiled for the devices of a mesh; ``programs.of`` reads the result.
-
-    It is traced under ``jax.set_mesh``, so that ``jax.sharding.get_abstract_mesh().abstract_device.platform`` gives the
-    platform ("tpu" or "gpu") to the traced code; ``jax.default_backend()`` stays "cpu". Arguments are pytrees of
-    ``jax.ShapeDtypeStruct``, replicated if they have no sharding; options are those of ``jax.jit``.
+    """Return a function compiled for the devices of a mesh, by arguments of ``jax.ShapeDtypeStruct`` (replicated
+    without a sharding) and options of ``jax.jit``. It is traced under ``jax.set_mesh``, so that the traced code finds
+    the platform by ``jax.sharding.get_abstract_mesh().abstract_device.platform``.
     """
     everywhere = jax.NamedSharding(mesh, jax.P())
 

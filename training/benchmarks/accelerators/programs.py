@@ -1,8 +1,4 @@
-"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax.
-
-report = of(compiled)  # or read(compiled.as_text())
-runs, moved, cycles = total(report.sources)
-"""
+"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax."""
 
 import math
 import re
@@ -232,7 +228,6 @@ def of(compiled: Any) -> Report:
 
 def _group(i: Instruction) -> str:
     """Return the number of devices in a collective and the span of their IDs: "8 8" for neighbors, "4 25" for others.
-
     The compilers write groups as {{0,1},{2,3}}, as [groups,devices]<=[axes]T(order), or as mesh['x'=4,'y'=2] {'y'},
     where device_ids=([axes]T(order)) may give the order of the mesh's devices.
     """

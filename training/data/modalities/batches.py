@@ -20,12 +20,10 @@ EPISODES = {"train": (1000, 0), "validation": (32, 1)}  # number of episodes and
 
 
 class Modalities(Batches):
-    """Rows of text, digits and control.
-
-    {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and {"x_read", "at", "patches", "places"}:
-    ``x_read`` is what the model reads: x with the actions done in place of those asked for; ``at`` is the index of a
-    column's patch among the row's ``patches`` [B, n, side, side, channels], −1 for none; ``places`` [B, n, 2] are the
-    row and column of each patch in its image.
+    """Rows of text, digits and control: {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and
+    {"x_read", "at", "patches", "places"}. ``x_read`` is what the model reads: x with the actions done in place of those
+    asked for; ``at`` is the index of a column's patch among the row's ``patches`` [B, n, side, side, channels], −1 for
+    none; ``places`` [B, n, 2] are the row and column of each patch in its image.
     """
 
     def __init__(self, text: Source, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:

@@ -64,11 +64,9 @@ def starts(n: int, rng: np.random.Generator, *, angle: float = 1.0, speed: float
 
 
 def expert_episodes(n: int, *, seed: int, steps: int = 60, speed: float = 4.0, disturbance: float = 1.0) -> Episodes:
-    """Return n episodes of the expert, which start at up to `speed`.
-
-    The torque that acts is the expert's plus noise of standard deviation `disturbance`, rounded. So episodes also show
-    what to do off the expert's path, and earlier torques do not predict the next: a clone would learn to repeat its own
-    last one.
+    """Return n episodes of the expert, which start at up to `speed`. The torque that acts is the expert's plus noise of
+    standard deviation `disturbance`, rounded. So they also show what to do off the expert's path, and earlier torques
+    do not predict the next: a clone would learn to repeat its own last one.
     """
     rng = np.random.default_rng(seed)
     state, seen, asked, acted, rewards = starts(n, rng, angle=np.pi, speed=speed), [], [], [], []

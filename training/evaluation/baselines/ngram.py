@@ -37,10 +37,9 @@ def _numbered(seen: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def probabilities(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> np.ndarray:
-    """Return the probability of every token of held-out text except bos, by the n-grams of the training text.
-
-    An n-gram is the number of its first n − 1 tokens times N_V, plus its last token; the distinct ones are numbered by
-    rank, and are the contexts of the next order. Raises ValueError for an order below 1, or different vocabularies.
+    """Return the probability of every token of held-out text except bos, by the n-grams of the training text. An n-gram
+    is the number of its first n − 1 tokens times N_V, plus its last; the distinct ones, numbered by rank, are the
+    contexts of the next order. Raises ValueError for an order below 1, or different vocabularies.
     """
     if order < 1:
         raise ValueError(f"order: expected at least 1, got {order}")

@@ -46,16 +46,9 @@ class _Pass(NamedTuple):
 
 
 def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
-    """Look inside a model as it reads a prompt.
-
-    Args:
-        run: the model.
-        prompt: the text that it reads.
-        against: another prompt with equally many tokens, to find what makes the answers differ.
-        chat: whether the prompts are a user's messages, to render with the model's chat template.
-        name: the model's name on the page.
-
-    Raises PageError if the prompt is empty or too long, or the two prompts differ in length or not at all.
+    """Look inside a model, `name` on the page, as it reads a prompt; with `against`, another prompt with equally many
+    tokens, find what makes the answers differ; with `chat`, the prompts are a user's messages. Raises PageError if a
+    prompt is empty or too long, or the two differ in length or not at all.
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
@@ -315,7 +308,8 @@ def circuits_of(run: Run) -> Circuits | str:
     if n < 2:
         return f"Head scores need a context of at least 4 tokens; the model reads {run.config.l_max}."
     theta: Any = run.theta.encoder if run.task == "classify" else run.theta
-    x = jnp.asarray(repeated_tokens(run, n))
+    usual = np.setdiff1d(np.arange(run.config.N_V), run.tokenizer.special_tokens)
+    x = jnp.asarray(np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2))
     f: Any = d_hidden_state if run.task == "d" else e_encoding
     A = record(f, "A")(x, theta)[1]["A"]
     found = {
@@ -328,13 +322,6 @@ def circuits_of(run: Run) -> Circuits | str:
         found["copying"] = circuits.copying_scores(theta)
     composition, note = _composition(W)
     return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
-
-
-def repeated_tokens(run: Run, n: int) -> np.ndarray:
-    """Return sequences of n random tokens, none of them special, each repeated once."""
-    special = set(run.tokenizer.special_tokens)
-    usual = np.array([v for v in range(run.config.N_V) if v not in special])
-    return np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2)
 
 
 def _composition(W: Any) -> tuple[dict[str, np.ndarray], str]:

@@ -40,8 +40,7 @@ class Prediction(NamedTuple):
     tokens: Int[np.ndarray, "rows l k"]  # the k likeliest tokens, likeliest first
     p: Float[np.ndarray, "rows l k"]  # their probabilities
     final: Float[np.ndarray, "rows l"]  # each row's probability of what the last row predicts
-    # the last row's probability of the next token of the text; NaN at the end
-    follows: Float[np.ndarray, "l"]
+    follows: Float[np.ndarray, "l"]  # the last row's probability of the next token of the text; NaN at the end
     note: str  # shown to the reader
 
 
@@ -147,11 +146,10 @@ def _file(name: str) -> str:
 
 
 def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, name: str = "What was recorded") -> Look:
-    """Show all attention weights among recorded values; hover over, focus or tap a token of the page to inspect it.
-
-    `seen` are values that `algorithms.inside.record` recorded for one sequence: ``A``, ``A/16`` and the like, with all
-    layers and heads; `tokens` are strings or IDs (None: show positions), for an encoder-decoder, those of one of its
-    texts. Raises PageError if there is no attention, or not that of one sequence of these tokens.
+    """Show all attention weights among the values that `algorithms.inside.record` recorded for one sequence (``A``,
+    ``A/16`` and the like, with all layers and heads), as a page; hover over, focus or tap a token to inspect it.
+    `tokens` are strings or IDs (None: show positions), for an encoder-decoder, those of one of its texts. Raises
+    PageError if they do not fit.
     """
     found = {of: np.asarray(A, np.float32) for of, A in seen.items() if of.partition("/")[0].partition("@")[0] == "A"}
     if not found:
