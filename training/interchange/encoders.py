@@ -11,6 +11,7 @@ from training.interchange.description import (
     Model,
     Need,
     fields_of,
+    theirs,
     unlike,
     value_at,
     written,
@@ -30,23 +31,20 @@ PARTS = (
 class Kind(NamedTuple):
     """What distinguishes one kind of encoder."""
 
-    name: tuple[str, str]  # of the class with the masked-token head, and of the bare one
+    names: tuple[str, ...]  # of the class with the masked-token head, of the bare one, and of one that classifies texts
     variant: Variant  # the lines that config.json does not decide
     sizes: tuple[Any, ...]  # our names, the fields' names and their defaults
     layer: str  # the prefix of a layer's tensors, # for its number
     parts: str  # the names in a layer of the modules that `LAYER` has
     head: tuple[str, str, str, str]  # the names of W_f, of the norm after it, of W_u, and of b_u
-    activation: tuple[str, str] = ("hidden_act", "gelu")  # the field's name and default
-    dropout: str = "attention_probs_dropout_prob"  # the field's name
     pooler: str = "pooler.dense"  # the name of W_pool
-    plain: bool = False  # whether ε is fixed at 1e-12 and there are no token types
-    classifier: str = ""  # the name of the class that classifies texts, if supported
+    plain: bool = False  # whether ε is fixed at 1e-12 and there are no token types, as in DistilBERT
     ignored: tuple[str, ...] = ()  # further patterns of tensors that are not parameters
 
 
 KINDS: dict[str, Kind] = {
     "bert": Kind(
-        ("BertForMaskedLM", "BertModel"),
+        ("BertForMaskedLM", "BertModel", "BertForSequenceClassification"),
         BERT,
         (SIZES, OF_BERT, 30522, 12, 12, 768, 3072),
         "encoder.layer.#",
@@ -57,7 +55,6 @@ KINDS: dict[str, Kind] = {
             "cls.predictions.decoder",
             "cls.predictions.bias",
         ),
-        classifier="BertForSequenceClassification",
         ignored=("cls.seq_relationship.*", "cls.predictions.bias"),  # an untied checkpoint does not use the bias
     ),
     "roberta": Kind(
@@ -75,8 +72,6 @@ KINDS: dict[str, Kind] = {
         "transformer.layer.#",
         f"{each('attention.{}_lin', 'q k v out')} sa_layer_norm output_layer_norm ffn.lin1 ffn.lin2",
         ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
-        activation=("activation", "gelu"),
-        dropout="attention_dropout",
         plain=True,
     ),
     "albert": Kind(
@@ -90,7 +85,6 @@ KINDS: dict[str, Kind] = {
         "encoder.albert_layer_groups.#.albert_layers.0",
         f"{each('attention.{}', 'query key value dense LayerNorm')} full_layer_layer_norm ffn ffn_output",
         ("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
-        activation=("hidden_act", "gelu_new"),
         pooler="pooler",
     ),
 }
@@ -101,14 +95,14 @@ def _name(own: Kind, fields: Fields, names: Sequence[str]) -> str:
     """Return the name of the model's class, from config.json or else from the tensors."""
     named = fields.first("architectures")
     if named == "BertForPreTraining":  # its next-sentence head is ignored
-        return own.name[0]
+        return own.names[0]
     if named:
-        if named not in (*own.name, own.classifier):
+        if named not in own.names:
             fields.needs.append(f"the head of {named}")
         return named
     if any(name.startswith(own.head[0]) for name in names):
-        return own.name[0]
-    return own.classifier if own.classifier and "classifier.weight" in names else own.name[1]
+        return own.names[0]
+    return own.names[-1] if "classifier.weight" in names else own.names[1]
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
@@ -123,7 +117,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     own, first = KINDS[kind], 0
     named = _name(own, fields, names)
-    masked, classifies = named == own.name[0], named == own.classifier
+    masked, classifies = named == own.names[0], named in own.names[2:]
     if kind == "roberta":
         first = fields.integer("pad_token_id", 1, least=0) + 1
         if masked:  # its head always uses GELU
@@ -155,7 +149,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         lacks.append(f"head with the activation {activation!r}")
     if own.plain:
         lacks += unlike(v.pooler, False, "pooler = True") + unlike(c.N_types, 0, "token types")
-    state["architectures"] = [own.classifier if model.task == "classify" else own.name[0 if masked else 1]]
+    state["architectures"] = [own.names[-1 if model.task == "classify" else 0 if masked else 1]]
     if model.labels:
         state["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
         state["label2id"] = {label: i for i, label in enumerate(model.labels)}
@@ -191,14 +185,16 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
 
 
 def _architecture(kind: str, own: Kind) -> Architecture:
+    activation = own.variant.mlp.activation
     fields = [
         *fields_of(*own.sizes),
         Need("sinusoidal_pos_embds", False, "sinusoidal positions"),
         Need("position_embedding_type", "absolute", "relative positions"),
         Need("is_decoder", False, "unidirectional attention"),
         Need("add_cross_attention", False, "cross-attention"),
-        Field(own.activation[0], "mlp.activation", own.activation[1]),
-        *written(**{own.dropout: 0.0}, model_type=kind, architectures=None),
+        Field("activation" if own.plain else "hidden_act", "mlp.activation", theirs(activation)),
+        *written(**{"attention_dropout" if own.plain else "attention_probs_dropout_prob": 0.0}),
+        *written(model_type=kind, architectures=None),
         *written(max_position_embeddings=lambda c: c.l_max + c.variant.embedding.first_position),
         Field("tie_word_embeddings", "unembedding.tied", True),
     ]

@@ -92,9 +92,8 @@ def each(pattern: str, words: str) -> str:
 
 def rows(theirs: str, names: str, ours: str, leaves: str) -> dict[str, str]:
     """Return the rows of modules for `entries_of`: their names and ours, each separated by spaces, after prefixes."""
-    names = names.replace(" ", ".* ").replace("_*.*", "_*") + ".*"
-    pairs = zip(names.split(), leaves.split(), strict=True)
-    return {f"{theirs}.{name}": f"{ours}.{leaf}" for name, leaf in pairs}
+    modules = [name if name.endswith("*") else f"{name}.*" for name in names.split()]
+    return {f"{theirs}.{name}": f"{ours}.{leaf}" for name, leaf in zip(modules, leaves.split(), strict=True)}
 
 
 def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = False) -> list[Entry]:
