@@ -21,11 +21,12 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     fields.require("num_key_value_heads", found["H"], "keys shared by heads")
     fields.require("attention_bias", False, "biases of latents")
     fields.require("moe_layer_freq", 1, "layers without experts")
+    no_query_latent = fields.has("q_lora_rank") and fields.get("q_lora_rank") is None
     found["attention"] = Latent(
         positions=_positions(fields, found["l_max"], interleaved=not is_v3 or fields.flag("rope_interleave", True)),
         d_c=found.pop("attention.d_c"),
         d_r=found.pop("attention.d_r"),
-        d_q=None if _is_null(fields, "q_lora_rank") else fields.integer("q_lora_rank", 1536),
+        d_q=None if no_query_latent else fields.integer("q_lora_rank", 1536),
     )
     found |= {"mlp": _experts(fields, kind), "first": _first(fields, kind, found["L"])}
 
@@ -42,10 +43,6 @@ def _first(fields: Fields, kind: str, L: int) -> First | None:
 
 def _mlp(fields: Fields) -> MLP:
     return MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
-
-
-def _is_null(fields: Fields, name: str) -> bool:
-    return fields.has(name) and fields.get(name) is None
 
 
 def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:

@@ -73,7 +73,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c = model.config
     if kind == "fsmt":
         return unlike(c.tied, c.N_V_z is None, "tied unembedding but with one vocabulary")
-    return unlike(c.N_V_z, None, "separate vocabulary for the context") if kind == "bart" else []
+    return [] if kind == "marian" else unlike(c.N_V_z, None, "separate vocabulary for the context")
 
 
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
@@ -142,10 +142,6 @@ def _read_t5(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: 
     found["d_mid"] = found["d_attn"]
 
 
-def _write_t5(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    return unlike(model.config.N_V_z, None, "separate vocabulary for the context")
-
-
 def _mlp_of_t5(config: Any) -> str:
     """Return the nonlinearity, and whether it is of a gate."""
     return f"{'gated-' if value_at(config, 'mlp.gated') else ''}{theirs(value_at(config, 'mlp.activation'))}"
@@ -190,7 +186,7 @@ KINDS = {
         ],
         _t5_tensors,
         _read_t5,
-        _write_t5,
+        _write,
         # an unused tensor in old files
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     ),

@@ -11,7 +11,6 @@ from training.interchange.description import (
     Model,
     Need,
     fields_of,
-    theirs,
     unlike,
     value_at,
     written,
@@ -185,14 +184,15 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
 
 
 def _architecture(kind: str, own: Kind) -> Architecture:
-    activation = own.variant.mlp.activation
     fields = [
         *fields_of(*own.sizes),
         Need("sinusoidal_pos_embds", False, "sinusoidal positions"),
         Need("position_embedding_type", "absolute", "relative positions"),
         Need("is_decoder", False, "unidirectional attention"),
         Need("add_cross_attention", False, "cross-attention"),
-        Field("activation" if own.plain else "hidden_act", "mlp.activation", theirs(activation)),
+        Field(
+            "activation" if own.plain else "hidden_act", "mlp.activation", "gelu_new" if kind == "albert" else "gelu"
+        ),
         *written(**{"attention_dropout" if own.plain else "attention_probs_dropout_prob": 0.0}),
         *written(model_type=kind, architectures=None),
         *written(max_position_embeddings=lambda c: c.l_max + c.variant.embedding.first_position),

@@ -28,10 +28,6 @@ def _read_opt(fields: Fields, found: dict[str, Any], names: Sequence[str], kind:
         found["final_norm"] = False
 
 
-def _has_no_final_norm(config: Any) -> bool:
-    return config.variant.final_norm is False and config.variant.order != "norm_last"
-
-
 def _read_gpt_neo(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     L, (full, local) = fields.integer("num_layers", 24, limit=MOST_LAYERS), GPT_NEO.attentions
     lines = {"global": full, "local": local.but(window=fields.integer("window_size", 256))}
@@ -160,7 +156,9 @@ KINDS = {
             Field("enable_bias", "mlp.biases", True),
             Field("enable_bias", "attention.biases", True),
             Field("do_layer_norm_before", "order", True, ("norm_last", None)),
-            *written(_remove_final_layer_norm=_has_no_final_norm),
+            *written(
+                _remove_final_layer_norm=lambda c: c.variant.final_norm is False and c.variant.order != "norm_last"
+            ),
         ],
     ),
     "gpt_neo": _kind(
