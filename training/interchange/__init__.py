@@ -37,7 +37,6 @@ from training.interchange import (
     mapping,
     mxfp4,
     peft,
-    positions,
     tokenizer_files,
 )
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
@@ -340,7 +339,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         dtype=dtype,
         progress=progress,
     )
-    positions.check(tensors, model, architecture.ignored)
+    consistency.check_positions(tensors, model, architecture.ignored)
     if isinstance(tensors, GGUFTensors):
         tokenizer = gguf_tokenizer.read(path, tensors.file.metadata, model.config.N_V)
     else:

@@ -5,30 +5,37 @@ directories of transformers (with the rotary fields of its versions 4 and 5) and
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from algorithms import DTransformerConfig
-from algorithms.lines import MLP, Attention, Embedding, Linear, Llama3, RMSNorm, Rotary, Unembedding, Yarn
+from algorithms.lines import MLP, Attention, Embedding, Linear, Llama3, RMSNorm, Rotary, Yarn
 from algorithms.model.variants import PAPER
-from training.interchange.description import Architecture, Fields, Model, lost, size_fields, theirs, unlike
+from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, theirs, written
 from training.interchange.errors import InterchangeError
-from training.interchange.mapping import Entry, table
-from training.interchange.mixtures import MIXTURES, mixture_entries, mixture_fields, read_mixture
+from training.interchange.mapping import HEADS, rows
+from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BASES = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0, "mixtral": 1_000_000.0, "gpt_oss": 150_000.0}
 """Of the wavelengths of rotary positions, in files that do not say."""
-SIZES = {
-    "N_V": ("vocab_size",),
-    "l_max": ("max_position_embeddings",),
-    "L": ("num_hidden_layers",),
-    "H": ("num_attention_heads",),
-    "d_e": ("hidden_size",),
-    "d_mlp": ("intermediate_size",),
+SIZES = "N_V l_max L H d_e d_mlp"
+OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
+"""Our names of sizes, and the fields', which have no defaults."""
+OUTPUT_NORMS = "post_attention_layernorm post_feedforward_layernorm"
+OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
+"""The tensors after the layers."""
+
+
+_LONG, _L_MAX = "original_max_position_embeddings", lambda found: found["l_max"]
+_LLAMA3 = "factor low high l_original", f"factor low_freq_factor high_freq_factor {_LONG}", 1.0, 1.0, 4.0, _L_MAX
+_YARN = "factor slow fast l_original truncate", f"factor beta_slow beta_fast {_LONG} truncate", 1.0, 1.0, 32.0, _L_MAX
+SCALINGS: dict[str, tuple[Any, list[Field]]] = {
+    "default": (type(None), []),
+    "linear": (Linear, fields_of("factor", "factor", 1.0)),
+    "llama3": (Llama3, fields_of(*_LLAMA3)),
+    "yarn": (Yarn, fields_of(*_YARN, True)),
 }
-"""Our name → the field's name, which has no default."""
+"""By rope_type: our line, and its fields."""
 
 
 class Family(NamedTuple):
@@ -72,15 +79,11 @@ FAMILIES: dict[str, Family] = {
 """By model_type."""
 
 
-def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
-    family = FAMILIES[kind]
-    fields.require("use_bidirectional_attention", False, "bidirectional attention")
-    sizes: dict[str, Any] = fields.sizes(SIZES)
-    L, H = sizes["L"], sizes["H"]
-    d_head = fields.integer("head_dim", family.d_head or max(sizes["d_e"] // H, 1))
+def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    family, L = FAMILIES[kind], found["L"]
     if len(names) < L:
         raise InterchangeError(f"{fields.path}: num_hidden_layers: expected at most the {len(names)} tensors, got {L}")
-    norm = RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6), offset=float(family.gemma))
+    norm = RMSNorm(epsilon=found["norm.epsilon"], offset=float(family.gemma))
     activation = ("hidden_activation", "hidden_act") if family.gemma else ("hidden_act",)
     named = next((name for name in activation if fields.get(name) is not None), "hidden_act")
     mlp = MLP(
@@ -91,20 +94,10 @@ def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
     )
     if kind in MIXTURES:
         mlp = read_mixture(fields, MIXTURES[kind], mlp)
-        sizes["d_mlp"] = fields.integer(MIXTURES[kind].width)
-    variant = PAPER.but(
-        embedding=Embedding(positions=None, scaled=family.gemma),
-        norm=norm,
-        attention=_attention(fields, kind, norm, L=L, l_max=sizes["l_max"]),
-        mlp=mlp,
-        order="no_norm" if family.after else None,
-        unembedding=Unembedding(
-            tied=fields.flag("tie_word_embeddings", family.gemma or family.unplaced > 0),
-            cap=_cap(fields, "final_logit_softcapping", kind, 30.0),
-        ),
-    )
-    H_kv = fields.integer("num_key_value_heads", family.H_kv or H)
-    return Model("d", DTransformerConfig(**sizes, d_attn=d_head, d_mid=d_head, H_kv=H_kv, variant=variant))
+        found["d_mlp"] = fields.integer(MIXTURES[kind].width)
+    found["attention"] = _attention(fields, kind, norm, L=L, l_max=found["l_max"])
+    found |= {"d_mid": found["d_attn"], "norm": norm, "mlp": mlp}
+    found["unembedding.cap"] = _cap(fields, "final_logit_softcapping", kind, 30.0)
 
 
 def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
@@ -202,30 +195,22 @@ def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
 def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> Linear | Llama3 | Yarn | None:
     """Return the scaling of rotary frequencies; ``scales_scores``: whether mscale_all_dim also scales the scores."""
     kind = fields.get("rope_type", fields.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind not in ("linear", "llama3", "yarn"):
+    if str(kind) not in SCALINGS:
         fields.needs.append(f"another scaling of positions (rope_type = {kind!r})")
         return None
-    factor = fields.number("factor", 1.0)
-    if kind == "linear":
-        return Linear(factor=factor)
-    original = fields.integer("original_max_position_embeddings", l_max)
-    if kind == "llama3":
-        low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
-        return Llama3(factor=factor, low=low, high=high, l_original=original)
+    line, table = SCALINGS[kind]
+    found: dict[str, Any] = {"l_max": l_max}
+    for row in table:
+        row.read(fields, found)
+    del found["l_max"]
+    if line is Yarn and fields.get("attention_factor"):
+        found["attention_factor"] = fields.number("attention_factor", 1.0)
+    scaling = line(**found)
+    if not isinstance(scaling, Yarn):
+        return scaling
     if not scales_scores:
         fields.require("mscale", None, "another scaling of the scores")
         fields.require("mscale_all_dim", None, "another scaling of the scores")
-    scaling = Yarn(
-        factor=factor,
-        l_original=original,
-        slow=fields.number("beta_slow", 1.0),
-        fast=fields.number("beta_fast", 32.0),
-        attention_factor=fields.number("attention_factor", 1.0) if fields.get("attention_factor") else None,
-        truncate=fields.flag("truncate", True),
-    )
-    if not scales_scores:
         return scaling
     mscale, of_scores = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
     if mscale and of_scores and scaling.attention_factor is None:
@@ -235,24 +220,25 @@ def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> 
     return dataclasses.replace(scaling, scores=of_scores)
 
 
-def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
+def rotary_fields(positions: Any) -> dict[str, Any]:
+    """Return the fields of rotary positions; for others the defaults, which differ when they are read back."""
+    if not isinstance(positions, Rotary):
+        return {"rope_type": "default", "rope_theta": 10_000.0}
+    scaling = positions.scaling
+    kind = next((kind for kind, (line, _) in SCALINGS.items() if isinstance(scaling, line)), "default")
+    found = {"rope_type": kind, "rope_theta": positions.base}
+    found |= {row.names: row.write(scaling) for row in SCALINGS[kind][1]}
+    factor = getattr(scaling, "attention_factor", None)
+    return found if factor is None else found | {"attention_factor": factor}
+
+
+def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v, family = model.config, model.config.variant, FAMILIES[kind]
     lines = [v.attentions[l % len(v.attentions)] for l in range(c.L)]
     in_window = [line.window is not None for line in lines]
     full, window = (next((line for line in lines if (line.window is not None) == w), None) for w in (False, True))
     first = next((line for line in lines if line.positions is not None), lines[0])
-    state: dict[str, Any] = {
-        "model_type": kind,
-        "architectures": [f"{family.name}ForCausalLM"],
-        **size_fields(c, SIZES),
-        "num_key_value_heads": c.H_kv,
-        "head_dim": c.d_attn,
-        "rms_norm_eps": v.norm.epsilon,
-        "tie_word_embeddings": c.tied,
-        "rope_parameters": rotary_fields(first.positions),
-        "attention_dropout": 0.0,
-        "pad_token_id": None,
-    }
+    state["rope_parameters"] = rotary_fields(first.positions)
     state |= _mlp_fields(c, kind)
     if not family.biases:
         state["attention_bias"] = first.biases is True
@@ -272,8 +258,7 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
     if kind == "gemma3_text":
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
-    lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
-    return state, lacks + unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
+    return []
 
 
 def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
@@ -287,60 +272,42 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
     return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
 
 
-def rotary_fields(positions: Any) -> dict[str, Any]:
-    """Return the fields of rotary positions; for others the defaults, which differ when they are read back."""
-    if not isinstance(positions, Rotary):
-        return {"rope_type": "default", "rope_theta": 10_000.0}
-    scaling, found = positions.scaling, {"rope_type": "default", "rope_theta": positions.base}
-    if isinstance(scaling, Linear):
-        return found | {"rope_type": "linear", "factor": scaling.factor}
-    if isinstance(scaling, Llama3):
-        return found | {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.l_original,
-        }
-    if isinstance(scaling, Yarn):
-        found |= {"rope_type": "yarn", "factor": scaling.factor, "beta_slow": scaling.slow, "beta_fast": scaling.fast}
-        found |= {"original_max_position_embeddings": scaling.l_original, "truncate": scaling.truncate}
-        return found | ({} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor})
-    return found
-
-
-def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
-    family, config = FAMILIES[kind], model.config
-    line, mlp = config.variant.attentions[0], config.variant.mlp
-    after = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
-    norms = {} if family.after else {"input_layernorm": "norm1", after: "norm2"}
-    if family.sandwiched or family.after:
-        norms |= {"post_attention_layernorm": "attention.norm_out", "post_feedforward_layernorm": "mlp.norm_out"}
-    weights = {f"{name}.weight": f"{leaf}.gamma" for name, leaf in norms.items()}
-    for a in "qkv":
-        weights |= {f"self_attn.{a}_proj.weight": f"attention.heads.W_{a}"}
-        weights |= {f"self_attn.{a}_proj.bias": f"attention.heads.b_{a}"} if line.biases in (True, "qkv") else {}
-    weights |= {"self_attn.o_proj.weight": "attention.W_o"}
-    weights |= {"self_attn.o_proj.bias": "attention.b_o"} if line.biases in (True, "out") else {}
-    weights |= {f"self_attn.{a}_norm.weight": f"attention.gamma_{a}" for a in "qk" if family.normalizes_heads}
-    weights |= {"self_attn.sinks": "attention.s"} if family.sinks else {}
-    for name, ours in (("gate", "gate"), ("up", "mlp1"), ("down", "mlp2")) if kind not in MIXTURES else ():
-        weights |= {f"mlp.{name}_proj.weight": f"mlp.W_{ours}"}
-        weights |= {f"mlp.{name}_proj.bias": f"mlp.b_{ours}"} if mlp.biases else {}
-    found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
-    for l in range(config.L):
-        found += [Entry(f"model.layers.{l}.{name}", (f"layers.{leaf}",), l) for name, leaf in weights.items()]
-        found += mixture_entries(MIXTURES[kind], mlp, l, l) if kind in MIXTURES else []
-    found.append(Entry("model.norm.weight", ("norm.gamma",)))
-    return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
-
-
-def architecture(kind: str) -> Architecture:
-    """Return how models of one of `FAMILIES` are described and stored."""
+def _architecture(kind: str, family: Family) -> Architecture:
+    fields = [
+        *written(model_type=kind, architectures=[f"{family.name}ForCausalLM"]),
+        Need("use_bidirectional_attention", False, "bidirectional attention"),
+        *fields_of(SIZES, OF_SIZES),
+        Field("num_key_value_heads", "H_kv", family.H_kv or (lambda found: found["H"])),
+        Field("head_dim", "d_attn", family.d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
+        Field("rms_norm_eps", "norm.epsilon", 1e-6),
+        Field("tie_word_embeddings", "unembedding.tied", family.gemma or family.unplaced > 0),
+        *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
+    ]
+    before = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
+    after = family.sandwiched or family.after
+    attention, layer = "layers.attention", "model.layers.#"
+    mlp = rows(f"{layer}.mlp", "gate_proj up_proj down_proj", "layers.mlp", OURS)
+    tensors = {
+        "model.embed_tokens.weight": "W_e",
+        **({} if family.after else rows(layer, f"input_layernorm {before}", "layers", "norm1.* norm2.*")),
+        **(rows(layer, OUTPUT_NORMS, "layers", "attention.norm_out.* mlp.norm_out.*") if after else {}),
+        **rows(f"{layer}.self_attn", "q_proj k_proj v_proj o_proj", attention, HEADS),
+        **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
+        f"{layer}.self_attn.sinks": f"{attention}.s",
+        **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
+        **OUTER,
+    }
     return Architecture(
-        functools.partial(_read_config, kind=kind),
-        functools.partial(_write_config, kind=kind),
-        functools.partial(_entries, kind=kind),
+        "d",
+        kind,
+        PAPER.but(embedding=Embedding(positions=None, scaled=family.gemma), order="no_norm" if family.after else None),
+        fields,
+        tensors,
+        _read,
+        _write,
         prefix="model.",
         ignored=("*.rotary_emb.inv_freq",),  # in files of 2023
     )
+
+
+KINDS = {kind: _architecture(kind, family) for kind, family in FAMILIES.items()}

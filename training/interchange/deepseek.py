@@ -1,45 +1,34 @@
 """DeepSeek-V2 and V3, as Algorithm 10 with latent attention and experts, and in the first layers an MLP."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import DTransformerConfig, Variant
-from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Unembedding, Yarn
+from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Yarn
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import SIZES, read_scaling, rotary_fields
-from training.interchange.description import Architecture, Fields, Model, lost, size_fields, unlike
-from training.interchange.mapping import Entry, table
-from training.interchange.mixtures import MIXTURES, OURS, mixture_entries, mixture_fields, read_mixture
+from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields
+from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
+from training.interchange.mapping import Table, rows
+from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 
-KINDS = {"deepseek_v3": "DeepseekV3", "deepseek_v2": "DeepseekV2"}
+NAMES = {"deepseek_v3": "DeepseekV3", "deepseek_v2": "DeepseekV2"}
 """model_type → the name of the class, without ForCausalLM."""
-LATENTS = {"d_c": ("kv_lora_rank", 512), "d_r": ("qk_rope_head_dim", 64)}
-HEADS = {"d_attn": ("qk_nope_head_dim", 128), "d_mid": ("v_head_dim", 128)}
 
 
-def _read_config(fields: Fields, names: Sequence[Any], kind: str) -> Model:
-    is_v3, own = kind == "deepseek_v3", MIXTURES[kind]
-    sizes: dict[str, Any] = fields.sizes({**{size: field for size, field in SIZES.items() if size != "d_mlp"}, **HEADS})
-    latents: dict[str, Any] = fields.sizes(LATENTS)
-    sizes["d_mlp"] = fields.integer(own.width)
-    fields.require("num_key_value_heads", sizes["H"], "keys shared by heads")
+def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    is_v3 = kind == "deepseek_v3"
+    found["d_mlp"] = fields.integer(MIXTURES[kind].width)
+    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
     fields.require("attention_bias", False, "biases of latents")
     fields.require("moe_layer_freq", 1, "layers without experts")
-    variant = PAPER.but(
-        embedding=Embedding(positions=None),
-        norm=RMSNorm(epsilon=fields.number("rms_norm_eps", 1e-6)),
-        attention=Latent(
-            positions=_positions(fields, sizes["l_max"], interleaved=not is_v3 or fields.flag("rope_interleave", True)),
-            **latents,
-            d_q=None if _is_null(fields, "q_lora_rank") else fields.integer("q_lora_rank", 1536),
-        ),
-        mlp=_experts(fields, kind),
-        first=_first(fields, kind, sizes["L"]),
-        unembedding=Unembedding(tied=fields.flag("tie_word_embeddings", False)),
+    no_query_latent = fields.has("q_lora_rank") and fields.get("q_lora_rank") is None
+    found["attention"] = Latent(
+        positions=_positions(fields, found["l_max"], interleaved=not is_v3 or fields.flag("rope_interleave", True)),
+        d_c=found.pop("attention.d_c"),
+        d_r=found.pop("attention.d_r"),
+        d_q=None if no_query_latent else fields.integer("q_lora_rank", 1536),
     )
-    return Model("d", DTransformerConfig(**sizes, variant=variant))
+    found |= {"mlp": _experts(fields, kind), "first": _first(fields, kind, found["L"])}
 
 
 def _first(fields: Fields, kind: str, L: int) -> First | None:
@@ -54,10 +43,6 @@ def _first(fields: Fields, kind: str, L: int) -> First | None:
 
 def _mlp(fields: Fields) -> MLP:
     return MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
-
-
-def _is_null(fields: Fields, name: str) -> bool:
-    return fields.has(name) and fields.get(name) is None
 
 
 def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:
@@ -95,26 +80,16 @@ def _experts(fields: Fields, kind: str) -> Experts:
     )
 
 
-def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
+def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
     line, mlp = v.attentions[0], v.mlp
     if not isinstance(line, Latent) or not isinstance(mlp, Experts):
-        return {}, ["attention and MLPs other than latent attention and experts"]
-    state: dict[str, Any] = {
-        "model_type": kind,
-        "architectures": [f"{KINDS[kind]}ForCausalLM"],
-        **size_fields(c, {**SIZES, **HEADS}),
-        **{name: getattr(line, size) for size, (name, _) in LATENTS.items()},
-        "q_lora_rank": line.d_q,
-        "num_key_value_heads": c.H_kv,
-        "rms_norm_eps": v.norm.epsilon,
-        "tie_word_embeddings": c.tied,
-        "rope_parameters": rotary_fields(line.positions),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "first_k_dense_replace": v.first.n if v.first else 0,
-        **({"intermediate_size": v.first.d_mlp} if v.first else {}),
+        state.clear()
+        return ["attention and MLPs other than latent attention and experts"]
+    state["rope_parameters"] = rotary_fields(line.positions)
+    if v.first:
+        state["intermediate_size"] = v.first.d_mlp
+    state |= {
         **mixture_fields(MIXTURES[kind], mlp, c.d_mlp),
         "routed_scaling_factor": mlp.factor,
         "n_shared_experts": mlp.shared,
@@ -130,51 +105,54 @@ def _write_config(model: Model, kind: str) -> tuple[dict[str, Any], list[str]]:
         state["num_nextn_predict_layers"] = 0
     else:
         state["topk_method"] = "greedy" if mlp.groups == 1 else "group_limited_greedy"
-    lacks = lost(c, v, state, lambda fields: _read_config(fields, range(c.L), kind))
-    return state, lacks + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
+    return []
 
 
-def _entries(model: Model, state: dict[str, Any], kind: str) -> list[Entry]:
-    config, v = model.config, model.config.variant
-    line, W = v.attentions[0], "layers.attention"
-    found = [table("model.embed_tokens.weight", "W_e", ["lm_head.weight"] if config.tied else [])]
-    for l in range(config.L):
-        layer = f"model.layers.{l}"
-
-        def one(name: str, *leaves: str, l=l, layer=layer, by_head: bool = False) -> Entry:
-            return Entry(f"{layer}.{name}.weight", leaves, l, by_head=by_head)
-
-        q = "q_proj" if line.d_q is None else "q_b_proj"
-        found += [one("input_layernorm", "layers.norm1.gamma"), one("post_attention_layernorm", "layers.norm2.gamma")]
-        if line.d_q is not None:
-            found += [one("self_attn.q_a_proj", f"{W}.W_cq"), one("self_attn.q_a_layernorm", f"{W}.norm_q.gamma")]
-        found += [
-            one(f"self_attn.{q}", f"{W}.W_q", f"{W}.W_qr", by_head=True),
-            one("self_attn.kv_a_proj_with_mqa", f"{W}.W_c", f"{W}.W_kr"),
-            one("self_attn.kv_a_layernorm", f"{W}.norm_c.gamma"),
-            one("self_attn.kv_b_proj", f"{W}.W_k", f"{W}.W_v", by_head=True),
-            one("self_attn.o_proj", f"{W}.W_o"),
-            *_mlp_entries(v, l, kind),
-        ]
-    found.append(Entry("model.norm.weight", ("norm.gamma",)))
-    return found + ([] if config.tied else [Entry("lm_head.weight", ("W_u",))])
+def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
+    q = "q_b_proj" if value_at(model.config, "attention.d_q") else "q_proj"
+    return {
+        "model.embed_tokens.weight": "W_e",
+        **rows("model.layers.#", "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
+        **rows(
+            "model.layers.#.self_attn",
+            f"q_a_proj q_a_layernorm {q} kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj",
+            "layers.attention",
+            "*_cq norm_q.* *_q&*_qr *_c+*_kr norm_c.* *_k&*_v *_o",
+        ),
+        **rows("model.layers.#.mlp", MIXTURES[kind].parts, "first_mlp", OURS),
+        **mixture_table(MIXTURES[kind]),
+        **OUTER,
+    }
 
 
-def _mlp_entries(v: Variant, l: int, kind: str) -> list[Entry]:
-    """Return the tensors of a layer's MLP, or of its experts: of these, our arrays begin after the first layers."""
-    n = v.first.n if v.first else 0
-    if l >= n:
-        return mixture_entries(MIXTURES[kind], v.mlp, l, l - n)
-    names = zip(MIXTURES[kind].parts, OURS, strict=True)
-    return [Entry(f"model.layers.{l}.mlp.{name}.weight", (f"first_mlp.{leaf}",), l) for name, leaf in names]
-
-
-def architecture(kind: str) -> Architecture:
-    """Return how models of one of `KINDS` are described and stored."""
+def _architecture(kind: str) -> Architecture:
+    fields = [
+        *written(model_type=kind, architectures=[f"{NAMES[kind]}ForCausalLM"]),
+        *fields_of(SIZES.removesuffix(" d_mlp"), OF_SIZES.removesuffix(" intermediate_size")),
+        *written(intermediate_size=lambda c: c.d_mlp),
+        *fields_of(
+            "d_attn d_mid attention.d_c attention.d_r",
+            "qk_nope_head_dim v_head_dim kv_lora_rank qk_rope_head_dim",
+            *(128, 128, 512, 64),
+        ),
+        *written(q_lora_rank=lambda c: value_at(c, "attention.d_q"), num_key_value_heads=lambda c: c.H_kv),
+        Field("rms_norm_eps", "norm.epsilon", 1e-6),
+        Field("tie_word_embeddings", "unembedding.tied", False),
+        *written(rope_parameters=None, hidden_act="silu", attention_bias=False, attention_dropout=0.0),
+        *written(first_k_dense_replace=lambda c: c.variant.first.n if c.variant.first else 0),
+    ]
     return Architecture(
-        functools.partial(_read_config, kind=kind),
-        functools.partial(_write_config, kind=kind),
-        functools.partial(_entries, kind=kind),
+        "d",
+        kind,
+        PAPER.but(embedding=Embedding(positions=None), norm=RMSNorm(epsilon=1e-6)),
+        fields,
+        _tensors,
+        _read,
+        _write,
         prefix="model.",
         ignored=("*.rotary_emb.inv_freq",),
     )
+
+
+KINDS = {kind: _architecture(kind) for kind in NAMES}
+"""By model_type."""

@@ -1,16 +1,24 @@
-"""The fields of a config.json, read with checks and defaults, and what every kind of checkpoint declares."""
+"""How a kind of checkpoint is described: by two tables that serve in both directions, the fields of its config.json and
+its tensors.
+
+Fields are read with checks and defaults. What a kind cannot express of a model is found by the same tables: it is what
+differs when the fields are read back.
+"""
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from algorithms import Variant
 from algorithms.machinery.record import Record
-from algorithms.model.variant import Variant
 from training.disk import parse_json, read_text, reason
 from training.interchange.errors import InterchangeError
-from training.interchange.mapping import Entry
+from training.interchange.mapping import Entry, Table, entries_of
+from training.runs.named_arrays import flatten
+from training.tasks import TASKS
+from training.tasks.models import model_shapes
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -70,10 +78,6 @@ class Fields:
             raise InterchangeError(f"{self.path}: {name}: expected {expected}, got {value!r}")
         return value
 
-    def sizes(self, names: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
-        """Return sizes by our names; `names` maps each to its field's name and default, if it has one."""
-        return {size: self.integer(*pair) for size, pair in names.items()}
-
     def number(self, name: str, default: float) -> float:
         """Return a nonnegative number."""
         value = self.get(name, default)
@@ -117,19 +121,6 @@ class Fields:
             raise InterchangeError(f"{model} needs what this library does not have: {', '.join(self.needs)}")
 
 
-class Architecture(NamedTuple):
-    """How another library describes and stores models of one kind."""
-
-    # (the fields of config.json, the names of the tensors) → the model
-    read_config: Callable[[Fields, Sequence[str]], Model]
-    # the model → (the fields of config.json, what they cannot express)
-    write_config: Callable[[Model], tuple[dict[str, Any], list[str]]]
-    # (the model, the fields of config.json) → the tensors
-    entries: Callable[[Model, dict[str, Any]], list[Entry]]
-    prefix: str = ""  # an optional prefix of the tensors' names
-    ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises InterchangeError if it cannot be read, or holds something else."""
     try:
@@ -141,11 +132,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise InterchangeError(f"{path}: expected a JSON object, got {type(state).__name__}")
     return state
-
-
-def size_fields(config: Any, names: Mapping[str, tuple[Any, ...]]) -> dict[str, int]:
-    """Return the fields that `Fields.sizes` reads."""
-    return {name: getattr(config, size) for size, (name, *_) in names.items()}
 
 
 def theirs(activation: str) -> str:
@@ -168,30 +154,171 @@ def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
     return found
 
 
-def plain_heads(config: Any) -> list[str]:
-    """Return what a model needs beyond heads of d_e/H rows that each have their own keys."""
-    c = config
-    found = unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of a different size than d_e/H")
-    return found + unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})")
-
-
-def unexpressed(config: Any, variant: Variant) -> list[str]:
-    """Return what a kind of checkpoint lacks for a model, if it has this variant and `plain_heads`."""
-    return differences(config.variant, variant) + plain_heads(config)
-
-
-def lost(config: Any, variant: Variant, state: dict[str, Any], read: Callable[[Fields], Model]) -> list[str]:
-    """Return what a config.json cannot express of a model with this variant: what differs when it is read back."""
-    fields = Fields(Path("config.json"), state)
-    try:
-        found = read(fields).config
-    except ValueError as error:
-        return [f"valid config.json for it: {error}"]
-    variant = variant.but(unembedding=variant.unembedding.but(tied=config.tied))
-    rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
-    return differences(variant, found.variant) + fields.needs + rows
-
-
 def unlike(what: Any, expected: Any, message: str) -> list[str]:
     """Return the message, in a list, if a value is not the expected one."""
     return [] if what == expected else [message]
+
+
+class Field(NamedTuple):
+    """A field of config.json, and what it says of a model."""
+
+    names: str  # its name; of alternatives, separated by |, the first is written; "-": none
+    ours: str = ""  # a size, or the dotted path of a line in the variant; "": nothing, so it is not read
+    # the value if it is missing, or a function of all that was read before; None: it is required. If it is not read,
+    # what to write, or a function of the configuration
+    default: Any = None
+    values: tuple[Any, Any] | None = None  # ours for false and for true; None: the same as theirs
+
+    def read(self, fields: Fields, found: dict[str, Any]) -> None:
+        """Add our value to those `found` in the fields before it."""
+        if not self.ours:
+            return
+        names = self.names.split("|")
+        default: Any = self.default(found) if callable(self.default) else self.default
+        name = next((name for name in names if fields.get(name) is not None), names[0])
+        read: Any = {bool: fields.flag, float: fields.number}.get(type(default), fields.integer)
+        value = (fields.activation if self.ours.endswith("activation") else read)(name, default)
+        found[self.ours] = self.values[value] if self.values else value
+
+    def write(self, config: Any) -> Any:
+        """Return the value in config.json; where that has none for ours, another, which differs when it is read."""
+        if not self.ours:
+            return self.default(config) if callable(self.default) else self.default
+        value = value_at(config, self.ours)
+        if self.values:
+            return bool(self.values.index(value)) if value in self.values else self.default
+        if self.ours.endswith("activation"):
+            return theirs(value)
+        return value is True if isinstance(self.default, bool) else value
+
+
+class Need(NamedTuple):
+    """A field that asks for a feature that is not supported, unless it has one value; it is not written."""
+
+    name: str
+    value: Any
+    what: str  # the feature
+
+    def read(self, fields: Fields, found: dict[str, Any]) -> None:
+        """Note the feature if the field asks for it."""
+        fields.require(self.name, self.value, self.what)
+
+
+def fields_of(ours: str, names: str, *defaults: Any) -> list[Field]:
+    """Return fields by our names, theirs, and their defaults; without any, the fields are required."""
+    of_each = defaults or [None] * len(ours.split())
+    return [Field(*row) for row in zip(names.split(), ours.split(), of_each, strict=True)]
+
+
+def written(**values: Any) -> list[Field]:
+    """Return fields that are only written: of each the value, or a function of the configuration."""
+    return [Field(name, default=value) for name, value in values.items()]
+
+
+def _nothing(*_: Any) -> list[str]:
+    return []
+
+
+class Architecture(NamedTuple):
+    """How another library describes and stores models of one kind."""
+
+    task: str
+    kind: str  # the `model_type`, the last argument of the functions below
+    variant: Variant  # the lines that no field decides
+    fields: Sequence[Field | Need]
+    tensors: Table | Callable[[Model, dict[str, Any], str], Table]  # or that of a model and its config.json
+    # (fields, what was found in them, the names of the tensors): adds what depends on several fields, or on tensors
+    read: Callable[[Fields, dict[str, Any], Sequence[str], str], Any] = _nothing
+    # (the model, its config.json): adds the same there, and returns what else it cannot express, after which an empty
+    # config.json is not read back
+    write: Callable[[Model, dict[str, Any], str], list[str]] = _nothing
+    prefix: str = ""  # an optional prefix of the tensors' names
+    ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
+    conv1d: bool = False  # whether the layers' matrices are transposed
+
+    def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
+        """Return the model that a config.json describes; `names` are those of the tensors."""
+        found: dict[str, Any] = {}
+        for field in self.fields:
+            field.read(fields, found)
+        self.read(fields, found, names, self.kind)
+        labels, config, variant = found.pop("labels", ()), TASKS[self.task].config, self.variant
+        own = {field.name for field in dataclasses.fields(config)}
+        for path in [path for path in found if path not in own]:
+            variant = _changed(variant, path, found.pop(path))
+        config = config(**found, variant=variant)
+        return Model("classify" if labels else self.task, config, labels)
+
+    def write_config(self, model: Model) -> tuple[dict[str, Any], list[str]]:
+        """Return the fields of a model's config.json, and what they cannot express of it."""
+        written = [field for field in self.fields if isinstance(field, Field) and field.names != "-"]
+        state = {field.names.partition("|")[0]: field.write(model.config) for field in written}
+        lacks = self.write(model, state, self.kind)
+        if not state:
+            return state, lacks
+        return state, self._lost(model, state) + self._heads(model.config) + lacks
+
+    def entries(self, model: Model, state: dict[str, Any]) -> list[Entry]:
+        """Return the tensors of a model with this config.json."""
+        table = self.tensors(model, state, self.kind) if callable(self.tensors) else self.tensors
+        leaves = flatten(model_shapes(model.task, model.config, N_C=len(model.labels)))
+        return entries_of(table, {name: leaf.shape for name, leaf in leaves.items()}, conv1d=self.conv1d)
+
+    def _said(self) -> set[str]:
+        return {field.ours for field in self.fields if isinstance(field, Field)}
+
+    def _lost(self, model: Model, state: dict[str, Any]) -> list[str]:
+        """Return what differs from a model when its config.json is read back."""
+        fields, config = Fields(Path("config.json"), state), model.config
+        entries = self.entries(model, state)
+        try:  # transformers does not read a lm_head.bias
+            names = [entry.name for entry in entries if entry.leaves and entry.name != "lm_head.bias"]
+            found = self.read_config(fields, names).config
+        except ValueError as error:
+            return [f"valid config.json for it: {error}"]
+        rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
+        needs = fields.needs if self.task == "d" else []
+        return differences(self._explicit(model, found.variant), found.variant) + needs + rows
+
+    def _explicit(self, model: Model, other: Variant) -> Variant:
+        """Return a model's variant with every choice explicit, and with what has no effect as in another variant."""
+        config, variant, said = model.config, model.config.variant, self._said()
+        if model.task == "classify":  # `write` checks them
+            variant = variant.but(head=other.head, pooler=other.pooler)
+        tied = config.tied if variant.head else other.unembedding.tied
+        unembedding = variant.unembedding.but(tied=tied)
+        if not tied and self.variant.unembedding.scaled:
+            unembedding = unembedding.but(scaled=other.unembedding.scaled)
+        if self.task == "ed" and "order" in said and variant.order == "norm_last":
+            variant = variant.but(order=None)
+        own = value_at(config, "mlp.activation")
+        if "mlp.activation" in said and getattr(variant.mlp, "activation", own) is None:
+            variant = _changed(variant, "mlp.activation", own)
+        return variant.but(unembedding=unembedding)
+
+    def _heads(self, config: Any) -> list[str]:
+        """Return what the fields cannot express of the sizes of heads."""
+        c, said = config, self._said()
+        lacks = []
+        if "d_attn" not in said:
+            lacks += unlike((c.d_attn * c.H, c.d_mid * c.H), (c.d_e, c.d_e), "heads of a different size than d_e/H")
+        elif "d_mid" not in said:
+            lacks += unlike(c.d_mid, c.d_attn, f"values of a different size than keys (d_mid = {c.d_mid})")
+        return lacks + ([] if "H_kv" in said else unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})"))
+
+
+def value_at(config: Any, path: str) -> Any:
+    """Return a size, or a line of the variant at a path; for an activation, its algorithm's own in place of None."""
+    if path == "unembedding.tied":
+        return config.tied
+    value = config if hasattr(config, path) else config.variant
+    for name in path.split("."):
+        value = getattr(value[0] if isinstance(value, tuple) else value, name, None)
+    own = "relu" if isinstance(config, TASKS["ed"].config) else "gelu"
+    return own if value is None and path == "mlp.activation" else value
+
+
+def _changed(record: Any, path: str, value: Any) -> Any:
+    """Return a record with another value at a dotted path."""
+    name, _, rest = path.partition(".")
+    return record.but(**{name: _changed(getattr(record, name), rest, value) if rest else value})

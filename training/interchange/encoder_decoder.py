@@ -1,145 +1,194 @@
-"""Algorithm 8 as in the transformers library: BART, Marian (OPUS-MT) and FSMT (fairseq's models of WMT 2019)."""
+"""Algorithm 8 as in the transformers library: BART, Marian (OPUS-MT), FSMT (fairseq's models of WMT 2019) and T5.
 
-import functools
+T5 is its first version, or version 1.1 (Flan-T5) with its gated MLP.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import BART, FSMT, MARIAN, EDTransformerConfig
-from algorithms.lines import MLP, Unembedding
-from training.interchange.description import Architecture, Fields, Model, size_fields, theirs, unexpressed, unlike
-from training.interchange.mapping import Entry, attention_maps, mlp_maps, norm, table
+from algorithms import BART, FSMT, MARIAN, T5
+from training.interchange.description import (
+    Architecture,
+    Field,
+    Fields,
+    Model,
+    fields_of,
+    theirs,
+    unlike,
+    value_at,
+    written,
+)
+from training.interchange.mapping import HEADS, HIDDEN, Table, each, rows
 
-ARCHITECTURE_NAMES = {
+NAMES = {
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
     "fsmt": "FSMTForConditionalGeneration",
 }
 VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
-SIZES = {
-    "l_max": ("max_position_embeddings", 1024),
-    "L_enc": ("encoder_layers", 12),
-    "L_dec": ("decoder_layers", 12),
-    "H": ("encoder_attention_heads", 16),
-    "d_e": ("d_model", 1024),
-    "d_mlp": ("encoder_ffn_dim", 4096),
+STEPS = {
+    "encoder": [("attention", "norm1"), ("mlp", "norm2")],
+    "decoder": [("self_attention", "norm3"), ("cross_attention", "norm4"), ("mlp", "norm5")],
 }
-"""Our name → the field's name and default."""
+"""The steps of a layer, and their norms."""
+MODULES = "{2}.q_proj {2}.k_proj {2}.v_proj {2}.out_proj {2}_layer_norm", "fc1 fc2 final_layer_norm"
+T5_NAME, T5_HEAD = "T5ForConditionalGeneration", "lm_head.weight"
 
 
-def _read_config(kind: str, fields: Fields, names: Sequence[str]) -> Model:
-    named = fields.first("architectures") or ARCHITECTURE_NAMES[kind]
-    if named != ARCHITECTURE_NAMES[kind]:
+def layer_rows(
+    prefix: str, part: str, modules: tuple[str, str], names: tuple[str, str], ours: tuple[str, str] = (HEADS, HIDDEN)
+) -> dict[str, str]:
+    """Return the rows of an encoder's or decoder's layers by the modules, and ours, of attentions and of MLPs.
+
+    Each ends with its norm. {0} and {1} are the step's number, from 0 or 1 on, {2} is the name of self- or
+    cross-attention.
+    """
+    found: dict[str, str] = {}
+    for i, (step, norm) in enumerate(STEPS[part]):
+        its_names = modules[step == "mlp"].format(i, i + 1, names[step == "cross_attention"])
+        found |= rows(prefix, its_names, part, f"{each(step + '.{}', ours[step == 'mlp'])} {norm}.*")
+    return found
+
+
+def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
+    named = fields.first("architectures") or NAMES[kind]
+    if named != NAMES[kind]:
         fields.needs.append(f"the head of {named}")
-    sizes: dict[str, Any] = fields.sizes(SIZES)
     for name, size in (("attention_heads", "H"), ("ffn_dim", "d_mlp")):
-        fields.require(f"decoder_{name}", sizes[size], f"a decoder with other {name} than the encoder")
+        fields.require(f"decoder_{name}", found[size], f"a decoder with other {name} than the encoder")
     for flag in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
         fields.require(flag, False, "another arrangement of norms and biases")
+    is_fsmt = kind == "fsmt"
     shared = kind == "bart" or (kind == "marian" and fields.flag("share_encoder_decoder_embeddings", True))
-    N_V_z = fields.integer("src_vocab_size" if kind == "fsmt" else "vocab_size", 50265)
-    N_V = N_V_z
+    found["N_V"] = N_V_z = fields.integer("src_vocab_size" if is_fsmt else "vocab_size", 50265)
     if not shared:
-        N_V = fields.integer("tgt_vocab_size" if kind == "fsmt" else "decoder_vocab_size", N_V_z)
-    tied = fields.flag("tie_word_embeddings", kind != "fsmt")
-    first = VARIANTS[kind].embedding.first_position
-    if kind == "fsmt":  # fairseq numbers positions from the padding token's ID on
-        first = fields.integer("pad_token_id", 1, least=0) + 1
-    scaled = fields.flag("scale_embedding", kind == "fsmt")
-    variant = VARIANTS[kind].but(
-        embedding=VARIANTS[kind].embedding.but(scaled=scaled, first_position=first),
-        mlp=MLP(activation=fields.activation("activation_function", "relu" if kind == "fsmt" else "gelu")),
-        unembedding=Unembedding(tied=tied, bias="final_logits_bias" in names),
-    )
-    if kind == "fsmt" and tied:
-        shared = True
-    return Model("ed", EDTransformerConfig(N_V=N_V, N_V_z=None if shared else N_V_z, **sizes, variant=variant))
+        found["N_V"] = fields.integer("tgt_vocab_size" if is_fsmt else "decoder_vocab_size", N_V_z)
+    found["N_V_z"] = None if shared or (is_fsmt and found["unembedding.tied"]) else N_V_z
+    if is_fsmt:  # fairseq numbers positions from the padding token's ID on
+        found["embedding.first_position"] = fields.integer("pad_token_id", 1, least=0) + 1
+    found["unembedding.bias"] = "final_logits_bias" in names
 
 
-def _write_config(kind: str, model: Model) -> tuple[dict[str, Any], list[str]]:
-    c, v, expected = model.config, model.config.variant, VARIANTS[kind]
-    said = expected.but(
-        embedding=expected.embedding.but(scaled=v.embedding.scaled),
-        mlp=MLP(activation=v.mlp.activation),
-        unembedding=Unembedding(tied=v.unembedding.tied, bias=v.unembedding.bias and kind != "fsmt"),
-    )
-    lacks = unexpressed(c, said)
-    if kind == "bart":
-        lacks += unlike(c.N_V_z, None, "separate vocabulary for the context")
-    state = {
-        "model_type": kind,
-        "architectures": [ARCHITECTURE_NAMES[kind]],
-        "is_encoder_decoder": True,
-        **size_fields(c, SIZES),
-        "decoder_attention_heads": c.H,
-        "decoder_ffn_dim": c.d_mlp,
-        "activation_function": theirs(v.mlp.activation or "relu"),
-        "scale_embedding": v.embedding.scaled,
-        "tie_word_embeddings": c.tied,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "pad_token_id": v.embedding.first_position - 1 if kind == "fsmt" else c.N_V - 1,
-        "decoder_start_token_id": c.N_V - 2,
-        "eos_token_id": c.N_V - 1,
-        "forced_eos_token_id": None,
-    }
-    if kind == "fsmt":
-        lacks += unlike(c.tied, c.N_V_z is None, "tied unembedding but with one vocabulary")
-        sizes = {"src_vocab_size": c.N_V_z or c.N_V, "tgt_vocab_size": c.N_V, "langs": ["source", "target"]}
-    else:
-        sizes = {"vocab_size": c.N_V_z or c.N_V}
-    if kind == "marian":
-        sizes |= {"decoder_vocab_size": c.N_V, "share_encoder_decoder_embeddings": c.N_V_z is None}
-    return state | sizes, lacks
-
-
-def _entries(kind: str, model: Model, state: dict[str, Any]) -> list[Entry]:
+def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c = model.config
-    encoder, decoder, head = "model.encoder", "model.decoder", "lm_head.weight"
-    copies = [f"{part}.embed_tokens.weight" for part in (encoder, decoder)]
     if kind == "fsmt":
-        head = f"{decoder}.output_projection.weight"
-    tied = [head] if c.tied else []
+        return unlike(c.tied, c.N_V_z is None, "tied unembedding but with one vocabulary")
+    return [] if kind == "marian" else unlike(c.N_V_z, None, "separate vocabulary for the context")
+
+
+def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
+    c, of_encoder, of_decoder = model.config, "model.encoder", "model.decoder"
+    copies = [f"{part}.embed_tokens.weight" for part in (of_encoder, of_decoder)]
+    table: dict[str, Any] = {f"model.shared.weight|{copies[0]}|{copies[1]}": "W_e"}
     if c.N_V_z is not None:
-        found = [table(copies[0], "context.W_e"), table(copies[1], "W_e", tied)]
+        table = {copies[0]: "context.W_e", copies[1]: "W_e"}
     elif kind == "fsmt":
-        found = [table(copies[1], "W_e", [copies[0], *tied])]
-    else:
-        found = [table("model.shared.weight", "W_e", [*copies, *tied])]
-    if kind == "bart":
-        for part, ours in ((encoder, "context."), (decoder, "")):
-            found.append(table(f"{part}.embed_positions.weight", f"{ours}W_p"))
-            found += norm(f"{part}.layernorm_embedding", f"{ours}embedding_norm")
+        table = {f"{copies[1]}|{copies[0]}": "W_e"}
+    for part, ours in ((of_encoder, "context."), (of_decoder, "")) if kind == "bart" else ():
+        table[f"{part}.embed_positions.weight"] = f"{ours}W_p"
+        table[f"{part}.layernorm_embedding.*"] = f"{ours}embedding_norm.*"
     if kind != "fsmt":
-        has_bias = c.variant.unembedding.bias
-        found.append(Entry("final_logits_bias", ("b_u",) if has_bias else (), lead=(1,) if has_bias else (1, c.N_V)))
-    for l in range(c.L_enc):
-        name = f"{encoder}.layers.{l}"
-        found += _attention(f"{name}.self_attn", "encoder.attention", l)
-        found += norm(f"{name}.self_attn_layer_norm", "encoder.norm1", l)
-        found += mlp_maps(f"{name}.fc1", f"{name}.fc2", "encoder.mlp", l)
-        found += norm(f"{name}.final_layer_norm", "encoder.norm2", l)
-    for l in range(c.L_dec):
-        name = f"{decoder}.layers.{l}"
-        found += _attention(f"{name}.self_attn", "decoder.self_attention", l)
-        found += norm(f"{name}.self_attn_layer_norm", "decoder.norm3", l)
-        found += _attention(f"{name}.encoder_attn", "decoder.cross_attention", l)
-        found += norm(f"{name}.encoder_attn_layer_norm", "decoder.norm4", l)
-        found += mlp_maps(f"{name}.fc1", f"{name}.fc2", "decoder.mlp", l)
-        found += norm(f"{name}.final_layer_norm", "decoder.norm5", l)
-    return found if c.tied else [*found, Entry(head, ("W_u",))]
+        table["final_logits_bias"] = "[b_u]" if c.variant.unembedding.bias else (1, c.N_V)
+    for part in STEPS:
+        table |= layer_rows(f"model.{part}.layers.#", part, MODULES, ("self_attn", "encoder_attn"))
+    return {**table, f"{of_decoder}.output_projection.weight" if kind == "fsmt" else "lm_head.weight": "W_u"}
 
 
-def _attention(name: str, leaf: str, l: int) -> list[Entry]:
-    return attention_maps([f"{name}.{part}_proj" for part in ("q", "k", "v", "out")], leaf, l)
+def _architecture(kind: str) -> Architecture:
+    is_fsmt = kind == "fsmt"
+    fields = [
+        *written(model_type=kind, architectures=[NAMES[kind]], is_encoder_decoder=True),
+        *fields_of(
+            "l_max L_enc L_dec H d_e d_mlp",
+            "max_position_embeddings encoder_layers decoder_layers encoder_attention_heads d_model encoder_ffn_dim",
+            *(1024, 12, 12, 16, 1024, 4096),
+        ),
+        *written(decoder_attention_heads=lambda c: c.H, decoder_ffn_dim=lambda c: c.d_mlp),
+        Field("activation_function", "mlp.activation", "relu" if is_fsmt else "gelu"),
+        Field("scale_embedding", "embedding.scaled", is_fsmt),
+        Field("tie_word_embeddings", "unembedding.tied", not is_fsmt),
+        *written(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0),
+        *written(pad_token_id=FSMT.embedding.first_position - 1 if is_fsmt else lambda c: c.N_V - 1),
+        *written(decoder_start_token_id=lambda c: c.N_V - 2, eos_token_id=lambda c: c.N_V - 1),
+        *written(forced_eos_token_id=None),
+        *written(**{"src_vocab_size" if is_fsmt else "vocab_size": lambda c: c.N_V_z or c.N_V}),
+    ]
+    if is_fsmt:
+        fields += written(tgt_vocab_size=lambda c: c.N_V, langs=["source", "target"])
+    if kind == "marian":
+        fields += written(
+            decoder_vocab_size=lambda c: c.N_V, share_encoder_decoder_embeddings=lambda c: c.N_V_z is None
+        )
+    ignored = () if kind == "bart" else ("*embed_positions.weight",)  # sinusoids, which we compute
+    return Architecture("ed", kind, VARIANTS[kind], fields, _tensors, _read, _write, prefix="model.", ignored=ignored)
 
 
-def architecture(kind: str) -> Architecture:
-    """Return how models of "bart", "marian" or "fsmt" are described and stored."""
-    return Architecture(
-        functools.partial(_read_config, kind),
-        functools.partial(_write_config, kind),
-        functools.partial(_entries, kind),
-        prefix="model.",
-        ignored=() if kind == "bart" else ("*embed_positions.weight",),  # sinusoids, which we compute
-    )
+def _read_t5(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
+    named = fields.first("architectures") or T5_NAME
+    if named not in (T5_NAME, "T5WithLMHeadModel"):
+        fields.needs.append(f"the head of {named}")
+    said = str(fields.get("feed_forward_proj", "relu"))
+    gate, _, activation = said.rpartition("-")
+    if gate not in ("", "gated"):
+        fields.needs.append(f"the MLP of feed_forward_proj = {said!r}")
+    if said == "gated-gelu":  # always means the tanh approximation
+        activation = "gelu_new"
+    mlp = Fields(fields.path, {"feed_forward_proj": activation})
+    found |= {"mlp.activation": mlp.activation("feed_forward_proj", "relu"), "mlp.gated": bool(gate)}
+    fields.needs += mlp.needs
+    # transformers 5 declares every model tied; version 1.1 is recognized by its unscaled logits, or its own matrix
+    scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
+    found |= {"unembedding.scaled": scaled, "unembedding.tied": scaled or T5_HEAD not in names}
+    found["d_mid"] = found["d_attn"]
+
+
+def _mlp_of_t5(config: Any) -> str:
+    """Return the nonlinearity, and whether it is of a gate."""
+    return f"{'gated-' if value_at(config, 'mlp.gated') else ''}{theirs(value_at(config, 'mlp.activation'))}"
+
+
+def _t5_tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
+    found: dict[str, Any] = {"shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight": "W_e"}
+    found[T5_HEAD] = "W_u"
+    gated = value_at(model.config, "mlp.gated")
+    attention = "layer.{0}.{2}.q layer.{0}.{2}.k layer.{0}.{2}.v layer.{0}.{2}.o layer.{0}.layer_norm"
+    hidden, mlp = ("wi_0 wi_1 wo", "*_gate *_mlp1 *_mlp2") if gated else ("wi wo", HIDDEN)
+    hidden = f"{each('layer.{{0}}.DenseReluDense.{}', hidden)} layer.{{0}}.layer_norm"
+    names = ("SelfAttention", "EncDecAttention")
+    for part in STEPS:
+        found[f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = f"{part}_distances"
+        found |= layer_rows(f"{part}.block.#", part, (attention, hidden), names, (HEADS, mlp))
+        found[f"{part}.final_layer_norm.*"] = f"{part}_norm.*"
+    return found
+
+
+KINDS = {
+    **{kind: _architecture(kind) for kind in VARIANTS},
+    "t5": Architecture(
+        "ed",
+        "t5",
+        T5,
+        [
+            *written(model_type="t5", architectures=[T5_NAME], is_encoder_decoder=True),
+            *fields_of(
+                "N_V l_max L_enc H d_e d_mlp d_attn",
+                "vocab_size n_positions num_layers num_heads d_model d_ff d_kv",
+                *(32128, 512, 6, 8, 512, 2048, 64),
+            ),
+            Field("num_decoder_layers", "L_dec", lambda found: found["L_enc"]),
+            Field("relative_attention_num_buckets", "attention.positions.buckets", 32),
+            Field("relative_attention_max_distance", "attention.positions.farthest", 128),
+            Field("layer_norm_epsilon", "norm.epsilon", 1e-6),
+            *written(feed_forward_proj=_mlp_of_t5, tie_word_embeddings=lambda c: c.tied),
+            *written(scale_decoder_outputs=lambda c: c.tied and c.variant.unembedding.scaled, dropout_rate=0.0),
+            *written(pad_token_id=lambda c: c.N_V - 1, decoder_start_token_id=lambda c: c.N_V - 2),
+            *written(eos_token_id=lambda c: c.N_V - 1),
+        ],
+        _t5_tensors,
+        _read_t5,
+        _write,
+        # an unused tensor in old files
+        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    ),
+}
+"""By model_type."""

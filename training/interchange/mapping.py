@@ -6,6 +6,7 @@ GPT-2's `Conv1D` and GPT-OSS's experts are transposed.
 """
 
 import fnmatch
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,94 +49,105 @@ class Entry(NamedTuple):
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the tensor."""
-        return (*self.lead, *self._oriented(self._stacked(self.of_leaves(shapes))))
+        *_, stacked = self._stacked(shapes)
+        return (*self.lead, *stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
 
-    def _stacked(self, leaves: list[Shape]) -> Shape:
-        """Return the shape of our arrays stacked by rows."""
-        experts, columns = leaves[0][: int(self.of_experts)], self._columns(leaves[0])
-        rows = sum(map(math.prod, leaves)) // math.prod(experts + columns)
-        return (*experts, rows, *columns)
-
-    def _columns(self, leaf: Shape) -> Shape:
-        field = self.leaves[0].rpartition(".")[2]
-        is_vector = field.startswith(("b_", "gamma", "beta")) or field == "s"
-        return () if is_vector else leaf[-1:]
-
-    def _oriented(self, shape: Shape) -> Shape:
-        return (*shape[:-2], *shape[:-3:-1]) if self.transposed else shape
-
-    def _groups(self, leaf: Shape) -> int:
-        """Return how many groups of rows follow one another, in each of which our arrays are stacked."""
-        interleaved = len(leaf) - len(self._columns(leaf)) if self.of_experts and len(self.leaves) > 1 else self.by_head
-        return math.prod(leaf[: int(interleaved)])
+    def _stacked(self, shapes: Mapping[str, Shape]) -> tuple[int, list[int], Shape, Shape]:
+        """Return how many groups of rows follow one another, in each of which our arrays are stacked; the rows of each
+        array there; the shape of a row; and that of the whole, before it is transposed.
+        """
+        leaves, field = self.of_leaves(shapes), self.leaves[0].rpartition(".")[2]
+        row = () if field.startswith(("b_", "gamma", "beta")) or field == "s" else leaves[0][-1:]
+        interleaved = len(leaves[0]) - len(row) if self.of_experts and len(leaves) > 1 else int(self.by_head)
+        groups, experts = math.prod(leaves[0][:interleaved]), leaves[0][: int(self.of_experts)]
+        rows = [math.prod(leaf) // math.prod((groups, *row)) for leaf in leaves]
+        return groups, rows, row, (*experts, groups * sum(rows) // math.prod(experts), *row)
 
     def split(self, tensor: np.ndarray, shapes: Mapping[str, Shape]) -> list[np.ndarray]:
         """Return our arrays, in one layer or expert, from the tensor."""
-        leaves = self.of_leaves(shapes)
+        groups, rows, row, _ = self._stacked(shapes)
         array = tensor.reshape(tensor.shape[len(self.lead) :])
         array = array.swapaxes(-1, -2) if self.transposed else array
-        groups, columns = self._groups(leaves[0]), self._columns(leaves[0])
-        rows = [math.prod(leaf) // math.prod((groups, *columns)) for leaf in leaves]
-        parts = np.split(array.reshape(groups, sum(rows), *columns), np.cumsum(rows)[:-1], axis=1)
-        return [part.reshape(leaf) for part, leaf in zip(parts, leaves, strict=True)]
+        parts = np.split(array.reshape(groups, sum(rows), *row), np.cumsum(rows)[:-1], axis=1)
+        return [part.reshape(leaf) for part, leaf in zip(parts, self.of_leaves(shapes), strict=True)]
 
     def join(self, parts: Sequence[np.ndarray], shapes: Mapping[str, Shape]) -> np.ndarray:
         """Return the tensor from our arrays."""
-        leaves = self.of_leaves(shapes)
-        groups, columns = self._groups(leaves[0]), self._columns(leaves[0])
-        array = np.concatenate([part.reshape(groups, -1, *columns) for part in parts], axis=1)
-        array = array.reshape(self._stacked(leaves))
+        groups, _, row, stacked = self._stacked(shapes)
+        array = np.concatenate([part.reshape(groups, -1, *row) for part in parts], axis=1).reshape(stacked)
         array = array.swapaxes(-1, -2) if self.transposed else array
         return np.ascontiguousarray(array).reshape(self.lead + array.shape)
 
 
-def linear(
-    name: str,
-    W: str | Sequence[str],
-    b: str | Sequence[str],
-    layer: int | None = None,
-    *,
-    transposed: bool = False,
-    by_head: bool = False,
-) -> list[Entry]:
-    """Return the entries of a linear map's weight and bias, each one of our arrays or several, stacked by rows or
-    interleaved (`by_head`); `transposed` for a `Conv1D`.
+TABLES = ("W_e", "W_p", "W_t", "encoder_distances", "decoder_distances")
+"""Our tables, whose columns are rows of a checkpoint's."""
+Table = Mapping[str, str | Shape]
+HEADS, HIDDEN = "heads.*_q heads.*_k heads.*_v *_o", "*_mlp1 *_mlp2"
+"""The linear maps of an attention and of an MLP, as in a `Table`."""
+
+
+def each(pattern: str, words: str) -> str:
+    """Return a pattern with each of several words in it; words are separated by spaces."""
+    return " ".join(map(pattern.format, words.split()))
+
+
+def rows(theirs: str, names: str, ours: str, leaves: str) -> dict[str, str]:
+    """Return the rows of modules for `entries_of`: their names and ours, each separated by spaces, after prefixes."""
+    modules = [name if name.endswith("*") else f"{name}.*" for name in names.split()]
+    return {f"{theirs}.{name}": f"{ours}.{leaf}" for name, leaf in zip(modules, leaves.split(), strict=True)}
+
+
+def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = False) -> list[Entry]:
+    """Return the tensors in a table that a model has, and for each of them our arrays.
+
+    In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
+    gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
+    head by head by ``&``; in ``[`` and ``]`` they have an axis of size 1 in front. A tied W_u is another name of W_e.
+
+    Args:
+        table: the checkpoint's name → ours, or the shape of zeros to write.
+        shapes: of our arrays.
+        conv1d: whether the layers' matrices are transposed.
     """
-    W, b = ((a,) if isinstance(a, str) else tuple(a) for a in (W, b))
-    of_weight = Entry(f"{name}.weight", W, layer, transposed, by_head=by_head)
-    return [of_weight, Entry(f"{name}.bias", b, layer, by_head=by_head)]
+    known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
+    has = [entry for entry in known if not entry.leaves or entry.leaves[0] in shapes]
+    if "W_u" not in shapes:
+        tied = [name for entry in known if entry.leaves == ("W_u",) for name in (entry.name, *entry.aliases)]
+        has = [entry._replace(aliases=(*entry.aliases, *tied)) if entry.leaves == ("W_e",) else entry for entry in has]
+    found: list[Entry] = []
+    for prefix, group in itertools.groupby(has, lambda entry: "#" in entry.name and entry.name.partition("#")[0]):
+        entries = list(group)
+        L = max(shapes[entry.leaves[0]][0] for entry in entries) if prefix else 0
+        found += [one for l in range(L) for entry in entries for one in _in_layer(entry, l, L, shapes)]
+        found += [] if prefix else entries
+    return found
 
 
-def norm(name: str, leaf: str, layer: int | None = None) -> list[Entry]:
-    """Return the entries of a layer norm."""
-    return [Entry(f"{name}.weight", (f"{leaf}.gamma",), layer), Entry(f"{name}.bias", (f"{leaf}.beta",), layer)]
-
-
-def table(name: str, leaf: str, aliases: Sequence[str] = ()) -> Entry:
-    """Return the entry of an embedding table, whose rows are our columns."""
-    return Entry(name, (leaf,), transposed=True, aliases=tuple(aliases))
-
-
-def heads(leaf: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the W_q, W_k and W_v of an attention, and of their biases."""
-    return tuple(f"{leaf}.heads.W_{a}" for a in "qkv"), tuple(f"{leaf}.heads.b_{a}" for a in "qkv")
-
-
-def attention_maps(names: Sequence[str], leaf: str, layer: int) -> list[Entry]:
-    """Return the entries of an attention whose queries, keys, values and output are linear maps of these names."""
-    *of_heads, output = names
+def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
+    """Return the tensors of a row of a table, a weight and a bias if there is a ``*``."""
+    if isinstance(ours, tuple):
+        return [Entry(names, (), lead=ours)]
     found = []
-    for name, W, b in zip(of_heads, *heads(leaf), strict=True):
-        found += linear(name, W, b, layer)
-    return found + linear(output, f"{leaf}.W_o", f"{leaf}.b_o", layer)
+    for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
+        name, *aliases = names.replace("*", field).split("|")
+        first, *others = ours.strip("[]").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+").split("+")
+        scope, dot, leaf = first.rpartition(".")
+        of_experts = ".experts" in scope and "@" not in name
+        transposed = leaf in TABLES or (leaf.startswith("W_") and (of_experts or (conv1d and bool(scope))))
+        entry = Entry(name, (first, *(f"{scope}{dot}{other}" for other in others)), None, transposed)
+        lead = (1,) if ours.startswith("[") else ()
+        found.append(entry._replace(lead=lead, aliases=tuple(aliases), by_head="&" in ours, of_experts=of_experts))
+    return found
 
 
-def mlp_maps(first: str, second: str, leaf: str, layer: int) -> list[Entry]:
-    """Return the entries of an MLP of two linear maps of these names."""
-    return [
-        *linear(first, f"{leaf}.W_mlp1", f"{leaf}.b_mlp1", layer),
-        *linear(second, f"{leaf}.W_mlp2", f"{leaf}.b_mlp2", layer),
-    ]
+def _in_layer(entry: Entry, number: int, L: int, shapes: Mapping[str, Shape]) -> list[Entry]:
+    """Return the tensors of a layer, whose number counts also layers that do not have this array."""
+    shape = shapes[entry.leaves[0]]
+    l = number if entry.leaves[0].startswith("first_") else number - L + shape[0]
+    if not 0 <= l < shape[0]:
+        return []
+    name, experts = entry.name.replace("#", str(number)), range(shape[1]) if "@" in entry.name else (None,)
+    return [entry._replace(name=name.replace("@", str(expert)), layer=l, expert=expert) for expert in experts]
 
 
 def _lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str, list[str]]:

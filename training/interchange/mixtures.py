@@ -4,11 +4,10 @@ from typing import Any, NamedTuple
 
 from algorithms.lines import MLP, Experts
 from training.interchange.description import Fields
-from training.interchange.mapping import Entry
 
 ALPHA = 1.702
 """The factor in the sigmoid of gpt-oss's nonlinearity, the only one that our ``gelu_sigmoid`` has."""
-OURS = ("W_gate", "W_mlp1", "W_mlp2")
+OURS = "*_gate *_mlp1 *_mlp2"
 
 
 class Mixture(NamedTuple):
@@ -20,14 +19,12 @@ class Mixture(NamedTuple):
     renormalized: bool | None = None  # whether weights are divided by their sum; None: norm_topk_prob decides
     module: str = "mlp"  # in a layer
     router: str = "gate"  # in that module
-    parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # of an expert: gate, first and second matrix
+    parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
 
 
 MIXTURES = {
-    "mixtral": Mixture(
-        ("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts=("w1", "w3", "w2")
-    ),
+    "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size"),
     "olmoe": Mixture(),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, router="router", fused=True),
@@ -69,22 +66,19 @@ def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:
     return state | {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
 
 
-def mixture_entries(own: Mixture, line: Any, number: int, l: int) -> list[Entry]:
-    """Return the tensors of the mixture of layer `number`, which is layer l of our arrays."""
-    module, ours = f"model.layers.{number}.{own.module}", "layers.mlp"
-    router = f"{module}.{own.router}"
-    found = [Entry(f"{router}.weight", (f"{ours}.W_r",), l)]
-    found += [Entry(f"{router}.bias", (f"{ours}.b_r",), l)] if line.router_bias else []
-    found += [Entry(f"{router}.e_score_correction_bias", (f"{ours}.b_choice",), l)] if line.choice_bias else []
+def mixture_table(own: Mixture) -> dict[str, str]:
+    """Return the tensors of the mixture of a layer."""
+    module, ours = f"model.layers.#.{own.module}", "layers.mlp"
+    found = {
+        f"{module}.{own.router}.*": f"{ours}.*_r",
+        f"{module}.{own.router}.e_score_correction_bias": f"{ours}.b_choice",
+    }
     if own.fused:
-        for name, leaves in (("gate_up_proj", ("gate", "mlp1")), ("down_proj", ("mlp2",))):
-            W, b = (tuple(f"{ours}.experts.{kind}_{leaf}" for leaf in leaves) for kind in "Wb")
-            found.append(Entry(f"{module}.experts.{name}", W, l, transposed=True, of_experts=True))
-            found.append(Entry(f"{module}.experts.{name}_bias", b, l, of_experts=True))
+        for name, leaves in (("gate_up_proj", "_gate+{}_mlp1"), ("down_proj", "_mlp2")):
+            for suffix, letter in (("", "W"), ("_bias", "b")):
+                found[f"{module}.experts.{name}{suffix}"] = f"{ours}.experts.{letter}{leaves.format(letter)}"
         return found
-    for name, leaf in zip(own.parts, OURS, strict=True):
-        for i in range(line.n):
-            found.append(Entry(f"{module}.experts.{i}.{name}.weight", (f"{ours}.experts.{leaf}",), l, expert=i))
-        if line.shared:
-            found.append(Entry(f"{module}.shared_experts.{name}.weight", (f"{ours}.shared.{leaf}",), l))
+    for name, leaf in zip(own.parts.split(), OURS.split(), strict=True):
+        found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
+        found |= {f"{module}.shared_experts.{name}.*": f"{ours}.shared.{leaf}"}
     return found
