@@ -1,8 +1,8 @@
 """Products of rows with the matrix of the group that each row is in: rows in blocks, of one group each.
 
 ``jax.lax.ragged_dot`` is for GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
-multiplied one after another there; and so it does on TPUs for the gradients of the matrices, so products in bfloat16
-are those of JAX's Pallas kernels there.
+multiplied one after another there. On a TPU it does so for the gradients of the matrices: JAX's Pallas kernels, which
+do not, are for bfloat16 there.
 """
 
 import math
@@ -167,13 +167,9 @@ def _ragged(A: Array, B: Array, group: Array, n: int, dimensions: Any, *, of_gro
 
 def _has_kernel(A: Array, B: Array) -> bool:
     """Whether JAX's Pallas kernels for TPUs have this product."""
-    narrow = A.dtype == B.dtype == jnp.bfloat16 and not jax.config.jax_enable_x64
-    return (
-        platform_of(A) == "tpu"
-        and narrow
-        and not varies_over((A, B))
-        and not any(size % TILE for size in (*A.shape, *B.shape[-2:]))
-    )
+    in_tiles = not any(size % TILE for size in (*A.shape, *B.shape[-2:]))
+    narrow = A.dtype == B.dtype == jnp.bfloat16 and not getattr(jax.config, "jax_enable_x64", False)
+    return platform_of(A) == "tpu" and narrow and in_tiles and not varies_over((A, B))
 
 
 def _tiles(m: int, k: int, n: int) -> tuple[int, int, int]:
