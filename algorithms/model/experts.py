@@ -186,10 +186,10 @@ class Experts(MLP):
 
         def of_device(X, chosen, G, kept, experts, first):
             T = math.prod(X.shape[1:])
-            blocks = Blocks.of((chosen.reshape(self.k, T).T - first).reshape(-1), len(experts.W_mlp1))
+            blocks = Blocks.of(chosen.reshape(-1) - first, len(experts.W_mlp1))
 
             def rows(X):
-                return spread(X.reshape(len(X), T).T, blocks, self.k)
+                return spread(X.reshape(len(X), T).T, blocks)
 
             def product(W, b, X):
                 Y = grouped_product(W, X, blocks)
@@ -203,7 +203,7 @@ class Experts(MLP):
             gate = None if experts.W_gate is None else product(experts.W_gate, experts.b_gate, of_rows)
             hidden = self.hidden(U, gate, f, implementation)
             hidden = hidden if kept is None else hidden * rows(kept)
-            Y = collect(product(experts.W_mlp2, experts.b_mlp2, hidden), blocks).reshape(T, self.k, -1)
-            return jnp.einsum("kt,tkd->dt", G.reshape(self.k, T).astype(Y.dtype), Y).reshape(X.shape)
+            Y = collect(product(experts.W_mlp2, experts.b_mlp2, hidden), blocks).reshape(self.k, T, -1)
+            return jnp.einsum("kt,ktd->dt", G.reshape(self.k, T).astype(Y.dtype), Y).reshape(X.shape)
 
         return split_experts(of_device, (X, chosen, G, kept), experts)

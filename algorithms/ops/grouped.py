@@ -1,9 +1,11 @@
 """Products of rows with the matrix of the group that each row is in: rows in blocks, of one group each.
 
 ``jax.lax.ragged_dot`` is for GPUs and TPUs. On a CPU it would multiply every row by every matrix, so blocks are
-multiplied one after another there.
+multiplied one after another there. On a TPU it does so for the gradients of the matrices: JAX's Pallas kernels, which
+do not, are for bfloat16 there.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +16,14 @@ from jaxtyping import Float, Int
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
-from algorithms.machinery.varying import match_varying_axes
+from algorithms.machinery.varying import match_varying_axes, varies_over
 from algorithms.ops.products import product, product_over
 
 LARGEST, SMALLEST = 256, 8
 """The numbers of rows that a block may have, unless each row is a block."""
+
+TILE = 128
+"""The numbers of rows and columns that the kernels for TPUs read at once are multiples of this."""
 
 UNROLLED = 16
 """The number of single rows up to which a program has the product of each: its compiler then says how much it reads."""
@@ -43,7 +48,9 @@ class Blocks(NamedTuple):
             here = jnp.where(within, jnp.arange(R), R)
             return Blocks(jnp.where(within, group, n), here, here)
         group, b = jnp.where(within, group, n), _rows_of_a_block(R, n)
+        of_tile = max(1, TILE // b)
         m = (R + n * (b - 1)) // b  # the most blocks that there can be: every group leaves at most b − 1 places
+        m = -(-m // of_tile) * of_tile
         order = jnp.argsort(group, stable=True)
         rows_of = jnp.zeros(n + 1, int).at[group].add(1)
         blocks_of = -(-rows_of[:n] // b)
@@ -64,15 +71,15 @@ def _rows_of_a_block(R: int, n: int) -> int:
     return b
 
 
-def spread(X: Float[Array, "T d"], blocks: Blocks, k: int) -> Float[Array, "S d"]:
-    """Row r // k of X in the place of each row r; 0 in empty places."""
-    R = len(blocks.place)
-    return _gathered(X, jnp.where(blocks.row < R, blocks.row // k, len(X)), blocks.place.reshape(-1, k))
+def spread(X: Float[Array, "T d"], blocks: Blocks) -> Float[Array, "S d"]:
+    """Row r mod T of X in the place of each row r; 0 in empty places."""
+    R, T = len(blocks.place), len(X)
+    return _gathered(X, jnp.where(blocks.row < R, blocks.row % T, T), blocks.place.reshape(-1, T))
 
 
 def collect(Y: Float[Array, "S d"], blocks: Blocks) -> Float[Array, "R d"]:
     """The rows of Y from their places; 0 for rows that have none."""
-    return _gathered(Y, blocks.place, blocks.row[:, None])
+    return _gathered(Y, blocks.place, blocks.row[None])
 
 
 def _gather_forward(X, index, back):
@@ -80,9 +87,9 @@ def _gather_forward(X, index, back):
 
 
 def _gather_backward(residuals, dY):
-    """``∂F/∂X[t] = Σ_j dY[back[t, j]]``, where ``back`` says which rows of the result are row t of X."""
+    """``∂F/∂X[t] = Σ_j dY[back[j, t]]``, where ``back`` says which rows of the result are row t of X."""
     back, _ = residuals
-    return jnp.take(dY, back, axis=0, mode="fill", fill_value=0).sum(axis=1, dtype=dY.dtype), None, None
+    return jnp.take(dY, back, axis=0, mode="fill", fill_value=0).sum(axis=0, dtype=dY.dtype), None, None
 
 
 _gathered = hand_derived(_gather_forward, _gather_backward)
@@ -144,10 +151,34 @@ def _ragged(A: Array, B: Array, group: Array, n: int, dimensions: Any, *, of_gro
 
     @jax.custom_batching.sequential_vmap
     def ragged(A, B, group):
-        rows = len(A) // len(group) * jnp.zeros(n, jnp.int32).at[group].add(1, mode="drop")
-        return jax.lax.ragged_dot_general(A, B, rows, numbers, preferred_element_type=A.dtype)
+        b = len(A) // len(group)
+        rows = b * jnp.zeros(n, jnp.int32).at[group].add(1, mode="drop")
+        if not _has_kernel(A, B):
+            return jax.lax.ragged_dot_general(A, B, rows, numbers, preferred_element_type=A.dtype)
+        from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm  # importing it takes half a second
+
+        if not of_groups:
+            return tgmm(A.T, B, rows, A.dtype, _tiles)
+        Y = gmm(A, B, rows, A.dtype, _tiles, transpose_rhs=dimensions[0][1] == (2,))
+        return jnp.where(jnp.repeat(group < n, b)[:, None], Y, 0)  # rows of no group are not written
 
     return ragged(A, B, group)
+
+
+def _has_kernel(A: Array, B: Array) -> bool:
+    """Whether JAX's Pallas kernels for TPUs have this product."""
+    in_tiles = not any(size % TILE for size in (*A.shape, *B.shape[-2:]))
+    narrow = A.dtype == B.dtype == jnp.bfloat16 and not getattr(jax.config, "jax_enable_x64", False)
+    return platform_of(A) == "tpu" and narrow and in_tiles and not varies_over((A, B))
+
+
+def _tiles(m: int, k: int, n: int) -> tuple[int, int, int]:
+    """The rows and columns that a kernel reads at once: few, alike and in all hardly more than there are."""
+
+    def tile(size):
+        return -(-size // (-(-size // 1024) * TILE)) * TILE
+
+    return math.gcd(m, 2 * TILE), tile(k), tile(n)
 
 
 def _forward(axis, W, X, group):

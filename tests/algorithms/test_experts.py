@@ -1,5 +1,8 @@
 """Mixtures of experts: the fast path and its gradients against all experts as printed, routing, meshes, bytes."""
 
+import functools
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ from jax.sharding import AxisType
 
 from algorithms import for_platform
 from algorithms.lines import Experts
-from algorithms.ops.grouped import Blocks
+from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from tests.cases import assert_trees_close, normal, random_like
 from training.crosscheck.oracle.lines import weights_of_experts
 
@@ -184,3 +187,35 @@ def test_a_program_for_an_accelerator_has_ragged_products(platform):
         f = jax.jit(jax.vmap(computed(line, "auto"), (0, None)))
         text = jax.export.export(f, platforms=(platform,))(X, W).mlir_module()
     assert text.count('stablehlo.composite "chlo.ragged_dot"') == 9
+
+
+@pytest.mark.parametrize(("R", "n"), [(300, 3), (700, 16)])
+def test_the_kernels_for_tpus_multiply_every_row_by_the_matrix_of_its_group(R, n, monkeypatch):
+    """In interpret mode: products and both gradients, also where 16 blocks of different groups are one tile."""
+    kernels = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+    for name in ("gmm", "tgmm"):
+        monkeypatch.setattr(kernels, name, functools.partial(getattr(kernels, name), interpret=True))
+    rng = np.random.default_rng(0)
+    group = rng.integers(-1, n + 1, R)
+    group[group == 1] = 0  # no row is in group 1
+    W, X, dY = (rng.normal(size=size).astype(jnp.bfloat16) for size in ((n, 256, 128), (R, 128), (R, 256)))
+
+    def f(X):
+        def products(W, X):
+            return collect(grouped_product(W, spread(X, blocks), blocks), blocks)
+
+        blocks = Blocks.of(jnp.asarray(group), n)
+        Y, vjp = jax.vjp(products, jnp.asarray(W), X)
+        return Y, *vjp(jnp.asarray(dY))
+
+    with jax.enable_x64(False), for_platform("tpu"):
+        assert str(jax.make_jaxpr(f)(jnp.asarray(X))).count("pallas_call") == 3
+        found = jax.jit(jax.vmap(f))(jnp.asarray([X, -X]))
+    W, X, dY = (a.astype(float) for a in (W, X, dY))
+    within = (group >= 0) & (group < n)
+    mine = np.where(within[:, None, None], W[group % n], 0)
+    Y, dX = np.einsum("roi,ri->ro", mine, X), np.einsum("roi,ro->ri", mine, dY)
+    dW = np.stack([dY[group == g].T @ X[group == g] for g in range(n)])
+    for actual, expected in zip(found, ((Y, -Y), (dW, -dW), (dX, dX)), strict=True):
+        np.testing.assert_allclose(np.asarray(actual, float), np.stack(expected), rtol=2**-8, atol=2e-3)
+    assert not np.any(found[1][:, 1])

@@ -7,7 +7,6 @@ understood raises an error that names it.
 """
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile
+from training.interchange.gguf_metadata import Metadata
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
@@ -82,13 +82,6 @@ IN_TRANSFORMERS = {
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
-_NEUTRAL = {
-    "attention.causal": True,
-    "rope.scaling.finetuned": True,
-    "rope.scaling.type": "none",
-    "rope.scaling.yarn_attn_factor": 1.0,
-}
-"""Values that have no effect, besides 0 and false."""
 SOFTMAX, SIGMOID = 1, 2
 """What expert_gating_func says of the weights of experts."""
 
@@ -169,7 +162,7 @@ def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
 class Kind(NamedTuple):
     """How GGUF stores models of one architecture."""
 
-    config: "Callable[[_Metadata], dict[str, Any]]"  # the metadata → the fields of config.json
+    config: Callable[[Metadata], dict[str, Any]]  # the metadata → the fields of config.json
     fields: dict[str, str] = _ROTARY  # keys of the metadata that are fields of config.json
     types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
     outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
@@ -208,74 +201,7 @@ def _inverse(names: dict[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, theirs in names.items()}
 
 
-class _Metadata:
-    """A file's metadata on its model; records which keys were read."""
-
-    def __init__(self, file: Any, architecture: str) -> None:
-        self.file, self.architecture = file, architecture
-        self._asked: set[str] = set()
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key of the model."""
-        key = f"{self.architecture}.{name}"
-        self._asked.add(key)
-        return self.file.metadata.get(key, default)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a key of the model; for a list over all layers, the value that they share."""
-        value = self.raw(name, default)
-        if not isinstance(value, list):
-            return value
-        if len({repr(v) for v in value}) != 1:
-            raise InterchangeError(
-                f"{self.file.path} needs what this library does not have: layers of different sizes "
-                f"({self.architecture}.{name})"
-            )
-        return value[0]
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer."""
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, "an integer of at least 1")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a positive number."""
-        value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.wrong(name, "a number above 0")
-        return float(value)
-
-    def fields(self, names: dict[str, str], **defaults: int | None) -> dict[str, Any]:
-        """Return fields of config.json by the keys that have them; `defaults` by field."""
-        read = {key: self.number if key.endswith("epsilon") else self.integer for key in names}
-        return {field: read[key](key, defaults.get(field)) for key, field in names.items()}
-
-    def wrong(self, name: str, expected: str) -> InterchangeError:
-        """Return the error about a value."""
-        key = f"{self.architecture}.{name}"
-        value = self.file.metadata.get(key)
-        return InterchangeError(f"{self.file.path}: {key}: expected {expected}, got {str(value)[:60]}")
-
-    def has(self, tensor: str) -> bool:
-        """Return whether the file has a tensor."""
-        return tensor in self.file.tensors
-
-    def check(self) -> None:
-        """Raise InterchangeError if the file has keys on its model that were not read."""
-        left = {
-            key: value
-            for key, value in self.file.metadata.items()
-            if key.startswith(f"{self.architecture}.") and key not in self._asked and value
-            if value != _NEUTRAL.get(key.removeprefix(f"{self.architecture}."))
-        }
-        if left:
-            listed = ", ".join(f"{key} = {str(value)[:40]}" for key, value in left.items())
-            raise InterchangeError(f"{self.file.path} needs what this library does not have: {listed}")
-
-
-def _with_rotary(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
+def _with_rotary(m: Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
     """Return the fields that all models with rotary positions have; `base` is the default of theirs."""
     d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
     found = m.fields(_ROTARY, num_key_value_heads=H, head_dim=max(d_e // H, 1))
@@ -294,14 +220,14 @@ def _with_rotary(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, A
     }
 
 
-def _vocabulary(m: _Metadata) -> int:
+def _vocabulary(m: Metadata) -> int:
     m.get("vocab_size")
     if not m.has("token_embd.weight"):
         raise InterchangeError(f"{m.file.path} has no tensor token_embd.weight, so it is not a language model")
     return m.file.tensors["token_embd.weight"].shape[0]
 
 
-def _rotary(m: _Metadata, d_head: int, base: float) -> dict[str, Any]:
+def _rotary(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
     """Return the field rope_parameters."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", base)}
     turned = m.integer("rope.dimension_count", d_head)
@@ -322,7 +248,7 @@ def _rotary(m: _Metadata, d_head: int, base: float) -> dict[str, Any]:
     return found
 
 
-def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
+def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
     """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same."""
     factors = m.file.read(ROPE_FACTORS).reshape(-1)
     low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
@@ -342,7 +268,7 @@ def _llama3(m: _Metadata, base: float, d: int) -> dict[str, Any]:
     }
 
 
-def _llama(m: _Metadata) -> dict[str, Any]:
+def _llama(m: Metadata) -> dict[str, Any]:
     window = m.get("attention.sliding_window")
     has_experts = m.has("blk.0.ffn_gate_inp.weight")
     found = _with_rotary(m, "mixtral" if has_experts else "mistral" if window else "llama")
@@ -350,26 +276,26 @@ def _llama(m: _Metadata) -> dict[str, Any]:
     return found | {"mlp_bias": m.has("blk.0.ffn_gate.bias")} | ({"sliding_window": window} if window else {})
 
 
-def _smollm3(m: _Metadata) -> dict[str, Any]:
+def _smollm3(m: Metadata) -> dict[str, Any]:
     """Return the fields; every fourth layer has no positions, as in llama.cpp, since the file does not say so."""
     found = _llama(m) | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
     return found | {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
-def _qwen(m: _Metadata, kind: str) -> dict[str, Any]:
+def _qwen(m: Metadata, kind: str) -> dict[str, Any]:
     return _with_rotary(m, kind) | {"use_sliding_window": False}
 
 
-def _qwen3_moe(m: _Metadata) -> dict[str, Any]:
+def _qwen3_moe(m: Metadata) -> dict[str, Any]:
     """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
     return _qwen(m, "qwen3_moe") | m.fields({**_CHOICE, **_WIDTH}) | {"norm_topk_prob": True}
 
 
-def _olmoe(m: _Metadata) -> dict[str, Any]:
+def _olmoe(m: Metadata) -> dict[str, Any]:
     return _with_rotary(m, "olmoe") | m.fields(_CHOICE) | {"norm_topk_prob": False}
 
 
-def _gpt_oss(m: _Metadata) -> dict[str, Any]:
+def _gpt_oss(m: Metadata) -> dict[str, Any]:
     """Return the fields; every second layer attends to all tokens, and the rows of YaRN are not rounded."""
     found = _with_rotary(m, "gpt_oss", 150_000.0) | m.fields(_MIXTRAL)
     m.integer("expert_feed_forward_length", found["intermediate_size"])
@@ -378,52 +304,57 @@ def _gpt_oss(m: _Metadata) -> dict[str, Any]:
     return found | {"sliding_window": m.integer("attention.sliding_window", 128)}
 
 
-def _deepseek(m: _Metadata) -> dict[str, Any]:
-    """Return the fields: of V3 if the weights of experts are sigmoids.
-
-    Without groups in the file, a token chooses among all experts, as in llama.cpp. Files from before 2025-04 have the
-    keys and values of the heads in one tensor, and their sizes under other keys.
+def _deepseek(m: Metadata) -> dict[str, Any]:
+    """Return the fields: of V3 if the weights of experts are sigmoids. Without groups in the file, a token chooses
+    among all experts, as in llama.cpp.
     """
     found = {**m.fields(_LATENTS), **{name: m.get(key) or none for key, (name, none) in _LATENTS_OPTIONAL.items()}}
-    d_c, d_r = found["kv_lora_rank"], found["qk_rope_head_dim"]
-    own, one = "", {"attention.head_count_kv": found["num_attention_heads"]}
-    if m.raw("attention.key_length_mla") is not None:
-        own, one = "_mla", {"head_count_kv": 1, "key_length": d_c + d_r, "value_length": d_c}
-        one = {f"attention.{key}": size for key, size in one.items()}
-    for key, size in one.items():
-        if m.integer(key, size) != size:
-            raise m.wrong(key, str(size))
-    gate, rotary = m.get("expert_gating_func", SOFTMAX) or SOFTMAX, _rotary(m, d_r, 10_000.0)
+    gate, rotary = m.get("expert_gating_func") or SOFTMAX, _rotary(m, found["qk_rope_head_dim"], 10_000.0)
     if gate not in (SOFTMAX, SIGMOID):
         raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
-    if rotary["rope_type"] == "yarn":
-        mscale = round(10 * m.number("rope.scaling.yarn_log_multiplier"), 6)
-        rotary |= {"mscale": mscale, "mscale_all_dim": mscale}
     if gate == SIGMOID:
         found["norm_topk_prob"] = m.get("expert_weights_norm", False)
     else:
         found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
+    if rotary["rope_type"] == "yarn":
+        mscale = round(10 * m.number("rope.scaling.yarn_log_multiplier"), 6)
+        rotary |= {"mscale": mscale, "mscale_all_dim": mscale}
+    version = "3" if gate == SIGMOID else "2"
     return {
-        "model_type": "deepseek_v3" if gate == SIGMOID else "deepseek_v2",
-        "architectures": ["DeepseekV3ForCausalLM" if gate == SIGMOID else "DeepseekV2ForCausalLM"],
+        "model_type": f"deepseek_v{version}",
+        "architectures": [f"DeepseekV{version}ForCausalLM"],
         "vocab_size": _vocabulary(m),
         **found,
-        "num_key_value_heads": found["num_attention_heads"],
-        "qk_nope_head_dim": m.integer(f"attention.key_length{own}") - d_r,
-        "v_head_dim": m.integer(f"attention.value_length{own}"),
+        **_heads_of_latents(m, found),
         "tie_word_embeddings": not m.has("output.weight"),
         "hidden_act": "silu",
         "rope_parameters": rotary,
     }
 
 
-def _gemma(m: _Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
+def _heads_of_latents(m: Metadata, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes of the heads; files from before 2025-04 have them under other keys."""
+    d_c, d_r, H = (found[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "num_attention_heads"))
+    of_head, expected = "", {"head_count_kv": H}
+    if m.raw("attention.key_length_mla") is not None:
+        of_head, expected = "_mla", {"head_count_kv": 1, "key_length": d_c + d_r, "value_length": d_c}
+    for key, size in expected.items():
+        if m.integer(f"attention.{key}", size) != size:
+            raise m.wrong(f"attention.{key}", str(size))
+    return {
+        "num_key_value_heads": H,
+        "qk_nope_head_dim": m.integer(f"attention.key_length{of_head}") - d_r,
+        "v_head_dim": m.integer(f"attention.value_length{of_head}"),
+    }
+
+
+def _gemma(m: Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
     found = _with_rotary(m, kind, base)
     del found["hidden_act"]
     return found | {"hidden_act" if kind == "gemma" else "hidden_activation": "gelu_pytorch_tanh"}
 
 
-def _gemma2(m: _Metadata) -> dict[str, Any]:
+def _gemma2(m: Metadata) -> dict[str, Any]:
     found = _gemma(m, "gemma2")
     return {
         **found,
@@ -433,7 +364,7 @@ def _gemma2(m: _Metadata) -> dict[str, Any]:
     }
 
 
-def _gemma3(m: _Metadata) -> dict[str, Any]:
+def _gemma3(m: Metadata) -> dict[str, Any]:
     found = _gemma(m, "gemma3_text", 1_000_000.0)
     found |= _windows(m, found, 6, largest=62)
     in_windows = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)}
@@ -442,7 +373,7 @@ def _gemma3(m: _Metadata) -> dict[str, Any]:
     return {**found, "attn_logit_softcapping": None, "final_logit_softcapping": cap or None}
 
 
-def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
+def _windows(m: Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
     """Return the fields on windows and on the scale of the scores. Every ``pattern``-th layer attends to all tokens,
     unless the file says otherwise; as in llama.cpp, the model with ``largest`` layers divides its scores by √(d_e/H).
     """
@@ -462,7 +393,7 @@ def _windows(m: _Metadata, found: dict[str, Any], pattern: int, *, largest: int)
     }
 
 
-def _gpt2(m: _Metadata) -> dict[str, Any]:
+def _gpt2(m: Metadata) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -518,7 +449,7 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
 
 def state_of(file: Any, architecture: str) -> dict[str, Any]:
     """Return the fields of config.json for a GGUFFile. Raises InterchangeError for a key that is not understood."""
-    metadata = _Metadata(file, architecture)
+    metadata = Metadata(file, architecture)
     state = KINDS[architecture].config(metadata)
     metadata.check()
     return state | _token_ids(file, state["vocab_size"])

@@ -262,6 +262,20 @@ def test_mistrals_tokenizer_reads_as_sentencepiece_does():
 
 
 @pytest.mark.download
+def test_deepseeks_tokenizer_reads_as_its_own_file_does():
+    text = real_weights.member(real_weights.DEEPSEEK, "/tokenizer.json").decode()
+    state, theirs = json.loads(text), tokenizers.Tokenizer.from_str(text)
+    added = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in state["added_tokens"]}
+    tokens = [theirs.id_to_token(i) for i in range(theirs.get_vocab_size())]
+    fields = of_bytes((tokens, [merge.split(" ") for merge in state["model"]["merges"]]))
+    fields |= {"ggml.tokens": tokens, "ggml.token_type": [added.get(i, NORMAL) for i in range(len(tokens))]}
+    ours = read({**fields, "ggml.pre": "deepseek-v3", "ggml.bos_token_id": 0, "ggml.eos_token_id": 1})
+    assert gguf_tokenizer.steps_of(gguf_tokenizer.WORDS["deepseek-v3"]) == state["pre_tokenizer"]["pretokenizers"]
+    texts = TEXTS + PROSE + random_texts(300)
+    assert_same(texts, ours.encode, lambda text: theirs.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.download
 def test_smollms_tokenizer_reads_as_in_transformers(tmp_path):
     path = real_weights.smollm2(tmp_path)
     ours = read_file(path)
