@@ -11,8 +11,15 @@ from jax import Array
 from jaxtyping import Float, Int8
 
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.platform import platform_of
 
 LARGEST = 127  # the largest entry of a rounded row or column; −128 is not used, so that the range is symmetric
+
+TERMS = 16
+"""The number of rows of entries added up at once: as many streams as a processor's first-level cache holds."""
+
+SMALL = 2**16
+"""The number of entries up to which the product of integers is as fast for a single column."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("entries", "scales"), meta_fields=("rows",))
@@ -39,10 +46,13 @@ class Int8Matrix:
     def times(self, X: Float[Array, "d_in *columns"], dtype: Any = None) -> Float[Array, "..."]:
         """``W X``, ``[*rows, *columns]``: ``diag(s) N (M + M'/254) diag(r)``, as ``X ≈ (M + M'/254) diag(r)``, of 15
         bits. The products of integers are exact, and on CPUs native in XLA if the first factor has at least two rows
-        and both are row-major; even for one column, Mᵀ and M'ᵀ are two rows.
+        and both are row-major; even for one column, Mᵀ and M'ᵀ are two rows. A single column times a large matrix
+        needs no rounding (`_times_column`).
         """
         n = math.prod(X.shape[1:])
         dtype = X.dtype if dtype is None else dtype
+        if n == 1 and self.entries.size > SMALL and len(X) % TERMS == 0 and platform_of(X) == "cpu":
+            return self._times_column(X.reshape(-1)).reshape(*self.rows, *X.shape[1:]).astype(dtype)
         Xt = jax.lax.optimization_barrier(X.reshape(len(X), n).T)
         r = jnp.abs(Xt).max(axis=1, keepdims=True) / LARGEST
         M, rest = rounded(Xt, r)
@@ -52,6 +62,18 @@ class Int8Matrix:
         sums = jax.lax.optimization_barrier(sums).astype(accumulation_dtype(X.dtype))
         Y = (sums[:n] + sums[n:] * (0.5 / LARGEST)) * r * self.scales[None]
         return Y.T.reshape(*self.rows, *X.shape[1:]).astype(dtype)
+
+    def _times_column(self, x: Float[Array, "d_in"]) -> Float[Array, "n"]:
+        """``W x``, whose integers are widened in registers, so that memory is read at a byte an entry.
+
+        XLA's CPU backend would widen the whole matrix before a product, and sum rows entry by entry; it fuses sums
+        that are written out into loops over vectors. The first barrier keeps it from widening entries before a loop.
+        """
+        entries, x = jax.lax.optimization_barrier((self.entries, x.astype(accumulation_dtype(x.dtype))))
+        x = x.reshape(-1, TERMS)
+        entries = entries.reshape(*x.shape, -1)
+        sums = jax.lax.optimization_barrier(sum(entries[:, i].astype(x.dtype) * x[:, i, None] for i in range(TERMS)))
+        return jnp.ones(len(sums), x.dtype) @ sums * self.scales
 
 
 def rounded(X: Float[Array, "n d"], r: Float[Array, "n 1"]) -> tuple[Int8[Array, "n d"], Float[Array, "n d"]]:

@@ -7,7 +7,7 @@ import pytest
 
 from algorithms.ops.linear import linear, logits
 from tests import cases
-from training.generation.int8 import Int8Matrix
+from training.generation.int8 import SMALL, Int8Matrix
 
 SHAPES = [((5,), ()), ((7,), (1,)), ((3, 2), (2, 3)), ((97,), (16,)), ((131,), (1,))]
 
@@ -51,6 +51,24 @@ def test_a_product_is_that_of_the_rounded_matrix_but_for_15_bits_of_the_column(r
     bound = np.multiply.outer(np.abs(as_matrix(rounded)).sum(-1), off_by) * (1 + 1e-3) + 1e-4
     assert (Y.shape, Y.dtype) == (expected.shape, jnp.float32)
     assert (np.abs(Y - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("columns", [(), (1,)], ids=str)
+def test_a_column_times_a_large_matrix_is_not_rounded(columns, dtype):
+    W, x = cases.normal(41, 51, 48, dtype=jnp.float32).astype(dtype), cases.normal(48, *columns, seed=1).astype(dtype)
+    rounded = Int8Matrix.of(W)
+    assert rounded.entries.size > SMALL
+    Y = jax.jit(lambda W, x: W.times(x, jnp.float32))(rounded, x)
+    expected = np.tensordot(as_matrix(rounded), np.asarray(x, np.float64), 1)
+    assert Y.dtype == jnp.float32
+    np.testing.assert_allclose(Y, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_a_loop_of_steps_reads_the_bytes_of_a_large_matrix_and_does_not_widen_it():
+    W, x = Int8Matrix.of(cases.normal(512, 512, dtype=jnp.float32)), jnp.ones((512, 1))
+    steps = jax.jit(lambda W, x: jax.lax.fori_loop(0, 3, lambda _, x: W.times(x), x))
+    assert steps.lower(W, x).compile().memory_analysis().temp_size_in_bytes < W.entries.nbytes
 
 
 def test_a_column_does_not_depend_on_those_beside_it():
