@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+PAUSE = 0.01
+"""Seconds between the calls of two candidates."""
+
 
 class Timing(NamedTuple):
     """Seconds per call."""
@@ -24,12 +27,16 @@ class Timing(NamedTuple):
 
 
 def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
-    """Time the candidates, one after another, ``rounds`` times, after one warm-up call each. A call must block."""
-    for call in candidates.values():
-        call()
+    """Time the candidates, one after another, ``rounds`` times, each after an untimed call. A call must block.
+
+    After a call, PyTorch's threads occupy a core for milliseconds; the pause lets them fall asleep. The untimed call
+    compiles, and refills the caches.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, call in candidates.items():
+            time.sleep(PAUSE)
+            call()
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
