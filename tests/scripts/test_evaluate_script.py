@@ -200,3 +200,9 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
 def test_single_words_have_no_bleu():
     assert set(bleu(["one", "two"], ["one", "too"])) == {"chrF"}
     assert bleu(["one two three four"], ["one two three four"]) == {"BLEU": pytest.approx(100), "chrF": 100}
+
+
+def test_a_limit_is_for_runs_of_ed_and_classify(evaluated, tmp_path, called):
+    _, _, _, directory = evaluated("d", TRAIN, HELD_OUT)
+    status, _, error = called("evaluate", directory, "--limit", 3, "--cache", tmp_path / "cache")
+    assert (status, "--limit: expected a run of ed or classify, got one of d; leave it out" in error) == (2, True)

@@ -52,7 +52,6 @@ REFUSED = {
         ("talks --chat --beam-size 2", "", "--beam-size does not apply: the run is a decoder that converses"),
     ],
     "evaluate": [
-        ("d --limit 3", "", "--limit: expected a run of ed or classify, got one of d; leave it out"),
         ("d --l_max 9", "", "--l_max: expected --data with it, got none; name the data, or leave it out"),
         ("d --validation-data x", "", "--validation-data: expected --data with it, got none; name the data"),
         ("d --data x --l_max 41", "", "--l_max: expected at most the model's 40 tokens, got 41"),
