@@ -1,5 +1,7 @@
 """Matrices rounded to int8: how far off their entries are, and that products are those of the rounded matrices."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +61,8 @@ def test_a_column_times_a_large_matrix_is_not_rounded(columns, dtype):
 
 
 def test_a_loop_of_steps_reads_the_bytes_of_a_large_matrix_and_does_not_widen_it():
-    W, x = Int8Matrix.of(cases.normal(512, 512, dtype=jnp.float32)), jnp.ones((512, 1))
+    W: Any = Int8Matrix.of(cases.normal(512, 512, dtype=jnp.float32))
+    x: Any = jnp.ones((512, 1))
     steps = jax.jit(lambda W, x: jax.lax.fori_loop(0, 3, lambda _, x: W.times(x), x))
     assert temporary_bytes(steps, W, x) < W.entries.nbytes
 
