@@ -1,5 +1,7 @@
 """Matrices rounded to int8: how far off their entries are, and that products are those of the rounded matrices."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from algorithms.ops.linear import linear, logits
 from tests import cases
+from training.benchmarks.timing import temporary_bytes
 from training.generation.int8 import SMALL, Int8Matrix
 
 SHAPES = [((5,), ()), ((7,), (1,)), ((3, 2), (2, 3)), ((97,), (16,)), ((131,), (1,))]
@@ -66,9 +69,10 @@ def test_a_column_times_a_large_matrix_is_not_rounded(columns, dtype):
 
 
 def test_a_loop_of_steps_reads_the_bytes_of_a_large_matrix_and_does_not_widen_it():
-    W, x = Int8Matrix.of(cases.normal(512, 512, dtype=jnp.float32)), jnp.ones((512, 1))
+    W: Any = Int8Matrix.of(cases.normal(512, 512, dtype=jnp.float32))
+    x: Any = jnp.ones((512, 1))
     steps = jax.jit(lambda W, x: jax.lax.fori_loop(0, 3, lambda _, x: W.times(x), x))
-    assert steps.lower(W, x).compile().memory_analysis().temp_size_in_bytes < W.entries.nbytes
+    assert temporary_bytes(steps, W, x) < W.entries.nbytes
 
 
 def test_a_column_does_not_depend_on_those_beside_it():
