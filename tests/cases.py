@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import algorithms
 from algorithms import (
@@ -85,6 +86,12 @@ def certain(theta: Any, token: int) -> Any:
     else:
         theta = theta._replace(decoder=theta.decoder._replace(norm5=only_beta(theta.decoder.norm5)))
     return theta._replace(W_u=jnp.zeros_like(theta.W_u).at[token].set(100.0))
+
+
+def quick_of(quick: Any, every: Any) -> list[Any]:
+    """Cases for ``parametrize``: all that are not among the quick ones are slow."""
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=marks[c in quick]) for c in every]
 
 
 def assert_close(

@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -74,6 +75,8 @@ def names() -> dict[str, Any]:
         "MASKS": jnp.ones((3, 3, 3), bool),
         "KEYS": jax.random.split(KEY, 2),
         "config": lambda **changes: algorithms.DTransformerConfig(**(sizes | changes)),
+        # Like the tensors of other libraries: a dtype that neither NumPy nor JAX knows.
+        "tensor": lambda dtype, *shape: SimpleNamespace(dtype=f"tensor.{dtype}", shape=shape, ndim=len(shape)),
         "wrong": wrong,
     }
     modules = {"jax": jax, "jnp": jnp, "np": np, "cases": cases, "dataclasses": dataclasses}

@@ -58,11 +58,8 @@ def test_an_activation_and_its_derivatives(name, implementation, dtype):
     for order, (a, e) in enumerate(zip(actual, expected, strict=True)):
         assert a.dtype == dtype
         scale = np.maximum(np.abs(e), np.asarray(POINTS) > 0)
-        assert (np.abs(np.asarray(a, np.float64) - e) <= BOUNDS[dtype] * scale + float(jnp.finfo(dtype).tiny)).all(), (
-            order,
-            a,
-            e,
-        )
+        error = np.abs(np.asarray(a, np.float64) - e)
+        assert (error <= BOUNDS[dtype] * scale + float(jnp.finfo(dtype).tiny)).all(), (order, a, e)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -15,6 +15,7 @@ from algorithms.ops.attention import blockwise, dispatch, strips
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from algorithms.ops.lookup import columns
+from tests import cases
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -59,20 +60,11 @@ def assert_same(actual, expected, tolerance=F64):
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=tolerance, err_msg=name)
 
 
-def assert_matches_differences(f, inputs, tolerance=F64):
-    """An eighth-order central difference along one random direction in each input by itself."""
-    out, gradients = f(inputs)
-    E, step = np.asarray(normal(99, *out.shape)), 2e-3
-    weights = {1: 4 / 5, 2: -1 / 5, 3: 4 / 105, 4: -1 / 280}
-    for seed, name in enumerate(inputs):
-        direction = np.asarray(normal(100 + seed, *inputs[name].shape))
-
-        def value(t, name=name, direction=direction):
-            return float((np.asarray(f({**inputs, name: np.asarray(inputs[name]) + t * direction})[0]) * E).sum())
-
-        slope = sum(w * (value(k * step) - value(-k * step)) for k, w in weights.items()) / step
-        actual = float((np.asarray(gradients[name]) * direction).sum())
-        assert abs(actual - slope) <= tolerance * max(1.0, abs(slope)), (name, actual, slope)
+def assert_as_printed(found, expected):
+    """Values and gradients; returns those found."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, atol=1e-13)
+    assert_same(found[1], expected[1])
+    return found
 
 
 POSITION_WISE = {
@@ -104,7 +96,6 @@ def test_position_wise_rules(name):
     (out, actual), (expected_out, expected) = rule(inputs), printed(inputs)
     np.testing.assert_allclose(out, expected_out, rtol=1e-13, atol=1e-14)
     assert_same(actual, expected)
-    assert_matches_differences(rule, inputs)
     for dtype, bound in (("float32", 2e-6), ("bfloat16", 3e-2)):
         low = {k: a.astype(dtype) for k, a in inputs.items()}
         exact = {k: a.astype("float64") for k, a in low.items()}
@@ -192,13 +183,11 @@ def printed(mask, inputs):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in MASKS])
+@pytest.mark.parametrize("name", cases.quick_of(QUICK, MASKS))
 def test_attention(rule, name):
     mask, l_z, l_x = MASKS[name]
     inputs = tile(l_z, l_x)
-    (out, actual), (expected_out, expected) = attention_and_gradients(rule, mask, inputs), printed(mask, inputs)
-    np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)
-    assert_same(actual, expected)
+    out, actual = assert_as_printed(attention_and_gradients(rule, mask, inputs), printed(mask, inputs))
     dense = np.asarray(as_array(mask, l_z, l_x))
     attends_nothing, unattended = ~dense.any(axis=0), ~dense.any(axis=1)
     assert (np.asarray(out)[:, attends_nothing] == 0).all()
@@ -210,57 +199,41 @@ def test_attention(rule, name):
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_with_capped_scores(rule):
     mask, l_z, l_x = MASKS["unidirectional"]
-    options = {"heads": False, "dropout": 0.0, "key": None, "cap": 0.5}
-    inputs = tile(l_z, l_x)
+    options, inputs = {"heads": False, "dropout": 0.0, "key": None, "cap": 0.5}, tile(l_z, l_x)
 
     def by(how):
         return value_and_gradients(
             lambda Q, K, V: dispatch.attend(of_one_head(), Q, K, V, mask, implementation=how, **options)
         )(inputs)
 
-    (out, actual), (expected_out, expected) = by(rule), by("paper")
-    np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-13)
-    assert_same(actual, expected)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def gradient_of_the_gradient(how, mask, inputs):
-    """By each input, of a fixed random weighting of the gradients."""
-
-    def weighted(inputs):
-        gradients = attention_and_gradients(how, mask, inputs)[1]
-        return sum((normal(100, *gradient.shape) * gradient).sum() for gradient in gradients.values())
-
-    return jax.grad(weighted)(inputs)
+    assert_as_printed(by(rule), by("paper"))
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m == "conjunction" else pytest.mark.slow) for m in MASKS])
+@pytest.mark.parametrize("name", cases.quick_of(["conjunction"], MASKS))
 def test_a_gradient_of_the_gradient(rule, name):
+    """By each input, of a fixed random weighting of the gradients."""
     mask, l_z, l_x = MASKS[name]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def by(how, mask, inputs):
+        def weighted(inputs):
+            gradients = attention_and_gradients(how, mask, inputs)[1]
+            return sum((normal(100, *gradient.shape) * gradient).sum() for gradient in gradients.values())
+
+        return jax.grad(weighted)(inputs)
+
     inputs = tile(l_z, l_x)
-    assert_same(
-        gradient_of_the_gradient(rule, mask, inputs),
-        gradient_of_the_gradient("paper", as_array(mask, l_z, l_x), inputs),
-    )
-
-
-@pytest.mark.parametrize("name", ["unidirectional", "holes"])
-@pytest.mark.parametrize("rule", RULES)
-def test_attention_against_differences(rule, name):
-    mask, l_z, l_x = MASKS[name]
-    assert_matches_differences(functools.partial(attention_and_gradients, rule, mask), tile(l_z, l_x))
+    assert_same(by(rule, mask, inputs), by("paper", as_array(mask, l_z, l_x), inputs))
 
 
 @pytest.mark.parametrize("rule", ["paper", *RULES])
 @pytest.mark.parametrize(
     ("dtype", "bound", "name"),
-    [
-        ("float32", 1e-5, "holes"),
-        ("bfloat16", 4e-2, "conjunction"),
-        pytest.param("float32", 1e-5, "conjunction", marks=pytest.mark.slow),
-        pytest.param("bfloat16", 4e-2, "holes", marks=pytest.mark.slow),
-    ],
+    cases.quick_of(
+        [("float32", 1e-5, "holes"), ("bfloat16", 4e-2, "conjunction")],
+        [(*low, name) for low in (("float32", 1e-5), ("bfloat16", 4e-2)) for name in ("holes", "conjunction")],
+    ),
 )
 def test_attention_in_low_precision(rule, dtype, bound, name):
     mask, l_z, l_x = MASKS[name]
@@ -273,37 +246,9 @@ def test_attention_in_low_precision(rule, dtype, bound, name):
     assert_same(actual, expected, bound)
 
 
-@pytest.mark.parametrize(
-    ("rule", "name"), [("dense", "holes"), ("blockwise", "holes"), ("blockwise", "unidirectional")]
-)
-def test_dropout_is_drawn_again_in_the_backward_pass(rule, name):
-    mask, l = MASKS[name][0], 150
-    if name == "holes":
-        mask = jnp.asarray(np.random.default_rng(1).random((l, l)) < 0.5)
-    inputs, options = tile(l, l), {"dropout": 0.3, "key": jax.random.key(4)}
-    out, actual = value_and_gradients(attend(rule, mask, **options))(inputs)
-    expected_out, expected = value_and_gradients(attend("paper", mask, **options))(inputs)
-    np.testing.assert_allclose(out, expected_out, rtol=1e-11, atol=1e-12)
-    assert np.abs(out - attend("paper", mask)(**inputs)).max() > 1e-2
-    assert_same(actual, expected)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def gradients_of_a_batch(how, Q, K, V, lengths, E):
-    """By vmap: each sequence by itself, then all at once, then with one context and length for all."""
-
-    def objective(Q, K, V, length, E):
-        out = alg.scaled_dot_product_attention(Q, K, V, alg.UNIDIRECTIONAL & alg.padding(length), implementation=how)
-        return (out * E).sum()
-
-    each = jax.grad(objective, (0, 1, 2))
-    at_once = jax.grad(lambda *matrices: jax.vmap(objective)(*matrices, lengths, E).sum(), (0, 1, 2))
-    shared = jax.vmap(each, (0, None, None, None, 0))
-    return jax.vmap(each)(Q, K, V, lengths, E), at_once(Q, K, V), shared(Q, K[0], V[0], lengths[1], E)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_under_vmap(rule):
+    """Each sequence by itself, then all at once, then with one context and length for all."""
     B, l = 3, 9
     Q, K, V, E = (normal(i, B, 3, l) for i in (0, 1, 2, 7))
     lengths = jnp.array([9, 4, 0])
@@ -316,7 +261,13 @@ def test_attention_under_vmap(rule):
     def of_sequence(mask, Q, K, V, E):
         return jax.vjp(attend("paper", mask), Q, K, V)[1](E)
 
-    each, at_once, shared = gradients_of_a_batch(rule, Q, K, V, lengths, E)
+    def objective(Q, K, V, length, E):
+        return (attend(rule, alg.UNIDIRECTIONAL & alg.padding(length))(Q, K, V) * E).sum()
+
+    of_one = jax.grad(objective, (0, 1, 2))
+    each = jax.jit(jax.vmap(of_one))(Q, K, V, lengths, E)
+    at_once = jax.jit(jax.grad(lambda *QKV: jax.vmap(objective)(*QKV, lengths, E).sum(), (0, 1, 2)))(Q, K, V)
+    shared = jax.jit(jax.vmap(of_one, (0, None, None, None, 0)))(Q, K[0], V[0], lengths[1], E)
     expected = [of_sequence(masks[b], Q[b], K[b], V[b], E[b]) for b in range(B)]
     for gradients in (each, at_once):
         assert_same(named(gradients), named([np.stack(g) for g in zip(*expected, strict=True)]))

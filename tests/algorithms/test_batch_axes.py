@@ -4,6 +4,7 @@ Inside it is a wider matrix; and so are its gradients.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,57 +57,46 @@ def lengths(l, seed=4):
 KEYS = Argument(lambda batch: jax.random.split(jax.random.key(5), batch), 0)
 MASKS = Argument(lambda batch: jnp.asarray(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
 
-# (function of what a sequence has of its own, that, the axis of the result where the batch begins)
-FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument], int]] = {
-    "token_embedding": (lambda v: alg.token_embedding(v, W_E), [tokens()], 1),
-    "positional_embedding": (lambda t: alg.positional_embedding(t, W_E), [tokens()], 1),
+X_AND_Z = [columns(11, L_X), columns(13, L_Z, seed=1)]
+# (function of what a sequence has of its own, that)
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[Argument]]] = {
+    "token_embedding": (lambda v: alg.token_embedding(v, W_E), [tokens()]),
+    "positional_embedding": (lambda t: alg.positional_embedding(t, W_E), [tokens()]),
     "single_query_attention": (
         lambda e, E: alg.single_query_attention(e, E, head_params(d_x=11, d_z=11)),
         [columns(11), columns(11, L_Z, seed=1)],
-        1,
     ),
-    "attention": (
-        lambda X, Z, l: alg.attention(X, Z, HEAD, alg.padding(l)),
-        [columns(11, L_X), columns(13, L_Z, seed=1), lengths(L_Z)],
-        1,
-    ),
-    "mh_attention": (
-        lambda X, Z, mask: alg.mh_attention(X, Z, HEADS, mask),
-        [columns(11, L_X), columns(13, L_Z, seed=1), MASKS],
-        1,
-    ),
+    "attention": (lambda X, Z, l: alg.attention(X, Z, HEAD, alg.padding(l)), [*X_AND_Z, lengths(L_Z)]),
+    "mh_attention": (lambda X, Z, mask: alg.mh_attention(X, Z, HEADS, mask), [*X_AND_Z, MASKS]),
     "dropout of the weights": (
         lambda X, Z, key: alg.mh_attention(X, Z, HEADS, alg.BIDIRECTIONAL, dropout=0.3, key=key),
-        [columns(11, L_X), columns(13, L_Z, seed=1), KEYS],
-        1,
+        [*X_AND_Z, KEYS],
     ),
-    "layer_norm": (lambda e: alg.layer_norm(e, GAMMA, BETA, epsilon=0.1), [columns(11)], 1),
-    "rms_norm": (lambda e: alg.rms_norm(e, GAMMA), [columns(11)], 1),
-    "unembedding": (lambda e: alg.unembedding(e, W_U), [columns(11)], 1),
+    "layer_norm": (lambda e: alg.layer_norm(e, GAMMA, BETA, epsilon=0.1), [columns(11)]),
+    "rms_norm": (lambda e: alg.rms_norm(e, GAMMA), [columns(11)]),
+    "unembedding": (lambda e: alg.unembedding(e, W_U), [columns(11)]),
     "ed_transformer": (
         lambda z, x, l: alg.ed_transformer(z, x, ED, z_length=l),
         [tokens(L_Z, seed=1), tokens(L_X), lengths(L_Z)],
-        1,
     ),
-    "ed_hidden_state": (lambda z, x: alg.ed_hidden_state(z, x, ED), [tokens(L_Z, seed=1), tokens(L_X)], 1),
-    "ed_encoding": (lambda z, l: alg.ed_encoding(z, ED, z_length=l), [tokens(L_Z), lengths(L_Z)], 1),
+    "ed_hidden_state": (lambda z, x: alg.ed_hidden_state(z, x, ED), [tokens(L_Z, seed=1), tokens(L_X)]),
+    "ed_encoding": (lambda z, l: alg.ed_encoding(z, ED, z_length=l), [tokens(L_Z), lengths(L_Z)]),
     "ed_decoding": (
         lambda Z, x, l: alg.ed_decoding(Z, x, ED, z_length=l),
         [columns(11, L_Z), tokens(L_X), lengths(L_Z)],
-        1,
     ),
-    "e_transformer": (lambda x, l: alg.e_transformer(x, E, length=l), [tokens(L_X), lengths(L_X)], 1),
-    "e_hidden_state": (lambda x: alg.e_hidden_state(x, E), [tokens(L_X)], 1),
-    "e_encoding": (lambda x, l: alg.e_encoding(x, E, length=l), [tokens(L_X), lengths(L_X)], 1),
-    "d_transformer": (lambda x: alg.d_transformer(x, D), [tokens(L_X)], 1),
+    "e_transformer": (lambda x, l: alg.e_transformer(x, E, length=l), [tokens(L_X), lengths(L_X)]),
+    "e_hidden_state": (lambda x: alg.e_hidden_state(x, E), [tokens(L_X)]),
+    "e_encoding": (lambda x, l: alg.e_encoding(x, E, length=l), [tokens(L_X), lengths(L_X)]),
+    "d_transformer": (lambda x: alg.d_transformer(x, D), [tokens(L_X)]),
     "d_hidden_state": (
         lambda x, t, n: alg.d_hidden_state(x, D, positions=t, segments=n),
         [tokens(L_X), tokens(L_X, seed=1, n=23), tokens(L_X, seed=2, n=2)],
-        1,
     ),
-    "dropout of a model": (lambda x, key: alg.d_hidden_state(x, D, dropout=0.3, key=key), [tokens(L_X), KEYS], 1),
-    "d_inference": (lambda x, key: alg.d_inference(x, D, l_gen=4, tau=1.0, key=key), [tokens(5), KEYS], 0),
+    "dropout of a model": (lambda x, key: alg.d_hidden_state(x, D, dropout=0.3, key=key), [tokens(L_X), KEYS]),
+    "d_inference": (lambda x, key: alg.d_inference(x, D, l_gen=4, tau=1.0, key=key), [tokens(5), KEYS]),
 }
+CASES = list(itertools.product(FUNCTIONS, BATCHES))
 # The quick tests leave out what takes seconds to compile and is a part of something else here.
 PARTS = {"ed_hidden_state", "ed_encoding", "ed_decoding", "e_hidden_state", "e_encoding", "d_transformer"}
 MODELS_AND_HEADS = {"ed_transformer", "e_transformer", "d_hidden_state", "dropout of a model", "d_inference"}
@@ -125,16 +115,10 @@ def of_sequence(array, axis, index):
     return jnp.asarray(array[(slice(None),) * axis + index])
 
 
-@pytest.mark.parametrize(
-    ("name", "batch"),
-    [
-        pytest.param(name, batch, marks=() if is_quick(name, batch) else pytest.mark.slow)
-        for name in FUNCTIONS
-        for batch in BATCHES
-    ],
-)
+@pytest.mark.parametrize(("name", "batch"), cases.quick_of([case for case in CASES if is_quick(*case)], CASES))
 def test_a_batch_is_a_loop_over_its_sequences(name, batch):
-    f, arguments, out_axis = FUNCTIONS[name]
+    f, arguments = FUNCTIONS[name]
+    out_axis = 0 if name == "d_inference" else 1  # where the batch begins in the result
     made = [argument.make(batch) for argument in arguments]
     together = f(*made)
     mapped = f
@@ -206,16 +190,12 @@ BATCH_MASKS = {
 }
 
 
-def value_and_gradients(mask, implementation):
+@functools.partial(jax.jit, static_argnums=1)
+def value_and_gradients(mask, implementation, Q, K, V, E):
     """Lines 4 to the end of Algorithm 4, and their pullback: compiled as one program."""
-
-    @jax.jit
-    def f(mask, Q, K, V, E):
-        attend = functools.partial(alg.scaled_dot_product_attention, mask=mask, implementation=implementation)
-        V_tilde, pullback = jax.vjp(attend, Q, K, V)
-        return V_tilde, *pullback(E)
-
-    return functools.partial(f, mask)
+    attend = functools.partial(alg.scaled_dot_product_attention, mask=mask, implementation=implementation)
+    V_tilde, pullback = jax.vjp(attend, Q, K, V)
+    return V_tilde, *pullback(E)
 
 
 @functools.cache
@@ -229,34 +209,19 @@ def expected_of_masks(name):
     )
     stacked = [np.zeros(a.shape) for a in (E, Q, K, V)]
     for index in np.ndindex(BATCH):
-        results = printed_lines(jnp.asarray(dense(index)), *(of_sequence(a, 1, index) for a in matrices))
+        one = (of_sequence(a, 1, index) for a in matrices)
+        results = value_and_gradients(jnp.asarray(dense(index)), "paper", *one)
         for whole, one in zip(stacked, results, strict=True):
             whole[(slice(None), *index)] = one
     return matrices, stacked
 
 
-@jax.jit
-def printed_lines(mask, Q, K, V, E):
-    V_tilde, pullback = jax.vjp(
-        functools.partial(alg.scaled_dot_product_attention, mask=mask, implementation="paper"), Q, K, V
-    )
-    return V_tilde, *pullback(E)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=() if name.endswith(("each", "each sequence")) and "documents" not in name else pytest.mark.slow
-        )
-        for name in BATCH_MASKS
-    ],
-)
+@pytest.mark.parametrize("name", cases.quick_of(("a length of each", "an array of each"), BATCH_MASKS))
 @implementations
 def test_masks_of_one_and_of_each_sequence(name, implementation):
     mask, _ = BATCH_MASKS[name]
     matrices, expected = expected_of_masks(name)
-    results = value_and_gradients(mask, implementation)(*matrices)
+    results = value_and_gradients(mask, implementation, *matrices)
     for part, actual, of_loop in zip(("Ṽ", "dQ", "dK", "dV"), results, expected, strict=True):
         cases.assert_close(actual, of_loop, 1e-12, part)
 
@@ -288,17 +253,13 @@ EMPTY_MASKS = {
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [
-        ("unidirectional", ()),
-        ("array", (3,)),
-        *(pytest.param(n, b, marks=pytest.mark.slow) for n in EMPTY_MASKS for b in [(), (3,), (4, 3)]),
-    ],
+    cases.quick_of([("unidirectional", ()), ("array", (3,))], itertools.product(EMPTY_MASKS, [(), (3,), (4, 3)])),
 )
 @implementations
 def test_without_context_or_without_tokens_nothing_is_attended_and_no_gradient_sent(implementation, name, batch):
     for l_z, l_x in ((0, L_X), (L_Z, 0)):
         Q, K, V, E = (cases.normal(d, *batch, l, seed=d) for d, l in ((5, l_x), (5, l_z), (7, l_z), (7, l_x)))
-        results = value_and_gradients(EMPTY_MASKS[name](l_z, l_x), implementation)(Q, K, V, E)
+        results = value_and_gradients(EMPTY_MASKS[name](l_z, l_x), implementation, Q, K, V, E)
         for actual, like in zip(results, (E, Q, K, V), strict=True):
             np.testing.assert_array_equal(actual, np.zeros(like.shape))
 
@@ -367,11 +328,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("architecture", "implementation"),
-    [
-        pytest.param(a, how, marks=() if (a, how) == ("d", "auto") else pytest.mark.slow)
-        for a in MODELS
-        for how in ("auto", *cases.IMPLEMENTATIONS)
-    ],
+    cases.quick_of([("d", "auto")], itertools.product(MODELS, ("auto", *cases.IMPLEMENTATIONS))),
 )
 def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients(architecture, implementation):
     theta, hidden_state = MODELS[architecture]
@@ -398,10 +355,6 @@ B = 3
 x = cases.random_tokens(B, 7)
 
 
-def sequence_loss(theta, x):
-    return (alg.d_hidden_state(x, theta)[0] ** 3).sum()
-
-
 def products_with(theta, program):
     """The lines of a lowered program that are products with the weights of the MLP, or with their transposes."""
     d_mlp, d_e = theta.layers.mlp.W_mlp1.shape[1:]
@@ -422,9 +375,8 @@ def test_a_batch_reaches_the_mlp_as_a_wider_matrix(architecture, by_vmap):
 
 def test_the_gradient_by_the_mlp_is_one_product_with_all_columns():
     """∂F/∂W = dY Xᵀ with the tokens of all sequences as columns: no gradient of a single sequence is formed."""
-    theta = D
-    program = jax.jit(jax.grad(sequence_loss)).lower(theta, x).as_text()
-    d_mlp, d_e = theta.layers.mlp.W_mlp1.shape[1:]
+    program = jax.jit(jax.grad(lambda theta: (alg.d_hidden_state(x, theta)[0] ** 3).sum())).lower(D).as_text()
+    d_mlp, d_e = D.layers.mlp.W_mlp1.shape[1:]
     results = [line.rsplit("->", 1)[-1] for line in program.splitlines() if "dot_general" in line]
     assert sum(f"<{d_mlp}x{d_e}xf64>" in r or f"<{d_e}x{d_mlp}xf64>" in r for r in results) == 2
     assert not any(f"<{B}x{d_mlp}x{d_e}xf64>" in r or f"<{B}x{d_e}x{d_mlp}xf64>" in r for r in results)

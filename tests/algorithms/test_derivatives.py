@@ -8,7 +8,6 @@ the Hessian that of the gradient, in reverse over reverse and, where the lines a
 
 import functools
 import inspect
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +153,7 @@ for name, (floats, first, fixed) in OF_FUNCTIONS.items():
     function = name.split(",")[0]
     hows = EVERY if takes_implementation(function) else ("paper",)
     CASES[name] = (of_function(function, *first, **fixed), floats, hows)
+RUNS = [(name, how) for name, (_, _, hows) in CASES.items() for how in hows]
 QUICK = (
     *(
         (name, "paper")
@@ -229,14 +229,7 @@ def assert_near(actual, expected, what, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale, err_msg=place, equal_nan=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [
-        pytest.param(name, how, marks=() if (name, how) in QUICK else pytest.mark.slow)
-        for name, (_, _, hows) in CASES.items()
-        for how in hows
-    ],
-)
+@pytest.mark.parametrize(("name", "implementation"), cases.quick_of(QUICK, RUNS))
 def test_derivatives(name, implementation):
     arguments, F = CASES[name][1], scalar_of(name, implementation)
     gradient = jax.jit(jax.value_and_grad(F))
@@ -267,10 +260,7 @@ def test_derivatives(name, implementation):
 
 
 def test_every_public_function_that_returns_floats_is_here():
-    without_floats = {
-        "sinusoidal_positional_embedding",
-        "undiscretize",
-    }  # its arguments are integers and static numbers
+    without_floats = {"sinusoidal_positional_embedding", "undiscretize"}  # of integers and static numbers
     named = {name.split(",")[0] for name in CASES}
     for name in vars(alg).keys() - without_floats:
         function = getattr(alg, name)
@@ -298,15 +288,7 @@ def test_every_float_argument_is_varied():
         assert floats - optional - {"p_mask", "tau"} <= arguments.keys(), name
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [
-        pytest.param(name, how, marks=() if (name, how) in QUICK[:4] else pytest.mark.slow)
-        for name, how in itertools.chain.from_iterable(
-            ((name, how) for how in hows) for name, (_, _, hows) in CASES.items()
-        )
-    ],
-)
+@pytest.mark.parametrize(("name", "implementation"), cases.quick_of(QUICK[:4], RUNS))
 def test_no_nan_on_the_way(name, implementation):
     """``checkify`` finds no NaN and no division by 0 in value and gradient of valid input, nor does ``debug_nans``."""
     f = jax.value_and_grad(scalar_of(name, implementation))

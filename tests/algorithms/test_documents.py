@@ -61,18 +61,6 @@ def test_the_blocks_are_the_documents(name, implementation, monkeypatch):
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
-def test_the_loss_of_003_is_a_mean_over_tokens():
-    """Section 12.3.4: L = −1/m Σ log P[i, y_i]; Algorithm 13 has the sum."""
-    config, theta, logits = case("003")
-    x, u = jnp.asarray(family_cases.X), config.variant.unembedding
-    X = alg.d_hidden_state(x, theta)
-    targets, m = x[:, 1:], x.shape[1] - 1
-    found = alg.log_loss(X[:, :, :-1], u.matrix(theta), targets, b_u=theta.b_u, weights=jnp.full(targets.shape, 1 / m))
-    log_P = logits - np.log(np.exp(logits).sum(axis=0))
-    expected = -sum(log_P[family_cases.X[b, t + 1], b, t] for b in range(2) for t in range(m)) / m
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
 ALONE_001 = alg.PAPER.but(embedding=Embedding(positions="in_attention"), mlp=None, order="no_norm", final_norm=False)
 """Document 001: the residual stream gets what the heads read, and queries and keys alone read positions."""
 

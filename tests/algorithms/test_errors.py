@@ -3,7 +3,6 @@
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import algorithms as alg
@@ -40,28 +39,13 @@ def test_every_argument_is_told_by_its_name_with_what_was_expected_and_what_came
         if how == "text":
             assert got.startswith("str 'text'"), call
         else:
-            assert re.match(r"(float|int|uint|bool|key)\w*(<\w+>)?(\[[\d, ]*\]| )", got) or expected.startswith("a"), (
-                call
-            )
+            is_typed = re.match(r"(float|int|uint|bool|key)\w*(<\w+>)?(\[[\d, ]*\]| )", got)
+            assert is_typed or expected.startswith("a"), call
 
 
 def test_the_file_has_every_argument():
     told = {tuple(re.findall(r'"(.*?)"', call)[:2]) for call in OF_SIGNATURES}
     assert told == {(f, a) for f, given in messages.right().items() for a in given}
-
-
-def test_a_wrong_input_is_told_inside_other_programs_too():
-    """The checks see what the function is given, however it is batched, compiled or differentiated."""
-    with pytest.raises(
-        TypeError, match=r"x: expected integers \[\*batch, l\] or .*\[d_e, \*batch, l\], got bool\[2, 3\]"
-    ):
-        jax.jit(alg.d_transformer)(xs > 2, d)
-    with pytest.raises(ValueError, match=r"x: expected at most l_max = 5 tokens, got 6"):
-        jax.vmap(alg.d_transformer, (0, None))(jnp.tile(xs, 2), d)
-    with pytest.raises(ValueError, match=r"mask: expected booleans .* batch = \[\] from X, .* got bool\[2, 3, 3\]"):
-        jax.vmap(alg.attention, (0, None, None, None))(jnp.stack([X, X]), X, W_qkv, jnp.stack([MASK, MASK]))
-    with pytest.raises(ValueError, match=r"theta.norm.gamma: .* d_e = 3 from theta.W_e, got float64\[2\]"):
-        jax.grad(lambda norm: alg.d_transformer(x, d._replace(norm=norm)).sum())(jax.tree.map(lambda a: a[:2], d.norm))
 
 
 def test_what_is_not_known_under_jit_is_not_refused():

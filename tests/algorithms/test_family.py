@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from algorithms import LLAMA, PAPER, VARIANTS, d_inference, d_transformer
-from algorithms.lines import MLP, Attention, Embedding, RMSNorm, Rotary
 from algorithms.machinery.record import Record
 from algorithms.ops.attention import blockwise
 from tests import family_cases as cases
-from tests.cases import assert_trees_close
+from tests.cases import assert_trees_close, quick_of
 from training import settings
 from training.generation import generate
 
@@ -25,9 +24,7 @@ pytestmark = pytest.mark.sampled(2)
 
 QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN3", "GPT_NEO", "OLMO2", "GPT_OSS", "GPT3_SHARED")
 QUICK += ("row0", "row10", "row19")
-every_row = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in cases.EVERY]
-)
+every_row = pytest.mark.parametrize("name", quick_of(QUICK, cases.EVERY))
 X = jnp.asarray(cases.X)
 
 
@@ -89,21 +86,6 @@ def test_json_there_and_back(name):
 
 def test_every_named_variant_can_be_trained():
     assert tuple(VARIANTS) == settings.VARIANTS
-
-
-def test_equal_variants_compile_once():
-    config = cases.config_of("LLAMA")
-    theta = cases.theta_of(config)
-    by_hand = PAPER.but(
-        embedding=Embedding(positions=None),
-        norm=RMSNorm(epsilon=1e-5),
-        attention=Attention(positions=Rotary(base=20.0), biases=False),
-        mlp=MLP(activation="silu", gated=True, biases=False),
-    )
-    d_transformer.clear_cache()
-    for variant in (config.variant, by_hand, Record.from_json(config.variant.to_json())):
-        d_transformer(X, theta._replace(variant=variant))
-    assert d_transformer._cache_size() == 1
 
 
 def test_a_variant_names_what_it_changes_and_nothing_else():

@@ -72,6 +72,7 @@ LAYER = {"attention": ATTENTION, "norm1": NORM, "mlp": MLP, "norm2": NORM}
 DECODER_LAYER = {
     "self_attention": ATTENTION, "norm3": NORM, "cross_attention": ATTENTION, "norm4": NORM, "mlp": MLP, "norm5": NORM
 }  # fmt: skip
+X = [9, 3, 1, 4, 10]
 EMBEDDINGS = {"W_e": (D_E, 11), "W_p": (D_E, 9), "W_u": (11, D_E)}
 
 
@@ -110,41 +111,38 @@ def test_document_000s_block():
     mlp = {"W_mlp1": (D_MLP, D_E), "W_mlp2": (D_E, D_MLP)}
     block = {"attention": WITHOUT_BIASES, "norm1_out": NORM, "mlp": mlp}
     theta = random({**EMBEDDINGS, "layers": [block] * 2})
-    x = [9, 3, 1, 4, 10]
-    Y = theta.W_e[:, x] + theta.W_p[:, :5]
+    Y = theta.W_e[:, X] + theta.W_p[:, :5]
     for W in theta.layers:
         Y = Y + layer_norm_of_columns(unscaled_attention(Y, Y, W.attention, 1.0), W.norm1_out)
         Y = Y + W.mlp.W_mlp2 @ np.maximum(W.mlp.W_mlp1 @ Y, 0)
     close(
-        family.d_logits(x, theta, {**family.PAPER, "activation": "relu", "attention": [{"scale": 1.0}]}), theta.W_u @ Y
+        family.d_logits(X, theta, {**family.PAPER, "activation": "relu", "attention": [{"scale": 1.0}]}), theta.W_u @ Y
     )
 
 
 def test_document_001s_attention_only_model():
     theta = random({**EMBEDDINGS, "layers": [{"attention": WITHOUT_BIASES}] * 2})
-    x = [9, 3, 1, 4, 10]
     P = theta.W_p[:, :5]
-    Y = theta.W_e[:, x]
+    Y = theta.W_e[:, X]
     for W in theta.layers:
         Y = Y + unscaled_attention(Y + P, Y, W.attention, 3**-0.5)
     model = {**family.PAPER, "positions": {"kind": "learned_in_attention"}}
-    close(family.d_logits(x, theta, model), theta.W_u @ Y)
+    close(family.d_logits(X, theta, model), theta.W_u @ Y)
 
 
 def test_document_003s_decoder():
     """Norms after the sums, no norm at the end, sinusoids of neighbors from position 0, and an output bias."""
     layers = [{**LAYER, "attention": WITHOUT_BIASES}] * 2
     theta = random({"W_e": (D_E, 11), "W_u": (11, D_E), "b_u": (11,), "layers": layers})
-    x = [9, 3, 1, 4, 10]
     angles = np.outer(np.repeat([1.0, 0.01], 2), np.arange(5))
-    Y = theta.W_e[:, x] + np.where((np.arange(D_E) % 2 == 0)[:, None], np.sin(angles), np.cos(angles))
+    Y = theta.W_e[:, X] + np.where((np.arange(D_E) % 2 == 0)[:, None], np.sin(angles), np.cos(angles))
     for W in theta.layers:
         Y = layer_norm_of_columns(Y + unscaled_attention(Y, Y, W.attention, 3**-0.5), W.norm1)
         inner = np.maximum(W.mlp.W_mlp1 @ Y + W.mlp.b_mlp1[:, None], 0)
         Y = layer_norm_of_columns(Y + W.mlp.W_mlp2 @ inner + W.mlp.b_mlp2[:, None], W.norm2)
     positions = {"kind": "sinusoidal", "base": 10_000.0, "rows": "neighbors"}
     model = {**family.PAPER, "positions": positions, "order": "norm_last", "activation": "relu"}
-    close(family.d_logits(x, theta, model), theta.W_u @ Y + theta.b_u[:, None])
+    close(family.d_logits(X, theta, model), theta.W_u @ Y + theta.b_u[:, None])
 
 
 def test_it_is_analytic():

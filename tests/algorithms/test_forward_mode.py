@@ -21,6 +21,14 @@ def by_public_function(theta, implementation="auto"):
     return d_token_losses(x, theta, implementation=implementation).sum()
 
 
+def by_blocks(theta, implementation="blockwise"):
+    return by_public_function(theta, implementation)
+
+
+def by_strips(theta, implementation="strips"):
+    return by_public_function(theta, implementation)
+
+
 def by_jit(theta, implementation="auto"):
     return jax.jit(lambda theta: jnp.log(d_transformer(x, theta, implementation=implementation)).sum())(theta)
 
@@ -33,7 +41,7 @@ def by_scan(theta, implementation="auto"):
     return jax.lax.scan(lambda total, _: (total + by_jit(theta, implementation), None), 0.0, length=2)[0]
 
 
-LOSSES = (by_public_function, by_jit, by_checkpoint, by_scan)
+LOSSES = (by_public_function, by_blocks, by_strips, by_jit, by_checkpoint, by_scan)
 
 
 def pushed(loss, theta, v):
@@ -59,7 +67,7 @@ FORWARD = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("mode", FORWARD)
 def test_forward_mode_says_what_to_do(mode, loss):
@@ -80,7 +88,7 @@ REVERSE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("mode", REVERSE)
 def test_reverse_mode_is_that_of_the_lines_as_printed(mode, loss):

@@ -13,23 +13,15 @@ from training.crosscheck.oracle import gato as printed
 
 CONFIG = alg.GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
 IMAGE = np.random.default_rng(3).uniform(-1, 1, (4, 6, 3))
-
-
-def theta_of(config=CONFIG):
-    shapes = jax.eval_shape(lambda key: alg.init_gato(key, config), jax.random.key(0))
-    return cases.random_like(shapes)
-
-
-THETA = theta_of()
+THETA = cases.random_like(jax.eval_shape(lambda key: alg.init_gato(key, CONFIG), jax.random.key(0)))
+PATCHES, PLACES = alg.raster_patches(jnp.asarray(IMAGE), side=2), alg.raster_places(4, 6, side=2, n_places=5)
 
 
 def sequence(theta=THETA, **options):
     """Text, an image of 2 × 3 patches, and two values; as the function takes it, and as the oracle does."""
-    patches = alg.raster_patches(jnp.asarray(IMAGE), side=2)
-    places = alg.raster_places(4, 6, side=2, n_places=5)
     x = jnp.asarray([3, 9] + [0] * 6 + [5, 11])
     at = jnp.asarray([-1, -1, *range(6), -1, -1])
-    X = alg.gato_embedding(x, patches, at, *places, *theta, **options)
+    X = alg.gato_embedding(x, PATCHES, at, *PLACES, *theta, **options)
     return X, [3, 9, *printed.patches_of(IMAGE, 2), 5, 11]
 
 
@@ -53,10 +45,9 @@ def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
 def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
     other = np.random.default_rng(4).uniform(-1, 1, (4, 6, 3))
     patches = alg.raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
-    places = alg.raster_places(4, 6, side=2, n_places=5)
     at = jnp.asarray([[0, 1, 2, 3, 4, 5, -1], [-1, 5, 4, -1, 0, 1, 2]])
     x = cases.random_tokens(2, 7)
-    X = alg.gato_embedding(x, patches, at, *places, *THETA)
+    X = alg.gato_embedding(x, patches, at, *PLACES, *THETA)
     for b, image in enumerate((IMAGE, other)):
         of_image = printed.patches_of(image, 2)
         elements = [of_image[n] if n >= 0 else int(v) for n, v in zip(at[b].tolist(), x[b], strict=True)]
@@ -126,8 +117,7 @@ def test_tokens_give_values_back_within_half_a_bin_of_the_mu_law():
 
 
 def test_a_patch_without_a_position_makes_nan():
-    patches = alg.raster_patches(jnp.asarray(IMAGE), side=2)
-    row, column = alg.raster_places(4, 6, side=2, n_places=5)
-    e = alg.patch_embedding(patches, row, column.at[2].set(5), THETA.image)
+    row, column = PLACES
+    e = alg.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)
     assert np.isnan(e[:, 2]).all()
     assert np.isfinite(np.delete(e, 2, axis=1)).all()

@@ -108,29 +108,6 @@ def test_sampled_transductions_follow_the_oracles_distributions(tau):
     assert quantile(seen[1], x_hat[np.asarray(x_hat[:, 1]) == 4, 2]) > 1e-3
 
 
-P = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("tau", "q"),
-    [
-        (1.0, P),
-        (0.5, np.array([16, 4, 1, 1, 0]) / 22),
-        (2.0, np.sqrt(P) / np.sqrt(P).sum()),
-        (100.0, np.array([*(P[:4] ** 0.01 / (P[:4] ** 0.01).sum()), 0])),
-        (math.inf, np.array([0.25, 0.25, 0.25, 0.25, 0])),  # the limit: a token of probability 0 is never drawn
-        (1e-4, np.array([1, 0, 0, 0, 0])),
-        (0.0, np.array([1, 0, 0, 0, 0])),
-    ],
-)
-def test_a_token_is_drawn_from_p_to_the_power_1_over_tau(tau, q):
-    drawn = jax.vmap(sample, (None, None, 0))(jnp.log(P), tau, jax.random.split(KEY, 5000))
-    if q.max() == 1:
-        np.testing.assert_array_equal(drawn, 0)
-    else:
-        assert quantile(q, drawn) > 1e-3
-
-
 def test_step_i_draws_with_fold_in_of_i():
     """So that cached generation draws the same tokens."""
     uniform = jnp.full(N_V, 1 / N_V)

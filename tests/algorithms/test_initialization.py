@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.lines import RMSNorm
 from tests import cases
 
 SIZES = {"N_V": 101, "l_max": 61, "H": 3, "d_e": 43, "d_mlp": 89, "d_attn": 31, "d_mid": 23}
@@ -85,31 +84,12 @@ def test_shapes_dtypes_and_keys():
     assert (a != c).any()
 
 
-def test_the_variants_parameters():
-    sizes = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 6, "d_mlp": 5}
-
-    def shapes(init, config):
-        return jax.eval_shape(lambda key: init(key, config), KEY)
-
-    theta = shapes(alg.init_ed_transformer, alg.EDTransformerConfig(L_enc=1, L_dec=1, variant=alg.VASWANI, **sizes))
-    assert theta.W_p is None
-    assert theta.W_u is None
-    theta = shapes(alg.init_e_transformer, alg.ETransformerConfig(L=1, variant=alg.BERT, **sizes))
-    assert theta.W_u is None
-    assert theta.embedding_norm.gamma.shape == theta.norm.gamma.shape == (6,)
-    assert theta.b_u.shape == (11,)
-    theta = shapes(alg.init_d_transformer, alg.DTransformerConfig(L=1, variant=alg.GPT2, tied=False, **sizes))
-    assert theta.W_u.shape == (11, 6)
-    rms = alg.PAPER.but(norm=RMSNorm())
-    theta = shapes(alg.init_d_transformer, alg.DTransformerConfig(L=1, variant=rms, **sizes))
-    assert theta.norm.beta is theta.layers.norm1.beta is theta.layers.norm2.beta is None
-
-
 GPT3_LAYER = 12 * 12288**2 + 13 * 12288  # 4 + 8 matrices; 4 + 5 biases and 2 norms
 # N_V, l_max, L, H, d_e and others → how many parameters, as published
 PUBLISHED = {
     "GPT-2": (alg.GPT2, (50257, 1024, 12, 12, 768), {}, 124_439_808),
     "GPT-3": (alg.GPT2, (50257, 2048, 96, 96, 12288), {}, 96 * GPT3_LAYER + (50257 + 2048 + 2) * 12288),
+    "LLaMA": (alg.LLAMA, (32000, 2048, 32, 32, 4096), {"d_mlp": 11008}, 6_738_415_616),
     "BERT": (alg.BERT, (30522, 512, 12, 12, 768), {}, 109_514_298 - 2 * 768),  # less its pair of segment embeddings
     "ALBERT": (alg.ALBERT, (30000, 512, 12, 12, 768), {"d_in": 128, "N_types": 2}, 11_221_680),  # Lan et al. 2020: 12 M
 }
@@ -119,7 +99,9 @@ PUBLISHED = {
 def test_published_numbers_of_parameters(name):
     variant, sizes, others, expected = PUBLISHED[name]
     sizes = dict(zip(("N_V", "l_max", "L", "H", "d_e"), sizes, strict=True)) | {"d_mlp": 4 * sizes[-1], **others}
-    config = (alg.DTransformerConfig if variant is alg.GPT2 else alg.ETransformerConfig)(**sizes, variant=variant)
+    config = (alg.DTransformerConfig if variant in (alg.GPT2, alg.LLAMA) else alg.ETransformerConfig)(
+        **sizes, variant=variant
+    )
     assert alg.count_params(cases.initializer(config), config) == expected
 
 
@@ -131,6 +113,12 @@ def test_configurations_are_frozen_hashable_and_by_keyword(config):
     assert dataclasses.replace(config, H=1, H_kv=1) != config
     with pytest.raises(TypeError, match="positional"):
         type(config)(101, 61)
+
+
+def test_variants_are_frozen_and_hashable():
+    assert len({alg.PAPER, alg.VASWANI, alg.BERT, alg.GPT2, alg.Variant()}) == 4
+    with pytest.raises(AttributeError):
+        alg.PAPER.epsilon = 1.0
 
 
 def test_sizes_that_follow_from_others():

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import dis
+import functools
 import pathlib
 import re
 import threading
@@ -40,10 +41,7 @@ each_algorithm_and_one_as_printed = pytest.mark.parametrize(
 
 
 def with_implementation(f, implementation):
-    def of(*args):
-        return f(*args, implementation=implementation)
-
-    return of
+    return functools.partial(f, implementation=implementation)
 
 
 # Against the oracle.

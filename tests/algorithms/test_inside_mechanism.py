@@ -154,11 +154,10 @@ print(__debug__, algorithms.__file__)
 """
 
 
-def zipped(folder, suffix):
+def zipped(path):
     """The package in a file."""
-    path = folder / "algorithms.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for file in ROOT.rglob(f"*{suffix}"):
+        for file in ROOT.rglob("*.py"):
             archive.write(file, file.relative_to(ROOT.parent))
     return path
 
@@ -167,7 +166,7 @@ def zipped(folder, suffix):
 @pytest.mark.parametrize("how", ["-O", "zip"])
 def test_optimized_and_zipped(how, tmp_path):
     """``python -O`` drops assertions; of a zipped package, its loader has the source."""
-    flags, path = ("-O", ROOT.parent) if how == "-O" else ("-B", zipped(tmp_path, ".py"))
+    flags, path = ("-O", ROOT.parent) if how == "-O" else ("-B", zipped(tmp_path / "algorithms.zip"))
     program = f"import sys; sys.path.insert(0, {str(path)!r})\n{PROGRAM}"
     command = [sys.executable, flags, "-c", program]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)

@@ -48,11 +48,7 @@ def zeros(seen):
 
 
 def through_grad(x):
-    def loss(theta):
-        value, seen = record(lambda theta: d_transformer(x, theta)[0, 0], *NAMES)(theta)
-        return value, seen
-
-    return jax.grad(loss, has_aux=True)(D)[1]
+    return jax.grad(record(lambda theta: d_transformer(x, theta)[0, 0], *NAMES), has_aux=True)(D)[1]
 
 
 def as_what_is_differentiated_by(x):

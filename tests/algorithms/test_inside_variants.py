@@ -23,10 +23,8 @@ SIZES = {"N_V": 17, "l_max": 13, "H": 6, "d_e": 10, "d_mlp": 14, "d_attn": 4, "d
 L, H, D_MID, B = 3, 6, 5, 2
 L_Z, L_X = 7, 11
 QUICK = ("BERT", "GEMMA2", "T5")
-variants = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in alg.VARIANTS]
-)
-slow_variants = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in alg.VARIANTS])
+variants = pytest.mark.parametrize("name", cases.quick_of(QUICK, alg.VARIANTS))
+slow_variants = pytest.mark.parametrize("name", cases.quick_of((), alg.VARIANTS))
 
 
 class Attends(NamedTuple):

@@ -35,29 +35,23 @@ def expected(p, weights, label_smoothing):
     return sum(weights[t] * loss for t, loss in enumerate(expected_of_each(p, label_smoothing)))
 
 
-@implementations
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_the_loss_and_its_gradients(implementation, label_smoothing):
-
-    @jax.jit
-    def loss_and_gradients(X, W_u, b_u):
-        options = {"weights": weights, "label_smoothing": label_smoothing, "implementation": implementation}
-        return jax.value_and_grad(lambda X, W_u, b_u: log_loss(X, W_u, targets, b_u=b_u, **options), (0, 1, 2))(
-            X, W_u, b_u
-        )
-
-    loss, gradients = loss_and_gradients(X, W_u, b_u)
-    f = functools.partial(expected, weights=np.asarray(weights), label_smoothing=label_smoothing)
-    assert float(loss) == pytest.approx(f(p), rel=1e-12)
-    of_oracle = oracle.complex_step_gradient(f, p)
+def assert_is_the_oracles(loss, expected):
+    """A function of X, W_u and b_u, and the same of all three in one argument: its value, and complex steps."""
+    value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(X, W_u, b_u)
+    assert float(value) == pytest.approx(expected(p), rel=1e-12)
+    of_oracle = oracle.complex_step_gradient(expected, p)
     for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
         cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
 
 
 @implementations
-def test_without_options_every_column_counts_once(implementation):
-    loss = log_loss(X, W_u, targets, implementation=implementation)
-    assert float(loss) == pytest.approx(expected(UNBIASED, np.ones(L), 0.0), rel=1e-12)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_loss_and_its_gradients(implementation, label_smoothing):
+    options = {"weights": weights, "label_smoothing": label_smoothing, "implementation": implementation}
+    assert_is_the_oracles(
+        lambda X, W_u, b_u: log_loss(X, W_u, targets, b_u=b_u, **options),
+        functools.partial(expected, weights=np.asarray(weights), label_smoothing=label_smoothing),
+    )
 
 
 @implementations
@@ -92,12 +86,10 @@ def test_the_gradient_by_a_weight_is_the_loss_of_its_token(implementation):
 
 @implementations
 def test_what_weight_0_hides_is_not_in_any_gradient(implementation):
-    by_all = jax.jit(
-        jax.grad(
-            lambda X, W_u, b_u, t: log_loss(X, W_u, t, b_u=b_u, weights=weights, implementation=implementation),
-            (0, 1, 2),
-        )
-    )
+    def loss(X, W_u, b_u, t):
+        return log_loss(X, W_u, t, b_u=b_u, weights=weights, implementation=implementation)
+
+    by_all = jax.jit(jax.grad(loss, (0, 1, 2)))
     expected_gradients = by_all(X, W_u, b_u, targets)
     for hidden, target in ((jnp.nan, 3), (-jnp.inf, N_V), (0.0, -1)):
         actual = by_all(X.at[0, 2].set(hidden), W_u, b_u, targets.at[2].set(target))
@@ -118,18 +110,10 @@ def test_capped_logits(implementation, padding):
     rows = ((0, padding), (0, 0))
     options = {"weights": weights, "N_V": N_V, "cap": cap, "implementation": implementation}
 
-    @jax.jit
-    def loss_and_gradients(X, W_u, b_u):
-        def loss(X, W_u, b_u):
-            return log_loss(X, jnp.pad(W_u, rows), targets, b_u=jnp.pad(b_u, rows[0]), **options)
+    def loss(X, W_u, b_u):
+        return log_loss(X, jnp.pad(W_u, rows), targets, b_u=jnp.pad(b_u, rows[0]), **options)
 
-        return jax.value_and_grad(loss, (0, 1, 2))(X, W_u, b_u)
-
-    loss, gradients = loss_and_gradients(X, W_u, b_u)
-    assert float(loss) == pytest.approx(expected_loss(p), rel=1e-12)
-    of_oracle = oracle.complex_step_gradient(expected_loss, p)
-    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
-        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+    assert_is_the_oracles(loss, expected_loss)
 
 
 @functools.cache
@@ -178,14 +162,10 @@ def test_a_chunk_of_rows_that_overlaps_the_one_before_counts_once(monkeypatch):
     """17 rows of logits in chunks of 5: the last chunk begins at row 12, three rows of which are done."""
     monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", 5 * L)
     assert chunked_log_loss.chunk_size(X, N_V, L) == 5
-    f = functools.partial(expected, weights=np.ones(L), label_smoothing=0.1)
-    of_oracle = oracle.complex_step_gradient(f, p)
-    options = {"label_smoothing": 0.1}
-    gradients = jax.jit(
-        jax.grad(lambda X, W_u, b_u: uncompiled_log_loss(X, W_u, targets, b_u=b_u, **options), (0, 1, 2))
-    )(X, W_u, b_u)
-    for name, gradient in zip(("X", "W_u", "b_u"), gradients, strict=True):
-        cases.assert_close(gradient, getattr(of_oracle, name), 1e-10, name)
+    assert_is_the_oracles(
+        lambda X, W_u, b_u: uncompiled_log_loss(X, W_u, targets, b_u=b_u, label_smoothing=0.1),
+        functools.partial(expected, weights=np.ones(L), label_smoothing=0.1),
+    )
 
 
 @implementations

@@ -1,6 +1,7 @@
 """Narrow dtypes and values out of range: what is drawn, counted or refused does not depend on the dtype."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +35,6 @@ def tokens(dtype, *shape, below=2**32):
 
 
 # Sampling.
-few_and_many = pytest.mark.parametrize(
-    ("draws", "many"), [(2000, 1024), pytest.param(20_000, 4096, marks=pytest.mark.slow)]
-)
 SMALL = {"l_max": 2, "H": 1, "d_e": 2, "d_mlp": 1}
 
 
@@ -51,27 +49,18 @@ def assert_drawn_from(drawn, p):
     assert norm.sf((statistic - len(p)) / deviation) > 1e-6, (statistic, deviation)
 
 
-def of_many_tokens(theta, dtype):
-    """θ whose every distribution is the same one, of many tokens; and that distribution."""
-    many = theta.W_e.shape[1]
-    theta = jax.tree.map(lambda a: a.astype(dtype), theta)
-    W_u = jnp.zeros((many, 2), dtype).at[:, 0].set(cases.normal(many, seed=1, dtype="float32").astype(dtype))
-    logits = np.asarray(W_u[:, 0], np.float64)
-    return theta._replace(W_u=W_u), np.exp(logits) / np.exp(logits).sum()
-
-
-def only_beta(norm):
-    """A norm that gives the first unit vector, whatever it is given."""
-    return norm._replace(gamma=jnp.zeros_like(norm.gamma), beta=jnp.zeros_like(norm.beta).at[..., 0].set(1))
-
-
 @pytest.mark.usefixtures("x32")
-@few_and_many
+@pytest.mark.parametrize(("draws", "many"), cases.quick_of([(2000, 1024)], [(2000, 1024), (20_000, 4096)]))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tau", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_what_is_drawn_in_half_precision_follows_its_distribution(dtype, tau, draws, many):
-    theta = cases.random_theta(alg.DTransformerConfig(L=1, N_V=many, **SMALL), dtype="float32")
-    theta, p = of_many_tokens(theta._replace(norm=only_beta(theta.norm)), dtype)
+    """Of a θ whose norm gives the first unit vector: each of its distributions is that of the first column of W_u."""
+    theta = cases.random_theta(alg.DTransformerConfig(L=1, N_V=many, **SMALL), dtype=dtype)
+    W_u = jnp.zeros((many, 2), dtype).at[:, 0].set(cases.normal(many, seed=1, dtype="float32").astype(dtype))
+    norm = theta.norm._replace(gamma=jnp.zeros(2, dtype), beta=jnp.array([1, 0], dtype))
+    theta = theta._replace(W_u=W_u, norm=norm)
+    p = np.exp(np.asarray(W_u[:, 0], np.float64))
+    p = p / p.sum()
 
     @jax.jit
     def draw(theta, keys):
@@ -121,11 +110,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    [
-        pytest.param(a, dtype, marks=() if (a, dtype) == ("d", "uint8") else pytest.mark.slow)
-        for a in MODELS
-        for dtype in ("uint8", "int8", "uint16")
-    ],
+    cases.quick_of([("d", "uint8")], itertools.product(MODELS, ("uint8", "int8", "uint16"))),
 )
 def test_a_model(architecture, dtype):
     few, wide = tokens(dtype, 5, below=N_V)
@@ -140,12 +125,7 @@ TRAININGS = {
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype"),
-    [
-        pytest.param(a, dtype, marks=() if (a, dtype) == ("e", "uint8") else pytest.mark.slow)
-        for a in TRAININGS
-        for dtype in ("uint8", "int8")
-    ],
+    ("architecture", "dtype"), cases.quick_of([("e", "uint8")], itertools.product(TRAININGS, ("uint8", "int8")))
 )
 def test_training(architecture, dtype):
     """Algorithm 12 hides tokens behind mask_token, which uint8 and int8 cannot hold."""

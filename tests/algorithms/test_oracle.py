@@ -236,18 +236,12 @@ def test_layer_norm_has_the_right_derivative():
     close(gradient.e, [0.052, 0.048, -0.064, -0.036])  # (delta_0j - 1/4 - e_hat_0 e_hat_j/4)/5
 
 
-def test_d_transformer():
+def test_the_transformers():
     theta, activations = d_case()
     close(oracle.d_transformer([2, 0], theta), distributions(activations))
     close(oracle.d_transformer([2], theta), distributions(activations[:1]))
-
-
-def test_e_transformer():
     theta, P = e_case()
     close(oracle.e_transformer([2, 0], theta), P)
-
-
-def test_ed_transformer():
     theta, activations = ed_case()
     close(oracle.ed_transformer([2, 0], [2, 0], theta), distributions(activations))
     close(oracle.ed_transformer([2, 0], [2], theta), distributions(activations[:1]))
@@ -343,30 +337,33 @@ def inference_case():
     )
 
 
-def test_greedy_inference_takes_the_first_maximum():
+def replayed(*tokens):
+    """What a sampler was asked, and the sampler, which draws the given tokens."""
+    asked = []
+
+    def sample(q, i):
+        asked.append((q, i))
+        return tokens[i]
+
+    return asked, sample
+
+
+def test_without_a_sampler_inference_takes_the_first_maximum_or_is_an_error():
     assert oracle.d_inference([0], inference_case(), 3, 0, None) == [2, 0, 2]
     assert oracle.d_inference([0, 0], inference_case(), 1, 0, None) == [0]
+    with pytest.raises(ValueError, match="tau = 0"):
+        oracle.d_inference([0], inference_case(), 1, 1, None)
 
 
 @pytest.mark.parametrize(
     ("tau", "first"), [(1, [1, 2, 4, 1]), (0.5, [1, 4, 16, 1]), (2, [1, 2**0.5, 2, 1]), (math.inf, [1, 1, 1, 1])]
 )
 def test_inference_samples_from_the_tempered_distribution(tau, first):
-    asked = []
-
-    def sample(q, i):
-        asked.append((q, i))
-        return [3, 0, 1][i]
-
+    asked, sample = replayed(3, 0, 1)
     assert oracle.d_inference(np.array([0]), inference_case(), 3, tau, sample) == [3, 0, 1]
     assert [i for _, i in asked] == [0, 1, 2]
     for q, _ in asked:  # position 1 holds the drawn token 3
         close(q, np.array(first) / sum(first))
-
-
-def test_inference_without_a_sampler_is_greedy_or_an_error():
-    with pytest.raises(ValueError, match="tau = 0"):
-        oracle.d_inference([0], inference_case(), 1, 1, None)
 
 
 def ed_inference_case():
@@ -382,12 +379,7 @@ def test_ed_inference_stops_at_eos_or_at_the_limit(l_max, x_hat):
 
 
 def test_ed_inference_samples():
-    asked = []
-
-    def sample(q, i):
-        asked.append((q, i))
-        return 1
-
+    asked, sample = replayed(1, 1)
     assert oracle.ed_inference([0], ed_inference_case(), 0.5, sample, 3) == [2, 1, 1]
     assert [i for _, i in asked] == [0, 1]
     close(asked[0][0], np.array([16, 1, 1, 1]) / 19)

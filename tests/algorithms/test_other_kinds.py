@@ -3,7 +3,6 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,30 +54,3 @@ def test_boolean_weights_say_which_tokens_count():
     expected = jax.value_and_grad(alg.log_loss)(X, W_u, x, weights=counts.astype(float))
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_array_equal(found[1], expected[1])
-
-
-class Tensor:
-    """Like the tensors of other libraries: it has a shape, and a dtype that neither NumPy nor JAX knows."""
-
-    def __init__(self, dtype, *shape):
-        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
-
-
-MASK = alg.banded(2)
-MASK = alg.banded(2)
-TENSORS = {
-    "x": lambda: alg.d_transformer(Tensor("tensor.int", 5), THETA),
-    "theta.W_e": lambda: alg.d_transformer(x, THETA._replace(W_e=Tensor("tensor.float", 3, 7))),
-    "mask": lambda: alg.d_transformer(x, THETA, mask=Tensor("tensor.bool", 5, 5)),
-    "length": lambda: alg.d_transformer(x, THETA, length=Tensor("tensor.int")),
-    "targets": lambda: alg.log_loss(cases.normal(3, 5), cases.normal(7, 3), Tensor("tensor.int", 5)),
-    "eta": lambda: alg.d_training(x[None], THETA, N_epochs=1, eta=Tensor("tensor.float")),
-    "X": lambda: jax.jit(lambda Z: alg.attention(Tensor("tensor.float", 3, 5), Z, None, MASK))(jnp.ones((3, 5))),
-    "padding": lambda: alg.padding(Tensor("tensor.int")),
-}
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensors_of_other_libraries(name):
-    with pytest.raises(TypeError, match=rf"^{name}: expected .*, got .*[Tt]ensor"):
-        TENSORS[name]()

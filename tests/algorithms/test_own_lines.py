@@ -13,7 +13,7 @@ from jax import Array
 
 import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
-from algorithms.lines import Attention, LayerNorm, Line, Rotary, array
+from algorithms.lines import Attention, LayerNorm, Rotary, array
 from algorithms.machinery.record import Record
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
@@ -67,12 +67,11 @@ def layer_of(name):
         return W, lambda X, W, how: line(X, W, f="silu", implementation=how), loops_of(line)
     line, W = variant.attention, of_layer(layers.attention, 1)
     mask = np.triu(np.ones((7, 7), bool))
-    code = functools.partial(_masked, line, mask)
+
+    def code(X, W, how):
+        return attention_of(line, X, W, jnp.asarray(mask), how)
+
     return W, code, lambda X, W: loops_of(line)(X, X, W, mask)
-
-
-def _masked(line, mask, X, W, how):
-    return attention_of(line, X, W, jnp.asarray(mask), how)
 
 
 @pytest.mark.parametrize("how", ["auto", "paper"])
@@ -186,27 +185,6 @@ def test_kernels_that_can_serve_agree(name):
     theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
     for how in ("paper",) if name == "SINKS" else ("dense", "blockwise"):  # sinks have weights of their own
         np.testing.assert_allclose(alg.d_transformer(x, theta, implementation=how), alg.d_transformer(x, theta))
-
-
-def defined(*bases, **methods):
-    return type("Mine", bases, methods)
-
-
-@pytest.mark.parametrize("name", ["__call__", "windowed", "context", "replaces_softmax"])
-def test_what_no_cache_would_call_is_refused_where_it_is_defined(name):
-    message = rf"Mine\.{name}: expected Attention's own, since generation from a cache .* of .*read, weights, write"
-    with pytest.raises(TypeError, match=message):
-        defined(Attention, **{name: lambda self, *_: None})
-    mixin = type("Mixin", (), {name: lambda self, *_: None})
-    with pytest.raises(TypeError, match="expected Attention's own"):
-        defined(mixin, Attention)
-    with pytest.raises(TypeError, match="expected Attention's own"):
-        defined(Sinks, **{name: lambda self, *_: None})
-
-
-def test_a_line_without_shapes_is_refused_where_it_is_defined():
-    with pytest.raises(TypeError, match=r"Mine\.shapes: expected a method, got none; return its parameters' shapes"):
-        defined(Line)
 
 
 def test_a_size_that_a_configuration_has_is_refused():

@@ -53,21 +53,9 @@ def lowered(*contexts, platform="cpu", f=attention_of_a_tile, arguments=(TILE, T
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_in_a_mesh_of_tpus_it_is_the_tpus():
-    assert KERNEL in lowered(jax.sharding.use_abstract_mesh(mesh(TPU)), platform="tpu")
-
-
-def test_with_a_tpu_as_default_device_it_is_the_tpus():
-    assert KERNEL in lowered(jax.default_device("tpu"), platform="tpu")
-
-
-def test_on_a_cpu_it_is_the_cpus():
-    assert KERNEL not in lowered()
+def test_on_a_cpu_it_is_the_cpus_and_the_mesh_in_use_comes_before_the_default_device():
     assert KERNEL not in lowered(jax.set_mesh(cpu_mesh()))
     assert KERNEL not in lowered(jax.default_device(jax.devices("cpu")[0]))
-
-
-def test_the_mesh_in_use_comes_before_the_default_device():
     assert KERNEL not in lowered(jax.default_device("tpu"), jax.set_mesh(cpu_mesh()))
 
 
@@ -139,17 +127,14 @@ def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kerne
     assert found == {KERNEL: 0, "__cudnn$": 0} | ({kernel: kernels} if kernel else {})
 
 
-def test_float32_on_a_gpu_is_computed_in_blocks():
-    """cuDNN takes none; the program that is exported can be lowered for it."""
+@pytest.mark.parametrize(
+    ("platforms", "call"), [(("cuda",), "custom_call @"), (("cpu", "cuda", "tpu"), KERNEL)], ids=["float32", "all"]
+)
+def test_a_program_has_no_kernel_that_does_not_take_its_dtype_or_that_not_all_its_platforms_have(platforms, call):
+    """cuDNN does not take float32; the program that is exported can be lowered for it."""
     with jax.enable_x64(False):
-        program = exported(attention_of_a_tile, TILE, TILE, TILE, platforms=("cuda",))
-    assert "custom_call @" not in program.mlir_module()
-
-
-def test_a_program_for_several_platforms_has_what_all_of_them_can_run():
-    with jax.enable_x64(False):
-        program = exported(attention_of_a_tile, TILE, TILE, TILE, platforms=("cpu", "cuda", "tpu"))
-    assert KERNEL not in program.mlir_module()
+        program = exported(attention_of_a_tile, TILE, TILE, TILE, platforms=platforms)
+    assert call not in program.mlir_module()
 
 
 @pytest.mark.parametrize("f", [hidden, updated])

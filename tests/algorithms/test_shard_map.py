@@ -17,9 +17,6 @@ from tests.algorithms.test_attention import head_params, mh_params
 pytestmark = pytest.mark.sampled(2)
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
-implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
-    "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]
-)
 B, L_X, L_Z, CAUSAL = 8, 9, 6, alg.UNIDIRECTIONAL
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths
@@ -134,13 +131,7 @@ QUICK = [
 
 @pytest.mark.parametrize(
     ("name", "implementation", "n", "ways"),
-    [
-        *QUICK,
-        *(
-            pytest.param(name, how, n, tuple(WAYS), marks=pytest.mark.slow)
-            for name, how, n in itertools.product(FUNCTIONS, EVERY, (2, 8))
-        ),
-    ],
+    cases.quick_of(QUICK, [*QUICK, *itertools.product(FUNCTIONS, EVERY, (2, 8), [tuple(WAYS)])]),
 )
 def test_gradients_of_replicated_parameters_and_of_sharded_data(name, implementation, n, ways):
     loss, arguments = FUNCTIONS[name]
@@ -172,18 +163,13 @@ CONSTANTS = {
     ),
     "layer_norm": (lambda W, X, x, how: sum_of_cubes(alg.layer_norm(X, W, 2 * W)), GAMMA),
 }
+QUICK_CONSTANTS = [("log_loss", "paper"), ("log_loss", "auto"), ("attention", "dense"), ("attention", "blockwise")]
+QUICK_CONSTANTS += [("layer_norm", "auto")]
 
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        ("log_loss", "paper"),
-        ("log_loss", "auto"),
-        ("attention", "dense"),
-        ("attention", "blockwise"),
-        ("layer_norm", "auto"),
-        *(pytest.param(name, how, marks=pytest.mark.slow) for name in ("log_loss", "attention") for how in EVERY),
-    ],
+    cases.quick_of(QUICK_CONSTANTS, [("layer_norm", "auto"), *itertools.product(("log_loss", "attention"), EVERY)]),
 )
 def test_features_that_are_constants_and_parameters_that_are(name, implementation):
     """A gradient by W alone, or by X alone: what is not differentiated has no cotangent, and still its devices."""
@@ -217,31 +203,25 @@ MODELS = {
     "e": (lambda theta, x, z, n, l, **options: alg.e_hidden_state(x, theta, length=l, **options), E),
     "ed": (lambda theta, x, z, n, l, **options: alg.ed_hidden_state(z, x, theta, z_length=l, **options), ED),
 }
+QUICK_MODEL = ("d", "auto", 8, ("inside",))
 
 
 @pytest.mark.parametrize(
     ("architecture", "implementation", "n", "ways"),
-    [
-        ("d", "auto", 8, ("inside",)),
-        *(
-            pytest.param(a, how, n, tuple(WAYS), marks=pytest.mark.slow)
-            for a, how, n in itertools.product(MODELS, EVERY, (2, 4))
-        ),
-    ],
+    cases.quick_of([QUICK_MODEL], [QUICK_MODEL, *itertools.product(MODELS, EVERY, (2, 4), [tuple(WAYS)])]),
 )
 def test_a_models_training_loss(architecture, implementation, n, ways):
     """Every parameter by name: of the embeddings, the layers inside ``lax.scan``, and the unembedding."""
     hidden_state, theta = MODELS[architecture]
 
     def loss(theta, weights, tokens):
-        X = hidden_state(theta, *tokens, implementation=implementation)
-        targets = jnp.roll(tokens[0], -1, axis=-1)
-        return (alg.log_loss(X, theta.W_u, targets, implementation=implementation)) + 0 * weights.sum()
+        X, targets = hidden_state(theta, *tokens, implementation=implementation), jnp.roll(tokens[0], -1, axis=-1)
+        return alg.log_loss(X, theta.W_u, targets, implementation=implementation) + 0 * weights.sum()
 
     assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
 
 
-@implementations
+@pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))  # here "auto" is "dense"
 def test_a_length_of_each_device(implementation):
     """One sequence on every device, the length of which is a scalar there."""
     Q, K, V = (cases.normal(B, d, l, seed=d) for d, l in ((5, L_X), (5, L_Z), (7, L_Z)))

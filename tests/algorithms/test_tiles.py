@@ -58,11 +58,7 @@ QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)
 
 
 @pytest.mark.parametrize(
-    ("mask", "dropped", "small"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in itertools.product(MASKS, (False, True), (0, L_X * L_Z))
-    ],
+    ("mask", "dropped", "small"), cases.quick_of(QUICK, itertools.product(MASKS, (False, True), (0, L_X * L_Z)))
 )
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, mask, dropped, small, monkeypatch):

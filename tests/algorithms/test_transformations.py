@@ -17,15 +17,8 @@ from tests.algorithms.test_attention import head_params, mh_params
 pytestmark = pytest.mark.sampled(2)
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
-HAND_DERIVED = tuple(name for name in EVERY if name != "paper")
-implementations = pytest.mark.parametrize(  # at these sizes "auto" is "dense"
-    "implementation", [pytest.param(how, marks=pytest.mark.slow if how == "dense" else ()) for how in EVERY]
-)
-
-
-def quick_of(quick, every):
-    """Every case, of which the quick tests run some."""
-    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in every]
+# At these sizes "auto" is "dense".
+implementations = pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))
 
 
 SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
@@ -84,7 +77,7 @@ def expected_of_masks(name, kind, n):
 
 @pytest.mark.parametrize(
     ("f", "name", "kind", "n"),
-    quick_of(
+    cases.quick_of(
         [
             (value, "mh_attention", "length", A),
             (value, "mh_attention", "array", A),
@@ -106,9 +99,7 @@ def test_a_mask_of_one_of_two_nested_vmaps(f, name, kind, n, implementation):
         cases.assert_close(actual, expected, 1e-12, part)
 
 
-@pytest.mark.parametrize(
-    "implementation", ["auto", *(pytest.param(h, marks=pytest.mark.slow) for h in cases.IMPLEMENTATIONS)]
-)
+@pytest.mark.parametrize("implementation", cases.quick_of(["auto"], EVERY))
 def test_what_only_one_of_two_nested_vmaps_batches(implementation):
     """Queries of the one, context and lengths of the other: every argument has batch axes of its own."""
 
@@ -122,7 +113,7 @@ def test_what_only_one_of_two_nested_vmaps_batches(implementation):
         cases.assert_close(V_tilde[a, b], printed_pullback("mh_attention", mask, Q[a, 0], V[0, b])[0], 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["array", pytest.param("length", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", cases.quick_of(["array"], ["array", "length"]))
 @implementations
 def test_a_vmap_around_a_batch_that_is_said_outright(kind, implementation):
     """The mask of each of the outer axis serves all sequences of its batch."""
@@ -149,7 +140,7 @@ OF_OUTER = {
 
 
 @pytest.mark.parametrize(
-    ("architecture", "implementation"), quick_of([("e", "auto")], itertools.product(OF_OUTER, EVERY))
+    ("architecture", "implementation"), cases.quick_of([("e", "auto")], itertools.product(OF_OUTER, EVERY))
 )
 def test_a_models_length_or_segments_of_the_outer_of_two_nested_vmaps(architecture, implementation):
     f, what = OF_OUTER[architecture]
@@ -185,7 +176,7 @@ OF_SEQUENCES = {
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    quick_of(
+    cases.quick_of(
         [("attention", "dense"), ("attention", "blockwise"), ("log_loss", "auto")],
         itertools.product(OF_SEQUENCES, EVERY),
     ),
@@ -221,65 +212,13 @@ def test_nothing_leaks(implementation):
         jax.jit(of_one).trace(ED)
 
 
-# Forward mode and second derivatives. Each is a function of one array; its Hessian is small.
-HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
-X3, W3, V3 = cases.normal(3, 4), cases.normal(5, 3, seed=1), cases.normal(3, 4, seed=2)
-TARGETS, WEIGHTS = jnp.array([0, 4, 1, 1]), jnp.array([1.0, 0.5, 0.0, 2.0])
-TINY = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
-TWICE = {
-    "scaled_dot_product_attention": lambda X, how: (
-        alg.scaled_dot_product_attention(X, jnp.sin(X), V3, alg.UNIDIRECTIONAL, implementation=how) ** 2
-    ).sum(),
-    "attention": lambda X, how: (alg.attention(X, X, HEAD, alg.padding(3), implementation=how) ** 2).sum(),
-    "mh_attention": lambda X, how: (alg.mh_attention(X, X, HEADS, alg.UNIDIRECTIONAL, implementation=how) ** 2).sum(),
-    "log_loss": lambda X, how: alg.log_loss(X, W3, TARGETS, weights=WEIGHTS, implementation=how),
-    "d_hidden_state": lambda X, how: (
-        alg.d_hidden_state(jnp.array([3, 0, 3, 6]), TINY._replace(W_p=X), implementation=how)[0] ** 3
-    ).sum(),
-}
-QUICK = ("mh_attention", "log_loss")
-
-
-TRANSFORMATIONS = {
-    "jvp": lambda f: lambda X: jax.jvp(f, (X,), (V3,))[1],
-    "jacfwd": jax.jacfwd,
-    "hessian": jax.hessian,
-    "jvp of the gradient": lambda f: lambda X: jax.jvp(jax.grad(f), (X,), (V3,))[1],
-    "jvp of a vmap": lambda f: lambda X: jax.jvp(jax.vmap(f), (X[None],), (V3[None],))[1][0],
-    "jacfwd of a compiled function": lambda f: jax.jacfwd(jax.jit(f)),
-    "gradient of the gradient": lambda f: jax.grad(lambda X: jnp.vdot(jax.grad(f)(X), V3)),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "implementation", "transformation"),
-    quick_of(
-        [*itertools.product(QUICK, ("dense", "blockwise"), ("jvp",)), ("log_loss", "auto", "hessian")],
-        itertools.product(TWICE, HAND_DERIVED, TRANSFORMATIONS),
-    ),
-)
-def test_a_hand_derived_rule_is_right_or_says_what_to_do(name, implementation, transformation):
-    if transformation == "jacfwd of a compiled function":
-        pytest.xfail("JAX raises its own error, where the compiled function around ours is lowered")
-    transform = TRANSFORMATIONS[transformation]
-    try:
-        actual = transform(functools.partial(TWICE[name], how=implementation))(X3)
-    except TypeError as error:
-        message = str(error)
-    else:
-        expected = jax.jit(transform(functools.partial(TWICE[name], how="paper")))(X3)
-        cases.assert_close(actual, expected, 1e-9)
-        return
-    assert re.search('implementation="paper"', message), message
-
-
 def matrix_sizes(program):
     """How many entries the floating-point arrays of a lowered program have."""
     shapes = re.findall(r"tensor<((?:\d+x)+)f64>", program)
     return {int(np.prod([int(n) for n in shape.split("x") if n])) for shape in shapes}
 
 
-@pytest.mark.parametrize("implementation", ["auto", pytest.param("paper", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("implementation", cases.quick_of(["auto"], ["auto", "paper"]))
 def test_one_source_with_many_targets_is_encoded_once(implementation):
     """No hidden unit of the encoder's MLP, and no score of its attention, is there for every target."""
     l_z, l_x, targets, d_mlp, H = 19, 7, 29, SIZES["d_mlp"], SIZES["H"]
@@ -313,7 +252,7 @@ EXPORTED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "implementation"), quick_of([("mh_attention", "auto")], itertools.product(EXPORTED, EVERY))
+    ("name", "implementation"), cases.quick_of([("mh_attention", "auto")], itertools.product(EXPORTED, EVERY))
 )
 def test_an_exported_program_of_fixed_lengths(name, implementation):
     f = jax.jit(functools.partial(EXPORTED[name], how=implementation))
@@ -325,7 +264,7 @@ def test_an_exported_program_of_fixed_lengths(name, implementation):
 
 @pytest.mark.parametrize(
     ("name", "implementation", "axes"),
-    quick_of(
+    cases.quick_of(
         [("d_transformer", "auto", "b, l"), ("mh_attention", "paper", "b, l"), ("mh_attention", "auto", "b, l")],
         itertools.product(EXPORTED, EVERY, ("b, l", "l")),
     ),

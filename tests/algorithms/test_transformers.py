@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import algorithms as alg
+from algorithms.lines import Embedding
 from tests import cases
 from training.crosscheck import oracle
 
@@ -72,20 +73,16 @@ def test_small_dtypes_are_near_the_oracle(config, dtype, bound):
 FILLERS = (0, -1, cases.N_V, 2**31 - 1)  # what may stand in padding: invalid IDs too
 
 
-def test_padding_of_the_context_is_not_there():
-    theta = cases.random_theta(cases.ED)
+def test_padding_is_not_there():
+    """Of the context, and of an encoder's sequence."""
+    theta, of_e = cases.random_theta(cases.ED), cases.random_theta(cases.E)
     for filler in FILLERS:
         padded = jnp.concatenate([z[:7], jnp.full(4, filler, z.dtype)])
         P = alg.ed_transformer(padded, x, theta, z_length=7)
         np.testing.assert_allclose(P, oracle.ed_transformer(z[:7], x, oracle.unstack(theta)), rtol=1e-10)
-
-
-def test_padding_of_the_sequence_is_not_there():
-    theta = cases.random_theta(cases.E)
-    for filler in FILLERS:
         padded = jnp.concatenate([x[:5], jnp.full(8, filler, x.dtype)])
-        P = alg.e_transformer(padded, theta, length=jnp.asarray(5))[:, :5]
-        np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(theta)), rtol=1e-10)
+        P = alg.e_transformer(padded, of_e, length=jnp.asarray(5))[:, :5]
+        np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(of_e)), rtol=1e-10)
 
 
 @architectures
@@ -126,6 +123,16 @@ def test_the_hidden_states_are_what_is_unembedded():
     X = oracle.gelu(np.asarray(theta.W_f @ alg.e_encoding(x, theta)) + np.asarray(theta.b_f)[:, None])  # line 10
     X = np.stack([oracle.layer_norm(column, *map(np.asarray, theta.norm)) for column in X.T], axis=1)  # line 11
     cases.assert_close(softmax(np.asarray(theta.W_u) @ X), expected(cases.E, z, x, theta))
+
+
+def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
+    theta = cases.random_theta(alg.ETransformerConfig(L=1, variant=alg.BERT, **cases.SHARED))
+    logits = theta.W_e.T @ alg.e_hidden_state(x, theta) + theta.b_u[:, None]
+    P = alg.e_transformer(x, theta)
+    cases.assert_close(P, softmax(logits))
+    plain = alg.BERT.but(embedding=Embedding())
+    without = alg.e_transformer(x, theta._replace(embedding_norm=None, variant=plain))
+    assert np.abs(P - without).max() > 1e-3
 
 
 def test_packed_documents_are_as_each_by_itself():

@@ -92,13 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.closing(requests):
         if options.case is not None:
             return _again(areas, seed, options.case)
-        return _from_last(areas, seed, noted, options)
-
-
-def _from_last(areas: Sequence[str], seed: int, noted: dict, options: argparse.Namespace) -> int:
-    first = noted.get("next", 0) if noted.get("seed") == seed else 0
-    say(f"seed {seed}, from case {first}, {options.minutes:g} minutes: {', '.join(areas)}")
-    return _run(areas, seed, first, monotonic() + 60 * options.minutes, options.state)
+        first = noted.get("next", 0) if noted.get("seed") == seed else 0
+        say(f"seed {seed}, from case {first}, {options.minutes:g} minutes: {', '.join(areas)}")
+        return _run(areas, seed, first, monotonic() + 60 * options.minutes, options.state)
 
 
 def _again(areas: Sequence[str], seed: int, n: int) -> int:
