@@ -146,3 +146,10 @@ def compile_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Program, "of", lookup)
         yield
+
+
+@pytest.fixture(scope="module")
+def as_most_callers(compile_once):
+    """JAX's 32-bit mode, and everything compiled once: most runs of a file are the same one."""
+    with jax.enable_x64(False):
+        yield

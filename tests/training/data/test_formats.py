@@ -134,9 +134,6 @@ def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
     (tmp_path / "d.parquet").write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"d\.parquet is damaged"):
         read_corpus([tmp_path / "d.parquet"], "text")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder: expected a directory of the library datasets"):
-        read_corpus([tmp_path / "folder"], "text")
 
 
 @pytest.mark.parametrize(("first", "last"), [(4, 12), (24, 60)])

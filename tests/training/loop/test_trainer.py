@@ -23,11 +23,7 @@ SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "
 PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_most_callers(compile_once):
-    """JAX's 32-bit mode, and everything compiled once: most runs here are the same one."""
-    with jax.enable_x64(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
 def lines(directory):
@@ -52,7 +48,7 @@ def initial(settings, config):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, _as_most_callers):
+def undisturbed(tmp_path_factory, as_most_callers):
     """A run with everything that has a state: dropout, an average of the parameters, Adam's moments."""
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
     settings = settings_for("d", **SHORT, dropout=0.2, ema_decay=0.9)
@@ -153,9 +149,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr("training.runs.metrics._finite", full)
-        with pytest.raises(
-            TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun the command"
-        ):
+        with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun"):
             trainer.train()
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
