@@ -31,9 +31,7 @@ def libraries():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e .[compare]")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transformers = pytest.importorskip(
-            "transformers", reason="transformers is not installed: pip install -e .[compare]"
-        )
+        transformers = pytest.importorskip("transformers", reason="not installed: pip install -e .[compare]")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch, transformers

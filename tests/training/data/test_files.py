@@ -183,6 +183,7 @@ BAD_FILES = {
     "short": ("a.txt", b"one line\n", "text", "a.txt has 1 distinct records, too few to hold some out"),
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json blank line": ("a.jsonl", b'{"text": "a"}\n\n', "text", "a.jsonl:2: not a JSON object on one line"),
+    "json deep": ("a.jsonl", b"[" * 200_000, "text", "a.jsonl:1: not a JSON object on one line (nested too deeply)"),
     "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),
     "json key": ("a.jsonl", b'{"source": "c"}\n', "pairs", f'a.jsonl:1: {OF_PAIRS}, got {{"source": "c"}}'),
     "json number": ("a.jsonl", b'{"label": 1, "text": "b"}\n', "labeled", f'a.jsonl:1: {OF_LABELS}, got {{"label": 1'),
@@ -213,8 +214,6 @@ def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
 def test_what_cannot_be_read_is_said(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none\.txt: No such file or directory"):
         read_corpus([tmp_path / "none.txt"], "text")
-    with pytest.raises(DataError, match="expected a directory of the library datasets"):
-        read_corpus([tmp_path], "text")
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")
     path = write(tmp_path / "a.txt", text_of(20))
@@ -230,12 +229,6 @@ def test_what_is_not_a_file_is_refused(tmp_path, kind):
     for path, what in ((tmp_path / "pipe", "a pipe"), (tmp_path / "pipe.parquet", "a pipe"), ("/dev/null", "a device")):
         with pytest.raises(DataError, match=f"cannot read {path}: expected a file, got {what}"):
             read_corpus([path], kind)
-
-
-def test_a_line_that_is_nested_too_deeply_is_named(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "a"}\n' + "[" * 200_000 + "\n")
-    with pytest.raises(DataError, match=r"a\.jsonl:2: not a JSON object on one line \(nested too deeply\)"):
-        list(read_corpus([path], "text").train)
 
 
 def test_a_directory_of_text_is_its_files_by_name(tmp_path):
@@ -256,9 +249,7 @@ def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"expected a directory of the library datasets .*, or of text"):
         read_corpus([tmp_path], "text")
     write(tmp_path / "a.txt", "a\n")
-    with pytest.raises(
-        DataError, match="is a directory of 1 files, but only files have weights; give each file its weight"
-    ):
+    with pytest.raises(DataError, match="is a directory of 1 files, but only files have weights; give each file its w"):
         read_corpus([tmp_path], "text", counted=True)
     with pytest.raises(DataError, match="expected a directory of the library datasets"):
         read_corpus([tmp_path], "pairs")
