@@ -5,7 +5,6 @@ import math
 import pytest
 
 import training
-from training import commands
 from training.commands.generate import parser as generate_parser
 from training.commands.train import parser
 from training.data.loading import load_run_data
@@ -78,6 +77,5 @@ def test_epochs_are_steps(tmp_path):
         (["--epochs", "many"], "--epochs: expected a number, got 'many'"),
     ],
 )
-def test_what_is_wrong_with_epochs_is_said(flags, sentence, tmp_path, capsys):
-    assert commands.train_main(["d", "--run", str(tmp_path / "run"), *flags]) == 2
-    assert capsys.readouterr().err == f"train.py: {sentence}\n"
+def test_what_is_wrong_with_epochs_is_said(flags, sentence, tmp_path, called):
+    assert called("train", "d", "--run", tmp_path / "run", *flags) == (2, "", f"train.py: {sentence}\n")

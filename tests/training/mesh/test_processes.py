@@ -14,7 +14,6 @@ import pytest
 from jax._src import distributed
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
-from training import commands
 from training.mesh import store
 from training.mesh.processes import SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
@@ -257,10 +256,9 @@ def test_invalid_counts_fail_before_connecting(arguments, message):
 
 
 @pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
-def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys, flag):
-    assert commands.train_main(["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
+def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, called, flag):
     sentence = "--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it"
-    assert capsys.readouterr().err == f"train.py: {sentence}\n"
+    assert called("train", "d", "--run", tmp_path / "run", flag, 1) == (2, "", f"train.py: {sentence}\n")
     assert not (tmp_path / "run").exists()
 
 
