@@ -99,11 +99,6 @@ class Browser:
         """What the page wrote to the console since the last time."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
 
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write a picture of the page, or of what is to be seen of it."""
-        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def printed(self) -> bytes:
         """The page as a PDF."""
         return base64.b64decode(self.command("Page.printToPDF", printBackground=True)["data"])

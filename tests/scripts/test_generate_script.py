@@ -51,6 +51,14 @@ def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
     return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
 
 
+def translation(runs, line, tau=0.0, r=0, seed=0):
+    """What Algorithm 15 makes of a line."""
+    z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
+    options = {"tau": tau, "key": jax.random.fold_in(jax.random.key(seed), r), "l_max": 9}
+    tokens, length = ed_inference(z, load_run(runs["ed"]).theta, **options)
+    return LETTERS.decode(tokens[: int(length)].tolist())
+
+
 def test_a_decoder_continues_the_prompt(answered, runs):
     expected = continuation(runs, "abc", 20, 1.0)
     assert answered("d", "--prompt", "abc", "--l_gen", 20, "--tau", 1) == expected + "\n"
@@ -133,14 +141,8 @@ def test_a_stop_ends_the_text(answered, runs):
 
 
 def test_an_encoder_decoder_translates_line_by_line(answered, runs):
-    model = load_run(runs["ed"])
     lines = ["abc", "j", "fade ."]
-    expected = []
-    for line in lines:
-        z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
-        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9}
-        tokens, length = ed_inference(z, model.theta, **options)
-        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    expected = [translation(runs, line) for line in lines]
     stdin = "\n".join(lines) + "\n"
     assert answered("ed", "--l_max", 9, stdin=stdin).splitlines() == expected
     assert answered("ed", "--l_max", 9, "--prompt", "abc") == expected[0] + "\n"  # streamed
@@ -184,13 +186,7 @@ def test_a_classifier_names_the_class(answered, runs):
 
 def test_every_line_is_a_request_of_its_own(answered, runs, monkeypatch):
     monkeypatch.setattr(generate, "LINES_AT_ONCE", 2)
-    model = load_run(runs["ed"])
-    z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("abc"), LETTERS.eos_token])
-    expected = []
-    for r in range(3):
-        options = {"tau": 2.0, "key": jax.random.fold_in(jax.random.key(4), r), "l_max": 9}
-        tokens, length = ed_inference(z, model.theta, **options)
-        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    expected = [translation(runs, "abc", 2.0, r, seed=4) for r in range(3)]
     flags = ("--l_max", 9, "--tau", 2, "--seed", 4)
     assert answered("ed", *flags, stdin=3 * "abc\n").splitlines() == expected
     assert len(set(expected)) == 3
