@@ -209,5 +209,9 @@ def change_config(path, **fields):
 def assert_refused(model, path, message, **fields):
     """A checkpoint of a model is refused once these fields of its config.json have changed."""
     change_config(saved(model, path), **fields)
+    assert_unreadable(path, message)
+
+
+def assert_unreadable(path, message):
     with pytest.raises(InterchangeError, match=message):
         load_pretrained(path)

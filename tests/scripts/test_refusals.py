@@ -86,11 +86,7 @@ REFUSED = {
     ],
     "train": [
         ("", "", "expected {d,e,ed,classify,gato}, got none; see --help"),
-        (
-            "--run none",
-            "",
-            "--run: expected a run to resume, got none; to begin one, put the task first: d, e, ed, ",
-        ),
+        ("--run none", "", "--run: expected a run to resume, got none; to begin one, put the task first: d, e, ed, "),
         ("f", "", "expected one of d, e, ed, classify, gato, got 'f'"),
         ("clasify", "", "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
         ("d", "", "expected --run, got none; see --help"),

@@ -17,6 +17,11 @@ def write(path, contents):
     return path
 
 
+def assert_refused(path, message, kind="text", **options):
+    with pytest.raises(DataError, match=message):
+        read_corpus([path], kind, **options)
+
+
 def sides(corpus):
     return list(corpus.train), list(corpus.validation)
 
@@ -212,13 +217,11 @@ def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read .*none\.txt: No such file or directory"):
-        read_corpus([tmp_path / "none.txt"], "text")
+    assert_refused(tmp_path / "none.txt", r"cannot read .*none\.txt: No such file or directory")
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")
     path = write(tmp_path / "a.txt", text_of(20))
-    with pytest.raises(DataError, match=r"validation_fraction: expected a number between 0 and 1, got 1\.0"):
-        read_corpus([path], "text", validation_fraction=1.0)
+    assert_refused(path, r"validation_fraction: expected a number between 0 and 1, got 1\.0", validation_fraction=1.0)
 
 
 @pytest.mark.parametrize("kind", ["text", "pairs"])
@@ -227,8 +230,7 @@ def test_what_is_not_a_file_is_refused(tmp_path, kind):
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe.parquet")
     for path, what in ((tmp_path / "pipe", "a pipe"), (tmp_path / "pipe.parquet", "a pipe"), ("/dev/null", "a device")):
-        with pytest.raises(DataError, match=f"cannot read {path}: expected a file, got {what}"):
-            read_corpus([path], kind)
+        assert_refused(path, f"cannot read {path}: expected a file, got {what}", kind)
 
 
 def test_a_directory_of_text_is_its_files_by_name(tmp_path):
@@ -246,10 +248,7 @@ def test_a_directory_of_text_is_its_files_by_name(tmp_path):
 
 
 def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"expected a directory of the library datasets .*, or of text"):
-        read_corpus([tmp_path], "text")
+    assert_refused(tmp_path, r"expected a directory of the library datasets .*, or of text")
     write(tmp_path / "a.txt", "a\n")
-    with pytest.raises(DataError, match="is a directory of 1 files, but only files have weights; give each file its w"):
-        read_corpus([tmp_path], "text", counted=True)
-    with pytest.raises(DataError, match="expected a directory of the library datasets"):
-        read_corpus([tmp_path], "pairs")
+    assert_refused(tmp_path, "a directory of 1 files, but only files have weights; give each file its w", counted=True)
+    assert_refused(tmp_path, "expected a directory of the library datasets", "pairs")

@@ -240,22 +240,6 @@ def test_the_largest_are_found_among_all_numbers(dtype):
         np.testing.assert_array_equal(found, values[order] >= least, err_msg=f"k = {k}")
 
 
-@pytest.mark.end_to_end
-@pytest.mark.parametrize(("top_k", "top_p"), [(4, None), (None, 0.6), (6, 0.5)])
-def test_restricted_agrees_with_transformers(top_k, top_p):
-    torch = pytest.importorskip("torch")
-    logits_process = pytest.importorskip("transformers.generation.logits_process")
-    scores = torch.from_numpy(np.random.default_rng(2).normal(size=(5, 23)) * 2)
-    P = torch.softmax(scores, -1).numpy().T
-    scores = logits_process.TemperatureLogitsWarper(0.7)(None, scores)
-    if top_k:
-        scores = logits_process.TopKLogitsWarper(top_k)(None, scores)
-    if top_p:
-        scores = logits_process.TopPLogitsWarper(top_p)(None, scores)
-    expected = torch.softmax(scores, -1).numpy().T
-    np.testing.assert_allclose(distribution(P, 0.7, top_k, top_p), expected, atol=1e-12)
-
-
 def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
     q = distribution(np.array([[0.5], [0.1], [0.15], [0.25]]), np.inf, 2, None)
     np.testing.assert_allclose(q[:, 0], [0.5, 0, 0, 0.5])

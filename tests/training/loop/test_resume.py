@@ -11,13 +11,13 @@ import time
 import chex
 import pytest
 
+from tests.training_cases import untimed
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 FLAGS = {"tokenizer": "bytes", "l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8, "batch-size": 4, "steps": 60}
 FLAGS |= {"eval-every": 20, "checkpoint-every": 4, "dropout": 0.1, "ema-decay": 0.9, "peak": 1e9}
 PATIENCE = 600  # seconds until a test gives up
@@ -54,8 +54,7 @@ class Command:
         return err
 
     def record(self):
-        lines = read_metrics(self.files.metrics)
-        return [{name: value for name, value in line.items() if name not in TIMED} for line in lines]
+        return untimed(self.files.metrics)
 
 
 def wait_until(condition, *processes):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import d_training
-from tests.training_cases import data_for, make_trainer, settings_for
+from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
 from training.loop.diagnosis import TrainingError
 from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
@@ -18,7 +18,6 @@ from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
 from training.tasks.models import init_model, model_shapes
 
-TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
 PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
@@ -26,14 +25,8 @@ PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_d
 pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
-def lines(directory):
-    """metrics.jsonl without what depends on the clock."""
-    record = read_metrics(directory / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name not in TIMED} for line in record]
-
-
 def assert_same_run(directory, expected):
-    assert lines(directory) == lines(expected)
+    assert untimed(directory / "metrics.jsonl") == untimed(expected / "metrics.jsonl")
     chex.assert_trees_all_equal(*(load_run(d).theta for d in (directory, expected)))
 
 
@@ -197,7 +190,7 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
     settings = settings_for("d", **PLAIN | {"optimizer": "adam", "clip_norm": 1.0} | often)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     results = trainer.train()
-    record = [line for line in lines(tmp_path / "run") if "validation_loss" in line]
+    record = [line for line in untimed(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in line]
     losses = [line["validation_loss"] for line in record]
     best = int(np.argmin(losses))
     assert len(losses) == best + 3
@@ -219,7 +212,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert "the gradients of W_e" in message
     assert "are not finite, at learning rate" in message
     assert "the last good checkpoint is of step 1" in message
-    assert (checkpoint_steps(tmp_path / "run"), len(lines(tmp_path / "run"))) == ([1], 1)
+    assert (checkpoint_steps(tmp_path / "run"), len(untimed(tmp_path / "run" / "metrics.jsonl"))) == ([1], 1)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
