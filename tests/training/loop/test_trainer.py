@@ -141,7 +141,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.runs.metrics._finite", full)
+        patch.setattr("training.runs.metrics.MetricsLog.append", full)
         with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun"):
             trainer.train()
     trainer, _ = make_trainer(tmp_path / "run", settings)
