@@ -115,14 +115,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert sides(read_corpus([a], "pairs", validation_paths=[b]))[0] == [Pair("one", "uno", f"{a}:1")]
 
 
-def test_the_split_does_not_depend_on_the_order_of_the_files(tmp_path):
-    paths = [write(tmp_path / f"{i}.tsv", "".join(f"w{i}{j}\tx\n" for j in range(50))) for i in range(4)]
-    first = sides(read_corpus(paths, "pairs"))
-    second = sides(read_corpus(paths[::-1], "pairs"))
-    assert [set(side) for side in first] == [set(side) for side in second]
-    assert len(first[1]) == 10
-
-
 def test_pairs_with_the_same_source_are_on_one_side(tmp_path):
     path = write(tmp_path / "a.tsv", "".join(f"word {j % 40}\tx {j}\n" for j in range(400)))
     train, validation = sides(read_corpus([path], "pairs"))

@@ -193,7 +193,7 @@ def distribution(P, tau, top_k, top_p):
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, None)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, 1.0)])
 def test_restricted_is_the_definition(tau, top_k, top_p):
     P = np.random.default_rng(1).dirichlet(np.full(11, 0.5), size=4).T
     Q = distribution(P, tau, top_k, top_p)
@@ -314,28 +314,6 @@ def test_penalties_count_what_was_generated_and_not_the_prompt(frequency, presen
         scores = log_P[:, len(text) + i - 1] - frequency * counts - presence * (counts > 0)
         assert scores.argmax() == token
     assert (tokens != run(**one)[0]).any()
-
-
-def test_other_settings_compile_nothing():
-    def tokens(**how):
-        return run(prompts=np.zeros((2, 24), int), lengths=np.array([24, 20]), l_gen=3, eos=4, **how)
-
-    tokens(tau=0.3, top_k=4)
-    tokens(tau=0.3, no_repeat_ngram_size=2)
-    before = decoding.decode._cache_size()
-    for k in range(1, 9):
-        tokens(tau=k / 10, top_k=k, top_p=k / 10)
-        tokens(tau=k / 10, no_repeat_ngram_size=k, repetition_penalty=1 + k / 10)
-        tokens(tau=k / 10, frequency_penalty=k / 9, presence_penalty=-k / 5)
-    assert decoding.decode._cache_size() == before
-
-
-@pytest.mark.parametrize(
-    ("how", "same"),
-    [({"top_k": 1}, {"tau": 0.0}), ({"top_p": 1e-9}, {"tau": 0.0}), ({"top_k": N_V}, {}), ({"top_p": 1.0}, {})],
-)
-def test_one_token_alone_is_greedy_and_all_are_no_restriction(how, same):
-    np.testing.assert_array_equal(run(**how), run(**same))
 
 
 @pytest.mark.usefixtures("x32")

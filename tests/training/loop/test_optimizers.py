@@ -60,11 +60,6 @@ def test_adam_has_the_constants_of_the_source():
     np.testing.assert_allclose(list(run(optimizer)), expected, rtol=1e-9)
 
 
-def test_the_first_rate_is_that_of_step_one():
-    assert float(schedule("vaswani")(0)) == pytest.approx(0.1 * 16**-0.5 * 4**-1.5)
-    assert float(schedule("cosine")(0)) == pytest.approx(0.1 / 4)
-
-
 T = np.arange(5, 21)
 FALLING = {
     "constant": 0.1 * np.ones(16),
