@@ -9,14 +9,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 FLAGS = [
-    "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
     "--no-first-run",
@@ -28,12 +27,18 @@ FLAGS = [
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Left": "\ue012", "Up": "\ue013", "Right": "\ue014", "Down": "\ue015"}
 
 
+def luminance(channels: Iterable[float]) -> float:
+    """How bright a color is, of red, green and blue from 0 to 1."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 class Browser:
     """A session."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        options = {"args": FLAGS}
+        options = {"args": ["--headless=new", *FLAGS]}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._url += f"/session/{session['sessionId']}"
@@ -93,11 +98,6 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the page wrote to the console since the last time."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
-
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write a picture of the page, or of what is to be seen of it."""
-        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def printed(self) -> bytes:
         """The page as a PDF."""

@@ -28,7 +28,9 @@ import dataclasses
 import datetime
 import functools
 import gc
+import io
 import itertools
+import sys
 
 import hypothesis
 import jax
@@ -36,6 +38,7 @@ import jaxtyping
 import pytest
 
 from tests import typechecking
+from training import commands
 from training.commands.compiled_programs import keep_programs_in
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -146,3 +149,35 @@ def compile_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Program, "of", lookup)
         yield
+
+
+@pytest.fixture(scope="module")
+def as_most_callers(compile_once):
+    """JAX's 32-bit mode, and everything compiled once: most runs of a file are the same one."""
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.fixture
+def called(capsys, monkeypatch):
+    """Run a command, such as generate; return its status, and what it printed to standard output and error."""
+
+    def call(name, *arguments, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
+        capsys.readouterr()
+        status = getattr(commands, f"{name}_main")([*map(str, arguments)])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def printed(called):
+    """Run a command that succeeds; return what it printed to standard output."""
+
+    def call(*words, **options):
+        status, out, err = called(*words, **options)
+        assert status == 0, err
+        return out
+
+    return call

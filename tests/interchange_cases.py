@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from algorithms.lines import Unembedding
 from algorithms.ops.linear import logits
+from training.generation import translate
 from training.interchange import InterchangeError, load_model, load_pretrained, mapping, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
@@ -31,9 +32,7 @@ def libraries():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e .[compare]")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        transformers = pytest.importorskip(
-            "transformers", reason="transformers is not installed: pip install -e .[compare]"
-        )
+        transformers = pytest.importorskip("transformers", reason="not installed: pip install -e .[compare]")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch, transformers
@@ -182,9 +181,15 @@ def assert_written_again(torch, path, open_model, outputs, *, unwritten=(), tole
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), rtol=0)
 
 
-def assert_greedy(tokens, counts, expected):
-    """The translations of a batch are those of PyTorch, as far as both go."""
-    for row, n, theirs in zip(tokens, counts, expected.tolist(), strict=True):
+def assert_greedy(torch, model, path, z, lengths, l_max, **rules):
+    """The translations of a batch are those of PyTorch's model, as far as both go."""
+    theta, config, _ = load_pretrained(path)
+    special = {"bos": model.config.decoder_start_token_id, "eos": model.config.eos_token_id}
+    tokens, counts, _ = translate(theta, z, lengths=lengths, config=config, l_max=l_max, **special)
+    attended = torch.tensor(np.arange(z.shape[1]) < lengths[:, None]).long()
+    options = {"max_length": l_max, "num_beams": 1, "do_sample": False, **rules}
+    expected = model.generate(torch.tensor(z), attention_mask=attended, **options).tolist()
+    for row, n, theirs in zip(tokens, counts, expected, strict=True):
         both = min(int(n), len(theirs))
         assert row[:both].tolist() == theirs[:both]
 
@@ -204,5 +209,9 @@ def change_config(path, **fields):
 def assert_refused(model, path, message, **fields):
     """A checkpoint of a model is refused once these fields of its config.json have changed."""
     change_config(saved(model, path), **fields)
+    assert_unreadable(path, message)
+
+
+def assert_unreadable(path, message):
     with pytest.raises(InterchangeError, match=message):
         load_pretrained(path)

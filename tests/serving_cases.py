@@ -63,6 +63,11 @@ def client_of(port, **options):
     return openai.OpenAI(**{"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 0} | options)
 
 
+def complete(client, prompt="abc", **options):
+    how = {"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0}
+    return client.completions.create(**how | options)
+
+
 def asked(port, method, path, body=None, **headers):
     """The status, the headers and the body of an answer."""
     data = body if body is None or isinstance(body, str | bytes) else json.dumps(body)

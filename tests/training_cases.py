@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from training.loop.trainer import Watch, train
 from training.mesh.processes import Processes
 from training.runs.directory import Description, RunDirectory
 from training.runs.interrupts import Interrupts
+from training.runs.metrics import read_metrics
 from training.settings import Settings
 from training.tasks import TASKS, settings_from
 from training.tasks.models import model_config
@@ -26,6 +28,7 @@ TINY = {"H": 2, "d_e": 8, "d_mlp": 12, "l_max": 7, "batch_size": 4, "tensorboard
 TOKEN_TASKS = [task for task in TASKS if task != "gato"]
 """The tasks whose batches have tokens alone."""
 TINY |= {"optimizer": "adamw", "schedule": "cosine"}  # what compiles fast
+TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 GATO_SETTINGS = {"l_max": 80, "batch_size": 8, "d_r": 4, "n_groups": 2, "n_places": 2}
 """Sizes of the task gato that have room for a drawing."""
 
@@ -74,6 +77,11 @@ def data_for(settings: Settings) -> RunData:
     found = {"corpus": corpus, "tokenizer": tokenizer, "train": train, "validation": validation}
     labels = ("even", "odd") if settings.task == "classify" else ()
     return RunData(**found, stores=Splits(*parts, parts[1]), labels=labels)
+
+
+def untimed(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl without what depends on the clock."""
+    return [{name: value for name, value in line.items() if name not in TIMED} for line in read_metrics(metrics)]
 
 
 class Witness:

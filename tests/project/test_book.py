@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 import algorithms
+from tests.browser import FLAGS as OF_EVERY_PAGE
+from tests.browser import luminance
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book import write_book
@@ -22,18 +24,7 @@ from training.crosscheck.variants import VariantScenarios, compare_variant
 pytestmark = pytest.mark.end_to_end
 SAMPLE = (1, 4, 6, 10)
 VARIANTS = ("LLAMA", "BERT")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--force-prefers-reduced-motion",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # so that no request, not even the browser's own, leaves the machine
-)
+FLAGS = ["--headless", "--disable-quic", "--force-prefers-reduced-motion", *OF_EVERY_PAGE]
 
 
 @dataclasses.dataclass
@@ -112,10 +103,9 @@ def check_lines(pages, numbers):
     for n in numbers:
         page = pages[f"algorithm-{n}.html"]
         for line in PSEUDOCODE[n].lines:
-            assert f"paper-{line.number}" in page.ids
-            assert f"code-{line.number}" in page.ids
-            assert f"#code-{line.number}" in page.links
-            assert f"#paper-{line.number}" in page.links
+            sides = {f"paper-{line.number}", f"code-{line.number}"}
+            assert sides <= set(page.ids)
+            assert {f"#{side}" for side in sides} <= set(page.links)
         assert f"algorithm-{n}.html" in pages["index.html"].links
         assert sum(tag == "math" for tag, _ in page.tags) >= len(PSEUDOCODE[n].lines)
         assert "all equal" in " ".join(page.words)
@@ -229,12 +219,6 @@ def test_pages_are_accessible(book):
                 assert attributes.get("aria-label") or attributes.get("aria-labelledby")
 
 
-def luminance(color):
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 def test_text_has_contrast(book):
     style = (book / "book.css").read_text("utf-8")
     blocks = re.findall(r":root \{(.*?)\}", style, re.S)
@@ -242,7 +226,8 @@ def test_text_has_contrast(book):
     for colors in (light, dark):
         for text in ("ink", "quiet", "link", "good", "bad", "keyword"):
             for ground in ("ground", "panel", "mark"):
-                a, b = sorted((luminance(colors[text]), luminance(colors[ground])))
+                values = ([int(colors[name][i : i + 2], 16) / 255 for i in (1, 3, 5)] for name in (text, ground))
+                a, b = sorted(map(luminance, values))
                 assert (b + 0.05) / (a + 0.05) >= 4.5, (text, ground)
 
 

@@ -58,6 +58,9 @@ def test_the_components_agree_line_by_line(components):
         assert all(cell.visits >= 1 for cell in result.cells.values())
         lines = [(ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1] for place in result.places]
         assert all(line.strip() for line in lines)
+    in_json = as_json(components)["lines"]
+    assert len(in_json) == len(components.lines)
+    assert all(line["verdict"] == "equal" and line["formula"] for line in in_json)
 
 
 def test_heads_are_compared_one_by_one(components):
@@ -65,12 +68,6 @@ def test_heads_are_compared_one_by_one(components):
     sequences = 1 + 1 + 3  # two runs of one, one of a batch
     assert of_heads.visits == sequences * 2  # heads
     assert sum(cell.visits for cell in components.lines[4, "4"].elsewhere[5]) == sequences * 2
-
-
-def test_json_has_every_line(components):
-    lines = as_json(components)["lines"]
-    assert len(lines) == len(components.lines)
-    assert all(line["verdict"] == "equal" and line["formula"] for line in lines)
 
 
 @pytest.mark.end_to_end
@@ -100,7 +97,7 @@ def cache():
     return collections.defaultdict(dict)
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SAMPLE else pytest.mark.slow) for n in PLANTED])
 def test_a_mutation_is_located(name, cache):
     mutation = PLANTED[name]
     results = locate(mutation, ROOT, 0, cache)
@@ -133,15 +130,6 @@ def test_all_lines_agree():
     assert results.ok, summary(results)
     assert len(results.lines) == 105
     assert results.worst <= 1e-10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PLANTED if name not in SAMPLE])
-def test_every_mutation_is_located(name, cache):
-    mutation = PLANTED[name]
-    first = locate(mutation, ROOT, 0, cache).first
-    assert first is not None
-    assert first[:2] == (mutation.algorithm, mutation.line)
 
 
 def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):

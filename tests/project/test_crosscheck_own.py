@@ -1,6 +1,5 @@
 """The cross-check of lines of one's own: equal to their authors' loops, and what is not compared is named."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,13 @@ LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
 
 
-@functools.cache
-def crosscheck(name: str, implementation: str = "paper") -> Any:
-    return compare_own(OwnScenarios(algorithms, PATHS[name], seed=0, sizes={}, implementation=implementation), ROOT)
+def crosscheck(path: str) -> Any:
+    return compare_own(OwnScenarios(algorithms, path, seed=0, sizes={}, implementation="paper"), ROOT)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER.get(name, ())) for name in PATHS])
 def test_every_line_agrees_with_the_loops(name):
-    results = crosscheck(name)
+    results = crosscheck(PATHS[name])
     assert results.ok, summary(results)
     assert results.worst <= 1e-10
     number = "8" if name == "EXPERTS" else "6"
@@ -46,8 +44,7 @@ def test_every_line_agrees_with_the_loops(name):
 @pytest.mark.slow
 def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
     """Latent attention and first layers without experts are no lines of one's own."""
-    scenarios = OwnScenarios(algorithms, f"{__name__}:FIRST", seed=0, sizes={}, implementation="paper")
-    results = compare_own(scenarios, ROOT)
+    results = crosscheck(f"{__name__}:FIRST")
     assert results.ok, summary(results)
     assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")
     assert results.settings["left_out"] == []
@@ -56,8 +53,7 @@ def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
 @pytest.mark.thorough
 @pytest.mark.parametrize(("architecture", "algorithm"), [("e", 9), ("ed", 8)])
 def test_an_encoder_and_a_pair_of_models_agree_with_the_loops(architecture, algorithm):
-    name = f"{__name__}:IN_BOTH:{architecture}"
-    results = compare_own(OwnScenarios(algorithms, name, seed=0, sizes={}, implementation="paper"), ROOT)
+    results = crosscheck(f"{__name__}:IN_BOTH:{architecture}")
     assert results.ok, summary(results)
     own = {"5": "Sinks", "7": "Experts", "14": "Sinks", "16": "Sinks", "18": "Experts"}
     for number in own if algorithm == 8 else ("5", "7"):
@@ -74,22 +70,21 @@ def test_wrong_loops_of_attention_to_a_context_are_located(monkeypatch):
         return right(line, X, Z, W, np.ones_like(mask) if X is not Z else mask) * (1 if X is Z else 2)
 
     monkeypatch.setattr(loops, "sinks", wrong)
-    name = f"{__name__}:IN_BOTH:ed"
-    results = compare_own(OwnScenarios(algorithms, name, seed=0, sizes={}, implementation="paper"), ROOT)
+    results = crosscheck(f"{__name__}:IN_BOTH:ed")
     assert results.first[:2] == (8, "16")
 
 
 def test_wrong_loops_are_located(monkeypatch):
     right = loops.experts
     monkeypatch.setattr(loops, "experts", lambda line, X, W: right(line.but(k=1), X, W))
-    results = compare_own(OwnScenarios(algorithms, PATHS["EXPERTS"], seed=0, sizes={}, implementation="paper"), ROOT)
+    results = crosscheck(PATHS["EXPERTS"])
     assert not results.ok
     assert results.first[:2] == (10, "8")
 
 
 def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(Sinks, "loops", "")
-    results = compare_own(OwnScenarios(algorithms, PATHS["SINKS"], seed=0, sizes={}, implementation="paper"), ROOT)
+    results = crosscheck(PATHS["SINKS"])
     assert results.ok, summary(results)
     assert (10, "6") not in results.lines
     assert "not compared: line 6 of Algorithm 10, since Sinks.loops names no NumPy loops" in summary(results)
@@ -97,7 +92,7 @@ def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
 
 
 def test_wrong_usage():
-    with pytest.raises(UsageError, match=r"--variant: expected one of .*, or PACKAGE.MODULE:NAME.*, got 'LAMA'"):
+    with pytest.raises(UsageError, match=r"--variant: expected one of VASWANI, BERT, .*PACKAGE.MODULE:NAME.* 'LAMA'"):
         command.main(["--variant", "LAMA"])
     with pytest.raises(UsageError, match="no_such_lines: expected a module with the lines of this model"):
         command.main(["--variant", "no_such_lines:MINE"])

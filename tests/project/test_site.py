@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.test_book import FLAGS
+from tests.project.test_book import browser  # noqa: F401
 
 pytestmark = pytest.mark.end_to_end
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,12 +55,8 @@ def test_pages_ask_the_network_for_nothing(site):
         assert not re.findall(r'<link[^>]* rel="?(?:stylesheet|preload|icon)"?[^>]* href="?https?:', text), path
 
 
-def test_the_search_works_in_pages_opened_as_files(site, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium found; on Debian: apt install chromium")
-    options = (f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000", "--dump-dom")
-    command = [browser, *FLAGS, *options, f"{(site / 'notes' / 'scaling.html').as_uri()}?q=preemption"]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
+def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):  # noqa: F811
+    url = f"{(site / 'notes' / 'scaling.html').as_uri()}?q=preemption"
+    page = browser(url, tmp_path, "--virtual-time-budget=10000", "--dump-dom").stdout
     assert re.search(r"[1-9]\d* matching document", page)
     assert re.search(r'href="[^"]*accelerators\.html', page[page.index("matching document") :])

@@ -37,17 +37,22 @@ RECORDED = {
 COMPILERS = {"v5e:2x4": "libtpu", "h100": "jax_cuda12_plugin"}
 
 
-@pytest.mark.compilers
-@pytest.mark.parametrize("device", RECORDED)
-def test_steps_have_their_kernel_and_cost_what_they_did(device):
+def report_of(device, program):
+    """What a program prints in a process of its own, where the compiler of the device is installed."""
     if importlib.util.find_spec(COMPILERS[device]) is None:
         pytest.skip(f"{COMPILERS[device]} is not installed: pip install -e .[{'tpu' if device != 'h100' else 'cuda'}]")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    command = [sys.executable, "-c", COMMAND.replace("DEVICE", repr(device))]
     environment = inherited | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("device", RECORDED)
+def test_steps_have_their_kernel_and_cost_what_they_did(device):
+    report = report_of(device, COMMAND.replace("DEVICE", repr(device)))
     column, recorded = RECORDED[device]
     for program, costs in report.items():
         assert costs[column] == pytest.approx(recorded[program], rel=0.1), program

@@ -1,5 +1,6 @@
 """generate.py --chat: what a small model with a template answers, turn by turn, and what it refuses."""
 
+import functools
 import io
 import json
 import os
@@ -36,14 +37,9 @@ def model(run):
 
 
 @pytest.fixture
-def told(run, called, monkeypatch):
+def told(run, called):
     """What is printed, and what is said about it."""
-
-    def call(*flags, stdin=""):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        return called("generate", run, "--chat", "--tau", "0", *flags)
-
-    return call
+    return functools.partial(called, "generate", run, "--chat", "--tau", "0")
 
 
 def written(*contents, system=None):

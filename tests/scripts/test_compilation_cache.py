@@ -8,12 +8,11 @@ import sys
 import numpy as np
 import pytest
 
+from tests.training_cases import untimed
 from training.runs.directory import RunDirectory, load_run
-from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 PIPES = ("stdout", "stderr")
 SIZES = {"--l_max": 8, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
 FLAGS = ["--quiet", "--no-tensorboard", "--tokenizer", "bytes", *(word for item in SIZES.items() for word in item)]
@@ -43,8 +42,7 @@ def completed(process):
 
 
 def numbers(path):
-    record = [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(RunDirectory(path).metrics)]
-    return record, flatten(load_run(path).theta)
+    return untimed(RunDirectory(path).metrics), flatten(load_run(path).theta)
 
 
 def assert_same(a, b):

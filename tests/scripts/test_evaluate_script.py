@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
 from algorithms import d_transformer
 from tests.run_cases import BYTES, make_run
-from training.commands import evaluate, evaluate_main, train_main
+from training.commands import evaluate
 from training.data.loading import load_run_data
 from training.data.records import Pair
 from training.evaluation import report
@@ -28,7 +28,7 @@ SIZES |= {"--batch-size": 4, "--steps": 3, "--peak": 1e9}
 
 
 @pytest.fixture
-def evaluated(tmp_path, capsys):
+def evaluated(tmp_path, printed):
     """Evaluate a run, trained for three steps or random; return what was printed, the rows, samples and directory."""
 
     def run(task, train_lines, held_out_lines, *, trained=False, **options):
@@ -38,13 +38,12 @@ def evaluated(tmp_path, capsys):
         directory, cache = tmp_path / "run", ["--cache", tmp_path / "cache"]
         if trained:
             flags = SIZES | {"--run": directory, "--data": files[0], "--validation-data": files[1]}
-            assert train_main([*map(str, [task, "--quiet", *cache, *itertools.chain(*flags.items())])]) == 0
+            printed("train", task, "--quiet", *cache, *itertools.chain(*flags.items()))
         else:
             make_run(directory, task, BYTES, data=files[:1], validation_data=files[1:], batch_size=4, **options)
-        capsys.readouterr()
-        assert evaluate_main([*map(str, [directory, *cache])]) == 0  # there are no test data
+        out = printed("evaluate", directory, *cache)  # there are no test data
         found = json.loads((directory / "evaluation-validation.json").read_text())
-        return capsys.readouterr().out, found["rows"], found["samples"], directory
+        return out, found["rows"], found["samples"], directory
 
     return run
 
@@ -120,27 +119,25 @@ def test_a_classifier_without_words_to_compare_with_is_evaluated(evaluated):
     assert samples[0] == sentence
 
 
-def test_other_data_leave_the_runs_own_record_as_it_is(evaluated, tmp_path, capsys):
+def test_other_data_leave_the_runs_own_record_as_it_is(evaluated, tmp_path, printed):
     lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
     _, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\n")
     own = (directory / "evaluation-validation.json").read_bytes()
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"word {n}\tthis is a word {n}\n" for n in range(40)))
-    command = [str(directory), "--data", str(other), "--cache", str(tmp_path / "cache")]
-    assert evaluate_main(command) == 0
+    printed("evaluate", directory, "--data", other, "--cache", tmp_path / "cache")
     assert (directory / "evaluation-validation.json").read_bytes() == own
     (found,) = directory.glob("evaluation-validation-*.json")
     assert json.loads(found.read_text())["data"] == [str(other)]
 
 
-def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, capsys):
+def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, printed):
     """The loss is that of Algorithm 10's own probabilities, chunk by chunk."""
     _, own, _, directory = evaluated("d", TRAIN, HELD_OUT, trained=True)
-    files = [str(tmp_path / "train.txt"), "--validation-data", str(tmp_path / "held-out.txt")]
-    command = [str(directory), "--cache", str(tmp_path / "cache"), "--data", *files]
+    files = ("--data", tmp_path / "train.txt", "--validation-data", tmp_path / "held-out.txt")
     found = {}
     for l_max in (32, 11):
-        assert evaluate_main([*command, "--l_max", str(l_max)]) == 0
+        printed("evaluate", directory, "--cache", tmp_path / "cache", *files, "--l_max", l_max)
         (kept,) = directory.glob("evaluation-validation-*.json")
         found[l_max] = json.loads(kept.read_text())["rows"]["this model"]["loss"]
     assert found[32] == pytest.approx(own["this model"]["loss"], rel=1e-6)
@@ -178,7 +175,7 @@ def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, called
     assert (status, "label: expected one of the run's classes, bad, good, got 'fine'" in error) == (2, True)
 
 
-def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, capsys):
+def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, called):
     lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
     out, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\nline 71\tthis is the line 71\n")
     kept = directory / "evaluation-validation.json"
@@ -190,19 +187,12 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
     monkeypatch.setattr(evaluate, "write_atomically", refuse)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert evaluate_main(["../run", "--cache", "../cache"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.partition("\n")[2] == out.partition("\n")[2]
-    assert printed.err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
+    status, again, err = called("evaluate", "../run", "--cache", "../cache")
+    assert (status, again.partition("\n")[2]) == (0, out.partition("\n")[2])
+    assert err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
     assert not kept.exists()
 
 
 def test_single_words_have_no_bleu():
     assert set(bleu(["one", "two"], ["one", "too"])) == {"chrF"}
     assert bleu(["one two three four"], ["one two three four"]) == {"BLEU": pytest.approx(100), "chrF": 100}
-
-
-def test_a_limit_is_for_runs_of_ed_and_classify(evaluated, tmp_path, called):
-    _, _, _, directory = evaluated("d", TRAIN, HELD_OUT)
-    status, _, error = called("evaluate", directory, "--limit", 3, "--cache", tmp_path / "cache")
-    assert (status, "--limit: expected a run of ed or classify, got one of d; leave it out" in error) == (2, True)

@@ -13,7 +13,6 @@ import pytest
 
 from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import LABELS, LETTERS, make_run
-from training import commands
 from training.commands import generate
 from training.commands.terminal import show
 from training.data.special_tokens import SpecialTokens
@@ -32,16 +31,13 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def answered(runs, capsys, monkeypatch):
+def answered(runs, called):
     """Run the script on the run of a task; return what it printed."""
 
-    def call(task, *arguments, stdin=None):
-        if stdin is not None:
-            monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        assert commands.generate_main([str(runs[task]), *map(str, arguments)]) == 0
-        printed = capsys.readouterr()
-        assert printed.err == ""
-        return printed.out
+    def call(task, *arguments, stdin=""):
+        status, out, err = called("generate", runs[task], *arguments, stdin=stdin)
+        assert (status, err) == (0, "")
+        return out
 
     return call
 
@@ -53,6 +49,14 @@ def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
     key = jax.random.fold_in(jax.random.key(seed), r)
     tokens = d_inference(x, model.theta, l_gen=l_gen, tau=tau, key=key).tolist()
     return LETTERS.decode(tokens[: tokens.index(LETTERS.eos_token)] if LETTERS.eos_token in tokens else tokens)
+
+
+def translation(runs, line, tau=0.0, r=0, seed=0):
+    """What Algorithm 15 makes of a line."""
+    z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
+    options = {"tau": tau, "key": jax.random.fold_in(jax.random.key(seed), r), "l_max": 9}
+    tokens, length = ed_inference(z, load_run(runs["ed"]).theta, **options)
+    return LETTERS.decode(tokens[: int(length)].tolist())
 
 
 def test_a_decoder_continues_the_prompt(answered, runs):
@@ -94,6 +98,8 @@ def test_log_probabilities_are_those_of_the_model(answered, runs):
     [
         (("--tau", 0, "--no-repeat-ngram-size", 2), {}, {"tau": 0.0, "no_repeat_ngram_size": 2}),
         (("--tau", 0, "--repetition-penalty", 3.0), {}, {"tau": 0.0, "repetition_penalty": 3.0}),
+        (("--tau", 3, "--top-k", 1), {}, {"tau": 0.0}),
+        (("--tau", 3, "--top-p", "0.0001"), {}, {"tau": 0.0}),
         (("--tau", 1, "--weights", "int8"), {"int8": True}, {"tau": 1.0}),
     ],
 )
@@ -134,21 +140,9 @@ def test_a_stop_ends_the_text(answered, runs):
     assert (answer["text"], answer["ended_by"]) == (expected, "stop")
 
 
-def test_top_k_and_top_p_reach_the_model(answered):
-    greedy = answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 0)
-    for flags, same in ((["--top-k", 1], True), (["--top-p", "0.0001"], True), ([], False)):
-        assert (answered("d", "--prompt", "abc", "--l_gen", 9, "--tau", 3, *flags) == greedy) is same
-
-
 def test_an_encoder_decoder_translates_line_by_line(answered, runs):
-    model = load_run(runs["ed"])
     lines = ["abc", "j", "fade ."]
-    expected = []
-    for line in lines:
-        z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
-        options = {"tau": 0.0, "key": jax.random.key(0), "l_max": 9}
-        tokens, length = ed_inference(z, model.theta, **options)
-        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    expected = [translation(runs, line) for line in lines]
     stdin = "\n".join(lines) + "\n"
     assert answered("ed", "--l_max", 9, stdin=stdin).splitlines() == expected
     assert answered("ed", "--l_max", 9, "--prompt", "abc") == expected[0] + "\n"  # streamed
@@ -192,35 +186,27 @@ def test_a_classifier_names_the_class(answered, runs):
 
 def test_every_line_is_a_request_of_its_own(answered, runs, monkeypatch):
     monkeypatch.setattr(generate, "LINES_AT_ONCE", 2)
-    model = load_run(runs["ed"])
-    z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode("abc"), LETTERS.eos_token])
-    expected = []
-    for r in range(3):
-        options = {"tau": 2.0, "key": jax.random.fold_in(jax.random.key(4), r), "l_max": 9}
-        tokens, length = ed_inference(z, model.theta, **options)
-        expected.append(LETTERS.decode(tokens[: int(length)].tolist()))
+    expected = [translation(runs, "abc", 2.0, r, seed=4) for r in range(3)]
     flags = ("--l_max", 9, "--tau", 2, "--seed", 4)
     assert answered("ed", *flags, stdin=3 * "abc\n").splitlines() == expected
     assert len(set(expected)) == 3
     assert answered("ed", *flags, stdin="\nj\nabc\n").splitlines()[2] == expected[2]
 
 
-def test_line_n_in_is_line_n_out(answered, runs, capsys, monkeypatch):
+def test_line_n_in_is_line_n_out(answered, runs, called):
     lines = answered("ed", "--l_max", 6, stdin="abc\n\nj\n").split("\n")
     assert lines[0] == answered("ed", "--l_max", 6, stdin="abc\n")[:-1]
     assert lines[1] == ""
     assert lines[2] == answered("ed", "--l_max", 6, stdin="j\n")[:-1]
     objects = answered("ed", "--json", "--l_max", 6, stdin="\nabc\n").splitlines()
     assert json.loads(objects[0]) == {"prompt": "", "answers": []}
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n?\nj\n"))
-    assert commands.generate_main([str(runs["ed"]), "--l_max", "6"]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out.split("\n"), printed.err.count("\n")) == (lines, 1)
-    assert "'?'" in printed.err
+    status, out, err = called("generate", runs["ed"], "--l_max", 6, stdin="abc\n?\nj\n")
+    assert (status, out.split("\n"), err.count("\n")) == (2, lines, 1)
+    assert "'?'" in err
 
 
 @pytest.mark.parametrize("origin", ["trained here", "published"])
-def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(capsys, tmp_path, origin):
+def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(printed, tmp_path, origin):
     """A published tokenizer has its special tokens anywhere, perhaps no mask, and fewer tokens than its model."""
     tokenizer = build_tokenizer("bpe", ["the cat sat on the mat, the rat sat on the cat. " * 9], N_V=280)
     if origin == "published":
@@ -236,12 +222,10 @@ def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(capsys, tmp_path, ori
     more = d_inference(jnp.asarray([*read, best]), model.theta, l_gen=4, tau=0.0, key=jax.random.key(0))
     expected = tokenizer.decode([best, *more.tolist()])[1:]
     assert tokenizer.eos_token not in more
-    flags = [str(run), "--l_gen", "5", "--tau", "0", "--prompt", "the "]
-    assert commands.generate_main(flags) == 0
-    assert capsys.readouterr().out == expected + "\n"  # streamed
-    assert commands.generate_main([*flags, "--prompt", "the cat", "--json"]) == 0
-    answers = [json.loads(line)["answers"][0]["text"] for line in capsys.readouterr().out.splitlines()]
-    assert answers[0] == expected
+    asked = ("generate", run, "--l_gen", 5, "--tau", 0, "--prompt", "the ")
+    assert printed(*asked) == expected + "\n"  # streamed
+    first, _ = printed(*asked, "--prompt", "the cat", "--json").splitlines()
+    assert json.loads(first)["answers"][0]["text"] == expected
 
 
 def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
@@ -256,11 +240,10 @@ def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
 NEWLINES = CharacterTokenizer("abcdefghij .\n")
 
 
-def test_a_conversation_keeps_its_history(capsys, monkeypatch, tmp_path):
+def test_a_conversation_keeps_its_history(called, printed, tmp_path):
     """A line that cannot be answered leaves it, an empty line goes on, and /reset forgets it."""
     run = make_run(tmp_path / "d", "d", NEWLINES, l_max=200)
     model = load_run(run)
-
     generator = Generator(model.theta, model.config)
 
     def said(text, r):
@@ -269,28 +252,22 @@ def test_a_conversation_keeps_its_history(capsys, monkeypatch, tmp_path):
         tokens = generator.generate(x, lengths=np.array([x.size]), l_gen=9, key=key, eos=NEWLINES.eos_token)[0]
         return NEWLINES.decode(tokens[tokens != NEWLINES.eos_token].tolist())
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n???\nde\n\n/reset\nabc\n"))
-    flags = [str(run), "--interactive", "--l_gen", "9", "--tau", "1"]
-    assert commands.generate_main(flags) == 0
-    printed = capsys.readouterr()
+    asked = ("generate", run, "--interactive", "--l_gen", 9, "--tau", 1)
+    status, out, err = called(*asked, stdin="abc\n???\nde\n\n/reset\nabc\n")
     first = said("abc", 0)
     second = said(f"abc{first}\nde", 2)
     third = said(f"abc{first}\nde{second}", 3)
-    assert (printed.out, printed.err.count("\n")) == (f"{first}\n{second}\n{third}\n{said('abc', 5)}\n", 1)
-    assert "'?'" in printed.err
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\nde\n"))
-    assert commands.generate_main([*flags, "--json", "--n", "2"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (status, out, err.count("\n")) == (0, f"{first}\n{second}\n{third}\n{said('abc', 5)}\n", 1)
+    assert "'?'" in err
+    lines = [json.loads(line) for line in printed(*asked, "--json", "--n", 2, stdin="abc\nde\n").splitlines()]
     assert lines[1]["prompt"] == f"abc{lines[0]['answers'][0]['text']}\nde"
 
 
-def test_interactive_translations_are_apart(runs, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n\nabc\n"))
-    assert commands.generate_main([str(runs["ed"]), "--interactive", "--l_max", "9"]) == 0
-    printed = capsys.readouterr()
-    first, second = printed.out.splitlines()
-    assert first == second
-    assert "text 2 is empty" in printed.err
+def test_interactive_translations_are_apart(runs, called):
+    status, out, err = called("generate", runs["ed"], "--interactive", "--l_max", 9, stdin="abc\n\nabc\n")
+    first, second = out.splitlines()
+    assert (status, first) == (0, second)
+    assert "text 2 is empty" in err
 
 
 def piped(data):
@@ -299,17 +276,16 @@ def piped(data):
 
 
 @pytest.mark.parametrize("task", ["d", "classify"])
-def test_what_is_not_utf_8_is_said(runs, called, monkeypatch, task):
-    monkeypatch.setattr(sys, "stdin", piped(b"ab\xffc"))
+def test_what_is_not_utf_8_is_said(runs, called, task):
     for flags, byte in (([], "0xff at character 2"), (["--prompt", os.fsdecode(b"\xc3(")], "0xc3 at character 0")):
         expected = f"generate.py: expected UTF-8, got the byte {byte}; convert the text\n"
-        assert called("generate", runs[task], *flags) == (2, "", expected)
+        assert called("generate", runs[task], *flags, stdin=piped(b"ab\xffc")) == (2, "", expected)
 
 
-def test_a_line_that_is_not_utf_8_loses_no_other(runs, called, monkeypatch):
+def test_a_line_that_is_not_utf_8_loses_no_other(runs, called):
     for flags in ([], ["--json"]):
-        monkeypatch.setattr(sys, "stdin", piped(b"abc\nd\xffe\nj\n"))
-        status, out, err = called("generate", runs["ed"], "--l_max", "6", *flags)
+        stdin = piped(b"abc\nd\xffe\nj\n")
+        status, out, err = called("generate", runs["ed"], "--l_max", "6", *flags, stdin=stdin)
         expected = "generate.py: expected UTF-8, got the byte 0xff at character 1; convert the text\n"
         assert (status, err, len(out.splitlines())) == (2, expected, 3)
     second, third = map(json.loads, out.splitlines()[1:])

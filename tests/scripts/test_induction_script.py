@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 
 from tests.run_cases import make_run
-from training import commands
 from training.interpretability import induction
 
 pytestmark = pytest.mark.usefixtures("x32")
 
 
-def test_models_are_trained_and_drawn(tmp_path, capsys):
-    assert commands.induction_main(["--seeds", "1", "--steps", "30", "--out", str(tmp_path / "a.png")]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"^2 layers, seed 0: loss on repeats \d\.\d\d \(guessing: 3\.87\)$", printed, re.M)
-    assert len(re.findall(r"^  \([01], [0-3]\) ( +\d\.\d\d){3}$", printed, re.M)) == 8
-    assert re.search(r"^1 layer, seed 0: ", printed, re.M)
+def test_models_are_trained_and_drawn(tmp_path, printed):
+    out = printed("induction", "--seeds", 1, "--steps", 30, "--out", tmp_path / "a.png")
+    assert re.search(r"^2 layers, seed 0: loss on repeats \d\.\d\d \(guessing: 3\.87\)$", out, re.M)
+    assert len(re.findall(r"^  \([01], [0-3]\) ( +\d\.\d\d){3}$", out, re.M)) == 8
+    assert re.search(r"^1 layer, seed 0: ", out, re.M)
     for name in ("a.png", "a-circuits.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
@@ -28,14 +26,12 @@ def test_a_run_without_induction_heads(tmp_path, called):
     assert "reading 4 sequences of 19 random tokens twice" in err
 
 
-def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, capsys, monkeypatch):
+def test_heads_are_named_with_what_the_loss_is_without_them(tmp_path, printed, monkeypatch):
     monkeypatch.setattr(induction, "induction_heads", lambda scores, least: np.array([[1, 0]]))
-    run = make_run(tmp_path / "d", "d")
-    assert commands.induction_main([str(run), "--out", str(tmp_path / "a.svg")]) == 0
-    printed = capsys.readouterr().out
-    alone = re.search(r"^ +\(1, 0\) +\d\.\d\d +(\d+\.\d\d)$", printed, re.M)
-    together = re.search(r"^without all 1 of them: (\d+\.\d\d)$", printed, re.M)
+    out = printed("induction", make_run(tmp_path / "d", "d"), "--out", tmp_path / "a.svg")
+    alone = re.search(r"^ +\(1, 0\) +\d\.\d\d +(\d+\.\d\d)$", out, re.M)
+    together = re.search(r"^without all 1 of them: (\d+\.\d\d)$", out, re.M)
     assert alone
     assert together
     assert alone[1] == together[1]
-    assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", printed, re.M)
+    assert re.search(r"^without 1 others of the same layers, drawn 5 times: (\d+\.\d\d) to \1$", out, re.M)

@@ -1,9 +1,8 @@
 """Section 8 of the paper, as commands: few-shot prompts, votes, ensembles, averages, folds and noise."""
 
-import io
+import itertools
 import json
 import re
-import sys
 
 import jax
 import numpy as np
@@ -24,11 +23,11 @@ def decoder(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run") / "d", "d", LINES)
 
 
-def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, printed, monkeypatch):
+def test_examples_of_a_file_stand_before_every_prompt(decoder, tmp_path, printed):
     (tmp_path / "shots.tsv").write_text("ab\tba\ncd\tdc\n")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("ef\ngh\n"))
     options = ["--tau", "0", "--l_gen", "4", "--json"]
-    lines = printed("generate", decoder, "--shots", tmp_path / "shots.tsv", *options).splitlines()
+    asked = ("generate", decoder, "--shots", tmp_path / "shots.tsv", *options)
+    lines = printed(*asked, stdin="ef\ngh\n").splitlines()
     found = [json.loads(line) for line in lines]
     assert [one["prompt"] for one in found] == ["ab\tba\ncd\tdc\nef\t", "ab\tba\ncd\tdc\ngh\t"]
     for one in found:
@@ -73,28 +72,25 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
     assert (status, "--average: expected a new directory, got" in error) == (2, True)
 
 
-def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, capsys):
+def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, called, printed):
     a = "abcdefghij"
     lines = [f"{'ham' if n % 3 else 'spam'}\t{a[n % 10]} {a[n // 10 % 10]} {n % 7}" for n in range(200)]
     (tmp_path / "labeled.tsv").write_text("\n".join(lines))
-    sizes = [str(word) for pair in SIZES.items() for word in pair]
-    flags = ["--folds", "2", "--data", str(tmp_path / "labeled.tsv"), "--tokenizer", "characters", "--steps", "2"]
-    words = [str(tmp_path / "folds"), *flags, *sizes, "--token-noise", "0.1", "--token-deletion", "0.1", "--quiet"]
-    assert commands.cross_validate_main(words) == 0
-    printed = capsys.readouterr().out
+    flags = ["--folds", 2, "--data", tmp_path / "labeled.tsv", "--tokenizer", "characters", "--steps", 2, "--quiet"]
+    flags += [*itertools.chain(*SIZES.items()), "--token-noise", 0.1, "--token-deletion", 0.1]
+    out = printed("cross_validate", tmp_path / "folds", *flags)
     losses = [RunDirectory(tmp_path / "folds" / f"fold-{i}") for i in (1, 2)]
     losses = [json.loads(files.results.read_text())["loss"] for files in losses]
     assert losses[0] != losses[1]
-    found = table(printed)
+    found = table(out)
     assert found["1/2"] == pytest.approx(losses[0], abs=1e-4)
     assert found["mean"] == pytest.approx(np.mean(losses), abs=1e-4)
     assert found["deviation"] == pytest.approx(np.std(losses, ddof=1), abs=1e-4)
     before = (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns
-    assert commands.cross_validate_main(words) == 0
-    assert capsys.readouterr().out.endswith(printed[printed.index("part ") :])
+    assert printed("cross_validate", tmp_path / "folds", *flags).endswith(out[out.index("part ") :])
     assert (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns == before
-    assert commands.cross_validate_main([str(tmp_path / "folds"), "--run", "x"]) == 2
-    assert "--run: expected none, since each fold has its own" in capsys.readouterr().err
+    status, _, err = called("cross_validate", tmp_path / "folds", "--run", "x")
+    assert (status, "--run: expected none, since each fold has its own" in err) == (2, True)
 
 
 def test_a_decoder_is_trained_with_noise(tmp_path):

@@ -1,8 +1,6 @@
 """Whatever is wrong with a command line is one sentence, exit status 2, and nothing on standard output."""
 
-import io
 import shlex
-import sys
 
 import pytest
 
@@ -56,6 +54,11 @@ REFUSED = {
         ("d --validation-data x", "", "--validation-data: expected --data with it, got none; name the data"),
         ("d --data x --l_max 41", "", "--l_max: expected at most the model's 40 tokens, got 41"),
         ("ed --data x --l_max 9", "", "--l_max: expected a run of d or e, got one of ed; leave it out"),
+        (
+            "talks --data a.txt --validation-data b.txt --limit 3",
+            "",
+            "--limit: expected a run of ed or classify, got one",
+        ),
         *((f"d --limit {limit}", "", f"--limit: {COUNT} '{limit}'") for limit in ("-3", "0", "many")),
     ],
     "induction": [
@@ -83,6 +86,7 @@ REFUSED = {
     ],
     "train": [
         ("", "", "expected {d,e,ed,classify,gato}, got none; see --help"),
+        ("--run none", "", "--run: expected a run to resume, got none; to begin one, put the task first: d, e, ed, "),
         ("f", "", "expected one of d, e, ed, classify, gato, got 'f'"),
         ("clasify", "", "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
         ("d", "", "expected --run, got none; see --help"),
@@ -119,9 +123,8 @@ def place(tmp_path_factory):
 def test_it_is_refused_in_a_sentence(place, called, monkeypatch, tmp_path, name, words, stdin, message):
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
     before = sorted(place.rglob("*"))
-    status, out, err = called(name, *shlex.split(words))
+    status, out, err = called(name, *shlex.split(words), stdin=stdin)
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert err.startswith(f"{name}.py: ")
     assert message in err

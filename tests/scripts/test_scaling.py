@@ -1,20 +1,11 @@
 """What the compilers make of an update on many accelerators: who has what, and what is moved."""
 
-import importlib.util
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
 from algorithms import GPT2, DTransformerConfig, count_params, init_d_transformer
-from tests.scripts.test_accelerators import COMPILERS
-from training.benchmarks.accelerators import ENVIRONMENT
+from tests.scripts.test_accelerators import report_of
 from training.benchmarks.accelerators.programs import read
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIZES = {"N_V": 1000, "l_max": 256, "L": 3, "H": 4, "d_e": 320, "d_mlp": 1152}
 COMMAND = f"""
 import json, math
@@ -42,16 +33,8 @@ RECORDED = {
 @pytest.mark.parametrize("mesh", RECORDED)
 @pytest.mark.parametrize("chips", ["h100:8", "v5e:2x4"])
 def test_parameters_and_optimizer_state_are_divided_and_no_more_is_moved_than_was(chips, mesh):
-    compiler = COMPILERS["h100" if chips == "h100:8" else chips]
-    if importlib.util.find_spec(compiler) is None:
-        pytest.skip(f"{compiler} is not installed: pip install -e .[{'cuda' if chips == 'h100:8' else 'tpu'}]")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     program = COMMAND.replace("CHIPS", repr(chips)).replace("MESH", repr(mesh))
-    environment = inherited | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    gathered, given, moved, _ = json.loads(done.stdout)
+    gathered, given, moved, _ = report_of(chips.removesuffix(":8"), program)
     config = DTransformerConfig(**SIZES, variant=GPT2)
     state = 3 * 4 * count_params(init_d_transformer, config)  # of Adam, in float32
     assert given < 1.1 * state / 8  # in memory a TPU's arrays are whole tiles

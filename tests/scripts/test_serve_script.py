@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from tests.run_cases import LETTERS, make_run
-from training import commands
 from training.runs.directory import load_run
 
 openai = pytest.importorskip("openai")
@@ -26,7 +25,7 @@ serving_cases = pytest.importorskip("tests.serving_cases")
 app = importlib.import_module("training.serving.app")
 starlette_requests = importlib.import_module("starlette.requests")
 engine = importlib.import_module("training.serving.engine")
-client_of = serving_cases.client_of
+client_of, complete = serving_cases.client_of, serving_cases.complete
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
 PROMPTS = ["abc", "j", "fade .", "a b", "cc"]
@@ -54,20 +53,14 @@ def client(port):
         yield client
 
 
-def complete(client, prompt="abc", **options):
-    how = {"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0}
-    return client.completions.create(**how | options)
-
-
-def generated(run, capsys, *flags):
+def generated(run, printed, *flags):
     """What generate.py says."""
-    capsys.readouterr()
-    assert commands.generate_main([str(run), "--json", *map(str, flags)]) == 0
-    return [answer for line in capsys.readouterr().out.splitlines() for answer in json.loads(line)["answers"]]
+    lines = printed("generate", run, "--json", *flags).splitlines()
+    return [answer for line in lines for answer in json.loads(line)["answers"]]
 
 
-def test_greedy_text_is_that_of_generate(client, run, capsys):
-    (expected,) = generated(run, capsys, "--prompt", "abc", "--l_gen", 9, "--tau", 0)
+def test_greedy_text_is_that_of_generate(client, run, printed):
+    (expected,) = generated(run, printed, "--prompt", "abc", "--l_gen", 9, "--tau", 0)
     answer = complete(client, logprobs=2)
     (choice,) = answer.choices
     assert choice.text == expected["text"]
@@ -84,10 +77,10 @@ def test_greedy_text_is_that_of_generate(client, run, capsys):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 9, 13)
 
 
-def test_what_is_drawn_is_what_generate_draws(client, run, capsys):
+def test_what_is_drawn_is_what_generate_draws(client, run, printed):
     how = ("--tau", 0.9, "--top-p", 0.8, "--top-k", 9, "--seed", 7)
     repeats = ("--repetition-penalty", 1.2, "--no-repeat-ngram-size", 3)
-    expected = generated(run, capsys, *how, *repeats, "--l_gen", 12, "--n", 2, "--prompt", "abc", "--prompt", "de")
+    expected = generated(run, printed, *how, *repeats, "--l_gen", 12, "--n", 2, "--prompt", "abc", "--prompt", "de")
     extra = {"top_k": 9, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
     options = {"temperature": 0.9, "top_p": 0.8, "seed": 7, "extra_body": extra}
     answer = complete(client, ["abc", "de"], n=2, max_tokens=12, **options)
@@ -202,9 +195,7 @@ def test_wrong_requests_are_refused_in_a_sentence(client, options, message):
 
 
 def test_chat_needs_a_template(client):
-    with pytest.raises(
-        openai.BadRequestError, match="has no template for chat, as it was not trained on conversations"
-    ):
+    with pytest.raises(openai.BadRequestError, match="no template for chat, as it was not trained on conversations"):
         client.chat.completions.create(model="small", messages=[{"role": "user", "content": "hello"}])
 
 
@@ -226,9 +217,7 @@ def test_what_is_no_request_is_refused(port, method, path, body, status, message
 def test_a_full_queue_and_a_long_wait_are_said(model):
     what = serving_cases.of_run(model, seconds=0.01)
     with serving_cases.serving(what, queue=2) as port, client_of(port) as client:
-        with pytest.raises(
-            openai.RateLimitError, match="at most 2 waiting continuations, got 0 and 3 more; try again later"
-        ):
+        with pytest.raises(openai.RateLimitError, match="at most 2 waiting continuations, got 0 and 3 more; try again"):
             complete(client, n=3)
         with pytest.raises(openai.InternalServerError, match="took longer than"):
             complete(client, max_tokens=60)

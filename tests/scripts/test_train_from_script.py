@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.run_cases import make_run
-from training import commands
 from training.data.tokenizers import build_tokenizer
 from training.interchange import convert
 from training.runs.directory import load_run
@@ -20,16 +19,13 @@ FLAGS = ["--quiet", "--batch-size", "4", "--eval-batches", "1", "--peak", "1e9",
 
 
 @pytest.fixture
-def train(tmp_path, capsys):
-    """Run the command line; return status, standard output and standard error."""
+def train(tmp_path, called):
+    """Run the command line; return what `called` does."""
 
     def run(task, start, data, *more, run="run", steps=1):
         (tmp_path / "data.txt").write_text(data)
         paths = ["--run", tmp_path / run, "--cache", tmp_path / "cache", "--data", tmp_path / "data.txt"]
-        arguments = [task, *FLAGS, *paths, "--from", start, "--steps", steps, *more]
-        status = commands.train_main([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return called("train", task, *FLAGS, *paths, "--from", start, "--steps", steps, *more)
 
     return run
 
@@ -129,20 +125,16 @@ def test_an_adapter_beside_a_run_is_resumed_from_elsewhere_and_exported(train, m
         ("d", "d", ["--lora-rank", "99"], "--lora-rank: expected at most 12, that of W_q, got 99"),
         ("d", "d", ["--lora-rank", "2", "--lora-matrices", "W_e"], "--lora-matrices: expected some of W_q,"),
         ("d", "gpt2", ["--d_e", "16", "--L", "2"], "has other sizes (d_e 12 instead of 16): leave them out"),
+        ("d", "gpt2", ["--config", "sizes.json"], "has other sizes (d_e 12 instead of 16): leave them out"),
         ("e", "gpt2", [], "holds a model of the task d, but this trains ETransformerParams"),
         ("d", "gpt2", ["--l_max", "41"], "l_max is 41, but"),
         ("d", "none", [], "there is no directory"),
     ],
 )
-def test_what_does_not_fit_is_said(train, models, tmp_path, task, start, more, message):
+def test_what_does_not_fit_is_said(train, models, tmp_path, monkeypatch, task, start, more, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sizes.json").write_text(json.dumps({"d_e": 16, "steps": 1}))
     status, out, error = train(task, models / start, TEXT, *more)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert message in error
     assert not (tmp_path / "run").exists()
-
-
-def test_sizes_of_a_file_of_settings_that_do_not_fit_are_said(train, models, tmp_path):
-    (tmp_path / "settings.json").write_text(json.dumps({"d_e": 16, "steps": 1}))
-    status, _, error = train("d", models / "gpt2", TEXT, "--config", tmp_path / "settings.json")
-    assert (status, error.count("\n")) == (2, 1)
-    assert "has other sizes (d_e 12 instead of 16): leave them out" in error

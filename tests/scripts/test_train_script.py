@@ -6,10 +6,6 @@ import re
 
 import pytest
 
-from training import commands
-from training.settings import flag
-from training.tasks import TASKS
-
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
 TINY = {f"--{name}": size for name, size in SIZES.items()}
@@ -21,16 +17,14 @@ pytestmark = pytest.mark.usefixtures("compile_once")
 
 
 @pytest.fixture
-def train(tmp_path, capsys):
-    """Run the command line; return status, standard output and standard error."""
+def train(tmp_path, called):
+    """Run the command line; return what `called` does."""
 
     def run(*arguments, flags=TINY, run="run"):
         own = {"--run": tmp_path / run} if run else {}
         given = [*itertools.chain(*flags.items(), *own.items()), "--cache", tmp_path / "cache", "--quiet"]
         task, rest = ([], arguments) if arguments[0] == "--run" else (arguments[:1], arguments[1:])
-        status = commands.train_main([*map(str, [*task, *given, *rest])])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
+        return called("train", *task, *given, *rest)
 
     return run
 
@@ -48,14 +42,6 @@ def assert_refused(result, *parts):
     assert err.startswith("train.py: ")
     for part in parts:
         assert part in err
-
-
-def test_there_must_be_a_run_to_go_on_with(train, tmp_path):
-    status, out, err = train("--run", tmp_path / "none", flags={}, run=None)
-    assert (status, out) == (2, "")
-    sentence = f"expected a run to resume, got {tmp_path / 'none'}; to begin one, put the task first"
-    assert err == f"train.py: --run: {sentence}: d, e, ed, classify, gato\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_says_what_an_update_costs_and_leaves_no_run(train, text, tmp_path):
@@ -162,26 +148,9 @@ def test_a_recipe_trains(train, text, recipe):
     assert "bits per byte" in out
 
 
-def test_a_directory_that_is_no_run_is_refused(train, text, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.tex").write_text("…")
-    assert_refused(train("d", "--data", text), "not empty, but it has no config.json")
-
-
 def test_an_exploding_run_ends_with_status_1(train, text):
     flags = "--learning-rate 1e30 --clip-norm 0 --checkpoint-every 1"
     status, _, err = train("d", "--data", text, *flags.split())
     assert (status, err.count("\n")) == (1, 1)
     assert "train.py: step 2: the loss is " in err
     assert "the last good checkpoint is of step 1" in err
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_help_has_every_setting_with_its_default(capsys, task):
-    with pytest.raises(SystemExit) as ended:
-        commands.train_main([task, "--help-all"])
-    assert ended.value.code == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert out.count("(default: ") == len(TASKS[task].all_settings()) + 2  # --cache and --compilation-cache
-    for name in TASKS[task].all_settings():
-        assert flag(name) in out

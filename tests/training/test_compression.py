@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, make_run
-from training import commands, compression
+from training import compression
 from training.compression import CompressionError, Decoder, Encoder, compress, decompress
 from training.data.tokenizers import WordTokenizer
 from training.generation import Generator
@@ -122,38 +122,35 @@ def test_a_tokenizer_that_loses_something_is_refused(generator):
         compress("nothing known", generator, words)
 
 
-def test_the_script_compresses_reports_and_decompresses(tmp_path, capsys):
+def test_the_script_compresses_reports_and_decompresses(tmp_path, printed):
     run = make_run(tmp_path / "run", "d", BYTES, l_max=24, L=1)
     text = "Größe, and — more\r\nof it " * 3
     source, packed, result = tmp_path / "in.txt", tmp_path / "packed", tmp_path / "out.txt"
     source.write_bytes(text.encode())
-    assert commands.compress_main([str(run), "compress", str(source), str(packed)]) == 0
-    out = capsys.readouterr().out
+    out = printed("compress", run, "compress", source, packed)
     assert f"{len(text.encode())} bytes of text, {packed.stat().st_size} compressed" in out
     assert f"this model  {8 * packed.stat().st_size / len(text.encode()):.3f}" in out
     assert {"xz", "bzip2"} <= {line.split()[0] for line in out.splitlines()[1:]}
-    assert commands.compress_main([str(run), "decompress", str(packed), str(result)]) == 0
+    printed("compress", run, "decompress", packed, result)
     assert result.read_bytes() == source.read_bytes()
 
 
 @pytest.mark.parametrize("action", ["compress", "decompress"])
-def test_the_script_writes_over_nothing_unless_told(tmp_path, capsys, action):
+def test_the_script_writes_over_nothing_unless_told(tmp_path, called, printed, action):
     run = make_run(tmp_path / "run", "d", BYTES, l_max=24, L=1)
     source, packed, kept = tmp_path / "in.txt", tmp_path / "packed", tmp_path / "kept"
     source.write_text("text")
-    assert commands.compress_main([str(run), "compress", str(source), str(packed)]) == 0
+    printed("compress", run, "compress", source, packed)
     kept.write_text("precious")
-    arguments = [str(run), action, str(source if action == "compress" else packed), str(kept)]
-    capsys.readouterr()
-    assert commands.compress_main(arguments) == 2
+    asked = ("compress", run, action, source if action == "compress" else packed, kept)
     sentence = f"{kept}: expected a new file, got an existing one; name another, or add --force"
-    assert capsys.readouterr().err == f"compress.py: {sentence}\n"
+    assert called(*asked) == (2, "", f"compress.py: {sentence}\n")
     assert kept.read_text() == "precious"
-    assert commands.compress_main([*arguments, "--force"]) == 0
+    printed(*asked, "--force")
     assert kept.read_bytes() == (packed.read_bytes() if action == "compress" else b"text")
 
 
-def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
+def test_the_script_refuses_wrong_input(tmp_path, run_path, called):
     encoder = make_run(tmp_path / "e", "e")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "latin").write_bytes("Größe".encode("latin-1"))
@@ -169,7 +166,6 @@ def test_the_script_refuses_wrong_input(tmp_path, run_path, capsys):
         ([run_path, "decompress", tmp_path / "text", tmp_path / "out"], "not a file that compress.py made"),
         ([run_path, "compress", tmp_path / "text", tmp_path / "no" / "out"], "cannot write"),
     ):
-        assert commands.compress_main([str(a) for a in arguments]) == 2
-        err = capsys.readouterr().err
+        status, _, err = called("compress", *arguments)
+        assert (status, err.count("\n")) == (2, 1)
         assert message in err
-        assert err.count("\n") == 1

@@ -5,12 +5,11 @@ import math
 import pytest
 
 import training
-from training import commands
 from training.commands.generate import parser as generate_parser
 from training.commands.train import parser
 from training.data.loading import load_run_data
 from training.runs.directory import RunDirectory
-from training.settings import SettingsError, flag
+from training.settings import flag
 from training.tasks import TASKS
 
 
@@ -31,6 +30,7 @@ def test_help_is_a_screen_and_help_all_is_everything(task, capsys, monkeypatch):
     flags = [flag(name) for name in TASKS[task].all_settings()]
     assert not [name for name in flags if f"{name} " not in every.replace("\n", " ").replace(",", " ")]
     assert [name for name in flags if f"  {name} " not in short]  # not all
+    assert " ".join(every.split()).count("(default: ") == len(flags) + 2  # --cache and --compilation-cache
     assert "--coordinator" in every
     assert "--coordinator" not in short
 
@@ -54,9 +54,8 @@ SETTINGS |= {"eval_batches": 1, "peak": 1e9, "tensorboard": False}
 
 @pytest.mark.thorough
 def test_epochs_are_steps(tmp_path):
-    (tmp_path / "data.txt").write_text(
-        "".join(f"The {n}th says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(90))
-    )
+    lines = (f"The {n}th says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(90))
+    (tmp_path / "data.txt").write_text("".join(lines))
     given = SETTINGS | {"data": tmp_path / "data.txt", "cache": tmp_path, "quiet": True, "warmup": 1}
     training.train("d", tmp_path / "run", epochs=0.5, **given)
     description = RunDirectory(tmp_path / "run").description()
@@ -78,11 +77,5 @@ def test_epochs_are_steps(tmp_path):
         (["--epochs", "many"], "--epochs: expected a number, got 'many'"),
     ],
 )
-def test_what_is_wrong_with_epochs_is_said(flags, sentence, tmp_path, capsys):
-    assert commands.train_main(["d", "--run", str(tmp_path / "run"), *flags]) == 2
-    assert capsys.readouterr().err == f"train.py: {sentence}\n"
-
-
-def test_epochs_of_python():
-    with pytest.raises(SettingsError, match="--epochs: expected no --steps"):
-        training.train("d", "nowhere", epochs=1, steps=3)
+def test_what_is_wrong_with_epochs_is_said(flags, sentence, tmp_path, called):
+    assert called("train", "d", "--run", tmp_path / "run", *flags) == (2, "", f"train.py: {sentence}\n")

@@ -60,6 +60,7 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
         ("d", {"step": 3}, "step: expected a setting, got an unknown one; did you mean steps?"),
         ("d", {"steps": "3"}, "--steps: expected an integer, got '3'"),
         ("d", {"L_enc": 3}, "L_enc: expected a setting of d, got an unknown one"),
+        ("d", {"epochs": 1, "steps": 3}, "--epochs: expected no --steps"),
         ("x", {}, "task: expected one of d, e, ed, classify, gato, got 'x'"),
         ("e", {"preset": "demo"}, "preset: expected one of e "),
     ],

@@ -37,10 +37,12 @@ def paragraphs_of(documents):
 
 
 @pytest.mark.end_to_end
-def test_the_documentation_has_no_paragraph_twice(docs):
+def test_the_documentation_has_no_paragraph_twice_and_a_tenth_is_held_out(docs):
     counts = Counter(paragraphs_of(docs.train) + paragraphs_of(docs.validation))
     assert max(counts.values()) == 1
     assert list(docs.test) == []
+    held, rest = len(joined_bytes(docs.validation)), len(joined_bytes(docs.train))
+    assert 0.07 < held / (held + rest) < 0.14
 
 
 @pytest.mark.end_to_end
@@ -53,12 +55,6 @@ def test_the_documentation_is_pythons(docs):
     for document in docs.validation:
         if document.where == "json.decoder.JSONDecoder":
             assert paragraphs(document.text)[0] in json.decoder.JSONDecoder.__doc__
-
-
-@pytest.mark.end_to_end
-def test_a_tenth_of_the_documentation_is_held_out(docs):
-    held, rest = len(joined_bytes(docs.validation)), len(joined_bytes(docs.train))
-    assert 0.07 < held / (held + rest) < 0.14
 
 
 @pytest.mark.slow

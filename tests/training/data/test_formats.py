@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.training.data.test_files import assert_refused
 from training.data.files import read_corpus
 from training.data.formats import inner_suffix
 from training.data.records import DataError
@@ -50,13 +51,10 @@ def test_a_damaged_file_is_said(tmp_path, suffix):
     ):
         path = tmp_path / f"{n}.txt{suffix}"
         path.write_bytes(data)
-        with pytest.raises(DataError, match=rf"{n}.txt{suffix} is damaged: \S|not UTF-8|binary file"):
-            read_corpus([path], "text")
+        assert_refused(path, rf"{n}.txt{suffix} is damaged: \S|not UTF-8|binary file")
     (tmp_path / f"empty.txt{suffix}").write_bytes(COMPRESS[suffix](b""))
-    with pytest.raises(DataError, match="is empty"):
-        read_corpus([tmp_path / f"empty.txt{suffix}"], "text")
-    with pytest.raises(DataError, match=r"cannot read .*: No such file"):
-        read_corpus([tmp_path / f"none.txt{suffix}"], "text")
+    assert_refused(tmp_path / f"empty.txt{suffix}", "is empty")
+    assert_refused(tmp_path / f"none.txt{suffix}", r"cannot read .*: No such file")
 
 
 def test_what_is_inside_follows_from_the_name(tmp_path):
@@ -75,8 +73,7 @@ def nothing_installed(monkeypatch):
 def test_what_is_not_installed_is_said(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"needs pyarrow.parquet: pip install 'formal-algorithms\[data\]'"):
-        read_corpus([path], "text")
+    assert_refused(path, r"needs pyarrow.parquet: pip install 'formal-algorithms\[data\]'")
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -88,8 +85,7 @@ def test_a_wrong_path_is_said_before_a_missing_library(tmp_path, suffix):
     said = {"pipe": "expected a file, got a pipe", "device": "expected a file, got a device"}
     said |= {"directory": "expected a directory of the library datasets", "absent": "No such file or directory"}
     for name, message in said.items():
-        with pytest.raises(DataError, match=message):
-            read_corpus([tmp_path / f"{name}{suffix}"], "text")
+        assert_refused(tmp_path / f"{name}{suffix}", message)
 
 
 @pytest.fixture
@@ -124,19 +120,13 @@ def test_parquet_has_pairs_and_labels(tmp_path, table):
 
 def test_wrong_tables_are_refused_in_a_sentence(tmp_path, table):
     path = table(tmp_path / "a.parquet", {"content": ["a"]})
-    with pytest.raises(DataError, match=r"a\.parquet has no column 'text', only content: expected text"):
-        read_corpus([path], "text")
-    with pytest.raises(DataError, match="has no rows"):
-        read_corpus([table(tmp_path / "b.parquet", {"text": []})], "text")
+    assert_refused(path, r"a\.parquet has no column 'text', only content: expected text")
+    assert_refused(table(tmp_path / "b.parquet", {"text": []}), "has no rows")
     numbers = table(tmp_path / "c.parquet", {"text": [1, 2, 3]})
     with pytest.raises(DataError, match=r"c\.parquet:1: text: expected a text, got '1'"):
         list(read_corpus([numbers], "text").train)
     (tmp_path / "d.parquet").write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"d\.parquet is damaged"):
-        read_corpus([tmp_path / "d.parquet"], "text")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder: expected a directory of the library datasets"):
-        read_corpus([tmp_path / "folder"], "text")
+    assert_refused(tmp_path / "d.parquet", r"d\.parquet is damaged")
 
 
 @pytest.mark.parametrize(("first", "last"), [(4, 12), (24, 60)])
@@ -168,7 +158,7 @@ def test_a_directory_of_datasets_is_its_rows(tmp_path):
     whole.shuffle(seed=3).save_to_disk(tmp_path / "one", num_shards=3)
     train, validation, _ = parts(tmp_path / "one", "labeled")
     assert sorted(train + validation) == sorted((("ham", "spam")[n % 2], text) for n, text in enumerate(texts))
-    datasets.DatasetDict({"train": whole, "test": whole}).save_to_disk(tmp_path / "several")
-    with pytest.raises(DataError, match=r"holds the parts test, train: name one of them, such as .*several/test"):
-        read_corpus([tmp_path / "several"], "labeled")
-    assert sum(map(len, parts(tmp_path / "several" / "train", "labeled")[:2])) == 60
+    several = tmp_path / "several"
+    datasets.DatasetDict({"train": whole, "test": whole}).save_to_disk(several)
+    assert_refused(several, r"holds the parts test, train: name one of them, such as .*several/test", "labeled")
+    assert sum(map(len, parts(several / "train", "labeled")[:2])) == 60

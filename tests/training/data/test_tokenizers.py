@@ -145,15 +145,11 @@ def test_fingerprints_tell_tokenizers_apart(built):
     assert len({t.fingerprint() for t in [*built.values(), other]}) == 5
 
 
-def gpt2_files(directory, names):
-    vocabulary = {"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "Ġab": 5, "<|endoftext|>": 6}
-    (directory / names[0]).write_text(json.dumps(vocabulary))
-    (directory / names[1]).write_text("#version: 0.2\na b\nĠ ab\n")
-
-
 @pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")])
 def test_gpt2s_files_keep_their_ids_and_the_papers_tokens_follow(tmp_path, names):
-    gpt2_files(tmp_path, names)
+    vocabulary = {"a": 0, "b": 1, "c": 2, "Ġ": 3, "ab": 4, "Ġab": 5, "<|endoftext|>": 6}
+    (tmp_path / names[0]).write_text(json.dumps(vocabulary))
+    (tmp_path / names[1]).write_text("#version: 0.2\na b\nĠ ab\n")
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.encode("abc ab"), tokenizer.decode([4, 2, 5])) == ([4, 2, 5], "abc ab")
     assert (tokenizer.N_V, tokenizer.special_origins) == (7 + 3, (None, 6, 6))

@@ -45,6 +45,13 @@ def texts(begun):
     return [jnp.asarray(np.concatenate([x[:l], y])[:-1]) for x, l, y in rows]
 
 
+def assert_seen(texts, found, theta, changes=(), names=("X@8", "A"), tolerance=1e-8):
+    """What was recorded of each text is what one pass over it shows."""
+    for text, seen in zip(texts, found, strict=True):
+        _, expected = record(intervene(d_transformer, dict(changes)), *names)(text, theta)
+        cases.assert_trees_close(seen, expected, tolerance)
+
+
 def missing(variant):
     """What a decoder of these lines does not compute."""
     no_norm = {"X@10"} if variant.final_norm is False else set()
@@ -98,16 +105,12 @@ def test_what_is_recorded_is_changed_and_goes_on_in_larger_caches_and_windows():
     changes = {at("X@8", layer=0): steer}
     generator = Generator(theta, config, changes=changes, names=("X@8", "A"))
     begun = generated(generator, l_gen=75)  # 64 slots are not enough
-    for text, seen in zip(texts(begun), begun.seen(), strict=True):
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta)
-        cases.assert_trees_close(seen, expected, 1e-8)
+    assert_seen(texts(begun), begun.seen(), theta, changes)
     theta, config = model("LLAMA", l_max=8)
     begun = generated(Generator(theta, config, changes=changes, names=("X@8", "A")), sliding=True, l_gen=9)
-    for text, seen in zip(texts(begun), begun.seen(), strict=True):
-        n = seen["X@8"].shape[-1]
-        assert 3 <= n <= 8
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text[-n:], theta)
-        cases.assert_trees_close(seen, expected, 1e-8)
+    sizes = [seen["X@8"].shape[-1] for seen in begun.seen()]
+    assert all(3 <= n <= 8 for n in sizes)
+    assert_seen([text[-n:] for text, n in zip(texts(begun), sizes, strict=True)], begun.seen(), theta, changes)
 
 
 @pytest.mark.thorough
@@ -123,22 +126,17 @@ def test_who_joins_is_read_and_steered_as_the_others():
     begun.join(both, keep=[2, 3, 0, 4])
     begun.extend(8)
     prompts = [PROMPTS[2, :1], new[0, :2], PROMPTS[0], new[1]]
-    of_rows = zip(prompts, begun.tokens, begun.starts, begun.seen(), strict=True)
-    for x, y, start, seen in of_rows:
-        text = jnp.asarray(np.concatenate([x, y[start:]])[:-1])
-        _, expected = record(intervene(d_transformer, changes), "X@8", "A")(text, theta)
-        cases.assert_trees_close(seen, expected, 1e-8)
+    of_rows = zip(prompts, begun.tokens, begun.starts, strict=True)
+    whole = [jnp.asarray(np.concatenate([x, y[start:]])[:-1]) for x, y, start in of_rows]
+    assert_seen(whole, begun.seen(), theta, changes)
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])
 def test_a_model_of_one_layer(tau):
     theta, config = model("LLAMA", L=1)
-    changes = {at("X@8", layer=0): steer}
-    begun = generated(Generator(theta, config, changes=changes, names=("A", at("X@8", layer=-1))), tau=tau)
-    for text, seen in zip(texts(begun), begun.seen(), strict=True):
-        names = ("A", at("X@8", layer=-1))
-        _, expected = record(intervene(d_transformer, changes), *names)(text, theta)
-        cases.assert_trees_close(seen, expected, 1e-9)
+    changes, names = {at("X@8", layer=0): steer}, ("A", at("X@8", layer=-1))
+    begun = generated(Generator(theta, config, changes=changes, names=names), tau=tau)
+    assert_seen(texts(begun), begun.seen(), theta, changes, names, 1e-9)
 
 
 def test_the_same_prompts_are_read_once():
@@ -147,10 +145,8 @@ def test_the_same_prompts_are_read_once():
     x, lengths = np.tile(PROMPTS[:1], (3, 1)), np.full(3, 7)
     begun = generator.begin(x, lengths=lengths, l_gen=4, key=KEY, tau=1.0)
     begun.extend(4)
-    for y, seen in zip(begun.tokens, begun.seen(), strict=True):
-        text = jnp.asarray(np.concatenate([PROMPTS[0], y])[:-1])
-        _, expected = record(d_transformer, "X@8")(text, theta)
-        cases.assert_trees_close(seen, expected, 1e-9)
+    whole = [jnp.asarray(np.concatenate([PROMPTS[0], y])[:-1]) for y in begun.tokens]
+    assert_seen(whole, begun.seen(), theta, names=("X@8",), tolerance=1e-9)
 
 
 def test_nobody_looks_and_nothing_is_seen():

@@ -16,14 +16,11 @@ pytestmark = pytest.mark.sampled(1)
 N_V, L_MAX = 17, 83
 LINES = [Attention(positions=Rotary(base=100.0), biases="qkv", window=w, cap=3.0, scale=0.3) for w in (None, 5)]
 VARIANT = PAPER.but(embedding=Embedding(positions=None), attention=tuple(LINES), norm=RMSNorm(), shared_layers=2)
+SIZES = {"N_V": N_V, "l_max": L_MAX, "d_mlp": 13, "d_mid": 7}
 CONFIGS = {
-    "paper": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7),
-    "windows": DTransformerConfig(
-        N_V=N_V, l_max=L_MAX, L=4, H=4, H_kv=2, d_e=11, d_mlp=13, d_attn=6, d_mid=7, variant=VARIANT
-    ),
-    "distances": DTransformerConfig(
-        N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=12, d_mlp=13, d_attn=5, d_mid=7, variant=GOPHER
-    ),
+    "paper": DTransformerConfig(**SIZES, L=2, H=3, d_e=11, d_attn=5),
+    "windows": DTransformerConfig(**SIZES, L=4, H=4, H_kv=2, d_e=11, d_attn=6, variant=VARIANT),
+    "distances": DTransformerConfig(**SIZES, L=2, H=3, d_e=12, d_attn=5, variant=GOPHER),
     "experts": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=2, d_e=12, d_mlp=7, variant=PAPER.but(mlp=Experts(n=4))),
 }
 THETAS = {name: random_theta(config) for name, config in CONFIGS.items()}

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms import BERT, ETransformerConfig, e_encoding, e_hidden_state, e_transformer
+from algorithms import BERT, e_encoding, e_hidden_state, e_transformer
 from algorithms.ops.linear import logits
 from tests import interchange_cases as cases
-from tests.cases import random_theta
-from training.interchange import load_model, load_pretrained, save_pretrained
+from training.interchange import load_model, load_pretrained
 from training.tasks.classify import class_probabilities, pooled
 
 torch, transformers = cases.libraries()
@@ -104,17 +103,6 @@ def test_a_classifier_has_its_labels_and_its_probabilities(tmp_path):
     P = class_probabilities(jnp.asarray(x), run.theta, length=jnp.asarray(LENGTHS))
     expected = theirs(model, x, 0 * types).softmax(-1).detach().numpy()
     cases.assert_same(P.T, expected, "float64", "probabilities")
-
-
-def test_our_own_encoders_open_in_transformers(tmp_path):
-    config = ETransformerConfig(N_V=17, l_max=11, L=2, H=3, d_e=12, d_mlp=13, variant=BERT)
-    theta = random_theta(config)
-    save_pretrained(tmp_path / "out", theta, config)
-    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
-    x = np.arange(11)
-    X = e_hidden_state(jnp.asarray(x), theta)
-    expected = model(torch.tensor(x)[None]).logits[0].detach()
-    cases.assert_same(cases.column_logits(X, theta), expected, "float64", "logits")
 
 
 def test_a_pretrained_bert_of_2018_is_read(tmp_path):

@@ -12,7 +12,7 @@ from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.generation import generate
-from training.interchange import InterchangeError, load_pretrained, save_pretrained
+from training.interchange import load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
 
@@ -162,15 +162,6 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, name):
     cases.record(type(model).__name__, "greedy tokens that differ", "float64", 0)
 
 
-def test_greedy_generation_from_gguf_is_that_of_transformers(tmp_path):
-    model = make("llama", rope_parameters={"rope_type": "default", "rope_theta": 100.0}).float()
-    theta, config, _ = load_pretrained(gguf_cases.write(tmp_path / "model.gguf", model))
-    theirs = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
-    options = {"l_gen": 8, "tau": 0.0, "key": jax.random.key(0)}
-    ours = generate(theta, np.array([[3, 1, 4]]), lengths=np.array([3]), config=config, **options)
-    assert ours[0].tolist() == theirs[0, 3:].tolist()
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -181,5 +172,4 @@ def test_greedy_generation_from_gguf_is_that_of_transformers(tmp_path):
 )
 def test_hostile_windows_are_refused(key, value, message, tmp_path):
     path = gguf_cases.write(tmp_path / "x.gguf", make("gemma2"), fields={f"gemma2.{key}": value})
-    with pytest.raises(InterchangeError, match=message):
-        load_pretrained(path)
+    cases.assert_unreadable(path, message)

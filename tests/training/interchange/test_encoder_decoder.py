@@ -13,7 +13,6 @@ import safetensors.numpy
 
 from algorithms import ed_hidden_state, ed_transformer
 from tests import interchange_cases as cases
-from training.generation import translate
 from training.interchange import load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
@@ -113,15 +112,10 @@ def test_the_way_there_and_back_is_exact(tmp_path, kind, dtype):
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_translations_are_those_of_transformers(tmp_path, kind):
     model = make(kind)
-    theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
-    z, _ = data(config)
-    c = model.config
-    options = {"bos": c.decoder_start_token_id, "eos": c.eos_token_id}
-    attended = torch.tensor(np.arange(7) < Z_LENGTHS[:, None]).long()
-    rules = {"forced_eos_token_id": None, "forced_bos_token_id": None, "bad_words_ids": None, "do_sample": False}
-    tokens, counts, _ = translate(theta, z, lengths=Z_LENGTHS, config=config, l_max=9, **options)
-    expected = model.generate(torch.tensor(z), attention_mask=attended, max_length=9, num_beams=1, **rules).numpy()
-    cases.assert_greedy(tokens, counts, expected)
+    path = cases.saved(model, tmp_path)
+    z, _ = data(load_pretrained(path)[1])
+    rules = dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id", "bad_words_ids"))
+    cases.assert_greedy(torch, model, path, z, Z_LENGTHS, 9, **rules)
 
 
 class Seq2Seq(torch.nn.Module):

@@ -38,15 +38,20 @@ def same(a, b):
         np.testing.assert_allclose(*pair, atol=2e-7, err_msg=name)
 
 
+def written(model, path):
+    """The file of a model, which opens again as the same one."""
+    theta, config, _ = load_pretrained(cases.saved(model, path / "theirs", "float32"))
+    save_pretrained(path / "ours.gguf", theta, config)
+    opened, as_read, _ = load_pretrained(path / "ours.gguf")
+    assert as_read == config
+    same(opened, theta)
+    return GGUFFile(path / "ours.gguf")
+
+
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
 def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
     model = make_gpt2() if kind == "gpt2" else make(kind)
-    theta, config, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
-    save_pretrained(tmp_path / "ours.gguf", theta, config)
-    opened, as_read, _ = load_pretrained(tmp_path / "ours.gguf")
-    assert as_read == config
-    same(opened, theta)
-    expected, found = GGUFFile(gguf_cases.write(tmp_path / "model.gguf", model)), GGUFFile(tmp_path / "ours.gguf")
+    found, expected = written(model, tmp_path), GGUFFile(gguf_cases.write(tmp_path / "model.gguf", model))
     assert set(found.tensors) == set(expected.tensors)
     for name in expected.tensors:
         np.testing.assert_allclose(found.read(name), expected.read(name), atol=2e-7, err_msg=name)
@@ -157,18 +162,13 @@ def as_llama_cpp_has(name, model):
 def test_experts_open_again_and_are_together_as_in_llama_cpp(kind, tmp_path):
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **EXPERTS[kind]}, **EAGER)
     model = cases.randomized(torch, transformers.AutoModelForCausalLM.from_config(config))
-    theta, config, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
-    save_pretrained(tmp_path / "ours.gguf", theta, config)
-    opened, as_read, _ = load_pretrained(tmp_path / "ours.gguf")
-    assert as_read == config
-    same(opened, theta)
-    file = GGUFFile(tmp_path / "ours.gguf")
+    file = written(model, tmp_path)
     assert file.metadata["general.architecture"] == ARCHITECTURES[kind]
     names = gguf_cases.gguf.MODEL_TENSORS[architecture_number(ARCHITECTURES[kind])]
     known = {gguf_cases.gguf.TENSOR_NAMES[one].replace("{bid}", "1") for one in names}
     assert {name.rpartition(".")[0] for name in file.tensors if not name.startswith("blk.0")} <= known
     compared = [name for name in file.tensors if "exps" in name or "gate_inp" in name or "sinks" in name]
-    assert len(compared) == (9 if kind == "gpt_oss" else 4) * config.L
+    assert len(compared) == (9 if kind == "gpt_oss" else 4) * config.num_hidden_layers
     for name in compared:
         np.testing.assert_array_equal(file.read(name), as_llama_cpp_has(name, model), err_msg=name)
     assert {file.tensors[name].type for name in compared if "gate_inp" in name} == {"F32"}

@@ -17,9 +17,7 @@ from training.data.chat import ChatTemplate
 from training.interchange import InterchangeError, gguf_tokenizer
 from training.interchange.gguf_file import GGUFFile
 
-sentencepiece = pytest.importorskip(
-    "sentencepiece", reason="sentencepiece is not installed: pip install -e .[translation]"
-)
+sentencepiece = pytest.importorskip("sentencepiece", reason="not installed: pip install -e .[translation]")
 
 _, transformers = cases.libraries()
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,13 +38,11 @@ TEXTS = [
 ]
 
 
-def random_texts(count, *, seed=0):
+def random_texts(n, *, seed=0):
     """Texts of characters from everywhere."""
     rng = random.Random(seed)
     ranges = [(32, 127), (1, 0x2000), (0x1F300, 0x1FAFF), (32, 33), (10, 11), (48, 58), (0x3000, 0xD7FF)]
-    texts = (
-        "".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 40))) for _ in range(count)
-    )
+    texts = ("".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(rng.randrange(1, 40))) for _ in range(n))
     # which characters are assigned depends on a library's version: those that all know
     return ["".join(c for c in text if unicodedata.category(c) != "Cn") for text in texts]
 
@@ -253,9 +249,8 @@ def test_a_file_without_a_tokenizer_has_none():
 
 @pytest.mark.download
 def test_mistrals_tokenizer_reads_as_sentencepiece_does():
-    model = sentencepiece.SentencePieceProcessor(
-        model_proto=real_weights.member(real_weights.MISTRAL, "/tokenizer.model.v1")
-    )
+    data = real_weights.member(real_weights.MISTRAL, "/tokenizer.model.v1")
+    model = sentencepiece.SentencePieceProcessor(model_proto=data)
     tokenizer = read(of_pieces(model))
     for text in TEXTS + PROSE + random_texts(1000):
         assert tokenizer.encode(text) == model.encode(text), repr(text[:80])

@@ -37,25 +37,17 @@ SENTENCES = ["A man is eating food.", "A man is eating a piece of bread.", "The 
 PUBLISHED = 0.7553  # the cosine of the first two
 
 
-def laid_out(name, tmp_path_factory):
-    path = tmp_path_factory.mktemp(name)
-    getattr(real_weights, name)(path)
-    return path
+def laid_out(name):
+    """A fixture: the directory of these weights."""
+
+    @pytest.fixture(scope="module", name=name)
+    def of_name(tmp_path_factory):
+        return getattr(real_weights, name)(tmp_path_factory.mktemp(name))
+
+    return of_name
 
 
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory):
-    return laid_out("minilm", tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def lemmatizer(tmp_path_factory):
-    return laid_out("lemmatizer", tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def phonemizer(tmp_path_factory):
-    return laid_out("phonemizer", tmp_path_factory)
+_minilm, _lemmatizer, _phonemizer = map(laid_out, ("minilm", "lemmatizer", "phonemizer"))
 
 
 def padded(rows):

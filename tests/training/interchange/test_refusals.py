@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import tracemalloc
 
@@ -20,6 +19,7 @@ from algorithms import BERT, GPT2, GPT_NEO, PAPER, VASWANI, DTransformerConfig, 
 from algorithms.lines import Unembedding
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
+from tests.run_cases import files_end_at
 from training.generation.text import Options, answerer_for
 from training.interchange import InterchangeError, convert, load_model, load_pretrained, save_pretrained
 from training.interchange.encoder_decoder import VARIANTS
@@ -71,7 +71,6 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
         ({"n_head": 4}, "d_e = 6 is not a multiple of H = 4"),
         ({"n_head": "two"}, "n_head: expected an integer of at least 1 and less than 2^31, got 'two'"),
         ({"vocab_size": 10**40}, "vocab_size: expected an integer of at least 1 and less than 2^31, got 1000"),
-        ({"n_layer": 1_000_000_000}, "number of layers (L): expected 1, as"),
         ({"n_layer": 2}, "holds, got 2"),
         ({"layer_norm_epsilon": -1}, "layer_norm_epsilon: expected a number of at least 0, got -1"),
         ({"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon: expected a number of at least 0, got inf"),
@@ -128,7 +127,7 @@ def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, 
     """A list of the tensors of so many layers would grow for minutes."""
     change_config(path, n_layer=1_000_000_000)
     tracemalloc.start()
-    refused(path, tmp_path)
+    assert "number of layers (L): expected 1, as" in refused(path, tmp_path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -190,14 +189,12 @@ def test_what_is_not_a_file_is_refused(path, tmp_path, name, kind):
     assert f"expected a file, got {kind}" in refused(path, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors.index.json"]
-)
+@pytest.mark.parametrize("name", ["config", "tokenizer", "generation_config", "model.safetensors.index"])
 def test_deep_nesting_is_refused(path, tmp_path, name):
     if name.startswith("model"):
         (path / "model.safetensors").rename(path / "model-1.safetensors")
-    (path / name).write_text("[" * 200_000)
-    assert name in refused(path, tmp_path)
+    (path / f"{name}.json").write_text("[" * 200_000)
+    assert f"{name}.json" in refused(path, tmp_path)
 
 
 def full(*_, **__):
@@ -220,17 +217,9 @@ def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(path, tmp_path, mo
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
 
 
-@pytest.mark.thorough
 def test_a_limit_of_file_sizes_is_said_in_a_sentence(path, tmp_path):
-    """Of the whole process, so in another one."""
-    code = (
-        "import resource; from training.interchange import convert;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
-        f"convert({str(path)!r}, {str(tmp_path / 'out')!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "InterchangeError: cannot write to" in done.stderr or "RunError: cannot write to" in done.stderr
-    assert done.stderr.strip().endswith("File too large")
+    with pytest.raises(ValueError, match=r"^cannot write to .*: File too large$"), files_end_at(1000):
+        convert(path, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in"]
 
 
@@ -347,9 +336,7 @@ def test_what_no_checkpoint_can_say_is_listed(tmp_path, config, message):
 
 def test_what_does_not_go_together_is_refused(tmp_path):
     theta = random_theta(CONFIG)
-    with pytest.raises(
-        InterchangeError, match=r"a model of the task d cannot be written as 'bert'; choose one of gpt2"
-    ):
+    with pytest.raises(InterchangeError, match=r"model of the task d cannot be written as 'bert'; choose one of gpt2"):
         save_pretrained(tmp_path / "out", theta, CONFIG, to="bert")
     with pytest.raises(InterchangeError, match="got DTransformerParams and ETransformerConfig"):
         save_pretrained(tmp_path / "out", theta, ETransformerConfig(L=1, **SIZES))

@@ -109,9 +109,8 @@ def test_attribution_is_refused_where_parts_do_not_add_up(theta, says):
 
 def test_circuits_are_what_attention_computes():
     W = D.layers.attention
-    no_biases = W._replace(
-        heads=W.heads._replace(**{b: jnp.zeros_like(getattr(W.heads, b)) for b in ("b_q", "b_k", "b_v")})
-    )
+    zeros = {b: jnp.zeros_like(getattr(W.heads, b)) for b in ("b_q", "b_k", "b_v")}
+    no_biases = W._replace(heads=W.heads._replace(**zeros))
     theta = D._replace(layers=D.layers._replace(attention=no_biases))
     _, seen = record(d_transformer, "X_tilde@5", "S@4", "A", "Y@2")(X, theta)
     QK, OV = circuits.qk_circuits(no_biases), circuits.ov_circuits(no_biases)

@@ -16,7 +16,6 @@ from algorithms import VARIANTS, DTransformerConfig, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS, make_run
-from training.commands import look_inside_main
 from training.crosscheck.oracle.components import softmax
 from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
@@ -296,21 +295,20 @@ def test_a_chat_needs_a_decoder_with_a_template(run, tmp_path):
         look(load_run(make_run(tmp_path / "e", "e")), "abc", chat=True)
 
 
-def test_the_command_writes_page_and_pictures_and_says_what_is_wrong(tmp_path, capsys):
+def test_the_command_writes_page_and_pictures_and_says_what_is_wrong(tmp_path, called, printed):
     path = make_run(tmp_path / "d", "d")
-    words = [str(path), "--prompt", "abc", "--out", str(tmp_path / "out"), "--compilation-cache", "off"]
-    assert look_inside_main(words) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'out' / 'page.html'}\n"
+    out = printed("look_inside", path, "--prompt", "abc", "--out", tmp_path / "out", "--compilation-cache", "off")
+    assert out == f"{tmp_path / 'out' / 'page.html'}\n"
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"page.html", "attention.png", "prediction.png"}
     for words, says in (
-        ([str(tmp_path / "none"), "--prompt", "a"], f"there is no run directory {tmp_path / 'none'}"),
-        ([str(path), "--prompt", ""], "--prompt: expected some text, got none"),
-        ([str(path)], "expected --prompt, got none; see --help"),
-        ([str(path), "--prompt", "a", "--out", str(path / "config.json")], "File exists"),
+        ([tmp_path / "none", "--prompt", "a"], f"there is no run directory {tmp_path / 'none'}"),
+        ([path, "--prompt", ""], "--prompt: expected some text, got none"),
+        ([path], "expected --prompt, got none; see --help"),
+        ([path, "--prompt", "a", "--out", path / "config.json"], "File exists"),
     ):
-        assert look_inside_main(words) == 2
-        assert says in capsys.readouterr().err
+        status, _, err = called("look_inside", *words)
+        assert (status, says in err) == (2, True)
 
 
 def test_tokens_are_readable():

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.browser import browser
+from tests.browser import browser, luminance
 from tests.run_cases import make_run
 from training.interpretability.page import look, show
 from training.interpretability.page.look import Attended, Circuits, Look, Patched, Prediction, Written
@@ -175,11 +175,6 @@ def test_text_on_colors_has_contrast(chromium, page, dark):
         assert (b + 0.05) / (a + 0.05) >= 4.5, pair
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     assert (luminance([int(n) / 255 for n in re.findall(r"\d+", ground)]) < 0.1) == dark
-
-
-def luminance(channels):
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_colors_are_told_apart_by_brightness(opened):

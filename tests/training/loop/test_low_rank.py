@@ -22,10 +22,7 @@ LLAMA = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 10, "L": 2}
 LOW_RANK = {"start_from": "base", "lora_rank": 2, "lora_alpha": 3.0, "steps": 8, "eval_every": 4, "checkpoint_every": 4}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_most_callers(compile_once):
-    with jax.enable_x64(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
 def model(**values):
@@ -112,22 +109,6 @@ def test_defaults_follow_from_the_rank():
     assert settings_from({"start_from": "x"}, task="d").learning_rate == 1e-4
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"lora_rank": 2}, "--lora-rank: expected --from RUN, the model to adapt, got none"),
-        ({"start_from": "x", "lora_rank": -1}, "--lora-rank: expected at least 0"),
-        ({"start_from": "x", "lora_rank": 2, "lora_alpha": -1.0}, "--lora-alpha: expected a positive number, got -1.0"),
-        ({"start_from": "x", "lora_alpha": 1.0}, "--lora-alpha: expected --lora-rank with it, got none"),
-        ({"lora_matrices": ["W_q"]}, "--lora-matrices: expected --lora-rank with it, got none"),
-    ],
-)
-def test_settings_that_do_not_fit_together_are_said(values, message):
-    with pytest.raises(SettingsError) as error:
-        settings_from(values, task="d")
-    assert message in str(error.value)
-
-
 def test_matrices_and_ranks_that_there_are_not_are_said():
     _, _, theta, _ = model()
     with pytest.raises(SettingsError, match=r"--lora-matrices: expected some of W_q, .*, got 'W_x'"):
@@ -139,7 +120,7 @@ def test_matrices_and_ranks_that_there_are_not_are_said():
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, _as_most_callers):
+def base(tmp_path_factory, as_most_callers):
     directory = tmp_path_factory.mktemp("runs") / "base"
     settings = settings_for("d", **LLAMA)
     files, data = RunDirectory(directory), data_for(settings)
@@ -240,9 +221,7 @@ def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
         (copy / file).write_bytes((base / file).read_bytes())
     trained(tmp_path / "run", copy, **EXACT)
     RunDirectory(copy).save_parameters(theta._replace(W_e=theta.W_e + 1))
-    with pytest.raises(
-        RunError, match=r"copy has other parameters than those that .*run adapts: restore the original run"
-    ):
+    with pytest.raises(RunError, match=r"copy has other parameters than those that .*run adapts: restore the original"):
         load_run(tmp_path / "run")
     (copy / "config.json").unlink()
     with pytest.raises(RunError, match=r"run adapts the model of .*copy, which cannot be read: .* is not a run dir"):

@@ -17,11 +17,7 @@ from training.runs.metrics import read_metrics
 SETTINGS = {"rows": "chunks", "steps": 3, "eval_every": 3, "batch_size": 12, "l_max": 7}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_most_callers(compile_once):
-    """JAX's 32-bit mode, and everything compiled once."""
-    with jax.enable_x64(False):
-        yield
+pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
 def train(directory, **values):
@@ -31,7 +27,7 @@ def train(directory, **values):
 
 
 @pytest.fixture(scope="module")
-def in_three_parts(tmp_path_factory, _as_most_callers):
+def in_three_parts(tmp_path_factory, as_most_callers):
     directory = tmp_path_factory.mktemp("runs") / "three"
     witness, _ = train(directory, accumulation_steps=3)
     return directory, witness.losses

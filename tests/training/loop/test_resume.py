@@ -11,17 +11,24 @@ import time
 import chex
 import pytest
 
+from tests.training_cases import untimed
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
-FLAGS = {"--tokenizer": "bytes", "--l_max": 16, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4}
-FLAGS |= {"--steps": 60, "--eval-every": 20, "--checkpoint-every": 4, "--dropout": 0.1, "--ema-decay": 0.9}
-FLAGS |= {"--peak": 1e9}
+FLAGS = {"tokenizer": "bytes", "l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8, "batch-size": 4, "steps": 60}
+FLAGS |= {"eval-every": 20, "checkpoint-every": 4, "dropout": 0.1, "ema-decay": 0.9, "peak": 1e9}
 PATIENCE = 600  # seconds until a test gives up
+
+
+def training(flags, environment, **options):
+    """A process that trains."""
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard", *words]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, text=True, **pipes, **options)
 
 
 class Command:
@@ -31,17 +38,14 @@ class Command:
         directory.mkdir()
         self.files = RunDirectory(directory / "run")
         (directory / "text.txt").write_text(TEXT)
-        paths = {"--run": self.files.path, "--cache": directory.parent / "cache", "--data": directory / "text.txt"}
-        self._arguments = [str(part) for item in (paths | FLAGS).items() for part in item]
+        self._flags = FLAGS | {"run": self.files.path, "cache": directory.parent / "cache"}
+        self._flags |= {"data": directory / "text.txt"}
         self._environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(directory.parent / "compiled")}
         limits = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
         self._environment |= {f"JAX_PERSISTENT_CACHE_{name}": value for name, value in limits.items()}
 
     def begin(self, **environment):
-        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard"]
-        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        env = self._environment | environment
-        return subprocess.Popen([*command, *self._arguments], env=env, text=True, **pipes)
+        return training(self._flags, self._environment | environment)
 
     def complete(self):
         process = self.begin()
@@ -50,15 +54,15 @@ class Command:
         return err
 
     def record(self):
-        lines = read_metrics(self.files.metrics)
-        return [{name: value for name, value in line.items() if name not in TIMED} for line in lines]
+        return untimed(self.files.metrics)
 
 
-def wait_until(condition, process):
-    """Wait until something is so; the process must not have ended before."""
+def wait_until(condition, *processes):
+    """Wait until something is so; no process must have ended before."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert process.poll() is None, process.stderr.read()
+        for process in processes:
+            assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import d_training
-from tests.training_cases import data_for, make_trainer, settings_for
+from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
 from training.loop.diagnosis import TrainingError
 from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
@@ -18,26 +18,15 @@ from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
 from training.tasks.models import init_model, model_shapes
 
-TIMED = ("tokens_per_second", "mfu", "seconds", "memory_bytes")
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
 PLAIN = {"rows": "chunks", "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "clip_norm": 0.0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _as_most_callers(compile_once):
-    """JAX's 32-bit mode, and everything compiled once: most runs here are the same one."""
-    with jax.enable_x64(False):
-        yield
-
-
-def lines(directory):
-    """metrics.jsonl without what depends on the clock."""
-    record = read_metrics(directory / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name not in TIMED} for line in record]
+pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
 def assert_same_run(directory, expected):
-    assert lines(directory) == lines(expected)
+    assert untimed(directory / "metrics.jsonl") == untimed(expected / "metrics.jsonl")
     chex.assert_trees_all_equal(*(load_run(d).theta for d in (directory, expected)))
 
 
@@ -52,7 +41,7 @@ def initial(settings, config):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, _as_most_callers):
+def undisturbed(tmp_path_factory, as_most_callers):
     """A run with everything that has a state: dropout, an average of the parameters, Adam's moments."""
     directory = tmp_path_factory.mktemp("runs") / "undisturbed"
     settings = settings_for("d", **SHORT, dropout=0.2, ema_decay=0.9)
@@ -152,10 +141,8 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("training.runs.metrics._finite", full)
-        with pytest.raises(
-            TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun the command"
-        ):
+        patch.setattr("training.runs.metrics.MetricsLog.append", full)
+        with pytest.raises(TrainingError, match=r"cannot write to .*: No space left on device; make room, and rerun"):
             trainer.train()
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
@@ -203,7 +190,7 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
     settings = settings_for("d", **PLAIN | {"optimizer": "adam", "clip_norm": 1.0} | often)
     trainer, _ = make_trainer(tmp_path / "run", settings)
     results = trainer.train()
-    record = [line for line in lines(tmp_path / "run") if "validation_loss" in line]
+    record = [line for line in untimed(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in line]
     losses = [line["validation_loss"] for line in record]
     best = int(np.argmin(losses))
     assert len(losses) == best + 3
@@ -225,7 +212,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert "the gradients of W_e" in message
     assert "are not finite, at learning rate" in message
     assert "the last good checkpoint is of step 1" in message
-    assert (checkpoint_steps(tmp_path / "run"), len(lines(tmp_path / "run"))) == ([1], 1)
+    assert (checkpoint_steps(tmp_path / "run"), len(untimed(tmp_path / "run" / "metrics.jsonl"))) == ([1], 1)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):

@@ -8,21 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from jax._src import distributed
 
-from training import commands
+from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
 from training.mesh import store
 from training.mesh.processes import SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "dropout": 0.1}
 FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e9}
 FLAGS |= {"mesh": "data=4,model=2", "steps": 50, "eval-every": 25, "checkpoint-every": 5, "vocabulary-multiple": 2}
@@ -46,7 +43,6 @@ class Command:
             values["coordinator"] = "auto"
         elif count > 1:
             values |= {"coordinator": f"127.0.0.1:{port}", "num-processes": count, "process-id": index}
-        words = [str(word) for name, value in values.items() for word in (f"--{name}", value)]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("XLA_")}
         environment = inherited | {
             "JAX_NUM_CPU_DEVICES": str(8 // count),
@@ -55,12 +51,8 @@ class Command:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             **(variables or {}),
         }
-        command = [sys.executable, str(ROOT / "scripts" / "train.py"), "d", "--quiet", "--no-tensorboard", *words]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        self._started.append(process)
-        return process
+        self._started.append(training(values, environment, start_new_session=True))
+        return self._started[-1]
 
     def start_all(self, count, of_last=None, **flags):
         port = free_port()
@@ -108,15 +100,6 @@ def undisturbed(tmp_path_factory):
     command = Command(tmp_path_factory.mktemp("undisturbed"))
     command.complete(1, mesh="", **{"vocabulary-multiple": 2})
     return command
-
-
-def wait_until(condition, processes):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        for process in processes:
-            assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def worker_of(process):
@@ -212,7 +195,7 @@ def test_a_process_that_never_comes(command):
 @pytest.mark.parametrize("count", [1, 2])
 def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undisturbed, victim, number, sentence, count):
     processes = command.start_all(2)
-    wait_until(lambda: len(command.losses()) > 12, processes)
+    wait_until(lambda: len(command.losses()) > 12, *processes)
     os.kill(worker_of(processes[victim]) if number == signal.SIGSTOP else processes[victim].pid, number)
     other = processes[1 - victim]
     assert_ended(other, 1, sentence, "the last checkpoint is of step", "restart all processes")
@@ -225,7 +208,7 @@ def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undistu
 @pytest.mark.slow
 def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undisturbed):
     processes = command.start_all(2)
-    wait_until(lambda: len(command.losses()) > 12, processes)
+    wait_until(lambda: len(command.losses()) > 12, *processes)
     processes[1].send_signal(signal.SIGTERM)
     out, err = processes[0].communicate(timeout=SOON)
     assert (processes[0].returncode, out) == (143, ""), err
@@ -273,10 +256,9 @@ def test_invalid_counts_fail_before_connecting(arguments, message):
 
 
 @pytest.mark.parametrize("flag", ["--num-processes", "--process-id"])
-def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, capsys, flag):
-    assert commands.train_main(["d", "--run", str(tmp_path / "run"), flag, "1"]) == 2
+def test_processes_do_not_train_alone_for_want_of_a_coordinator(tmp_path, called, flag):
     sentence = "--coordinator: expected HOST:PORT, the same for all --num-processes, got none; give it"
-    assert capsys.readouterr().err == f"train.py: {sentence}\n"
+    assert called("train", "d", "--run", tmp_path / "run", flag, 1) == (2, "", f"train.py: {sentence}\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from algorithms import DTransformerConfig, init_d_transformer
 from tests.run_cases import make_run
-from training import commands
 from training.generation import Generator
 from training.interchange import convert, load_model
 from training.mesh.placement import Placement
@@ -26,27 +25,26 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, dtype):
+def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, printed, dtype):
     stored = flatten(load_run(run).theta)
     expected = {name: np.asarray(array).astype(dtype) for name, array in stored.items()}
     found = [load_run(run, dtype=dtype), load_model(run, dtype=dtype)]
     convert(run, tmp_path / "out", to="gpt2")
-    assert commands.convert_main([str(tmp_path / "out"), str(tmp_path / "back"), "--dtype", dtype]) == 0
+    printed("convert", tmp_path / "out", tmp_path / "back", "--dtype", dtype)
     found.append(load_run(tmp_path / "back"))
     for model in found:
         for name, array in flatten(model.theta).items():
             assert (array.dtype, np.asarray(array).tobytes()) == (dtype, expected[name].tobytes())
 
 
-def test_commands_take_it(run, capsys):
+def test_commands_take_it(run, called, printed):
     texts = {}
     for dtype in ("float32", "bfloat16"):
-        flags = [str(run), "--prompt", "abc", "--tau", "0", "--l_gen", "3", "--json", "--dtype", dtype]
-        assert commands.generate_main(flags) == 0
-        texts[dtype] = capsys.readouterr().out
+        flags = ("--prompt", "abc", "--tau", 0, "--l_gen", 3, "--json", "--dtype", dtype)
+        texts[dtype] = printed("generate", run, *flags)
     assert texts["float32"] != texts["bfloat16"]  # the log-probabilities are rounded
-    assert commands.generate_main([str(run), "--dtype", "int3"]) == 2
-    assert "--dtype: expected one of float32, bfloat16, float16, got 'int3'" in capsys.readouterr().err
+    status, _, err = called("generate", run, "--dtype", "int3")
+    assert (status, "--dtype: expected one of float32, bfloat16, float16, got 'int3'" in err) == (2, True)
 
 
 def test_each_of_eight_devices_reads_its_part(run):
@@ -63,15 +61,13 @@ def test_each_of_eight_devices_reads_its_part(run):
 
 
 @pytest.mark.thorough
-def test_a_divided_model_says_the_same(run, capsys):
+def test_a_divided_model_says_the_same(run, called, printed):
     texts = set()
     for mesh in ([], ["--mesh", "data=2,model=4"], ["--mesh", "model=8", "--weights", "int8"]):
-        flags = [str(run), "--prompt", "abc", "--prompt", "b", "--tau", "0", "--l_gen", "8", *mesh]
-        assert commands.generate_main(flags) == 0
-        texts.add(capsys.readouterr().out)
+        texts.add(printed("generate", run, "--prompt", "abc", "--prompt", "b", "--tau", 0, "--l_gen", 8, *mesh))
     assert len(texts) == 1
-    assert commands.generate_main([str(run), "--prompt", "abc", "--mesh", "model=3"]) == 2
-    assert "the mesh model=3 is for 3 devices, but there are 8" in capsys.readouterr().err
+    status, _, err = called("generate", run, "--prompt", "abc", "--mesh", "model=3")
+    assert (status, "the mesh model=3 is for 3 devices, but there are 8" in err) == (2, True)
 
 
 def test_a_checkpoint_without_final_parameters_is_divided_too(run, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from tests.run_cases import LETTERS
 
 openai = pytest.importorskip("openai")
 serving_cases = pytest.importorskip("tests.serving_cases")
+complete = serving_cases.complete
 
 EOS = LETTERS.eos_token
 MESSAGES = [{"role": role, "content": text} for role, text in (("user", "abc"), ("assistant", "j"), ("user", "de"))]
@@ -40,11 +41,6 @@ def client(port):
 
 def talk(client, messages=MESSAGES, **options):
     return client.chat.completions.create(**{"model": "small", "messages": messages, "temperature": 0} | options)
-
-
-def complete(client, prompt="abc", **options):
-    how = {"model": "small", "prompt": prompt, "max_tokens": 9, "temperature": 0}
-    return client.completions.create(**how | options)
 
 
 def distributions(model, tokens):
