@@ -47,7 +47,7 @@ def few_shot(shots: Sequence[Shot], text: str) -> str:
 
     Example:
         >>> few_shot([Shot("dog", "dogs"), Shot("box", "boxes")], "cat")
-        'dog\tdogs\nbox\tboxes\ncat\t\'
+        'dog\tdogs\nbox\tboxes\ncat\t'
     """
     if NEWLINE in text or TAB in text:
         raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one per line")
