@@ -44,7 +44,7 @@ REFUSED = {
         ("e --chat --prompt a", "", "--chat: expected a decoder, got"),
         ("d --system a --prompt a", "", "--system: expected --chat with it"),
         ("talks --chat --prompt ''", "", "text 1 is empty: give some text to answer"),
-        ("talks --chat --prompt a --system never", "", "refused the conversation or raised an error: no such system"),
+        ("talks --chat --prompt a --system never", "", "refuses the conversation or raises an error: no such system"),
         (f"talks --chat --prompt '{'mat ' * 99}'", "", "but the model reads at most l_max = 90: shorten it"),
         ("talks --chat --prompt a --interactive", "", "--interactive: expected prompts on stdin, got --prompt"),
         ("talks --chat --beam-size 2", "", "--beam-size does not apply: the run is a decoder that converses"),

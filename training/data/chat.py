@@ -117,7 +117,7 @@ class ChatTemplate:
             reply = self._exchange(request)
         if "error" in reply:
             line = f" (line {reply['line']})" if reply.get("line") else ""
-            raise DataError(f"the chat template refused the conversation or raised an error{line}: {reply['error']}")
+            raise DataError(f"the chat template refuses the conversation or raises an error{line}: {reply['error']}")
         return reply
 
     def _exchange(self, request: str) -> dict[str, Any]:

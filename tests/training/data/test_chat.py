@@ -165,7 +165,7 @@ def test_answers_that_are_written_otherwise_than_asked_for_are_refused(template)
         ([{"role": "robot", "content": "hi"}], "message 1: role: expected one of .*, got 'robot'"),
         (said("a") + said("b", system="late"), "message 2: role: expected system to come first"),
         (said("a", "b"), "message 2: expected the user to speak last, got the assistant"),
-        (said("a") + said("b"), "refused the conversation or raised an error: roles must alternate"),
+        (said("a") + said("b"), "refuses the conversation or raises an error: roles must alternate"),
         ([{"role": "user", "content": "a", "x": {1, 2}}], "is not JSON: Object of type set"),
     ],
 )
@@ -194,7 +194,7 @@ LOOPS = "{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}"
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "infinite recursion"),
         ("{% for %}", r"\(line 1\): Expected an expression"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
-        ("{{ raise_exception('x\n' * 10**6) }}", "raised an error: x x x"),
+        ("{{ raise_exception('x\n' * 10**6) }}", "raises an error: x x x"),
     ],
 )
 def test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence(template, message):
