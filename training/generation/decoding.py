@@ -30,7 +30,7 @@ def step(weights: Weights, context: Context | None, state: State) -> tuple[Float
 
 
 def implementation_of(variant: Variant) -> Implementation:
-    """Return how few columns are computed: as printed, unless an MLP is of experts, all of which would be computed."""
+    """Return what computes few columns: the printed lines, but not for experts, since those would compute them all."""
     return "auto" if isinstance(variant.mlp, Experts) else "paper"
 
 

@@ -1,4 +1,4 @@
-"""The fields of a request's JSON, of which unsupported ones are refused, and errors in the format of OpenAI's API."""
+"""The fields of a request's JSON (unsupported ones are refused), and errors in the format of OpenAI's API."""
 
 import contextlib
 import json
