@@ -60,6 +60,22 @@ def assert_same(actual, expected, tolerance=F64):
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=tolerance, err_msg=name)
 
 
+def assert_matches_differences(f, inputs, tolerance=F64):
+    """An eighth-order central difference along one random direction in each input by itself."""
+    out, gradients = f(inputs)
+    E, step = np.asarray(normal(99, *out.shape)), 2e-3
+    weights = {1: 4 / 5, 2: -1 / 5, 3: 4 / 105, 4: -1 / 280}
+    for seed, name in enumerate(inputs):
+        direction = np.asarray(normal(100 + seed, *inputs[name].shape))
+
+        def value(t, name=name, direction=direction):
+            return float((np.asarray(f({**inputs, name: np.asarray(inputs[name]) + t * direction})[0]) * E).sum())
+
+        slope = sum(w * (value(k * step) - value(-k * step)) for k, w in weights.items()) / step
+        actual = float((np.asarray(gradients[name]) * direction).sum())
+        assert abs(actual - slope) <= tolerance * max(1.0, abs(slope)), (name, actual, slope)
+
+
 def assert_as_printed(found, expected):
     """Values and gradients; returns those found."""
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, atol=1e-13)
@@ -96,6 +112,7 @@ def test_position_wise_rules(name):
     (out, actual), (expected_out, expected) = rule(inputs), printed(inputs)
     np.testing.assert_allclose(out, expected_out, rtol=1e-13, atol=1e-14)
     assert_same(actual, expected)
+    assert_matches_differences(rule, inputs)
     for dtype, bound in (("float32", 2e-6), ("bfloat16", 3e-2)):
         low = {k: a.astype(dtype) for k, a in inputs.items()}
         exact = {k: a.astype("float64") for k, a in low.items()}
