@@ -39,7 +39,7 @@ def make_run(
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """As if the disk were full once a file has so many bytes."""
+    """As if the disk were full once a file reaches this size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

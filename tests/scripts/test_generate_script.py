@@ -52,7 +52,7 @@ def continuation(runs, prompt, l_gen, tau, r=0, seed=0):
 
 
 def translation(runs, line, tau=0.0, r=0, seed=0):
-    """What Algorithm 15 makes of a line."""
+    """The result of Algorithm 15 for a line."""
     z = jnp.asarray([LETTERS.bos_token, *LETTERS.encode(line), LETTERS.eos_token])
     options = {"tau": tau, "key": jax.random.fold_in(jax.random.key(seed), r), "l_max": 9}
     tokens, length = ed_inference(z, load_run(runs["ed"]).theta, **options)

@@ -97,7 +97,7 @@ def test_a_head_that_is_replaced_is_said(train, tmp_path):
 
 
 def test_an_adapter_beside_a_run_is_resumed_from_elsewhere_and_exported(train, models, tmp_path, printed, monkeypatch):
-    """What other commands make of it is in test_low_rank_in_commands.py."""
+    """Other commands are tested in test_low_rank_in_commands.py."""
     monkeypatch.chdir(models)  # the run remembers the absolute path
     flags = ("--lora-rank", 2, "--optimizer", "adamw", "--learning-rate", "0.05", "--checkpoint-every", 1)
     status, _, error = train("d", "d", TEXT, *flags, steps=3)

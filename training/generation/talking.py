@@ -13,7 +13,7 @@ ROOM = 4  # oldest turns are dropped until an answer has a quarter of the contex
 
 
 class Talker(Continuer):
-    """A conversation, of which each turn reads only its new tokens, and answers to texts that open one."""
+    """A conversation, in which each turn reads only its new tokens, and answers to single texts."""
 
     model = "a decoder that converses"
     verb = "answer"

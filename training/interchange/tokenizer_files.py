@@ -191,7 +191,7 @@ def _apply_config(path: Path, inner: library.Tokenizer, model_type: str) -> None
     if kind in BYTE_LEVEL and named.is_file() and isinstance(inner.model, models.BPE):
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=fields.flag("add_prefix_space", False))
     _add_tokens(path, inner, settings)
-    if not (path / "tokenizer.json").is_file():  # it would specify what comes before and after a text
+    if not (path / "tokenizer.json").is_file():  # which would say which tokens frame a text
         _add_frame(inner, settings, kind)
 
 

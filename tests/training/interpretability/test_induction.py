@@ -23,7 +23,7 @@ def test_sequences_stand_there_twice():
     drawn = np.arange(6).reshape(2, 3) + 4
     tokens = induction.twice(drawn, np.array([1]))
     assert tokens.x.tolist() == [[1, 4, 5, 6, 4, 5, 6], [1, 7, 8, 9, 7, 8, 9]]
-    expected = [False] * 4 + [True] * 2  # the second 4 follows 6, of which nothing is known
+    expected = [False] * 4 + [True] * 2  # the second 4 follows 6, which occurs for the first time
     assert tokens.repeats.tolist() == [expected] * 2
 
 

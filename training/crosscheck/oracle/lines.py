@@ -41,7 +41,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid
 
 
 def part(W: Any, name: str) -> Any:
-    """Return a parameter, or None where W, which may be None, has none of that name."""
+    """Return a parameter, or None if W is None or does not have it."""
     return getattr(W, name, None)
 
 
