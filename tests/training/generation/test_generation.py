@@ -418,3 +418,19 @@ def test_rounded_weights_give_the_tokens_of_the_model_with_these_weights(variant
     options["lengths"] = np.ones(1, int)
     for r in range(3):
         np.testing.assert_array_equal(tokens[r], rounded.generate(PROMPTS[r : r + 1, :1], **options)[0])
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("top_k", "top_p"), [(4, None), (None, 0.6), (6, 0.5)])
+def test_restricted_agrees_with_transformers(top_k, top_p):
+    torch = pytest.importorskip("torch")
+    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    scores = torch.from_numpy(np.random.default_rng(2).normal(size=(5, 23)) * 2)
+    P = torch.softmax(scores, -1).numpy().T
+    scores = logits_process.TemperatureLogitsWarper(0.7)(None, scores)
+    if top_k:
+        scores = logits_process.TopKLogitsWarper(top_k)(None, scores)
+    if top_p:
+        scores = logits_process.TopPLogitsWarper(top_p)(None, scores)
+    expected = torch.softmax(scores, -1).numpy().T
+    np.testing.assert_allclose(distribution(P, 0.7, top_k, top_p), expected, atol=1e-12)
