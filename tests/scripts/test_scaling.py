@@ -46,6 +46,28 @@ def test_parameters_and_optimizer_state_are_divided_and_no_more_is_moved_than_wa
     assert moved / 1e9 == pytest.approx(RECORDED[mesh][chips], rel=0.1)
 
 
+EXPERTS = """
+import json
+from training.benchmarks.accelerators import programs
+from training.commands import scaling
+scaling.MODELS["experts"] = {"N_V": 1024, "l_max": 256, "L": 2, "H": 2, "d_e": 256, "d_mlp": 512, "variant": "MIXTRAL"}
+found = scaling.cost(scaling.Case("experts", "v5e:2x4", "data=4,model=2", 8))
+cycles = programs.total(found.report.sources)[2] / scaling.CHIPS["v5e"].clock
+print(json.dumps([found.report.custom_calls, found.kernels, found.arithmetic - cycles]))
+"""
+
+
+@pytest.mark.compilers
+def test_experts_on_a_mesh_are_multiplied_by_kernels_whose_cost_is_added():
+    kernels, seconds, added = report_of("v5e:2x4", EXPERTS)
+    layers, tokens, products = 2, 8 * 256 / 8, 3 * 3  # products of each pass, and one forward and two backward passes
+    runs = {name: kernels[name][0] for name in ("gmm", "tgmm")}
+    assert runs == {"gmm": layers * 6, "tgmm": layers * 3}
+    of_matrices = 2 * tokens * 2 * 256 * 512 * products * layers
+    router = 2 * tokens * 8 * 256 * 3 * layers
+    assert seconds == pytest.approx((of_matrices + router) / 197e12) == pytest.approx(added)
+
+
 def dims(shape):
     """The sizes of an array's axes but those of 1, from what follows its first bracket."""
     return [int(n) for n in shape.partition("]")[0].split(",") if n and n != "1"]

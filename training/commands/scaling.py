@@ -7,6 +7,7 @@ The program is the update of `scripts/train.py`. Per step and device, on a mesh 
 
     FLOPs       = matrix products of the model, forward and backward, / n; times 4/3 if products are recomputed
     arithmetic  = max(FLOPs / peak, cycles / clock);   memory = bytes / bandwidth;   with the constants of CHIPS
+                  compilers estimate no cycles of experts' kernels: their FLOPs / peak, with equal loads, are added
     collectives = Σ bytes · (g − 1)/g (twice for an all-reduce) / bandwidth of the links, for groups of g devices
     step time   = max(arithmetic, memory, collectives), if they overlap, to max(arithmetic, memory) + collectives
     MFU         = FLOPs without recomputation / peak / step time
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.accelerators.reference import GPT2_124M
 from training.commands.arguments import Parser
-from training.loop.flops import step_flops
+from training.loop.flops import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
 from training.mesh.padding import padded, padded_size
@@ -32,6 +33,7 @@ from training.mesh.shape import check_sizes, n_places
 from training.settings import REMAT, Settings
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
+from training.tasks.task import mlp_flops
 
 MIXTRAL_SIZES = {"N_V": 32000, "l_max": 4096, "L": 32, "H": 32, "H_kv": 8, "d_e": 4096}
 MODELS = {
@@ -91,7 +93,8 @@ class Cost(NamedTuple):
 
     devices: int  # number of devices
     flops: float  # of the model's matrix products, without recomputation
-    arithmetic: float  # seconds
+    kernels: float  # seconds of experts' kernels
+    arithmetic: float  # seconds, with these
     memory: float  # seconds
     collectives: float  # seconds
     report: programs.Report  # of the compiled program
@@ -111,12 +114,16 @@ def cost(case: Case, sizes: dict[str, int] | None = None) -> Cost:
     """Compile a step and estimate its cost from the program."""
     settings = case.settings(sizes)
     compiled, n = compiled_step(case, settings)
-    report = programs.of(compiled)
-    flops = step_flops("d", model_config(settings, settings.N_V), batch_size=case.batch_size, l=settings.l_max) / n
+    report, config = programs.of(compiled), model_config(settings, settings.N_V)
+    flops = step_flops("d", config, batch_size=case.batch_size, l=settings.l_max) / n
     chip, (_, moved, cycles) = case.chip, programs.total(report.sources)
     recomputed = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
-    arithmetic = max(recomputed * flops / chip.peak, cycles / chip.clock if chip.clock else 0)
-    return Cost(n, flops, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
+    of_experts = 0.0
+    if "gmm" in report.custom_calls:
+        of_experts = BACKWARD * case.batch_size * config.L * mlp_flops(config, settings.l_max) / n
+    kernels = recomputed * of_experts / chip.peak
+    arithmetic = max(recomputed * flops / chip.peak, kernels + cycles / chip.clock if chip.clock else 0)
+    return Cost(n, flops, kernels, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
 
 
 def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
@@ -169,7 +176,7 @@ def described(case: Case, found: Cost, seconds: float) -> str:
         f"{what}; compiled in {seconds:.0f} s. Per step, on each of {found.devices} devices:",
         f"  memory       {memory['argument'] / 1e9:.2f} GB of arguments, {memory['temp'] / 1e9:.2f} GB temporary",
         f"  FLOPs        {found.flops:.3g} of the model",
-        f"  cycles       {cycles / 1e6:.4g} M" if cycles else "  cycles       not estimated",
+        f"  cycles       {_cycles(found, cycles, chip)}" if cycles else "  cycles       not estimated",
         f"  bytes        {moved / 1e9:.4g} GB from and to memory, by {runs:.0f} kernels",
     ]
     for kind, (times, size, _) in sorted(report.collectives.items()):
@@ -182,6 +189,11 @@ def described(case: Case, found: Cost, seconds: float) -> str:
         f"{found.collectives:.4g} s: a step of {best:.4g} to {worst:.4g} s, MFU {100 * low:.0f} to {100 * high:.0f} %"
     )
     return "\n".join(lines)
+
+
+def _cycles(found: Cost, cycles: float, chip: Chip) -> str:
+    of_kernels = f", and {found.kernels * chip.clock / 1e6:.4g} M in experts' kernels" if found.kernels else ""
+    return f"{cycles / 1e6:.4g} M{of_kernels}"
 
 
 def row(case: Case, found: Cost) -> str:

@@ -55,7 +55,12 @@ def decoder_flops(c: Any, l: int) -> int:
 
 def layer_flops(c: Any, l: int) -> int:
     """Return the FLOPs of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + _product_flops(c, c.variant.mlp, l)
+    return attention_flops(c, l, l) + mlp_flops(c, l)
+
+
+def mlp_flops(c: Any, l: int) -> int:
+    """Return the FLOPs of a layer's MLP; of experts, those of the chosen."""
+    return _product_flops(c, c.variant.mlp, l)
 
 
 def embedding_flops(c: Any, l: int) -> int:
