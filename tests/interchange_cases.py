@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from algorithms import d_hidden_state
 from algorithms.lines import Unembedding
 from algorithms.ops.linear import logits
 from training.generation import translate
@@ -20,11 +21,12 @@ from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
 
-# Relative to the largest of all logits, or of all gradients of a parameter.
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 DTYPES = ("float64", "float32")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "rounded": 1e-5}
-"""Of DTYPES; rounded: float64 in which transformers rounds norms and the angles of positions to float32."""
+"""Relative to the largest of all logits, or of all gradients of a parameter; rounded: float64 in which transformers
+rounds norms and the angles of positions to float32.
+"""
 
 
 def libraries():
@@ -155,6 +157,18 @@ def assert_as_theirs(torch, model, path, theta, outputs, expected, dtype, *, rea
     (expected * torch.tensor(weights, dtype=expected.dtype)).sum().backward()
     assert_same(np.asarray(Y)[read], expected.detach().numpy()[read], dtype, "outputs")
     return assert_gradients(model, path, gradients, dtype)
+
+
+def assert_decodes_as_theirs(torch, model, path, x, dtype):
+    """The logits of a checkpoint's decoder are PyTorch's, and so are the gradients of all its parameters."""
+    theta, config, tokenizer = load_pretrained(path)
+    assert tokenizer is None
+
+    def ours(theta):
+        return jnp.moveaxis(config.variant.unembedding.logits(d_hidden_state(jnp.asarray(x), theta), theta), 0, -1)
+
+    compared = assert_as_theirs(torch, model, path, theta, ours, model(torch.tensor(x)).logits, dtype)
+    assert len(compared) == len(list(model.parameters()))
 
 
 def assert_written_again(torch, path, open_model, outputs, *, unwritten=(), tolerance=1e-12, **options):

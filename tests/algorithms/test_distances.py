@@ -20,7 +20,7 @@ from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
 from training.crosscheck.oracle import family
 from training.crosscheck.oracle.parameters import unstack_family
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(1)
 
 KINDS = {"distances": Distances(buckets=6, farthest=7), "alibi": ALiBi(), "transformer_xl": TransformerXL(base=20.0)}
 SIZES = {"N_V": 19, "l_max": 17, "L": 2, "H": 6, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
@@ -57,18 +57,12 @@ def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
 
 @every_kind
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
-def test_packed_documents_are_the_documents_alone(kind, implementation):
+def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, implementation):
     theta, options = theta_of(kind), {"implementation": implementation}
     segments, positions = jnp.array([0] * 4 + [1] * 9), jnp.array([*range(4), *range(9)])
     packed = alg.d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
     for part in (slice(4), slice(4, 13)):
         np.testing.assert_allclose(packed[:, part], alg.d_hidden_state(X[0, part], theta, **options), atol=1e-10)
-
-
-@every_kind
-@pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
-def test_padding_reaches_nothing(kind, implementation):
-    theta, options = theta_of(kind), {"implementation": implementation}
     padded = alg.d_transformer(X, theta, length=jnp.array([13, 6]), **options)
     np.testing.assert_allclose(padded[:, 1, :6], alg.d_transformer(X[1, :6], theta, **options), atol=1e-12)
 

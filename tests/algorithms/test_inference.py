@@ -14,7 +14,7 @@ from algorithms.ops.dropout import seed_of
 from tests import cases
 from training.crosscheck import oracle
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 N_V, L_MAX = cases.N_V, cases.L_MAX
 KEY = jax.random.key(0)

@@ -14,6 +14,8 @@ from tests.algorithms.test_inside import BATCH, D, X
 from tests.cases import assert_close
 from training.interpretability import patching
 
+pytestmark = pytest.mark.sampled(2)
+
 
 class Counted:
     """A function that counts how often it is traced; what is compiled needs no trace."""

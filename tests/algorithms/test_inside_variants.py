@@ -23,8 +23,8 @@ SIZES = {"N_V": 17, "l_max": 13, "H": 6, "d_e": 10, "d_mlp": 14, "d_attn": 4, "d
 L, H, D_MID, B = 3, 6, 5, 2
 L_Z, L_X = 7, 11
 QUICK = ("BERT", "GEMMA2", "T5")
-variants = pytest.mark.parametrize("name", cases.quick_of(QUICK, alg.VARIANTS))
-slow_variants = pytest.mark.parametrize("name", cases.quick_of((), alg.VARIANTS))
+variants = pytest.mark.parametrize("c", cases.quick_of(QUICK, alg.VARIANTS), indirect=True)
+slow_variants = pytest.mark.parametrize("c", cases.quick_of((), alg.VARIANTS), indirect=True)
 
 
 class Attends(NamedTuple):
@@ -74,14 +74,18 @@ def case(name):
     return Case(alg.d_transformer, (x,), theta, variant, (Attends("6", True, ("layers", "attention")),), "X@8")
 
 
+@pytest.fixture
+def c(request):
+    return case(request.param)
+
+
 def changed(X):
     """Another residual stream, by its rows."""
     return X * (1 + jnp.arange(len(X)).reshape(-1, *(1,) * (X.ndim - 1)) / 7)
 
 
 @slow_variants
-def test_the_program_is_the_same_before_and_after_somebody_looked(name):
-    c = case(name)
+def test_the_program_is_the_same_before_and_after_somebody_looked(c):
     f = c.using("auto")
 
     def text():
@@ -95,8 +99,7 @@ def test_the_program_is_the_same_before_and_after_somebody_looked(name):
 
 
 @slow_variants
-def test_the_output_is_the_same_bit_for_bit(name):
-    c = case(name)
+def test_the_output_is_the_same_bit_for_bit(c):
     f = c.using("auto")
     names = [f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "S@4")]
     P, _ = record(f, c.stream, *names)(*c.args)
@@ -114,8 +117,7 @@ def permitted(a, variant, layer):
 
 
 @variants
-def test_weights_sum_to_1_and_are_0_where_masked(name):
-    c = case(name)
+def test_weights_sum_to_1_and_are_0_where_masked(c):
     _, seen = record(c.using("auto"), *(f"A/{a.line}" for a in c.lines))(*c.args)
     for a in c.lines:
         A = np.asarray(seen[f"A/{a.line}"])
@@ -126,8 +128,7 @@ def test_weights_sum_to_1_and_are_0_where_masked(name):
 
 
 @slow_variants
-def test_every_implementation_shows_the_same(name):
-    c = case(name)
+def test_every_implementation_shows_the_same(c):
     names = [c.stream, *(f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "Y@2"))]
     _, paper = record(c.using("paper"), *names)(*c.args)
     for implementation in {*cases.IMPLEMENTATIONS, "auto"} - {"paper"}:
@@ -135,8 +136,7 @@ def test_every_implementation_shows_the_same(name):
 
 
 @variants
-def test_without_a_head_is_with_its_output_weights_at_0(name):
-    c = case(name)
+def test_without_a_head_is_with_its_output_weights_at_0(c):
     f = c.using("auto")
     for a in c.lines:
         layers = getattr(c.theta, a.field[0])
@@ -150,8 +150,7 @@ def test_without_a_head_is_with_its_output_weights_at_0(name):
 
 
 @variants
-def test_a_change_of_a_token_reaches_those_that_may_attend_to_it_and_no_other(name):
-    c = case(name)
+def test_a_change_of_a_token_reaches_those_that_may_attend_to_it_and_no_other(c):
     f = c.using("auto")
     before = f(*c.args)
     moved = np.abs(intervene(f, {at(c.stream, layer=0, token=4): changed})(*c.args) - before).max((0, 1))
@@ -166,9 +165,8 @@ def test_a_change_of_a_token_reaches_those_that_may_attend_to_it_and_no_other(na
 
 
 @variants
-def test_the_gradient_by_the_scores_is_that_of_the_softmax(name):
+def test_the_gradient_by_the_scores_is_that_of_the_softmax(c):
     """``g_S = A ⊙ (g_A − Σ A g_A)/√d_attn`` behind the mask; before it, times the cap's ``1 − tanh²``."""
-    c = case(name)
     names = [f"{symbol}/{a.line}" for a in c.lines for symbol in ("A", "S@4", "S@5")]
 
     def loss(*args):
@@ -187,8 +185,7 @@ def test_the_gradient_by_the_scores_is_that_of_the_softmax(name):
 
 
 @variants
-def test_the_parts_of_a_logit_add_up_or_are_refused(name):
-    c = case(name)
+def test_the_parts_of_a_logit_add_up_or_are_refused(c):
     if c.f is not alg.d_transformer:
         with pytest.raises(ValueError, match="theta: expected parameters of Algorithm 10"):
             attribution({}, c.theta, jnp.ones(17))
@@ -206,8 +203,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(name):
 
 
 @variants
-def test_under_vmap_and_around_it(name):
-    c = case(name)
+def test_under_vmap_and_around_it(c):
     f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]
     _, batch = record(f, *names)(*c.args)
     axes = (*(0,) * len(c.x), None)
@@ -220,8 +216,7 @@ def test_under_vmap_and_around_it(name):
 
 
 @slow_variants
-def test_of_one_layer_one_layer_is_kept(name):
-    c = case(name)
+def test_of_one_layer_one_layer_is_kept(c):
     for where, size in (
         (at(c.stream, layer=1), 10 * B * L_X),
         (at(f"A/{c.lines[-1].line}", layer=1, head=2), (L_Z if len(c.lines) == 3 else L_X) * B * L_X),
@@ -231,9 +226,8 @@ def test_of_one_layer_one_layer_is_kept(name):
 
 
 @slow_variants
-def test_steered_decoding_is_steered_argmax(name):
+def test_steered_decoding_is_steered_argmax(c):
     """Of Algorithms 14 and 15, against the transformer itself, token by token."""
-    c = case(name)
     if c.f is alg.e_transformer:
         pytest.skip("an encoder generates no text")
     changes = {at(c.stream, layer=1): changed, at(f"Y@2/{c.lines[-1].line}", layer=0, head=3): 0.0}

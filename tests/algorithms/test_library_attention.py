@@ -17,7 +17,7 @@ from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
 from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 GPU = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=1, platform="gpu")
@@ -197,7 +197,20 @@ def test_what_is_exact_is_not_refused():
     assert automatic(*tiles(128, 128), alg.UNIDIRECTIONAL, 0.0, "cpu") == "dense"
 
 
-@pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
+def program(f, device, platform, x64):
+    """Of a function of a model's parameters and tokens, for a device."""
+    with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
+        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, MODEL), jax.random.key(0))
+        traced = jax.jit(f).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+for_each_accelerator = pytest.mark.parametrize(
+    ("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")]
+)
+
+
+@for_each_accelerator
 @pytest.mark.parametrize(
     ("remat", "kernels"), [(False, 2), ("all but products", 2), ("all but attention", 2), (True, 3)]
 )
@@ -207,16 +220,13 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, dev
         theta = jax.tree.map(lambda a: a.astype(jnp.bfloat16), theta)
         return alg.d_hidden_state(x, theta, remat=remat).sum()
 
-    with jax.enable_x64(False), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, MODEL), jax.random.key(0))
-        traced = jax.jit(jax.grad(loss)).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
-        assert traced.lower(lowering_platforms=(platform,)).as_text().count(kernel) == kernels
+    assert program(jax.grad(loss), device, platform, x64=False).count(kernel) == kernels
 
 
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
-@pytest.mark.parametrize(("device", "platform", "kernel"), [(TPU, "tpu", "tpu_custom_call"), (GPU, "cuda", "__cudnn$")])
+@for_each_accelerator
 def test_products_with_a_models_hessian_lower_for_every_platform(device, platform, kernel, way, remat, x64, cudnn):
     """In the layers' loop, and with the kernel in the first derivative."""
 
@@ -227,10 +237,7 @@ def test_products_with_a_models_hessian_lower_for_every_platform(device, platfor
 
         return HESSIAN_PRODUCTS[way](loss, theta, theta)
 
-    with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), (), (), abstract_device=device)):
-        theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, MODEL), jax.random.key(0))
-        traced = jax.jit(product).trace(theta, jax.ShapeDtypeStruct((2, 128), jnp.int32))
-        assert kernel in traced.lower(lowering_platforms=(platform,)).as_text()
+    assert kernel in program(product, device, platform, x64)
 
 
 WIDE = [alg.padding(jnp.array([3, 77], "int64")), alg.documents(NUMBERS.astype("int64"))]

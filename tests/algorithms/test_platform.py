@@ -115,6 +115,7 @@ def exported(f, *arguments, platforms):
         return jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=CUDNN)(*arguments)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("f", "kernels"), [(hidden, 1), (updated, 2)])
 @pytest.mark.parametrize(("platform", "kernel"), [("cpu", None), ("cuda", "__cudnn$"), ("tpu", KERNEL)])
 def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kernels, monkeypatch):

@@ -8,6 +8,8 @@ import pytest
 import algorithms as alg
 from tests import cases
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZES = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 8, "d_mlp": 5}
 X = jnp.array([[1, 4, 2, 7, 10], [5, 0, 3, 6, 9]])
 Z = jnp.array([[3, 1, 2, 0], [2, 2, 7, 0]])

@@ -2,11 +2,11 @@
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import pathlib
 import signal
-import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +64,8 @@ def failure_of(area: str, seed: int, n: int) -> BaseException | None:
     return None
 
 
-def say(line: str) -> None:
-    """Write a line at once, though the output be piped."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+say = functools.partial(print, flush=True)
+"""Write a line at once, though the output be piped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 __all__ = ["FACING", "facing"]
 
 FACING = {
-    "alg01_embedding": "embedding lookup documents gato",
+    "alg01_embedding": "embedding documents gato",
     "alg03_attention": "attention backward",
     "alg06_layer_norm": "normalization backward family",
     "alg07_unembedding": "unembedding loss",
@@ -34,7 +34,7 @@ FACING = {
     "ops/chunked_log_loss": "loss token_losses sharding",
     "ops/grouped": "experts family",
     "ops/linear": "linear backward",
-    "ops/lookup": "lookup embedding",
+    "ops/lookup": "embedding",
     "ops/normalization": "normalization backward",
     "ops/rotation": "family backward",
     "ops/softmax": "attention backward",

@@ -2,6 +2,7 @@
 
 import argparse
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -97,10 +98,8 @@ def _digest(edit: Edit | Generated, tests: Sequence[str]) -> str:
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
-def say(line: str) -> None:
-    """Write a line at once, though the output be piped."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+say = functools.partial(print, flush=True)
+"""Write a line at once, though the output be piped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -97,6 +97,7 @@ def cache():
     return collections.defaultdict(dict)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SAMPLE else pytest.mark.slow) for n in PLANTED])
 def test_a_mutation_is_located(name, cache):
     mutation = PLANTED[name]
@@ -132,6 +133,7 @@ def test_all_lines_agree():
     assert results.worst <= 1e-10
 
 
+@pytest.mark.thorough
 def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     """An error in the rule that a caller gets, which the lines as printed do not have, is found in training."""
     results = crosscheck([13], "auto")

@@ -28,6 +28,7 @@ def crosscheck(path: str) -> Any:
     return compare_own(OwnScenarios(algorithms, path, seed=0, sizes={}, implementation="paper"), ROOT)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER.get(name, ())) for name in PATHS])
 def test_every_line_agrees_with_the_loops(name):
     results = crosscheck(PATHS[name])
@@ -82,6 +83,7 @@ def test_wrong_loops_are_located(monkeypatch):
     assert results.first[:2] == (10, "8")
 
 
+@pytest.mark.thorough
 def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(Sinks, "loops", "")
     results = crosscheck(PATHS["SINKS"])

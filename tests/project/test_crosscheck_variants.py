@@ -147,6 +147,7 @@ def test_fused_implementations_of_a_variant_agree(name, implementation):
     assert results.ok, summary(results)
 
 
+@pytest.mark.thorough
 def test_command_line(tmp_path, capsys):
     assert command.main(["--variant", "OPT", "--json", str(tmp_path / "result.json")]) == 0
     printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(2)
 
 L_MAX, L_GEN, TAU = 23, 7, 0.8
 KEYS = jax.random.split(jax.random.key(3), 3)
@@ -141,14 +141,8 @@ MEMORIES = (a_whole_sequence, a_kept_prefix, a_prompt_in_slots, joined_batches, 
 
 
 @pytest.mark.parametrize("continue_with", MEMORIES, ids=lambda memory: memory.__name__)
-@pytest.mark.parametrize("name", cases.EVERY)
+@pytest.mark.parametrize("name", [*cases.EVERY, *cases.OWN])
 def test_with_every_memory_texts_continue_as_by_algorithm_14(continue_with, name):
-    continue_with(name)
-
-
-@pytest.mark.parametrize("continue_with", MEMORIES, ids=lambda memory: memory.__name__)
-@pytest.mark.parametrize("name", cases.OWN)
-def test_so_they_do_with_lines_of_ones_own(continue_with, name):
     continue_with(name)
 
 

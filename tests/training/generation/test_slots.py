@@ -17,6 +17,8 @@ from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
 from training.mesh.placement import Placement, shardings
 
+pytestmark = pytest.mark.sampled(2)
+
 H, H_kv, B, R, d_attn, d_mid = 6, 2, 3, 32, 5, 7
 SIZES = (4, 4, 4, 4, 8, 8)
 
@@ -141,6 +143,7 @@ def test_a_kept_prefix_is_read_in_parts():
     assert generator.prefixes.found == 149
 
 
+@pytest.mark.thorough
 def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     config, theta = model("LLAMA")
     weights = Generator(theta, config).weights

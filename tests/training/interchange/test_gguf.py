@@ -268,6 +268,19 @@ HOSTILE_VALUES = {
 }
 
 
+def assert_refused(read, path, message, most):
+    """In a sentence, and with at most as many bytes of memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InterchangeError, match=message) as caught:
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", HOSTILE_VALUES)
 def test_hostile_values_are_refused_in_a_sentence(key, tmp_path):
     path = tmp_path / "x.gguf"
@@ -275,15 +288,7 @@ def test_hostile_values_are_refused_in_a_sentence(key, tmp_path):
         gguf_cases.write(path, make("llama"), fields={f"llama.{key}": value})
         with contextlib.suppress(InterchangeError):
             load_pretrained(path)  # what is imported then is not the file's doing
-        tracemalloc.start()
-        try:
-            with pytest.raises(InterchangeError, match=message) as caught:
-                load_pretrained(path)
-            assert tracemalloc.get_traced_memory()[1] < 1 << 22
-        finally:
-            tracemalloc.stop()
-        assert len(str(caught.value)) < 500
-        assert "\n" not in str(caught.value)
+        assert_refused(load_pretrained, path, message, 1 << 22)
 
 
 def test_a_tensor_too_many_is_named(tmp_path):
@@ -358,15 +363,7 @@ def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(data)
     gguf_file.import_gguf(path)  # what its import takes is not the file's doing
-    tracemalloc.start()
-    try:
-        with pytest.raises(InterchangeError, match=message) as caught:
-            GGUFFile(path)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-    assert len(str(caught.value)) < 500
-    assert "\n" not in str(caught.value)
+    assert_refused(GGUFFile, path, message, 1 << 20)
 
 
 @pytest.fixture(scope="module")

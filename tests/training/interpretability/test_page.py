@@ -133,6 +133,7 @@ def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, found):
     np.testing.assert_allclose(total, logits[answers, columns] - logits.mean(0), atol=5e-3)
 
 
+@pytest.mark.thorough
 def test_the_effects_of_patches_are_those_of_numpy(run, found):
     data, arrays = read(found.html())
     x, other = (tokens_of(run, text) for text in (PROMPT, OTHER))

@@ -237,6 +237,7 @@ def test_who_waits_when_it_closes_is_told(model):
     assert all(isinstance(step, Failed) or step.finish for step in last.values())
 
 
+@pytest.mark.thorough
 def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
     """The tokens of steered Algorithm 14, and what one pass over each text shows; one joins after a rehearsal."""
     changes = {at("X@8", layer=0): lambda X: X * jnp.linspace(-2, 2, 8).reshape(8, *(1,) * (X.ndim - 1))}

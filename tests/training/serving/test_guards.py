@@ -141,6 +141,7 @@ def until_closed(connection):
     return b"".join(parts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("trickles", [False, True])
 def test_half_a_request_is_not_waited_for(model, half, trickles):

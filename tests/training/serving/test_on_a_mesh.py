@@ -55,6 +55,7 @@ def test_a_divided_decoder_answers_the_same(variant, tmp_path):
         np.testing.assert_allclose(theirs, numbers, atol=1e-5)
 
 
+@pytest.mark.thorough
 @VARIANTS
 def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(variant, tmp_path):
     run = make_run(tmp_path / "run", "d", conversing(), variant=variant, **SIZES)

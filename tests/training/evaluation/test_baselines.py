@@ -1,12 +1,19 @@
-"""The n-gram model against Witten–Bell's formula counted by hand and by brute force, and against nltk."""
+"""The n-gram model against Witten–Bell's formula, counted by hand and by brute force, and against nltk; compressors
+against the commands themselves, where the machine has them.
+"""
 
+import functools
 import math
+import random
+import shutil
+import subprocess
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from training.data.store import TokenStore
+from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.baselines.ngram import ngram_score, probabilities
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7
@@ -84,3 +91,33 @@ def test_what_cannot_be_is_said():
         ngram_score(train, train, order=0)
     with pytest.raises(ValueError, match="held-out text: expected N_V = 8, as in the training text, got 9"):
         ngram_score(train, TokenStore.from_sequences(SEQUENCES, 9))
+
+
+DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(4000)).encode()
+
+
+@functools.cache
+def bits_per_byte():
+    return compressed_bits_per_byte(DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "tolerance"),
+    [("gzip -9", ["gzip", "-9nc"], 0.01), ("bzip2 -9", ["bzip2", "-9c"], 0), ("xz -9e", ["xz", "-9ec"], 0.01)],
+)
+def test_the_commands_give_the_same_size(name, command, tolerance):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not on the PATH")
+    size = len(subprocess.run(command, input=DATA, capture_output=True, check=True).stdout)
+    assert bits_per_byte()[name] * len(DATA) / 8 == pytest.approx(size, rel=tolerance)
+
+
+def test_random_bytes_need_eight_bits():
+    data = random.Random(0).randbytes(20_000)
+    for bits in compressed_bits_per_byte(data).values():
+        assert 8.0 <= bits < 8.2
+
+
+def test_no_bytes_are_said():
+    with pytest.raises(ValueError, match="there are no bytes to compress; expected the held-out text"):
+        compressed_bits_per_byte(b"")
