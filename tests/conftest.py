@@ -73,20 +73,29 @@ def pytest_collection_modifyitems(items):
 SEED = int(os.environ.get("TEST_SEED") or datetime.date.today().toordinal())
 """Which cases of the tests marked sampled(n) are quick; another every day, so that not the same run for ever."""
 
+LATER = ("slow", "thorough", "end_to_end")
+"""Markers of tests that are not quick, and that nothing is drawn of."""
+
 
 def leave_to_thorough(items):
-    """Mark cases of tests with the marker sampled(n) as thorough, all but one of each of n equal parts of the cases."""
-    cases = collections.defaultdict(list)
+    """Mark what sampled(n, tests=m) leaves out as thorough: all but n cases of each test, one of each of n equal parts
+    of them; and all but m tests of the file.
+    """
+    cases, tests, later = collections.defaultdict(list), collections.defaultdict(list), []
     for item in items:
-        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("slow", "end_to_end"))):
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, LATER)):
             cases[item.module, item.originalname].append(item)
     for (module, name), of_test in cases.items():
-        n, N = of_test[0].get_closest_marker("sampled").args[0], len(of_test)
-        draw = random.Random(f"{SEED} {module.__name__} {name}")
+        marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{SEED} {module.__name__} {name}")
+        n, N = marker.args[0], len(of_test)
         quick = {i * N // n + draw.randrange(max(1, (i + 1) * N // n - i * N // n)) for i in range(n)}
-        for i, item in enumerate(of_test):
-            if i not in quick:
-                item.add_marker(pytest.mark.thorough)
+        tests[module, marker.kwargs.get("tests", len(cases))].append([of_test[i] for i in range(N) if i in quick])
+        later += [of_test[i] for i in range(N) if i not in quick]
+    for (module, m), of_file in tests.items():
+        draw = random.Random(f"{SEED} {module.__name__}")
+        later += itertools.chain(*draw.sample(of_file, max(0, len(of_file) - m)))
+    for item in later:
+        item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(wrapper=True)

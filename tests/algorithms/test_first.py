@@ -16,7 +16,7 @@ from training.loop.flops import active_parameters
 from training.mesh.table import table_of
 from training.tasks import TASKS
 
-pytestmark = pytest.mark.sampled(1)
+pytestmark = pytest.mark.sampled(1, tests=2)
 
 N, L = 2, 5
 GATED = MLP(activation="silu", gated=True, biases=False)

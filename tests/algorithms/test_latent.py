@@ -13,7 +13,7 @@ from algorithms.lines import Latent
 from algorithms.model.variants import LLAMA
 from tests import cases
 
-pytestmark = [pytest.mark.thorough, pytest.mark.sampled(2)]
+pytestmark = pytest.mark.thorough
 
 LATENT = LLAMA.but(attention=Latent(d_c=6, d_r=4, d_q=5))
 CONFIG = DTransformerConfig(N_V=19, l_max=12, L=2, H=4, d_e=8, d_mlp=6, d_attn=3, d_mid=5, variant=LATENT)

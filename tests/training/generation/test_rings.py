@@ -14,7 +14,7 @@ from training.generation import Generator, reading, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
-pytestmark = pytest.mark.sampled(1)
+pytestmark = pytest.mark.sampled(1, tests=3)
 
 L_MAX = 300
 WINDOWED = Attention(positions=Rotary(base=20.0), biases=False, window=5)

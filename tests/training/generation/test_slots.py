@@ -17,7 +17,7 @@ from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
 from training.mesh.placement import Placement, shardings
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(2, tests=4)
 
 H, H_kv, B, R, d_attn, d_mid = 6, 2, 3, 32, 5, 7
 SIZES = (4, 4, 4, 4, 8, 8)
