@@ -143,7 +143,6 @@ def test_a_kept_prefix_is_read_in_parts():
     assert generator.prefixes.found == 149
 
 
-@pytest.mark.thorough
 def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     config, theta = model("LLAMA")
     weights = Generator(theta, config).weights
