@@ -56,6 +56,7 @@ gc.set_threshold(200_000, 20, 20)  # tracing makes many objects, and few cycles
 
 LIBRARIES = {"datasets", "lm_eval", "sentencepiece", "torch", "transformers"}
 """Libraries of the extra `compare`, as modules of tests and fixtures name them."""
+NOT_QUICK = ("slow", "thorough", "end_to_end")
 FROM_LIBRARIES = {"hf", "table", "theirs"}
 """Fixtures that need them."""
 
@@ -73,9 +74,6 @@ def pytest_collection_modifyitems(items):
 SEED = int(os.environ.get("TEST_SEED") or datetime.date.today().toordinal())
 """Which cases of the tests marked sampled(n) are quick; another every day, so that not the same run for ever."""
 
-LATER = ("slow", "thorough", "end_to_end")
-"""Markers of tests that are not quick, and that nothing is drawn of."""
-
 
 def leave_to_thorough(items):
     """Mark what sampled(n, tests=m) leaves out as thorough: all but n cases of each test, one of each of n equal parts
@@ -83,7 +81,7 @@ def leave_to_thorough(items):
     """
     cases, tests, later = collections.defaultdict(list), collections.defaultdict(list), []
     for item in items:
-        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, LATER)):
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, NOT_QUICK)):
             cases[item.module, item.originalname].append(item)
     for (module, name), of_test in cases.items():
         marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{SEED} {module.__name__} {name}")

@@ -72,7 +72,6 @@ def test_a_sweep_is_one_vmap():
             cases.assert_close(every[i], f(*chosen))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("word", "size"), [("layer", 2), ("head", 3), ("token", 6), ("context", 6)])
 def test_a_traced_index_out_of_range_is_nan_in_value_and_gradient(word, size):
     def seen(theta, index):
