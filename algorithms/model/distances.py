@@ -96,7 +96,7 @@ class Distances(ByDistance):
         """The smallest integer >= ``exact (farthest/exact)^{k/steps}``: near its value as a float, decided exactly."""
         first = math.floor(exact * (self.farthest / exact) ** (k / steps))
         bound = self.farthest**k * exact ** (steps - k)
-        return next(away for away in range(max(first - 1, 0), first + 3) if away**steps >= bound)
+        return next(away for away in range(first, first + 3) if away**steps >= bound)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ class Yarn(Record):
 
     def magnitude(self, share: float = 1.0) -> float:
         """``1 + share · ln(factor)/10``; 1 if sequences are no longer than those first trained on."""
-        return 0.1 * share * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        return 0.1 * share * math.log(max(self.factor, 1)) + 1
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The scaled frequencies, and a factor for sines and cosines."""

@@ -234,6 +234,8 @@ def test_a_structural_mask_joins_with_arrays_of_each_sequence():
         jnp.asarray(EACH) & (alg.UNIDIRECTIONAL & alg.padding(jnp.asarray(OF_LENGTH))),
     ):
         np.testing.assert_array_equal(joined, expected)
+    of_each_length = jnp.asarray(ONE) & alg.padding(jnp.asarray(OF_LENGTH))
+    np.testing.assert_array_equal(of_each_length, ONE & (t_z < OF_LENGTH[..., None, None]))
 
 
 EMPTY_MASKS = {

@@ -1,4 +1,6 @@
-"""Algorithms 1 and 2 against the oracle, the gradient of a lookup, and both published forms of the sinusoids."""
+"""Algorithms 1 and 2 against the oracle, the gradient of a lookup, both published forms of the sinusoids, and the
+frequencies of rotary positions for longer texts.
+"""
 
 import math
 
@@ -7,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
+from algorithms import PAPER, positional_embedding, sinusoidal_positional_embedding, token_embedding
+from algorithms.lines import Attention, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
 from training.crosscheck import oracle
+from training.crosscheck.models import options_of
+from training.crosscheck.oracle.positions import rotary_frequencies
 
 LOOKUPS = [(token_embedding, oracle.token_embedding), (positional_embedding, oracle.positional_embedding)]
 
@@ -45,6 +50,19 @@ def test_far_positions_are_exact_in_float32():
     W_p = sinusoidal_positional_embedding(2, 100_001, base=10000, dtype=jnp.dtype("float32"))
     assert W_p.dtype == jnp.float32
     assert W_p[0, 100_000] == pytest.approx(math.sin(100_000), abs=1e-7)
+
+
+YARN = Yarn(factor=4.0, l_original=40, slow=0.5, fast=3.0)
+SCALINGS = [Linear(factor=3.0), Llama3(factor=8.0, l_original=40), YARN, YARN.but(truncate=False, attention_factor=1.3)]
+
+
+@pytest.mark.parametrize("scaling", [*SCALINGS, YARN.but(factor=0.7, slow=5e-4, fast=30.0)], ids=str)
+def test_scaled_frequencies_are_the_oracles(scaling):
+    line = Attention(positions=Rotary(base=100.0, scaling=scaling))
+    expected, factor = rotary_frequencies(16, options_of(PAPER.but(attention=line), 1)["attention"][0]["positions"])
+    found, of_ours = scaling(100.0 ** (-np.arange(0, 16, 2) / 16), 100.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert of_ours == pytest.approx(factor, rel=1e-12)
 
 
 W = cases.normal(5, 11)

@@ -58,6 +58,7 @@ def assert_mesh_changes_nothing(loss, *arguments, sizes):
         ("documents", "blockwise", 0.3, EIGHT),
         ("unidirectional", "blockwise", 0.3, {"data": 2, "context": 3}),
         ("banded", "dense", 0.3, EIGHT),
+        ("one array", "dense", 0.3, EIGHT),
         *(
             pytest.param(mask, how, rate, sizes, marks=pytest.mark.slow)
             for mask in MASKS
