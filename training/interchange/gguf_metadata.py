@@ -53,9 +53,9 @@ class Metadata:
             raise self.wrong(name, "a number above 0")
         return float(value)
 
-    def fields(self, names: dict[str, str], **defaults: int | None) -> dict[str, Any]:
+    def fields(self, names: dict[str, str], **defaults: float) -> dict[str, Any]:
         """Return fields of config.json by the keys that have them; `defaults` by field."""
-        read = {key: self.number if key.endswith("epsilon") else self.integer for key in names}
+        read: Any = {key: self.number if key.endswith(("epsilon", "capping")) else self.integer for key in names}
         return {field: read[key](key, defaults.get(field)) for key, field in names.items()}
 
     def wrong(self, name: str, expected: str) -> InterchangeError:
