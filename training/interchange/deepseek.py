@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Yarn
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields
+from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
 from training.interchange.mapping import Table, rows
 from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
@@ -46,12 +46,8 @@ def _mlp(fields: Fields) -> MLP:
 
 
 def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:
-    state = fields.table("rope_parameters")
-    if not state:  # before transformers 5
-        state = {**fields.table("rope_scaling"), "rope_theta": fields.get("rope_theta")}
-    said = Fields(fields.path, state)
+    said = rotary_of(fields)
     scaling = read_scaling(said, l_max, scales_scores=True)
-    fields.needs += said.needs
     pairs = "neighbors" if interleaved else "halves"
     return Rotary(base=said.number("rope_theta", 10_000.0), pairs=pairs, scaling=scaling)
 
