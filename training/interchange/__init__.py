@@ -32,7 +32,6 @@ from training.interchange import (
     consistency,
     containers,
     gguf_tokenizer,
-    gguf_vocabulary,
     gguf_writing,
     mapping,
     mxfp4,
@@ -433,7 +432,7 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     file = draft(state, entries)
     if tokenizer is not None:
         architecture = gguf_writing.OF_TYPE[state["model_type"]]
-        file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, architecture))
+        file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
     entries = in_gguf(entries)
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 

@@ -18,8 +18,7 @@ from training.interchange.containers import Tensors
 from training.interchange.decoders import rotary_fields
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_file import GGUFFile
-from training.interchange.gguf_metadata import Metadata
+from training.interchange.gguf_file import GGUFFile, Metadata
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
