@@ -14,7 +14,6 @@ was compared.
 """
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -372,13 +371,8 @@ def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
 def _described(
     model: Model, to: str | None, kinds: Sequence[str], lacks_also: Lacks = lambda *_: []
 ) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the config.json and the tensors of the first kind of checkpoint that can express a model.
-
-    Args:
-        model: the model.
-        to: the only kind to try; None: all.
-        kinds: the kinds of files to write.
-        lacks_also: (config.json, tensors) → what the files lack besides.
+    """Return the config.json and the tensors of the first of `kinds`, or `to`, that can express a model; `lacks_also`
+    returns what files with these lack besides.
     """
     if not kinds:
         raise InterchangeError(f"a model of the task {model.task} cannot be written: no other library here reads it")
@@ -454,18 +448,15 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory; rename it, or the GGUF file in it, to the path when it is complete."""
+    options: Any = {"prefix": f".{path.name}-", "dir": path.parent, "ignore_cleanup_errors": True}
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InterchangeError(f"{path} already exists; give another name, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        with tempfile.TemporaryDirectory(**options) as name:
+            unfinished = Path(name)
+            write(unfinished)
+            unfinished.chmod(0o755)
+            (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
     except OSError as error:
         raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
-    try:
-        write(unfinished)
-        unfinished.chmod(0o755)
-        (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
-    except OSError as error:
-        raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

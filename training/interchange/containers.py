@@ -24,12 +24,7 @@ SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 
 
 class Tensors:
-    """The tensors of a directory, each read on request.
-
-    Attributes:
-        path: the directory.
-        names: the names of the tensors, in file order.
-    """
+    """The tensors of a directory, each read on request; `names` are in file order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -59,13 +59,7 @@ class TensorInfo(NamedTuple):
 
 
 class GGUFFile:
-    """A GGUF file.
-
-    Attributes:
-        path: the file.
-        metadata: values by key: numbers, strings, and lists of either.
-        tensors: by their names in the file, in its order.
-    """
+    """A GGUF file: its metadata by key (numbers, strings, and lists of either), and the tensors, in its order."""
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises InterchangeError if it is damaged or of an unsupported version."""

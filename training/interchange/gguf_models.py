@@ -448,11 +448,7 @@ def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file by their names in transformers, each dequantized on request.
-
-    Attributes:
-        file: the file.
-    """
+    """The tensors of a GGUF file by their names in transformers, each dequantized on request."""
 
     def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
         self.path, self.file = file.path, file

@@ -23,14 +23,9 @@ VALUES = np.concatenate([POSITIVE, -POSITIVE])
 
 
 def dequantized(tensors: Tensors, quantization: Any) -> Tensors:
-    """Return tensors with those that are in MXFP4 dequantized, transposed, and by their names without a suffix.
-
-    Args:
-        tensors: of the checkpoint; they are changed.
-        quantization: the field ``quantization_config``; None: nothing is quantized.
-
-    Raises:
-        InterchangeError: another method of quantization, or blocks and scales that do not fit each other.
+    """Return tensors, which are changed: those in MXFP4 are dequantized, transposed, and have no suffix in their names.
+    `quantization` is the field ``quantization_config``, None if nothing is quantized. Raises InterchangeError for
+    another method, or blocks and scales that do not fit each other.
     """
     if quantization is None:
         return tensors
