@@ -52,13 +52,9 @@ LARGEST_DOCUMENT = 1 << 24  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
 JSON = (".jsonl", ".json")
 
-FIELDS: dict[Kind, tuple[str, ...]] = {
-    "text": ("text",),
-    "pairs": ("source", "target"),
-    "labeled": ("label", "text"),
-    "conversations": ("messages",),
-}
-RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labeled": Labeled}
+RECORDS: dict[Kind, Any] = {"text": Document, "pairs": Pair, "labeled": Labeled}
+FIELDS: dict[Kind, tuple[str, ...]] = {kind: record._fields[:-1] for kind, record in RECORDS.items()}  # but `where`
+FIELDS["conversations"] = ("messages",)
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:

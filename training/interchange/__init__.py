@@ -33,7 +33,6 @@ from training.interchange import (
     gguf_tokenizer,
     gguf_writing,
     mapping,
-    mxfp4,
     peft,
     tokenizer_files,
 )
@@ -256,13 +255,8 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
     settings = settings_from(values, task="d")
     adapter_shapes(base.theta, settings)
     fingerprints = {"tokenizer": base.tokenizer.fingerprint(), FROZEN: frozen_fingerprint(base.theta)}
-
-    def write(directory: Path) -> None:
-        run = RunDirectory(directory)
-        run.begin(Description(settings, base.config, (), fingerprints), base.tokenizer)
-        run.save_leaves(found.leaves, run.adapter)
-
-    _write_whole(target, write)
+    description = Description(settings, base.config, (), fingerprints)
+    _write_run(target, description, base.tokenizer, found.leaves, is_adapter=True)
     return f"Converted {source} to {target}, which adapts {adapted} and which the scripts accept as a run."
 
 
@@ -316,7 +310,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         _check_files(path)
         state = read_json(path / "config.json")
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
-        tensors = mxfp4.dequantized(containers.Tensors(path), fields.get("quantization_config"))
+        tensors = containers.dequantized(containers.Tensors(path), fields.get("quantization_config"))
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
@@ -437,11 +431,14 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
     tokenizer = tokenizer or NumberTokenizer(SpecialTokens(N_V, mask=N_V - 3, bos=N_V - 2, eos=N_V - 1))
     settings = settings_from(settings_of(model.task, model.config), task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
+    _write_run(path, description, tokenizer, leaves)
 
+
+def _write_run(path: Path, about: Description, tokenizer: Tokenizer, leaves: Any, *, is_adapter: bool = False) -> None:
     def write(directory: Path) -> None:
         run = RunDirectory(directory)
-        run.begin(description, tokenizer)
-        run.save_leaves(leaves)
+        run.begin(about, tokenizer)
+        run.save_leaves(leaves, run.adapter if is_adapter else None)
 
     _write_whole(path, write)
 
