@@ -143,9 +143,9 @@ def _to_numpy(tensor: Any) -> np.ndarray:
 
 
 def dequantized(tensors: Tensors, quantization: Any) -> Tensors:
-    """Return tensors, which are changed: those in MXFP4, the experts of gpt-oss's checkpoints, are dequantized, transposed,
-    and have no suffix in their names. `quantization` is the field ``quantization_config``, None if nothing is quantized.
-    Raises InterchangeError for another method, or blocks and scales that do not fit each other.
+    """Return tensors, which are changed: those in MXFP4, the experts of gpt-oss's checkpoints, are dequantized,
+    transposed, and have no suffix in their names. `quantization` is the field ``quantization_config``, None if nothing
+    is quantized. Raises InterchangeError for another method, or blocks and scales that do not fit each other.
 
     A matrix W [rows, columns] is in two tensors: blocks of 32 numbers of a row, each a sign, two bits of exponent and
     one of mantissa, two numbers a byte, low one first; and for each block a power of two. As bfloat16 they are exact.
