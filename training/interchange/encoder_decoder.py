@@ -20,11 +20,7 @@ from training.interchange.description import (
 )
 from training.interchange.mapping import HEADS, HIDDEN, Table, each, rows
 
-NAMES = {
-    "bart": "BartForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "fsmt": "FSMTForConditionalGeneration",
-}
+NAMES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel", "fsmt": "FSMTForConditionalGeneration"}
 VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
 STEPS = {
     "encoder": [("attention", "norm1"), ("mlp", "norm2")],
