@@ -59,17 +59,11 @@ class ChatTemplate:
                 "the model has no chat template: it was not trained to converse; "
                 "give a prompt to continue, or use an instruction-tuned model"
             )
-        special, id_to_token = tokenizer.special or SpecialTokens(tokenizer.N_V), tokenizer.inner.id_to_token
-
-        def text_of(token: int | None) -> str | None:
-            return None if token is None else id_to_token(token)
-
-        tokens = {"bos_token": text_of(special.bos), "eos_token": text_of(special.eos)}
-        return cls(
-            tokenizer.chat_template,
-            {name: text for name, text in tokens.items() if text is not None},
-            [text for token in (special.eos, *special.ends) if (text := text_of(token)) is not None],
-        )
+        special = tokenizer.special or SpecialTokens(tokenizer.N_V)
+        ids = special.bos, special.eos, *special.ends
+        bos, eos, *ends = (None if i is None else tokenizer.inner.id_to_token(i) for i in ids)
+        tokens = {name: text for name, text in (("bos_token", bos), ("eos_token", eos)) if text is not None}
+        return cls(tokenizer.chat_template, tokens, [text for text in (eos, *ends) if text is not None])
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
         """Return a conversation as the model reads it; `add_generation_prompt` asks the assistant to speak next, and

@@ -96,11 +96,6 @@ def raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def strftime_now(form: str) -> str:
-    """Return the current date in a format of `strftime`."""
-    return datetime.datetime.now().strftime(form)
-
-
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -117,7 +112,7 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
     environment.filters["tojson"] = tojson
     environment.globals |= {
         "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
         "dict": Dictionary(),
         "namespace": Namespace,
     }

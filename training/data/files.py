@@ -21,6 +21,7 @@ import codecs
 import functools
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,14 +50,11 @@ BLOCK = 1 << 20
 LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
 LARGEST_DOCUMENT = 1 << 24  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
+JSON = (".jsonl", ".json")
 
-FIELDS: dict[Kind, tuple[str, ...]] = {
-    "text": ("text",),
-    "pairs": ("source", "target"),
-    "labeled": ("label", "text"),
-    "conversations": ("messages",),
-}
-RECORDS: dict[str, Callable[..., Any]] = {"text": Document, "pairs": Pair, "labeled": Labeled}
+RECORDS: dict[Kind, Any] = {"text": Document, "pairs": Pair, "labeled": Labeled}
+FIELDS: dict[Kind, tuple[str, ...]] = {kind: record._fields[:-1] for kind, record in RECORDS.items()}  # but `where`
+FIELDS["conversations"] = ("messages",)
 
 
 def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
@@ -87,47 +85,43 @@ def check_file(path: Path) -> tuple[int, str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, line, blank = 0, 1, True
     with readable(path), opened(path) as file:
-        block = file.read(BLOCK)
-        if not block:
+        first = file.read(BLOCK)
+        if not first:
             raise DataError(f"{path} is empty")
-        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{path} begins like UTF-16; convert it to UTF-8")
-        while block:
+        for block in itertools.chain([first], iter(lambda: file.read(BLOCK), b""), [b""]):
             if (zero := block.find(0)) >= 0:
                 lines = block.count(b"\n", 0, zero)
                 raise DataError(
                     f"{path}:{line + lines}: zero byte at byte offset {offset + zero}: a binary file, "
                     "expected text in UTF-8"
                 )
-            _decode(decoder, block, path, line, offset)
+            pending = len(decoder.getstate()[0])  # bytes of a character that began in the previous block
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                lines = error.object.count(b"\n", 0, error.start)
+                raise DataError(
+                    f"{path}:{line + lines}: not UTF-8 at byte offset {offset - pending + error.start} "
+                    f"(byte 0x{error.object[error.start]:02x}); convert the file to UTF-8"
+                ) from None
             digest.update(block)
             blank = blank and not block.strip()
             offset += len(block)
             line += block.count(b"\n")
-            block = file.read(BLOCK)
-        _decode(decoder, b"", path, line, offset, final=True)
     if blank:
         raise DataError(f"{path} has nothing but white space")
     return offset, digest.hexdigest()
 
 
-def _decode(
-    decoder: codecs.IncrementalDecoder, block: bytes, path: Path, line: int, offset: int, *, final: bool = False
-) -> None:
-    """Decode the next block, which begins in `line` at byte `offset`."""
-    pending = len(decoder.getstate()[0])  # bytes of a character that began in the previous block
-    try:
-        decoder.decode(block, final)
-    except UnicodeDecodeError as error:
-        lines = error.object.count(b"\n", 0, error.start)
-        raise DataError(
-            f"{path}:{line + lines}: not UTF-8 at byte offset {offset - pending + error.start} "
-            f"(byte 0x{error.object[error.start]:02x}); convert the file to UTF-8"
-        ) from None
-
-
 def _text(path: Path) -> TextIO:
     return io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="\n")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _text(path) as file:
+        yield from file
 
 
 def _read_lines(path: Path, longest: int) -> Iterator[str]:
@@ -159,59 +153,49 @@ class FileRecords:
                 f'{path}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data'
             )
         if is_table(path):
-            yield from self._from_table(path)
-        elif inner_suffix(path) in (".jsonl", ".json"):
-            yield from self._from_json(path)
-        elif self.kind == "text":
+            items, fields_of = rows(path, FIELDS[self.kind]), self._of_row
+        elif self.kind == "text" and inner_suffix(path) not in JSON:
             for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
                 yield Document(text, f"{path}:{line}")
+            return
         else:
-            yield from self._from_tsv(path)
-
-    def _from_table(self, path: Path) -> Iterator[Any]:
-        names = FIELDS[self.kind]
-        for number, row in enumerate(rows(path, names), start=1):
+            items, fields_of = _lines(path), self._of_json if inner_suffix(path) in JSON else self._of_tsv
+        for number, item in enumerate(items, start=1):
             where = f"{path}:{number}"
-            if self.kind == "conversations":
-                # in a table, every message has all fields, some None
-                given = [
-                    {k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()
-                ]
-                yield conversation({"messages": given}, where)
-                continue
-            for name, value in zip(names, row, strict=True):
-                if not isinstance(value, str):
-                    raise DataError(f"{where}: {name}: expected a text, got {str(value)[:60]!r}")
-            yield self._record(row, where)
+            fields = fields_of(item, where)
+            yield conversation(fields, where) if self.kind == "conversations" else self._record(fields, where)
 
-    def _from_json(self, path: Path) -> Iterator[Any]:
+    def _of_row(self, row: Sequence[Any], where: str) -> Any:
+        """Return the fields of a row of a table."""
+        if self.kind == "conversations":
+            # in a table, every message has all fields, some None
+            given = [{k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()]
+            return {"messages": given}
+        for name, value in zip(FIELDS[self.kind], row, strict=True):
+            if not isinstance(value, str):
+                raise DataError(f"{where}: {name}: expected a text, got {str(value)[:60]!r}")
+        return row
+
+    def _of_json(self, line: Any, where: str) -> Any:
         names = FIELDS[self.kind]
-        with _text(path) as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}:{number}"
-                try:
-                    value = parse_json(line)
-                except ValueError as error:
-                    raise DataError(f"{where}: not a JSON object on one line ({error})") from None
-                if self.kind == "conversations":
-                    yield conversation(value, where)
-                    continue
-                if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
-                    wanted = ", ".join(f'"{name}": "…"' for name in names)
-                    raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
-                yield self._record([value[name] for name in names], where)
+        try:
+            value = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not a JSON object on one line ({error})") from None
+        if self.kind == "conversations":
+            return value
+        if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
+            wanted = ", ".join(f'"{name}": "…"' for name in names)
+            raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
+        return [value[name] for name in names]
 
-    def _from_tsv(self, path: Path) -> Iterator[Any]:
-        first, second = FIELDS[self.kind]
-        with _text(path) as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}:{number}"
-                fields = line.rstrip("\r\n").split("\t")
-                if len(fields) != 2:
-                    raise DataError(
-                        f"{where}: expected {first} TAB {second}, got {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
-                    )
-                yield self._record(fields, where)
+    def _of_tsv(self, line: Any, where: str) -> list[str]:
+        fields, (first, second) = line.rstrip("\r\n").split("\t"), FIELDS[self.kind]
+        if len(fields) != 2:
+            raise DataError(
+                f"{where}: expected {first} TAB {second}, got {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
+            )
+        return fields
 
     def _record(self, fields: Sequence[str], where: str) -> Any:
         for name, value in zip(FIELDS[self.kind], fields, strict=True):
@@ -261,7 +245,7 @@ def _has_messages(path: Path) -> bool:
     if is_table(path):
         names = columns(path)
         return "messages" in names and "text" not in names
-    if inner_suffix(path) not in (".jsonl", ".json"):
+    if inner_suffix(path) not in JSON:
         return False
     with readable(path), _text(path) as file:
         try:

@@ -52,12 +52,6 @@ EXAMPLES: dict[str, Callable[[Any, Settings], Source]] = {
     "gato": lambda store, settings: NextTokens(store, l_max=settings.l_max, mode="packed"),
 }
 """Makes the examples of each task from the store of a part and the settings."""
-BATCHES: dict[str, Callable[..., Batches]] = {
-    "gato": lambda source, settings, tokenizer, **sizes: Modalities(
-        source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
-    )
-}
-"""Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
@@ -151,8 +145,8 @@ def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None 
 def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise | None = None) -> Batches:
     """Return the batches of a task's examples."""
     sizes = {"batch_size": settings.batch_size, "seed": settings.seed}
-    if settings.task in BATCHES:
-        return BATCHES[settings.task](source, settings, tokenizer, **sizes)
+    if settings.task == "gato":
+        return Modalities(source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes)
     return Batches(source, noise=noise, **sizes)
 
 
@@ -255,9 +249,10 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
     if corpus.files:
         raise DataError("--fold: expected data without weights, since folds mix all files; leave =WEIGHT out")
     records = [*corpus.train, *corpus.validation]
-    parts = [hash64(f"fold {record_key(record)}") % k == i - 1 for record in records]
-    held_out = [record for record, is_held_out in zip(records, parts, strict=True) if is_held_out]
-    train = [record for record, is_held_out in zip(records, parts, strict=True) if not is_held_out]
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for record in records:
+        parts[hash64(f"fold {record_key(record)}") % k == i - 1].append(record)
+    train, held_out = parts
     if not held_out or not train:
         raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leaves a part empty")
     own = fingerprint(corpus.fingerprint, fold)

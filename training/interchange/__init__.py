@@ -14,7 +14,6 @@ was compared.
 """
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,10 +31,8 @@ from training.interchange import (
     consistency,
     containers,
     gguf_tokenizer,
-    gguf_vocabulary,
     gguf_writing,
     mapping,
-    mxfp4,
     peft,
     tokenizer_files,
 )
@@ -258,13 +255,8 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
     settings = settings_from(values, task="d")
     adapter_shapes(base.theta, settings)
     fingerprints = {"tokenizer": base.tokenizer.fingerprint(), FROZEN: frozen_fingerprint(base.theta)}
-
-    def write(directory: Path) -> None:
-        run = RunDirectory(directory)
-        run.begin(Description(settings, base.config, (), fingerprints), base.tokenizer)
-        run.save_leaves(found.leaves, run.adapter)
-
-    _write_whole(target, write)
+    description = Description(settings, base.config, (), fingerprints)
+    _write_run(target, description, base.tokenizer, found.leaves, is_adapter=True)
     return f"Converted {source} to {target}, which adapts {adapted} and which the scripts accept as a run."
 
 
@@ -318,7 +310,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         _check_files(path)
         state = read_json(path / "config.json")
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
-        tensors = mxfp4.dequantized(containers.Tensors(path), fields.get("quantization_config"))
+        tensors = containers.dequantized(containers.Tensors(path), fields.get("quantization_config"))
     try:
         model = architecture.read_config(fields, tensors.names)
     except InterchangeError:
@@ -373,13 +365,8 @@ def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
 def _described(
     model: Model, to: str | None, kinds: Sequence[str], lacks_also: Lacks = lambda *_: []
 ) -> tuple[dict[str, Any], list[Entry]]:
-    """Return the config.json and the tensors of the first kind of checkpoint that can express a model.
-
-    Args:
-        model: the model.
-        to: the only kind to try; None: all.
-        kinds: the kinds of files to write.
-        lacks_also: (config.json, tensors) → what the files lack besides.
+    """Return the config.json and the tensors of the first of `kinds`, or `to`, that can express a model; `lacks_also`
+    returns what files with these lack besides.
     """
     if not kinds:
         raise InterchangeError(f"a model of the task {model.task} cannot be written: no other library here reads it")
@@ -433,7 +420,7 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     file = draft(state, entries)
     if tokenizer is not None:
         architecture = gguf_writing.OF_TYPE[state["model_type"]]
-        file.metadata.update(gguf_vocabulary.metadata_of(path, tokenizer, model, architecture))
+        file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
     entries = in_gguf(entries)
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 
@@ -444,29 +431,29 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
     tokenizer = tokenizer or NumberTokenizer(SpecialTokens(N_V, mask=N_V - 3, bos=N_V - 2, eos=N_V - 1))
     settings = settings_from(settings_of(model.task, model.config), task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
+    _write_run(path, description, tokenizer, leaves)
 
+
+def _write_run(path: Path, about: Description, tokenizer: Tokenizer, leaves: Any, *, is_adapter: bool = False) -> None:
     def write(directory: Path) -> None:
         run = RunDirectory(directory)
-        run.begin(description, tokenizer)
-        run.save_leaves(leaves)
+        run.begin(about, tokenizer)
+        run.save_leaves(leaves, run.adapter if is_adapter else None)
 
     _write_whole(path, write)
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory; rename it, or the GGUF file in it, to the path when it is complete."""
+    options: Any = {"prefix": f".{path.name}-", "dir": path.parent, "ignore_cleanup_errors": True}
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InterchangeError(f"{path} already exists; give another name, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        with tempfile.TemporaryDirectory(**options) as name:
+            unfinished = Path(name)
+            write(unfinished)
+            unfinished.chmod(0o755)
+            (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
     except OSError as error:
         raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
-    try:
-        write(unfinished)
-        unfinished.chmod(0o755)
-        (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
-    except OSError as error:
-        raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

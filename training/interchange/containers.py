@@ -21,15 +21,16 @@ SHARD_BYTES = 1 << 30
 """The most bytes of tensors per file written, and so in memory besides the parameters."""
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+BLOCKS, SCALES = "_blocks", "_scales"
+MXFP4_BIAS = 127
+"""The exponent that stands for 2⁰."""
+_POSITIVE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+VALUES = np.concatenate([_POSITIVE, -_POSITIVE])
+"""The number for each half of a byte."""
 
 
 class Tensors:
-    """The tensors of a directory, each read on request.
-
-    Attributes:
-        path: the directory.
-        names: the names of the tensors, in file order.
-    """
+    """The tensors of a directory, each read on request; `names` are in file order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,6 +140,48 @@ def _to_numpy(tensor: Any) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.detach().numpy()
+
+
+def dequantized(tensors: Tensors, quantization: Any) -> Tensors:
+    """Return tensors, which are changed: those in MXFP4, the experts of gpt-oss's checkpoints, are dequantized,
+    transposed, and have no suffix in their names. `quantization` is the field ``quantization_config``, None if nothing
+    is quantized. Raises InterchangeError for another method, or blocks and scales that do not fit each other.
+
+    A matrix W [rows, columns] is in two tensors: blocks of 32 numbers of a row, each a sign, two bits of exponent and
+    one of mantissa, two numbers a byte, low one first; and for each block a power of two. As bfloat16 they are exact.
+
+    Source: Open Compute Project 2023, "OCP Microscaling Formats (MX) Specification", version 1.0.
+    """
+    if quantization is None:
+        return tensors
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if method != "mxfp4":
+        raise InterchangeError(
+            f"{tensors.path}: quantization_config: expected none, or the method mxfp4, got {str(method)[:60]!r}; get "
+            "the model in float32, float16 or bfloat16, or as GGUF"
+        )
+    for name in [name for name in tensors.names if name.endswith(BLOCKS)]:
+        whole = name.removesuffix(BLOCKS)
+        shape, scales = tensors.shape(name), whole + SCALES
+        if scales not in tensors.names or len(shape) != 4 or tensors.shape(scales) != shape[:-1] or shape[-1] != 16:
+            found = list(tensors.shape(scales)) if scales in tensors.names else "none"
+            raise InterchangeError(
+                f"{tensors.path}: {name} and {scales}: expected [n, rows, blocks, 16] and [n, rows, blocks], got "
+                f"{list(shape)} and {found}; download them again"
+            )
+        tensors.replace((name, scales), whole, (shape[0], 32 * shape[2], shape[1]), _dequantized)
+    return tensors
+
+
+def _dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return the matrices of all experts, transposed, ``[n, columns, rows]``."""
+    n, rows = blocks.shape[:2]
+    out = np.empty((n, rows, 2 * blocks[0, 0].size), ml_dtypes.bfloat16)
+    for i in range(n):  # one expert at a time is in memory as float32
+        pairs = np.stack([VALUES[blocks[i] & 0x0F], VALUES[blocks[i] >> 4]], axis=-1)
+        scaled = np.ldexp(pairs.reshape(*scales[i].shape, -1), scales[i].astype(np.int32)[..., None] - MXFP4_BIAS)
+        out[i] = scaled.reshape(rows, -1)
+    return out.swapaxes(1, 2)
 
 
 def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:

@@ -124,13 +124,13 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
         width = None
     base = BASES.get(kind, 10_000.0)
-    lines = {FULL: line.but(positions=_rotary(fields, FULL, l_max, base))}
+    lines = {FULL: line.but(positions=_rotary(rotary_of(fields), l_max, base))}
     in_window = [False] * L
     if width is not None and family.window:
         in_window = _windows(fields, kind, L)
         window = fields.integer("sliding_window", family.window)
         of_windows = 10_000.0 if kind == "gemma3_text" else base
-        lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, l_max, of_windows), window=window)
+        lines[SLIDING] = line.but(positions=_rotary(rotary_of(fields, SLIDING), l_max, of_windows), window=window)
     elif not family.window:
         if kind != "olmoe":
             fields.require("clip_qkv", None, "clipped queries, keys and values")
@@ -176,20 +176,22 @@ def in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
     return tuple(lines[:n])
 
 
-def _rotary(fields: Fields, kind: str, l_max: int, base: float) -> Rotary:
-    """Return the rotary positions of the layers of a kind; `base` is the default of theirs."""
+def rotary_of(fields: Fields, kind: str = FULL) -> Fields:
+    """Return the fields of the rotary positions of the layers of a kind."""
     state = fields.table("rope_parameters")
     if not state:  # before transformers 5
         is_local = kind == SLIDING and fields.get("rope_local_base_freq") is not None
         name = "rope_local_base_freq" if is_local else "rope_theta"
         state = {**({} if is_local else fields.table("rope_scaling")), "rope_theta": fields.get(name)}
     elif kind in state or FULL in state:
-        state = Fields(fields.path, state).table(kind)
-    said = Fields(fields.path, state)
-    said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
-    positions = Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
-    fields.needs += said.needs
-    return positions
+        state = fields.inner(state).table(kind)
+    return fields.inner(state)
+
+
+def _rotary(fields: Fields, l_max: int, base: float) -> Rotary:
+    """Return rotary positions; `base` is the default of theirs."""
+    fields.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
+    return Rotary(base=fields.number("rope_theta", base), scaling=read_scaling(fields, l_max))
 
 
 def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> Linear | Llama3 | Yarn | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Yarn
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields
+from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
 from training.interchange.mapping import Table, rows
 from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
@@ -46,12 +46,8 @@ def _mlp(fields: Fields) -> MLP:
 
 
 def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:
-    state = fields.table("rope_parameters")
-    if not state:  # before transformers 5
-        state = {**fields.table("rope_scaling"), "rope_theta": fields.get("rope_theta")}
-    said = Fields(fields.path, state)
+    said = rotary_of(fields)
     scaling = read_scaling(said, l_max, scales_scores=True)
-    fields.needs += said.needs
     pairs = "neighbors" if interleaved else "halves"
     return Rotary(base=said.number("rope_theta", 10_000.0), pairs=pairs, scaling=scaling)
 
@@ -59,25 +55,13 @@ def _positions(fields: Fields, l_max: int, *, interleaved: bool) -> Rotary:
 def _experts(fields: Fields, kind: str) -> Experts:
     """Return the line of the experts: V3's weights are sigmoids, and its tokens choose within the best groups."""
     is_v3 = kind == "deepseek_v3"
-    line = read_mixture(fields, MIXTURES[kind], _mlp(fields))
-    groups = fields.integer("n_group", 8 if is_v3 else 1)
-    chosen = fields.integer("topk_group", 4 if is_v3 else 1)
     method = None if is_v3 else fields.get("topk_method", "greedy")
-    if method == "greedy":
-        groups = chosen = 1
-    elif method not in (None, "group_limited_greedy"):
+    others: dict[str, Any] = {"scores": "sigmoid" if is_v3 else "softmax", "choice_bias": is_v3}
+    others |= {"groups": 1, "chosen_groups": 1} if method == "greedy" else {}
+    line = read_mixture(fields, MIXTURES[kind], _mlp(fields), **others)
+    if method not in (None, "greedy", "group_limited_greedy"):
         fields.needs.append(f"another choice of experts (topk_method = {method!r})")
-    return dataclasses.replace(
-        line,
-        scores="sigmoid" if is_v3 else "softmax",
-        renormalized=fields.flag("norm_topk_prob", True) if is_v3 else False,
-        choice_bias=is_v3,
-        factor=fields.number("routed_scaling_factor", 2.5 if is_v3 else 1.0),
-        groups=groups,
-        chosen_groups=chosen,
-        best=2 if is_v3 or groups == 1 else 1,
-        shared=fields.integer("n_shared_experts", 1 if is_v3 else 2),
-    )
+    return dataclasses.replace(line, best=2 if is_v3 or line.groups == 1 else 1)
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
@@ -89,20 +73,12 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     state["rope_parameters"] = rotary_fields(line.positions)
     if v.first:
         state["intermediate_size"] = v.first.d_mlp
-    state |= {
-        **mixture_fields(MIXTURES[kind], mlp, c.d_mlp),
-        "routed_scaling_factor": mlp.factor,
-        "n_shared_experts": mlp.shared,
-        "n_group": mlp.groups,
-        "topk_group": mlp.chosen_groups,
-        "pad_token_id": None,
-    }
+    state |= {**mixture_fields(MIXTURES[kind], mlp, c.d_mlp), "pad_token_id": None}
     scaling = line.positions.scaling
     if isinstance(scaling, Yarn):
         state["rope_parameters"] |= {"attention_factor": scaling.attention_factor, "mscale_all_dim": scaling.scores}
     if kind == "deepseek_v3":
-        state |= {"norm_topk_prob": mlp.renormalized, "rope_interleave": line.positions.pairs == "neighbors"}
-        state["num_nextn_predict_layers"] = 0
+        state |= {"rope_interleave": line.positions.pairs == "neighbors", "num_nextn_predict_layers": 0}
     else:
         state["topk_method"] = "greedy" if mlp.groups == 1 else "group_limited_greedy"
     return []

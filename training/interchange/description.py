@@ -45,17 +45,15 @@ class Model(NamedTuple):
 
 
 class Fields:
-    """The fields of a config.json.
+    """The fields of a config.json, or of the GGUF file at `path`; `needs` has the unsupported features found so far."""
 
-    Attributes:
-        path: the config.json, or the GGUF file that the fields come from.
-        needs: the unsupported features found so far.
-    """
+    def __init__(self, path: Path, state: dict[str, Any], needs: list[str] | None = None) -> None:
+        self.path, self._state = path, state
+        self.needs = [] if needs is None else needs
 
-    def __init__(self, path: Path, state: dict[str, Any]) -> None:
-        self.path = path
-        self.needs: list[str] = []
-        self._state = state
+    def inner(self, state: dict[str, Any]) -> "Fields":
+        """Return the fields of an object in the config.json; what they need is noted here."""
+        return Fields(self.path, state, self.needs)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field, or the default if it is missing or null."""

@@ -20,11 +20,7 @@ from training.interchange.description import (
 )
 from training.interchange.mapping import HEADS, HIDDEN, Table, each, rows
 
-NAMES = {
-    "bart": "BartForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "fsmt": "FSMTForConditionalGeneration",
-}
+NAMES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel", "fsmt": "FSMTForConditionalGeneration"}
 VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
 STEPS = {
     "encoder": [("attention", "norm1"), ("mlp", "norm2")],
@@ -133,9 +129,8 @@ def _read_t5(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: 
         fields.needs.append(f"the MLP of feed_forward_proj = {said!r}")
     if said == "gated-gelu":  # always means the tanh approximation
         activation = "gelu_new"
-    mlp = Fields(fields.path, {"feed_forward_proj": activation})
+    mlp = fields.inner({"feed_forward_proj": activation})
     found |= {"mlp.activation": mlp.activation("feed_forward_proj", "relu"), "mlp.gated": bool(gate)}
-    fields.needs += mlp.needs
     # transformers 5 declares every model tied; version 1.1 is recognized by its unscaled logits, or its own matrix
     scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     found |= {"unembedding.scaled": scaled, "unembedding.tied": scaled or T5_HEAD not in names}

@@ -6,7 +6,6 @@ norms (`gemma`); and the matrices that `Conv1D` transposes (`gpt2`). Defaults ar
 understood raises an error that names it.
 """
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from algorithms.lines import Llama3, Rotary
 from training.interchange.containers import Tensors
+from training.interchange.decoders import rotary_fields
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_file import GGUFFile
-from training.interchange.gguf_metadata import Metadata
+from training.interchange.gguf_file import GGUFFile, Metadata
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
@@ -101,7 +101,7 @@ _CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_
 _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-_GPT_OSS_FIELDS = {**_ROTARY, **_WINDOW, **_MIXTRAL, "expert_feed_forward_length": "intermediate_size"}
+_GPT_OSS_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_WINDOW, **_MIXTRAL}
 _LATENTS = {
     **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
@@ -134,97 +134,18 @@ _GPT2_FIELDS = {
     "attention.head_count": "n_head",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
-
-
 _PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
 
 
-def _of_heads(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata on sizes that GGUF has twice, from the fields of config.json."""
-    d = state.get("head_dim")
-    return {} if d is None else {"rope.dimension_count": d, "attention.value_length": d}
-
-
-def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
-    """Return DeepSeek's: to llama.cpp, a latent with the rotated rows is one head's keys, and the latent its values."""
-    d_c, d_r, rotary = state["kv_lora_rank"], state["qk_rope_head_dim"], state["rope_parameters"]
-    found = {
-        "attention.head_count_kv": 1,
-        "attention.key_length": d_c + d_r,
-        "attention.value_length": d_c,
-        "attention.key_length_mla": state["qk_nope_head_dim"] + d_r,
-        "expert_gating_func": SIGMOID if state["model_type"] == "deepseek_v3" else SOFTMAX,
-    }
-    is_yarn = rotary["rope_type"] == "yarn"
-    return found | ({"rope.scaling.yarn_log_multiplier": rotary["mscale_all_dim"] / 10} if is_yarn else {})
-
-
-class Kind(NamedTuple):
-    """How GGUF stores models of one architecture."""
-
-    config: Callable[[Metadata], dict[str, Any]]  # the metadata → the fields of config.json
-    fields: dict[str, str] = _ROTARY  # keys of the metadata that are fields of config.json
-    types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
-    outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
-    inner: dict[str, str] = _LLAMA  # names of modules in a layer → those in transformers
-    layers: str = "model.layers"  # the name of the layers' module
-    permuted: bool = False  # whether the rows of q and k have another order
-    shifted: bool = False  # whether the scales of norms have 1 added
-    transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
-    # the fields of config.json → the metadata that are not in `fields`
-    derived: Callable[[dict[str, Any]], dict[str, Any]] = _of_heads
-
-    def name(self, theirs: str) -> str:
-        """Return the name in GGUF of a tensor of transformers."""
-        module, _, field = theirs.rpartition(".")
-        layer, _, part = module.removeprefix(f"{self.layers}.").partition(".")
-        if module.startswith(f"{self.layers}.") and layer.isdigit():
-            return f"blk.{layer}.{_inverse(self.inner)[part]}.{field}"
-        return f"{_inverse(self.outer)[module]}.{field}"
-
-    def convert(self, name: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
-        """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
-        part = name.rpartition(".")[0].rpartition(".")[2]
-        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
-        if self.permuted and heads:
-            return _reordered(array, state[heads], write=write)
-        if self.shifted and part.endswith("norm"):
-            return array.astype(np.float32) + np.float32(1 if write else -1)
-        return array.T if self.is_transposed(part, array.shape) else array
-
-    def is_transposed(self, part: str, shape: tuple[int, ...]) -> bool:
-        """Return whether a module's tensor of this shape is transposed."""
-        return part in self.transposed and len(shape) == 2
-
-
-def _inverse(names: dict[str, str]) -> dict[str, str]:
-    return {theirs: ours for ours, theirs in names.items()}
-
-
-def _with_rotary(m: Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
-    """Return the fields that all models with rotary positions have; `base` is the default of theirs."""
+def _with_rotary(m: Metadata, names: dict[str, str], base: float = 10_000.0, **defaults: float) -> dict[str, Any]:
+    """Return the fields of a model with rotary positions, by `names`; `base` is the default of theirs."""
     d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
-    found = m.fields(_ROTARY, num_key_value_heads=H, head_dim=max(d_e // H, 1))
+    found = m.fields(names, num_key_value_heads=H, head_dim=max(d_e // H, 1), **defaults)
     d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    return {
-        "model_type": kind,
-        "architectures": [f"{kind.removesuffix('_text').capitalize()}ForCausalLM"],
-        "vocab_size": _vocabulary(m),
-        **found,
-        "tie_word_embeddings": not m.has("output.weight"),
-        "hidden_act": "silu",
-        "rope_parameters": _rotary(m, d_head, base),
-        "attention_bias": m.has("blk.0.attn_q.bias"),
-    }
-
-
-def _vocabulary(m: Metadata) -> int:
-    m.get("vocab_size")
-    if not m.has("token_embd.weight"):
-        raise InterchangeError(f"{m.file.path} has no tensor token_embd.weight, so it is not a language model")
-    return m.file.tensors["token_embd.weight"].shape[0]
+    found |= {"attention_bias": m.has("blk.0.attn_q.bias"), "mlp_bias": m.has("blk.0.ffn_gate.bias")}
+    return found | {"rope_parameters": _rotary(m, d_head, base)}
 
 
 def _rotary(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
@@ -251,60 +172,44 @@ def _rotary(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
 def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
     """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same."""
     factors = m.file.read(ROPE_FACTORS).reshape(-1)
-    low, high, original, factor = 1.0, 4.0, 8192, float(factors.max())
-    wavelengths = 2 * np.pi * base ** (np.arange(0, d, 2) / d)
-    share = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
-    expected = 1 / ((1 - share) / factor + share)
+    positions = Rotary(base=base, scaling=Llama3(factor=float(factors.max())))
+    expected = factors_of(positions, d)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
         raise InterchangeError(
             f"{m.file.path} needs what this library does not have: frequencies other than Llama 3's ({ROPE_FACTORS})"
         )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
+    return rotary_fields(positions)
 
 
-def _llama(m: Metadata) -> dict[str, Any]:
-    window = m.get("attention.sliding_window")
+def factors_of(positions: Rotary, d: int) -> np.ndarray:
+    """Return the divisor of each frequency of positions that rotate d rows, which `Llama3` scales."""
+    assert positions.scaling
+    frequencies = positions.base ** (-np.arange(0, d, 2) / d)
+    return frequencies / positions.scaling(frequencies, positions.base)[0]
+
+
+def _llama(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    found, window = _with_rotary(m, _ROTARY), m.get("attention.sliding_window")
+    found |= {"model_type": "mistral", "sliding_window": window} if window else {}
     has_experts = m.has("blk.0.ffn_gate_inp.weight")
-    found = _with_rotary(m, "mixtral" if has_experts else "mistral" if window else "llama")
-    found |= m.fields(_MIXTRAL) if has_experts else {}
-    return found | {"mlp_bias": m.has("blk.0.ffn_gate.bias")} | ({"sliding_window": window} if window else {})
+    return found | ({"model_type": "mixtral", **m.fields(_MIXTRAL)} if has_experts else {})
 
 
-def _smollm3(m: Metadata) -> dict[str, Any]:
-    """Return the fields; every fourth layer has no positions, as in llama.cpp, since the file does not say so."""
-    found = _llama(m) | {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
-    return found | {"no_rope_layer_interval": 4, "use_sliding_window": False}
-
-
-def _qwen(m: Metadata, kind: str) -> dict[str, Any]:
-    return _with_rotary(m, kind) | {"use_sliding_window": False}
-
-
-def _qwen3_moe(m: Metadata) -> dict[str, Any]:
+def _qwen3_moe(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
-    return _qwen(m, "qwen3_moe") | m.fields({**_CHOICE, **_WIDTH}) | {"norm_topk_prob": True}
+    return _with_rotary(m, names) | {"norm_topk_prob": True}
 
 
-def _olmoe(m: Metadata) -> dict[str, Any]:
-    return _with_rotary(m, "olmoe") | m.fields(_CHOICE) | {"norm_topk_prob": False}
-
-
-def _gpt_oss(m: Metadata) -> dict[str, Any]:
+def _gpt_oss(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; every second layer attends to all tokens, and the rows of YaRN are not rounded."""
-    found = _with_rotary(m, "gpt_oss", 150_000.0) | m.fields(_MIXTRAL)
-    m.integer("expert_feed_forward_length", found["intermediate_size"])
+    width = m.integer("feed_forward_length")
+    found = _with_rotary(m, names, 150_000.0, intermediate_size=width, sliding_window=128)
     if found["rope_parameters"]["rope_type"] == "yarn":
         found["rope_parameters"]["truncate"] = False
-    return found | {"sliding_window": m.integer("attention.sliding_window", 128)}
+    return found
 
 
-def _deepseek(m: Metadata) -> dict[str, Any]:
+def _deepseek(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields: of V3 if the weights of experts are sigmoids. Without groups in the file, a token chooses
     among all experts, as in llama.cpp.
     """
@@ -313,23 +218,14 @@ def _deepseek(m: Metadata) -> dict[str, Any]:
     if gate not in (SOFTMAX, SIGMOID):
         raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
     if gate == SIGMOID:
-        found["norm_topk_prob"] = m.get("expert_weights_norm", False)
+        found |= {"model_type": "deepseek_v3", "norm_topk_prob": m.get("expert_weights_norm", False)}
     else:
-        found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
+        method = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
+        found |= {"model_type": "deepseek_v2", "topk_method": method}
     if rotary["rope_type"] == "yarn":
         mscale = round(10 * m.number("rope.scaling.yarn_log_multiplier"), 6)
         rotary |= {"mscale": mscale, "mscale_all_dim": mscale}
-    version = "3" if gate == SIGMOID else "2"
-    return {
-        "model_type": f"deepseek_v{version}",
-        "architectures": [f"DeepseekV{version}ForCausalLM"],
-        "vocab_size": _vocabulary(m),
-        **found,
-        **_heads_of_latents(m, found),
-        "tie_word_embeddings": not m.has("output.weight"),
-        "hidden_act": "silu",
-        "rope_parameters": rotary,
-    }
+    return {**found, **_heads_of_latents(m, found), "rope_parameters": rotary}
 
 
 def _heads_of_latents(m: Metadata, found: dict[str, Any]) -> dict[str, Any]:
@@ -342,40 +238,29 @@ def _heads_of_latents(m: Metadata, found: dict[str, Any]) -> dict[str, Any]:
         if m.integer(f"attention.{key}", size) != size:
             raise m.wrong(f"attention.{key}", str(size))
     return {
-        "num_key_value_heads": H,
         "qk_nope_head_dim": m.integer(f"attention.key_length{of_head}") - d_r,
         "v_head_dim": m.integer(f"attention.value_length{of_head}"),
     }
 
 
-def _gemma(m: Metadata, kind: str, base: float = 10_000.0) -> dict[str, Any]:
-    found = _with_rotary(m, kind, base)
-    del found["hidden_act"]
-    return found | {"hidden_act" if kind == "gemma" else "hidden_activation": "gelu_pytorch_tanh"}
+def _gemma2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    found = _with_rotary(m, names, sliding_window=4096, **caps)
+    return found | _windows(m, found, 2, largest=46)
 
 
-def _gemma2(m: Metadata) -> dict[str, Any]:
-    found = _gemma(m, "gemma2")
-    return {
-        **found,
-        **_windows(m, found, 2, largest=46),
-        "attn_logit_softcapping": m.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": m.number("final_logit_softcapping", 30.0),
-    }
-
-
-def _gemma3(m: Metadata) -> dict[str, Any]:
-    found = _gemma(m, "gemma3_text", 1_000_000.0)
-    found |= _windows(m, found, 6, largest=62)
+def _gemma3(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    found = _with_rotary(m, {**_ROTARY, **_WINDOW}, 1_000_000.0, sliding_window=1024)
     in_windows = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)}
     found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": found["rope_parameters"]}
-    cap = m.get("final_logit_softcapping")
-    return {**found, "attn_logit_softcapping": None, "final_logit_softcapping": cap or None}
+    found["final_logit_softcapping"] = m.get("final_logit_softcapping") or None
+    return found | _windows(m, found, 6, largest=62)
 
 
 def _windows(m: Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
-    """Return the fields on windows and on the scale of the scores. Every ``pattern``-th layer attends to all tokens,
-    unless the file says otherwise; as in llama.cpp, the model with ``largest`` layers divides its scores by √(d_e/H).
+    """Return the fields on which layers have windows and on the scale of the scores. Every ``pattern``-th layer attends
+    to all tokens, unless the file says otherwise; as in llama.cpp, the model with ``largest`` layers divides its scores
+    by √(d_e/H).
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     if L >= MOST_LAYERS:
@@ -387,40 +272,91 @@ def _windows(m: Metadata, found: dict[str, Any], pattern: int, *, largest: int) 
     if len(in_window) != L:
         raise m.wrong("attention.sliding_window_pattern", f"a number, or true or false for each of {L} layers")
     return {
-        "sliding_window": m.integer("attention.sliding_window", 4096 if pattern == 2 else 1024),
         "layer_types": ["sliding_attention" if w else "full_attention" for w in in_window],
         "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"],
     }
 
 
-def _gpt2(m: Metadata) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": _vocabulary(m),
-        **m.fields(_GPT2_FIELDS),
-        "activation_function": "gelu_new",
-        "tie_word_embeddings": not m.has("output.weight"),
+def _of_heads(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata on sizes that GGUF has twice, from the fields of config.json."""
+    d = state.get("head_dim")
+    return {} if d is None else {"rope.dimension_count": d, "attention.value_length": d}
+
+
+def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSeek's: to llama.cpp, a latent with the rotated rows is one head's keys, and the latent its values."""
+    d_c, d_r, rotary = state["kv_lora_rank"], state["qk_rope_head_dim"], state["rope_parameters"]
+    found = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": d_c + d_r,
+        "attention.value_length": d_c,
+        "attention.key_length_mla": state["qk_nope_head_dim"] + d_r,
+        "expert_gating_func": SIGMOID if state["model_type"] == "deepseek_v3" else SOFTMAX,
     }
+    is_yarn = rotary["rope_type"] == "yarn"
+    return found | ({"rope.scaling.yarn_log_multiplier": rotary["mscale_all_dim"] / 10} if is_yarn else {})
+
+
+def _inverse(names: dict[str, str]) -> dict[str, str]:
+    return {theirs: ours for ours, theirs in names.items()}
+
+
+class Kind(NamedTuple):
+    """How GGUF stores models of one architecture."""
+
+    # the metadata, and `names` → the fields of config.json
+    fields: Callable[[Metadata, dict[str, str]], dict[str, Any]] = _with_rotary
+    names: dict[str, str] = _ROTARY  # keys of the metadata → the fields of config.json that they are
+    types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
+    outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
+    inner: dict[str, str] = _LLAMA  # names of modules in a layer → those in transformers
+    layers: str = "model.layers"  # the name of the layers' module
+    permuted: bool = False  # whether the rows of q and k have another order
+    shifted: bool = False  # whether the scales of norms have 1 added
+    transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
+    # the fields of config.json → the metadata that are not in `names`
+    derived: Callable[[dict[str, Any]], dict[str, Any]] = _of_heads
+
+    def name(self, theirs: str) -> str:
+        """Return the name in GGUF of a tensor of transformers."""
+        module, _, field = theirs.rpartition(".")
+        layer, _, part = module.removeprefix(f"{self.layers}.").partition(".")
+        if module.startswith(f"{self.layers}.") and layer.isdigit():
+            return f"blk.{layer}.{_inverse(self.inner)[part]}.{field}"
+        return f"{_inverse(self.outer)[module]}.{field}"
+
+    def convert(self, name: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
+        """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
+        if self.permuted and heads:
+            return _reordered(array, state[heads], write=write)
+        if self.shifted and part.endswith("norm"):
+            return array.astype(np.float32) + np.float32(1 if write else -1)
+        return array.T if self.is_transposed(part, array.shape) else array
+
+    def is_transposed(self, part: str, shape: tuple[int, ...]) -> bool:
+        """Return whether a module's tensor of this shape is transposed."""
+        return part in self.transposed and len(shape) == 2
 
 
 KINDS: dict[str, Kind] = {
     "llama": Kind(_llama, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
-    "smollm3": Kind(_smollm3, permuted=True),
-    "qwen2": Kind(functools.partial(_qwen, kind="qwen2")),
-    "qwen3": Kind(functools.partial(_qwen, kind="qwen3")),
-    "olmo2": Kind(functools.partial(_with_rotary, kind="olmo2"), inner=_OLMO2),
+    "smollm3": Kind(permuted=True),
+    "qwen2": Kind(),
+    "qwen3": Kind(),
+    "olmo2": Kind(inner=_OLMO2),
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
-    "olmoe": Kind(_olmoe, {**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
+    "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
     "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),
     "deepseek2": Kind(
         _deepseek, _DEEPSEEK_FIELDS, ("deepseek_v3", "deepseek_v2"), inner=_DEEPSEEK, derived=_of_latents
     ),
-    "gemma": Kind(functools.partial(_gemma, kind="gemma"), shifted=True),
+    "gemma": Kind(shifted=True),
     "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
     "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
     "gpt2": Kind(
-        _gpt2,
+        Metadata.fields,
         _GPT2_FIELDS,
         outer=_GPT2_OUTER,
         inner=_GPT2,
@@ -450,9 +386,15 @@ def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
 def state_of(file: Any, architecture: str) -> dict[str, Any]:
     """Return the fields of config.json for a GGUFFile. Raises InterchangeError for a key that is not understood."""
     metadata = Metadata(file, architecture)
-    state = KINDS[architecture].config(metadata)
+    kind = KINDS[architecture]
+    found = kind.fields(metadata, kind.names)
+    if not metadata.has("token_embd.weight"):
+        raise InterchangeError(f"{file.path} has no tensor token_embd.weight, so it is not a language model")
+    metadata.get("vocab_size")  # which its shape says
     metadata.check()
-    return state | _token_ids(file, state["vocab_size"])
+    N_V, tied = file.tensors["token_embd.weight"].shape[0], not metadata.has("output.weight")
+    shared = {"model_type": (*kind.types, architecture)[0], "vocab_size": N_V, "tie_word_embeddings": tied}
+    return shared | found | _token_ids(file, N_V)
 
 
 def _unknown(path: Path, architecture: str) -> InterchangeError:
@@ -506,11 +448,7 @@ def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file by their names in transformers, each dequantized on request.
-
-    Attributes:
-        file: the file.
-    """
+    """The tensors of a GGUF file by their names in transformers, each dequantized on request."""
 
     def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
         self.path, self.file = file.path, file

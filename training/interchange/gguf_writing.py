@@ -17,7 +17,7 @@ from training.interchange import mapping
 from training.interchange.description import Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, ROPE_FACTORS, state_of
+from training.interchange.gguf_models import KINDS, ROPE_FACTORS, factors_of, state_of
 from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
@@ -48,7 +48,7 @@ def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry],
     architecture = OF_TYPE[state["model_type"]]
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
-    found = {key: state[name] for key, name in kind.fields.items() if state.get(name) is not None}
+    found = {key: state[name] for key, name in kind.names.items() if state.get(name) is not None}
     found |= {"vocab_size": model.config.N_V} | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata = {ARCHITECTURE: architecture, "general.name": path.stem}
@@ -80,9 +80,7 @@ def _factors(model: Model) -> np.ndarray | None:
     positions = next((p for line in model.config.variant.attentions if (p := line.positions) is not None), None)
     if not (isinstance(positions, Rotary) and isinstance(positions.scaling, Llama3)):
         return None
-    d = positions.rows(model.config.d_attn)
-    frequencies = positions.base ** (-np.arange(0, d, 2) / d)
-    return (frequencies / positions.scaling(frequencies, positions.base)[0]).astype(np.float32)
+    return factors_of(positions, positions.rows(model.config.d_attn)).astype(np.float32)
 
 
 def _type(dtype: Any) -> str:

@@ -53,13 +53,12 @@ def _kinds(config: Any) -> list[str]:
 
 def _read_gpt_neox(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     old = {"rope_theta": fields.get("rotary_emb_base"), "partial_rotary_factor": fields.get("rotary_pct")}
-    said = Fields(fields.path, fields.table("rope_parameters") or {**fields.table("rope_scaling"), **old})
+    said = fields.inner(fields.table("rope_parameters") or {**fields.table("rope_scaling"), **old})
     found["attention.positions"] = Rotary(
         base=said.number("rope_theta", 10_000.0),
         share=said.number("partial_rotary_factor", 0.25),
         scaling=read_scaling(said, found["l_max"]),
     )
-    fields.needs += said.needs
 
 
 def _rotary(config: Any) -> dict[str, Any]:

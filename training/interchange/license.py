@@ -11,12 +11,7 @@ MOST = 60  # characters
 
 
 def license_of(path: Path, tensors: object) -> str:
-    """Return the license of a checkpoint, or a note that its files state none.
-
-    Args:
-        path: its directory, or its GGUF file.
-        tensors: the tensors opened there.
-    """
+    """Return the license of a checkpoint in a directory or GGUF file, or a note that it states none."""
     in_gguf = isinstance(tensors, GGUFTensors)
     said = tensors.file.metadata.get("general.license") if in_gguf else _of_card(path / CARD)
     if isinstance(said, str) and said.strip():

@@ -103,11 +103,7 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
     head by head by ``&``; in ``[`` and ``]`` they have an axis of size 1 in front. A tied W_u is another name of W_e.
-
-    Args:
-        table: the checkpoint's name → ours, or the shape of zeros to write.
-        shapes: of our arrays.
-        conv1d: whether the layers' matrices are transposed.
+    Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     has = [entry for entry in known if not entry.leaves or entry.leaves[0] in shapes]

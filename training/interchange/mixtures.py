@@ -1,9 +1,10 @@
 """The mixtures of experts of Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek: their fields and their tensors."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from algorithms.lines import MLP, Experts
-from training.interchange.description import Fields
+from training.interchange.description import Field, Fields, fields_of
 
 ALPHA = 1.702
 """The factor in the sigmoid of gpt-oss's nonlinearity, the only one that our ``gelu_sigmoid`` has."""
@@ -16,40 +17,46 @@ class Mixture(NamedTuple):
     n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
     k: int = 8  # the default of num_experts_per_tok
     width: str = "intermediate_size"  # the field with the hidden units of an expert
-    renormalized: bool | None = None  # whether weights are divided by their sum; None: norm_topk_prob decides
+    renormalized: bool = False  # whether weights are divided by their sum, unless a field decides
+    fields: Sequence[Field] = ()  # further fields, by the attributes of `Experts`
     module: str = "mlp"  # in a layer
     router: str = "gate"  # in that module
     parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
 
 
+CHOSEN, CLIP = Field("norm_topk_prob", "renormalized", False), Field("swiglu_limit", "clip", 7.0)
+GROUPS = "factor groups chosen_groups shared", "routed_scaling_factor n_group topk_group n_shared_experts"
+OF_V2 = fields_of(*GROUPS, 1.0, 1, 1, 2)
+OF_V3 = [Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 2.5, 8, 4, 1)]
 MIXTURES = {
     "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
-    "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size"),
-    "olmoe": Mixture(),
-    "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, router="router", fused=True),
-    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", renormalized=False),
-    "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size"),
+    "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
+    "olmoe": Mixture(fields=[CHOSEN]),
+    "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
+    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
+    "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
 }
 """By model_type."""
 
 
-def read_mixture(fields: Fields, own: Mixture, mlp: MLP) -> Experts:
-    """Return the line of a mixture; `mlp`: that of an expert."""
+def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Experts:
+    """Return the line of a mixture; `mlp`: that of an expert; `others`: attributes that have these values."""
     name, default = own.n
     fields.require("mlp_only_layers", [], "layers without experts")
     fields.require("decoder_sparse_step", 1, "layers without experts")
     if own.fused:
         fields.require("swiglu_alpha", ALPHA, "another nonlinearity")
-        clip = fields.number("swiglu_limit", 7.0)
-        mlp = mlp.but(activation="gelu_sigmoid", biases=True, clip=clip)
-    renormalized = fields.flag("norm_topk_prob", False) if own.renormalized is None else own.renormalized
+        mlp = mlp.but(activation="gelu_sigmoid", biases=True)
+    found = {field: getattr(mlp, field) for field in ("activation", "gated", "biases", "clip", "normalize_output")}
+    found["renormalized"] = own.renormalized
+    for field in own.fields:
+        field.read(fields, found)
     balance = fields.number("router_aux_loss_coef", 0.001) if fields.flag("output_router_logits", False) else 0.0
     return Experts(
-        **{field: getattr(mlp, field) for field in ("activation", "gated", "biases", "clip", "normalize_output")},
+        **(found | others),
         n=fields.integer(name if fields.has(name) else "num_local_experts", default, limit=1 << 16),
         k=fields.integer("num_experts_per_tok", own.k),
-        renormalized=renormalized,
         router_bias=own.fused,
         balance=balance,
     )
@@ -60,9 +67,9 @@ def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:
     if not isinstance(line, Experts):
         return {own.n[0]: 1}
     state: dict[str, Any] = {own.n[0]: line.n, "num_experts_per_tok": line.k, own.width: d_mlp}
-    state |= {"norm_topk_prob": line.renormalized} if own.renormalized is None else {}
+    state |= {field.names: field.write(line) for field in own.fields}
     if own.fused:
-        state |= {"hidden_act": "silu", "swiglu_alpha": ALPHA, "swiglu_limit": line.clip}
+        state |= {"hidden_act": "silu", "swiglu_alpha": ALPHA}
     return state | {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
 
 

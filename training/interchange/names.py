@@ -27,16 +27,9 @@ def as_run(
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> Path:
-    """Return the directory of the run that a name means, converting the model into the cache if it is not there yet.
-
-    Args:
-        name: of the model.
-        cache_dir: the cache; None: the default one.
-        say: called with a sentence on the conversion, which says the model's size and license.
-        progress: called with the number of tensors read since the last call, and the total.
-
-    Raises:
-        InterchangeError: the model cannot be downloaded or converted.
+    """Return the directory of the run that a name means, converting the model into the cache if it is not there yet:
+    then `say` is called with a sentence on its size and license, and `progress` with the number of tensors read since
+    the last call, and the total. Raises InterchangeError if the model cannot be downloaded or converted.
     """
     target = _in_cache(name, cache_dir or default_cache_dir())
     if target is None:

@@ -149,8 +149,8 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
             f"{path / WEIGHTS}: expected lora_A and lora_B of the layers' matrices of the model that --from names, got "
             f"{found}; name the model that the adapter was trained on"
         )
-    found = {module: _of_module(path, tensors, module, entry, sizes) for module, entry in modules.items()}
-    pairs = {module: pair for module, pair in found.items() if pair is not None}
+    changed = {m: entry for m, entry in modules.items() if not tensors.keys().isdisjoint(_names(m))}
+    pairs = {module: _of_module(path, tensors, module, entry, sizes) for module, entry in changed.items()}
     rank = max(len(A) for A, _ in pairs.values())
     scales = {module: _scale(fields, module, len(A)) for module, (A, _) in pairs.items()}
     scale = next(iter(scales.values()))
@@ -194,11 +194,9 @@ def _of_module(
     module: str,
     entry: Entry,
     sizes: Mapping[str, tuple[int, int, int]],
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return A and B of a module, or None if the adapter does not change it."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return A and B of a module that the adapter changes."""
     found = [tensors[name] for name in _names(module) if name in tensors]
-    if not found:
-        return None
     d_in, d_out = sizes[entry.leaves[0]][2], sum(sizes[leaf][1] for leaf in entry.leaves)
     shapes = [a.shape for a in found]
     r = shapes[0][0] if shapes[0] else 0

@@ -49,11 +49,8 @@ class Start(NamedTuple):
 
 
 def start_from(settings: Settings, run_of: Callable[[str], Path] = as_run) -> Start:
-    """Read the model that `settings.start_from` names; `run_of` finds the run of a name.
-
-    Raises:
-        SettingsError: the task trains another kind of model.
-        InterchangeError, RunError: the model cannot be read.
+    """Read the model that `settings.start_from` names; `run_of` finds the run of a name. Raises SettingsError if the
+    task trains another kind of model, and InterchangeError or RunError if it cannot be read.
     """
     adapts, name = bool(settings.lora_rank), settings.start_from
     path = str(run_of(name)) if adapts or name.startswith(HUB) else name

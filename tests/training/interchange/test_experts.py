@@ -7,7 +7,7 @@ import safetensors.numpy
 from tests import interchange_cases as cases
 from tests.training.interchange.test_decoders import make
 from training.interchange import InterchangeError, load_pretrained, save_pretrained
-from training.interchange.mxfp4 import VALUES
+from training.interchange.containers import VALUES
 from training.runs.named_arrays import flatten
 
 torch, transformers = cases.libraries()

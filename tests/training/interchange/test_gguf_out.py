@@ -18,7 +18,6 @@ from training.interchange import (
     InterchangeError,
     convert,
     gguf_tokenizer,
-    gguf_vocabulary,
     load_pretrained,
     save_pretrained,
 )
@@ -104,7 +103,7 @@ def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     read_here += [of_tokens(of_pieces(sentencepiece) | {"ggml.add_space_prefix": p}, N_V=1600) for p in (True, False)]
     for tokenizer in [*read_here, ByteTokenizer()]:
         own = model if tokenizer.special else Model("d", dataclasses.replace(model.config, N_V=tokenizer.N_V))
-        metadata = gguf_vocabulary.metadata_of(tmp_path / "model.gguf", tokenizer, own, "llama")
+        metadata = gguf_tokenizer.metadata_of(tmp_path / "model.gguf", tokenizer, own, "llama")
         again = gguf_tokenizer.read(tmp_path / "model.gguf", metadata, own.config.N_V)
         for text in TEXTS:
             assert again.encode(text) == tokenizer.encode(text), repr(text[:80])

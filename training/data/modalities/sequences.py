@@ -187,16 +187,10 @@ class Vocabulary(NamedTuple):
 def joined(parts: Sequence[Columns]) -> Columns:
     """Concatenate sequences and their patches."""
     before = np.cumsum([0, *(len(part.places) for part in parts)])
-    at = [np.where(part.at < 0, -1, part.at + n) for part, n in zip(parts, before, strict=False)]
-    patches = [part.patches for part in parts if len(part.patches)]
-    return Columns(
-        np.concatenate([part.x for part in parts]),
-        np.concatenate([part.read for part in parts]),
-        np.concatenate(at),
-        np.concatenate([part.predicted for part in parts]),
-        np.concatenate(patches) if patches else _no_patches()[0],
-        np.concatenate([part.places for part in parts]),
-    )
+    fields = {name: [getattr(part, name) for part in parts] for name in Columns._fields}
+    fields["at"] = [np.where(at < 0, -1, at + n) for at, n in zip(fields["at"], before, strict=False)]
+    fields["patches"] = [patches for patches in fields["patches"] if len(patches)] or [_no_patches()[0]]
+    return Columns(**{name: np.concatenate(arrays) for name, arrays in fields.items()})
 
 
 def _tokens(ids: Any, *, predicted: Any) -> Columns:
