@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import PAPER, positional_embedding, sinusoidal_positional_embedding, token_embedding
+from algorithms import (
+    BART,
+    PAPER,
+    EDTransformerConfig,
+    init_ed_transformer,
+    positional_embedding,
+    sinusoidal_positional_embedding,
+    token_embedding,
+)
 from algorithms.lines import Attention, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
@@ -43,6 +51,13 @@ def test_vaswanis_sinusoids_by_their_formula():
             angle = t / 10000 ** (2 * i / d_e)
             assert W_p[2 * i, t] == pytest.approx(math.sin(angle), abs=1e-15)
             assert W_p[2 * i + 1, t] == pytest.approx(math.cos(angle), abs=1e-15)
+
+
+def test_a_table_with_columns_before_the_first_position_has_as_many_positions_as_were_asked_for():
+    config = EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=1, d_e=2, d_mlp=3, variant=BART)
+    theta = init_ed_transformer(jax.random.key(0), config)
+    assert theta.W_p.shape == (2, 7)
+    assert BART.embedding.limit(theta) == 5
 
 
 def test_far_positions_are_exact_in_float32():

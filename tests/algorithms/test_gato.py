@@ -121,3 +121,8 @@ def test_a_patch_without_a_position_makes_nan():
     e = alg.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)
     assert np.isnan(e[:, 2]).all()
     assert np.isfinite(np.delete(e, 2, axis=1)).all()
+
+
+def test_the_initializer_uses_no_key_twice():
+    with jax.debug_key_reuse(True):
+        alg.init_gato(jax.random.key(0), CONFIG)

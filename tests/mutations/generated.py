@@ -118,10 +118,13 @@ def _expressions(statement: ast.stmt) -> list[ast.expr]:
 
 def _wrong(expression: ast.expr, source) -> Iterator[tuple[ast.expr, str]]:
     """Yield each part of an expression that can be edited, and what takes its place."""
+    squared = {getattr(node, "left", None) for node in ast.walk(expression) if _is_square(node)}
     for node in ast.walk(expression):
         match node:
             case ast.BinOp():
-                yield from ((node, new) for new in _of_operation(node, source(node.left), source(node.right)))
+                wrong = _of_operation(node, source(node.left), source(node.right))
+                is_even = node in squared and isinstance(node.op, ast.Sub)  # the square of a − b is that of b − a
+                yield from ((node, new) for new in (wrong[:-1] if is_even else wrong))
             case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
                 yield node, source(node.operand)
             case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
@@ -136,6 +139,10 @@ def _wrong(expression: ast.expr, source) -> Iterator[tuple[ast.expr, str]]:
                 yield from _of_call(node, source)
             case ast.keyword(arg="axis", value=ast.Constant(value=int(axis))):
                 yield node.value, "-1" if axis == 0 else "0"
+
+
+def _is_square(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and getattr(node.right, "value", None) == 2
 
 
 def _of_operation(node: ast.BinOp, left: str, right: str) -> list[str]:
