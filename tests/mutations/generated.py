@@ -118,7 +118,8 @@ def _expressions(statement: ast.stmt) -> list[ast.expr]:
 
 def _wrong(expression: ast.expr, source) -> Iterator[tuple[ast.expr, str]]:
     """Yield each part of an expression that can be edited, and what takes its place."""
-    squared = {getattr(node, "left", None) for node in ast.walk(expression) if _is_square(node)}
+    powers = [node for node in ast.walk(expression) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    squared = {power.left for power in powers if source(power.right) == "2"}
     for node in ast.walk(expression):
         match node:
             case ast.BinOp():
@@ -139,10 +140,6 @@ def _wrong(expression: ast.expr, source) -> Iterator[tuple[ast.expr, str]]:
                 yield from _of_call(node, source)
             case ast.keyword(arg="axis", value=ast.Constant(value=int(axis))):
                 yield node.value, "-1" if axis == 0 else "0"
-
-
-def _is_square(node: ast.AST) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and getattr(node.right, "value", None) == 2
 
 
 def _of_operation(node: ast.BinOp, left: str, right: str) -> list[str]:

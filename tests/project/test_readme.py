@@ -60,17 +60,13 @@ def test_the_examples_have_no_type_errors(tmp_path):
     """By pyright with its defaults; `make lint` reads ``tests/user_code.py``."""
     pytest.importorskip("pyright", reason="pyright is in the extra dev")
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert examples
+    assert len(examples) == len(EXAMPLES) == 1
     for i, text in enumerate(examples):
         (tmp_path / f"example{i}.py").write_text(text, "utf-8")
     (tmp_path / "pyrightconfig.json").write_text(f'{{"extraPaths": ["{ROOT}"]}}', "utf-8")
     command = [sys.executable, "-m", "pyright", "--project", str(tmp_path), "--pythonpath", sys.executable]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-
-
-def test_there_are_examples():
-    assert len(EXAMPLES) == 1
 
 
 def crosscheck(root):
