@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.accelerators.reference import GPT2_124M
 from training.commands.arguments import Parser
-from training.loop.flops import BACKWARD, step_flops
+from training.loop.cost import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
 from training.mesh.padding import padded, padded_size

@@ -10,9 +10,8 @@ import numpy as np
 
 from training.data.loading import RunData
 from training.evaluation.held_out import evaluate
-from training.loop import memory
+from training.loop import cost
 from training.loop.diagnosis import TrainingError, not_finite
-from training.loop.flops import active_parameters, matmul_peak, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import TrainState, batch_loss, init_state, make_step
 from training.mesh.padding import padded, unpadded
@@ -133,14 +132,14 @@ class Plan:
 
     def peak(self, clock: Callable[[], float]) -> float:
         """Return the FLOP/s of all devices."""
-        peak = self.settings.peak or matmul_peak(clock, self.settings.dtype)
+        peak = self.settings.peak or cost.matmul_peak(clock, self.settings.dtype)
         return peak * (self.placement.n_devices if jax.default_backend() != "cpu" else 1)  # CPU devices share cores
 
     @property
     def flops(self) -> int:
         """The FLOPs of an update's matrix products."""
         s = self.settings
-        return step_flops(s.task, self.description.config, batch_size=s.batch_size, l=s.l_max)
+        return cost.step_flops(s.task, self.description.config, batch_size=s.batch_size, l=s.l_max)
 
     def model(self, state: TrainState) -> Any:
         """Return the model to evaluate: the evaluated parameters, merged into the frozen ones if there are any."""
@@ -174,7 +173,7 @@ class Plan:
 
     def in_more_parts(self) -> "Plan":
         """Return the plan with a batch in more parts, which changes only rounding, or raise TrainingError."""
-        before, settings = self.settings, memory.in_more_parts(self.settings)
+        before, settings = self.settings, cost.in_more_parts(self.settings)
         batch = f"a batch of {before.batch_size} sequences"
         if jax.process_count() > 1:  # whose devices may differ in memory
             raise TrainingError(
@@ -214,10 +213,10 @@ class Program(NamedTuple):
         while True:
             try:
                 program = run(functools.partial(Program.of, plan, state, clock))
-                if memory.needed(program.step) <= memory.limit(plan.placement.n_local_devices):
+                if cost.needed(program.step) <= cost.limit(plan.placement.n_local_devices):
                     return program
             except jax.errors.JaxRuntimeError as error:
-                if not memory.is_exhausted(error):
+                if not cost.is_exhausted(error):
                     raise
             plan = split(plan)
 
@@ -246,10 +245,10 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
     model = plan.template.params if plan.frozen is None else plan.frozen
     return Preview(
         parameters=size(model),
-        active=active_parameters(model),
+        active=cost.active_parameters(model),
         trained=size(plan.template.params),
-        needed=memory.needed(run(plan.compiled_step)),
-        limit=memory.limit(plan.placement.n_local_devices),
+        needed=cost.needed(run(plan.compiled_step)),
+        limit=cost.limit(plan.placement.n_local_devices),
         flops=plan.flops,
         peak=plan.peak(clock),
         device=plan.placement.devices,

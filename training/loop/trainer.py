@@ -16,12 +16,10 @@ import jax
 
 from training.disk import reason
 from training.evaluation.held_out import perplexity
-from training.loop import memory
+from training.loop.cost import is_exhausted, memory_in_use
 from training.loop.diagnosis import TrainingError, explosion
-from training.loop.flops import memory_in_use
 from training.loop.program import Plan, Program, size
-from training.loop.progress import Progress, Rates
-from training.loop.store import Store
+from training.loop.store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes
 from training.runs.checkpoints import saved_steps
@@ -182,7 +180,7 @@ def _updated(
         state, metrics = program.step(*program.plan.arguments(state, step, batch))
         return state, jax.block_until_ready(metrics) if is_first else metrics
     except jax.errors.JaxRuntimeError as error:
-        if not (memory.is_exhausted(error) and is_first):
+        if not (is_exhausted(error) and is_first):
             raise
         raise _TooLargeError from None
 
@@ -205,6 +203,35 @@ def _evaluates(settings: Settings, step: int) -> bool:
 
 class _TooLargeError(Exception):
     """The first update does not fit into memory."""
+
+
+class Rates:
+    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
+
+    def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
+        """Start measuring; `flops` are those of an update, `peak` the machine's FLOP/s."""
+        self._clock, self._flops, self._peak = clock, flops, peak
+        self._last = clock()
+        self._seconds = self._tokens = self._updates = 0.0
+
+    def add(self, tokens: float) -> None:
+        """Count an update and its predicted tokens."""
+        now = self._clock()
+        self._seconds += now - self._last
+        self._last = now
+        self._tokens += tokens
+        self._updates += 1
+
+    def skip(self) -> None:
+        """Exclude the time since the last update."""
+        self._last = self._clock()
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """Return the rates and the seconds they were measured over, and start anew."""
+        seconds = max(self._seconds, 1e-9)
+        rates = {"tokens_per_second": self._tokens / seconds, "mfu": self._updates * self._flops / seconds / self._peak}
+        self._seconds = self._tokens = self._updates = 0.0
+        return rates, seconds
 
 
 class _Record:

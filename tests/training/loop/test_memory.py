@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from tests.training_cases import make_trainer, settings_for
-from training.loop import memory
+from training.loop import cost as memory
 from training.loop.diagnosis import TrainingError
 from training.loop.program import Plan, Program
 from training.runs.directory import load_run
