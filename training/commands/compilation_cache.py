@@ -1,6 +1,7 @@
 """JAX's compilation cache, on for every command: later commands load what an earlier one compiled."""
 
 import argparse
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +36,10 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
     if directory is None:
         directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     if directory is None:
-        directory = _default() if alone else OFF
+        directory = OFF
+        if alone:
+            with contextlib.suppress(RuntimeError):  # no home directory
+                directory = str(default_cache_dir() / "programs")
     if directory in (OFF, ""):
         jax.config.update("jax_compilation_cache_dir", None)
         reset_cache()
@@ -58,10 +62,3 @@ def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable
         return run
 
     return of
-
-
-def _default() -> str:
-    try:
-        return str(default_cache_dir() / "programs")
-    except RuntimeError:  # no home directory
-        return OFF

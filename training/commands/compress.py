@@ -55,7 +55,10 @@ def main(arguments: argparse.Namespace) -> None:
         raise CompressionError(
             f"{arguments.output}: expected a new file, got an existing one; name another, or add --force"
         )
-    data = read(arguments.input)
+    try:
+        data = arguments.input.read_bytes()
+    except OSError as error:
+        raise CompressionError(f"cannot read {arguments.input}: {reason(error)}") from None
     generator = Generator(model.theta, model.config)
     if arguments.action == "decompress":
         write(arguments.output, decompress(data, generator, model.tokenizer).encode())
@@ -72,14 +75,6 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"{len(data)} bytes of text, {len(compressed)} compressed; bits per byte:")
     for name, bits in {"this model": 8 * len(compressed) / len(data), **compressed_bits_per_byte(data)}.items():
         print(f"    {name:<12}{bits:.3f}")
-
-
-def read(path: Path) -> bytes:
-    """Return the bytes of a file, or raise CompressionError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CompressionError(f"cannot read {path}: {reason(error)}") from None
 
 
 def write(path: Path, data: bytes) -> None:

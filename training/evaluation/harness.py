@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.generation.inputs import padded_rows
-from training.generation.scoring import are_likeliest, log_probabilities
+from training.generation.scoring import log_probabilities, scored
 from training.generation.text import Continuer, Options
 from training.runs.directory import Run
 
@@ -95,8 +95,9 @@ class HarnessModel(LM):
             x, lengths = padded_rows([*some, *[some[0][:1]] * (self._batch_size - len(some))])
             options = {"lengths": lengths, "config": self._run.config}
             log_p = log_probabilities(self._run.theta, x, **options)
-            likeliest = are_likeliest(self._run.theta, x, **options)
+            _, likeliest, _ = scored(self._run.theta, x, **options, n=1)
+            is_greedy = likeliest[..., 0] == x[:, 1 : 1 + likeliest.shape[1]]
             for r, text in enumerate(some):
                 last = slice(len(text) - 1 - counts[i + r], len(text) - 1)
-                found.append((float(log_p[r, last].sum(dtype=np.float64)), bool(likeliest[r, last].all())))
+                found.append((float(log_p[r, last].sum(dtype=np.float64)), bool(is_greedy[r, last].all())))
         return found

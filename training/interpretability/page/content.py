@@ -13,7 +13,7 @@ from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
 from training.generation.modalities import of_text
-from training.generation.text import MASK
+from training.generation.text import MASK, masked
 from training.interpretability import attribution, circuits, lens, patching, scores
 from training.interpretability.page.look import (
     Attended,
@@ -90,12 +90,8 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
         rendered = ChatTemplate.of(tokenizer).render([{"role": "user", "content": text}])
         assert isinstance(tokenizer, LibraryTokenizer)
         tokens = tokenizer.encode_markup(rendered)
-    elif run.task == "e" and MASK in text:
-        parts = [tokenizer.encode(part) for part in text.split(MASK)]
-        joined = [token for part in parts for token in [*part, tokenizer.mask_token]][:-1]
-        tokens = tokenizer.framed(joined, ends=True)
     else:
-        encoded = tokenizer.encode(text)
+        encoded = masked(text, tokenizer) if run.task == "e" else tokenizer.encode(text)
         if not encoded:
             raise PageError(f"{argument}: expected some text, got {text!r}, for which the tokenizer gives no tokens")
         tokens = tokenizer.framed(encoded, ends=run.task != "d")
