@@ -23,7 +23,7 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
     layers in a tuple, since slices would be copied for every token; with ``int8``, what every token reads is rounded.
     """
     is_decoder, variant = isinstance(theta, DTransformerParams), theta.variant
-    stacked: Any = theta.layers if is_decoder else theta.decoder
+    stacked = getattr(theta, "layers" if is_decoder else "decoder")
     if int8:
         theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
 

@@ -277,7 +277,7 @@ class _Record:
         if evaluates:
             self._progress.pending = line
         else:
-            self._store.log.append(line)
+            self._store.append(line)
 
     def evaluate(self, state: TrainState) -> None:
         """Evaluate after the last update, and write its pending metrics."""
@@ -285,7 +285,7 @@ class _Record:
         plan, c, step = program.plan, program.plan.description, progress.step
         limit = 0 if step == plan.settings.steps else plan.settings.eval_batches
         results = program.evaluation(state, limit, watch.interrupts.check)
-        self._store.log.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
+        self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):
             self._store.keep_best(state, step)

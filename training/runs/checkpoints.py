@@ -186,9 +186,8 @@ def _first_line(error: Exception) -> str:
 def sums(leaves: Mapping[str, Any]) -> dict[str, int]:
     """Return a checksum of each array, including its shape and dtype, by name; equal for NumPy's and JAX's arrays."""
     on_devices = {name: leaf for name, leaf in leaves.items() if not _is_on_host(leaf)}
-    found = (_sums(on_devices) if on_devices else {}) | {
-        name: _host_sum(_words(leaf)) for name, leaf in leaves.items() if name not in on_devices
-    }
+    found = _sums(on_devices) if on_devices else {}
+    found |= {name: _host_sum(leaf) for name, leaf in leaves.items() if name not in on_devices}
     return {name: zlib.crc32(f"{leaf.dtype}{leaf.shape}{int(found[name])}".encode()) for name, leaf in leaves.items()}
 
 
@@ -207,35 +206,27 @@ def _axis_terms(xp: Any, axis: int, n: int) -> Any:
 
 @jax.jit
 def _sums(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: _sum(_words_on_device(leaf)) for name, leaf in leaves.items()}
+    return {name: _sum(leaf) for name, leaf in leaves.items()}
 
 
-def _sum(words: jax.Array) -> jax.Array:
+def _sum(array: jax.Array) -> jax.Array:
+    """The sum of an array's 32-bit words, whose last axis has those of each number (one, unless it is longer)."""
+    array = array.astype(jnp.uint8) if array.dtype == bool else array
+    bits = jax.lax.bitcast_convert_type(array, f"uint{min(32, 8 * array.dtype.itemsize)}").astype(jnp.uint32)
+    words = bits.reshape(*array.shape, -1)
     place = jnp.ones((1,) * words.ndim, jnp.uint32)
     for axis, n in enumerate(words.shape):
         place = place + _axis_terms(jnp, axis, n).reshape([n if i == axis else 1 for i in range(words.ndim)])
     return (words * place).sum(dtype=jnp.uint32)
 
 
-def _host_sum(words: np.ndarray) -> int:
+def _host_sum(array: Any) -> int:
     """`_sum` axis by axis, without an array of multipliers: Σ w·(1 + Σ_axis a) = Σ w + Σ_axis Σ a·(Σ_others w)."""
-    total = 0
+    array, total = np.asarray(array), 0
+    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}")
+    words = bits.astype(np.uint32, copy=False).reshape(*array.shape, max(1, array.dtype.itemsize // 4))
     for axis in reversed(range(words.ndim)):
         others = words.sum(axis=tuple(range(axis)), dtype=np.uint32)
         total += int((others * _axis_terms(np, axis, words.shape[axis])).sum(dtype=np.uint32))
         words = words.sum(axis=axis, dtype=np.uint32)
     return (total + int(words)) % 2**32
-
-
-def _words(array: Any) -> np.ndarray:
-    """The bits of an array as 32-bit words; the last axis has the words of each number (one, unless it is longer)."""
-    array = np.asarray(array)
-    width = max(1, array.dtype.itemsize // 4)
-    bits = np.ascontiguousarray(array).reshape(-1).view(f"u{min(4, array.dtype.itemsize)}")
-    return bits.astype(np.uint32, copy=False).reshape(*array.shape, width)
-
-
-def _words_on_device(array: jax.Array) -> jax.Array:
-    array = array.astype(jnp.uint8) if array.dtype == bool else array
-    bits = jax.lax.bitcast_convert_type(array, f"uint{min(32, 8 * array.dtype.itemsize)}").astype(jnp.uint32)
-    return bits.reshape(*array.shape, -1)

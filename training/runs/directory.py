@@ -321,5 +321,5 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
                 f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3
             )
             continue
-        return unflatten(template, {k: jnp.asarray(v) for k, v in flatten(restored.trees[item]).items()})
+        return jax.tree.map(jnp.asarray, restored.trees[item])
     raise RunError(f"all checkpoints of the run in {files.path} are damaged")

@@ -25,20 +25,6 @@ class Writer(Protocol):
         """Write what is buffered."""
 
 
-class NoLog:
-    """The log of a process that writes none."""
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Discard the line."""
-
-    def size(self) -> int:
-        """Return 0."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class MetricsLog:
     """Appends lines to metrics.jsonl; floats read back exactly. A checkpoint records the length of the file, to which a
     run that resumes from it truncates the file.
