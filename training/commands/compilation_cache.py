@@ -50,12 +50,16 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
 
 
 def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Make a function of a parser's arguments a command line with the cache; its status is 0 unless it returns one."""
+    """Make a function of a parser's arguments a command line with the cache and its flags; its status is 0 unless it
+    returns one.
+    """
 
     def of(main: Callable[..., int | None]) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
-            arguments = parser().parse_args(argv)
+            with_flags = parser()
+            add_flags(with_flags)
+            arguments = with_flags.parse_args(argv)
             begin(arguments)
             return main(arguments) or 0
 

@@ -29,7 +29,6 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help=f"a decoder: {MODEL}")
-    compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
         ("compress", "compress a text file"),

@@ -34,7 +34,6 @@ def parser() -> Parser:
     merge = "merge a run's adapter into its model (default: write it in PEFT's format)"
     add("--merge", action="store_true", help=merge)
     add("--from", dest="adapted", metavar="RUN", type=local, help="the model of a PEFT adapter")
-    compilation_cache.add_flags(main)
     return main
 
 

@@ -40,7 +40,6 @@ def parser() -> Parser:
     tokens = "with --data: maximum tokens per sequence (default: the run's)"
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     add_cache(add)
-    compilation_cache.add_flags(main)
     return main
 
 

@@ -30,7 +30,6 @@ def parser() -> Parser:
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--prompt", default="The ", metavar="TEXT", help='text to continue (default: "The ")')
     main.add_argument("--pictures", type=local, metavar="DIR", help="directory for the pictures (default: RUN)")
-    compilation_cache.add_flags(main)
     return main
 
 

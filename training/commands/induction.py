@@ -48,7 +48,6 @@ def parser() -> Parser:
     add("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
     add("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
     add("--out", type=local, default=picture, metavar="FILE", help=f"picture (default: {picture})")
-    compilation_cache.add_flags(main)
     return main
 
 

@@ -61,7 +61,6 @@ def parser() -> Parser:
     count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
-    compilation_cache.add_flags(main)
     return main
 
 

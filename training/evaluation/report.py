@@ -15,7 +15,7 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from training.evaluation.baselines.compressors import compressed_bits_per_byte
 from training.evaluation.baselines.ngram import ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
+from training.generation.inputs import padded_rows
 from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
@@ -201,11 +202,8 @@ def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
     """Return the likeliest class of each text, cut to l_max as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
-    x = np.full((len(rows), l_max), tokenizer.eos_token, np.int64)
-    for i, row in enumerate(rows):
-        x[i, : len(row)] = row
-    config: Any = run.config
-    return np.asarray(classify(run.theta, x, lengths=np.array([*map(len, rows)]), config=config)).argmax(axis=1)
+    (x, lengths), config = padded_rows(rows), run.config
+    return np.asarray(classify(run.theta, x, lengths=lengths, config=config)).argmax(axis=1)
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:

@@ -86,10 +86,9 @@ class Gato:
             )
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
-        options = {"allowed": allowed, "tau": tau}
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
-            tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
+            tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, allowed=allowed, tau=tau))
             found[:, i] = tokens
             if i + 1 < n:
                 batch["x"][np.arange(len(asked)), lengths + i] = tokens
@@ -99,7 +98,7 @@ class Gato:
 
     def _batch(self, asked: Sequence[Columns], width: int) -> dict[str, np.ndarray]:
         B, side = len(asked), self.config.patch
-        n = max(1, *(len(columns.places) for columns in asked)) if asked else 1
+        n = max(1, *(len(columns.places) for columns in asked))
         batch = {
             "x": np.zeros((B, width), np.int32),
             "at": np.full((B, width), -1, np.int32),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from training.data.loading import RunData
 from training.evaluation.held_out import evaluate
@@ -244,9 +245,9 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
     """Compile the update without allocating its state, and return what it costs; `run` calls the compiler."""
     model = plan.template.params if plan.frozen is None else plan.frozen
     return Preview(
-        parameters=size(model),
+        parameters=optax.tree.size(model),
         active=cost.active_parameters(model),
-        trained=size(plan.template.params),
+        trained=optax.tree.size(plan.template.params),
         needed=cost.needed(run(plan.compiled_step)),
         limit=cost.limit(plan.placement.n_local_devices),
         flops=plan.flops,
@@ -258,8 +259,3 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
 def evaluated(state: TrainState) -> Any:
     """Return the parameters to evaluate: their moving average if there is one."""
     return state.params if state.ema is None else state.ema
-
-
-def size(tree: Any) -> int:
-    """Return the number of elements in a pytree's arrays."""
-    return sum(array.size for array in jax.tree.leaves(tree))
