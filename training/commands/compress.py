@@ -18,7 +18,7 @@ from training.commands.arguments import Parser, local
 from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.evaluation.baselines import compressed_bits_per_byte
 from training.generation import Generator
 from training.generation.modalities import of_text
 from training.interchange.names import MODEL

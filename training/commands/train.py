@@ -70,7 +70,6 @@ class _HelpAll(argparse.Action):
     """Print the help with all flags, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print the help of the same subcommand."""
         (tasks,) = globals()["parser"](every=True)._subcommands()
         tasks.choices[parser.prog.split()[-1]].print_help()
         parser.exit()

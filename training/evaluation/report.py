@@ -23,8 +23,7 @@ import numpy as np
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation import modalities
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
-from training.evaluation.baselines.ngram import ngram_score
+from training.evaluation.baselines import compressed_bits_per_byte, ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
 from training.generation.inputs import padded_rows

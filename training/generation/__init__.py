@@ -184,6 +184,7 @@ class Translator:
         context = self._encoded(z, lengths)
         B = len(context.permitted)
         keys = keys_of(jax.random.key(0) if key is None else key, B, first)
-        drawn = SamplingArrays.of([{"tau": tau, "eos": self.eos}] * B, self.config.N_V)
+        sampling: Sampling = {"tau": tau, "eos": self.eos}
+        drawn = SamplingArrays.of([sampling] * B, self.config.N_V)
         advance = functools.partial(decoding.decode, self.weights, context, keys=keys, sampling=drawn)
         return states.empty_state(self.weights, B=B, C=capacity(2), bos=self.bos), advance

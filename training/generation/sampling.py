@@ -93,7 +93,6 @@ class SamplingArrays(NamedTuple):
 
 
 def _ends(of_rows: Sequence[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
-    """Return rows of end tokens, padded with −1."""
     ends = [np.atleast_1d(np.array([] if eos is None else eos, np.int32)) for eos in of_rows]
     width = max(1, *map(len, ends))
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in ends])

@@ -18,8 +18,7 @@ import optax
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop.cost import is_exhausted, memory_in_use
-from training.loop.diagnosis import TrainingError, explosion
-from training.loop.program import Plan, Program
+from training.loop.program import Plan, Program, TrainingError, explosion
 from training.loop.store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes

@@ -119,18 +119,15 @@ class _Connection(H11Protocol):
             self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes."""
         if not self.transport.is_closing():
             super().data_received(data)
             self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         self._stop()
         super().connection_lost(exc)
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.evaluation.baselines import compressed_bits_per_byte
 
 DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(4000)).encode()
 

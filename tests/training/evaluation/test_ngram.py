@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from training.data.store import TokenStore
-from training.evaluation.baselines.ngram import ngram_score, probabilities
+from training.evaluation.baselines import ngram_score, probabilities
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7
 SEQUENCES = [[6, 0, 1, 0, 1, 2, 7], [6, 0, 0, 3, 7], [6, 1, 7]]
