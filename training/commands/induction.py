@@ -152,14 +152,12 @@ def draw_circuits(theta: DTransformerParams, path: Path) -> None:
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
     W, W_e = theta.layers.attention, theta.W_e
     OV = circuits.ov_circuits(W)
-    # how well what the earlier head wrote about a token (row) matches a query (column); what attending to a token
+    # how well what the earlier head wrote about a token (row) fits a query (column); what attending to a token
     # (column) adds to each logit (row)
-    match = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
+    fits = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
     moved = theta.variant.unembedding.matrix(theta) @ OV[1, later] @ W_e
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
-    _draw(
-        figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"
-    )
+    _draw(figure, panels[1, 0], fits, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key")
     _draw(figure, panels[1, 1], moved, f"OV of (1, {later}), token to logit", "token attended to", "logit of token")
     axes, eigenvalues = panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta))[1]  # those right of 0 copy
     for h, of_head in enumerate(eigenvalues):

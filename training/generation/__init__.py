@@ -16,14 +16,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import (
-    DTransformerConfig,
-    DTransformerParams,
-    EDTransformerConfig,
-    EDTransformerParams,
-    bos_token,
-    eos_token,
-)
+from algorithms import DTransformerConfig, DTransformerParams, EDTransformerConfig, EDTransformerParams
+from algorithms.notation import bos_token, eos_token
 from training.generation import decoding, inputs, layout, reading, states
 from training.generation.beam_search import beam_search
 from training.generation.cache import bucketed, capacity

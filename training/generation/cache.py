@@ -137,7 +137,7 @@ def rows_of(cache: Cache) -> int:
     return cache.starts[-1] if isinstance(cache, Slots) else cache.K.shape[1]
 
 
-def sequences_beside(cache: Cache, other: Cache, B: int) -> Cache:
+def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
     """Return a cache of B sequences, followed by the sequences of another."""
 
     def both(cache, of_others):

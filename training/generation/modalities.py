@@ -49,12 +49,10 @@ class Gato:
 
     def names(self, images: Sequence[np.ndarray]) -> list[str]:
         """Return the greedily decoded text after each image, [height, width, channels] from −1 to 1."""
-        tokenizer = self.vocabulary.tokenizer
+        tokenizer, eos = self.vocabulary.tokenizer, self.vocabulary.tokenizer.eos_token
         asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
-        tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
-        return [
-            tokenizer.decode(row[: [*row, tokenizer.eos_token].index(tokenizer.eos_token)]) for row in tokens.tolist()
-        ]
+        tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=eos)
+        return [tokenizer.decode(row[: [*row, eos].index(eos)]) for row in tokens.tolist()]
 
     def drawings(
         self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None

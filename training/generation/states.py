@@ -24,16 +24,7 @@ from jaxtyping import Bool, Float, Int
 from algorithms import DTransformerParams, Variant
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
-from training.generation.cache import (
-    Cache,
-    KeyValues,
-    chosen_sequences,
-    held,
-    rows_of,
-    sequences_beside,
-    whole,
-    with_room,
-)
+from training.generation.cache import Cache, KeyValues, chosen_sequences, held, rows_of, side_by_side, whole, with_room
 from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
 from training.generation.sampling import History
 from training.generation.slots import Slots
@@ -147,7 +138,7 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
     def both_caches(cache, of_other):
         of_other = whole(of_other).arranged(there)
         of_other = Slots.of(*of_other, cache.n) if isinstance(cache, Slots) else of_other
-        return chosen_sequences(sequences_beside(cache, of_other, B), rows, B + b)
+        return chosen_sequences(side_by_side(cache, of_other, B), rows, B + b)
 
     return State(
         caches=tuple(both_caches(*of_layer) for of_layer in zip(state.caches, other.caches, strict=True)),

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from training.data.loading import RunData
 from training.evaluation.held_out import evaluate
@@ -172,14 +171,12 @@ class Plan:
         """Return parameters without the padding of their vocabulary."""
         return unpadded(params, self.description.config.N_V, self.settings.vocabulary_multiple)
 
-    def diagnosis(
-        self, state: TrainState, step: int, loss: float, rate: float, checkpoint: int | None
-    ) -> TrainingError:
+    def diagnosis(self, state: TrainState, step: int, loss: float, rate: float, saved: int | None) -> TrainingError:
         """Recompute the gradient of a bad update, which left the state unchanged, and return the error."""
         gradient = jax.jit(batch_loss(self._objective, self.settings, N_V=self._N_V))
         with self.placement.in_use():
             _, gradients, _ = gradient(*self.arguments(state.params, step - 1))
-        return not_finite(step, loss, rate, self.placement.gathered(gradients), checkpoint)
+        return not_finite(step, loss, rate, self.placement.gathered(gradients), saved)
 
     def in_more_parts(self) -> "Plan":
         """Return the plan with a batch in more parts, which changes only rounding, or raise TrainingError."""
@@ -254,9 +251,9 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
     """Compile the update without allocating its state, and return what it costs; `run` calls the compiler."""
     model = plan.template.params if plan.frozen is None else plan.frozen
     return Preview(
-        parameters=optax.tree.size(model),
+        parameters=size(model),
         active=cost.active_parameters(model),
-        trained=optax.tree.size(plan.template.params),
+        trained=size(plan.template.params),
         needed=cost.needed(run(plan.compiled_step)),
         limit=cost.limit(plan.placement.n_local_devices),
         flops=plan.flops,
@@ -268,6 +265,11 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
 def evaluated(state: TrainState) -> Any:
     """Return the parameters to evaluate: their moving average if there is one."""
     return state.params if state.ema is None else state.ema
+
+
+def size(tree: Any) -> int:
+    """Return the number of elements in a pytree's arrays."""
+    return sum(array.size for array in jax.tree.leaves(tree))
 
 
 def _kept(checkpoint: int | None) -> str:

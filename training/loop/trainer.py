@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import optax
 
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop.cost import is_exhausted, memory_in_use
-from training.loop.program import Plan, Program, TrainingError, explosion
+from training.loop.program import Plan, Program, TrainingError, explosion, size
 from training.loop.store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes
@@ -126,8 +125,8 @@ def _facts(program: Program, state: TrainState, step: int, clock: Callable[[], f
         seconds.append(clock() - start)
     return Facts(
         step=step,
-        parameters=optax.tree.size(jax.eval_shape(plan.unpadded, model)),
-        trained=optax.tree.size(jax.eval_shape(plan.unpadded, state.params)),
+        parameters=size(jax.eval_shape(plan.unpadded, model)),
+        trained=size(jax.eval_shape(plan.unpadded, state.params)),
         tokens=plan.data.n_tokens,
         epochs=settings.steps * settings.batch_size / plan.data.train.n_examples,
         device=plan.placement.devices,

@@ -14,15 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from algorithms import (
-    PAPER,
-    VARIANTS,
-    DTransformerParams,
-    EDTransformerParams,
-    ETransformerParams,
-    PatchParams,
-    Variant,
-)
+from algorithms import PAPER, VARIANTS, DTransformerParams, EDTransformerParams, ETransformerParams, Variant
+from algorithms.gato import PatchParams
 from algorithms.lines import MLP
 from algorithms.machinery.contract import factors_of
 from algorithms.model.theta import theta_shapes
@@ -57,10 +50,8 @@ def symbol_of(path: Any) -> str:
 
 def _axes() -> dict[str, str]:
     """The axes of each parameter of the published models, and what none of them has."""
-    classes = (PatchParams, ClassifierParams)
-    found = {
-        name: a.dim_str for params in classes for name, a in params.__annotations__.items() if hasattr(a, "dim_str")
-    }
+    found = PatchParams.__annotations__ | ClassifierParams.__annotations__
+    found = {name: array.dim_str for name, array in found.items() if hasattr(array, "dim_str")}
     for variant in (*VARIANTS.values(), PAPER.but(mlp=MLP(gated=True), pooler=True)):
         found |= _axes_of(variant)
     return found

@@ -24,7 +24,7 @@ from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.exchange import Exchange, Stream
 from training.serving.fields import JSON, RequestError, check_model, refusal
-from training.serving.guards import HostGuard, RequestGuard
+from training.serving.guards import host_guard, request_guard
 from training.serving.served import Decoder, Served
 
 T = TypeVar("T")
@@ -259,8 +259,8 @@ def make_app(
     handlers: Any = dict.fromkeys((RequestError, FullError, HTTPException, Exception), _refused)
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
-        Middleware(HostGuard, address=address, names=names),
+        Middleware(host_guard, address=address, names=names),
         Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
-        Middleware(RequestGuard, api_key=api_key),
+        Middleware(request_guard, api_key=api_key),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=guards)

@@ -52,10 +52,8 @@ class Chat:
         return {"index": index, "message": message, "logprobs": self._reported(steps), "finish_reason": finish}
 
     @staticmethod
-    def _delta(
-        index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
-    ) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _delta(index: int, new: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": new, "logprobs": logprobs, "finish_reason": finish}
 
     def _reported(self, steps: Sequence[Step]) -> dict[str, Any] | None:
         if self.logprobs is None:

@@ -5,12 +5,12 @@ A web page can send requests to this machine: if it made its own host name resol
 sends that name as the Host; and it asks for permission (CORS) before it sends JSON to another origin.
 """
 
-import abc
 import asyncio
 import hashlib
 import hmac
 import ipaddress
 import json
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -24,38 +24,33 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
 
-class _Guard(abc.ABC):
-    """An application before another, which answers the requests that it refuses."""
+def _guarded(app: ASGIApp, refused: Callable[[Scope], ASGIApp | None]) -> ASGIApp:
+    """Return an application before another, which answers the requests for which `refused` returns a response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        response = refused(scope) if scope["type"] == "http" else None
+        await (response or app)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refused(scope) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, send)
-
-    @abc.abstractmethod
-    def _refused(self, scope: Scope) -> ASGIApp | None:
-        """Return the response to a request that is refused, or None."""
+    return guarded
 
 
-class HostGuard(_Guard):
-    """Refuses requests that are addressed to another host."""
+def host_guard(app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> ASGIApp:
+    """Refuse requests to an application that are addressed to another host than its address (0.0.0.0 and :: mean every
+    IP address) and other names.
+    """
+    is_any = _is(address, "is_unspecified")
+    here = LOOPBACK if is_any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
+    known = {name.lower() for name in (*here, address, *names)}
 
-    def __init__(self, app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> None:
-        """Guard an application at an address (0.0.0.0 and :: mean every IP address) and under other names."""
-        super().__init__(app)
-        self._any = _is(address, "is_unspecified")
-        here = LOOPBACK if self._any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
-        self._names = {name.lower() for name in (*here, address, *names)}
-
-    def _refused(self, scope: Scope) -> ASGIApp | None:
+    def refused(scope: Scope) -> ASGIApp | None:
         host = Headers(scope=scope).get("host", "").lower()  # and its port
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if host in self._names or (self._any and _is(host, "is_global", "is_private", "is_loopback")):
+        if host in known or (is_any and _is(host, "is_global", "is_private", "is_loopback")):
             return None
         message = f"Host: {host!r} is not a name of this server: give --allow-host to serve it under that name"
         return refusal(RequestError(message, status=403))
+
+    return _guarded(app, refused)
 
 
 def _is(address: str, *kinds: str) -> bool:
@@ -67,30 +62,26 @@ def _is(address: str, *kinds: str) -> bool:
     return any(getattr(parsed, kind) for kind in kinds)
 
 
-class RequestGuard(_Guard):
-    """Refuses requests without the API key, if there is one, and bodies that are not JSON."""
+def request_guard(app: ASGIApp, *, api_key: str | None) -> ASGIApp:
+    """Refuse requests to an application without the API key, if there is one, and bodies that are not JSON."""
+    known = None if api_key is None else _digest(api_key.encode())
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
-        super().__init__(app)
-        self._key = None if api_key is None else _digest(api_key.encode())
-
-    def _refused(self, scope: Scope) -> ASGIApp | None:
+    def refused(scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
-        if self._key is not None and scope["path"] not in OPEN and not self._knows(headers.get("authorization", "")):
-            message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-            wrong = RequestError(message, status=401, code="invalid_api_key")
-            return refusal(wrong, {"WWW-Authenticate": "Bearer"})
+        if known is not None and scope["path"] not in OPEN:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            given = _digest(key.strip().encode("latin-1"))
+            if not hmac.compare_digest(given, known) or scheme.lower() != "bearer":
+                message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+                wrong = RequestError(message, status=401, code="invalid_api_key")
+                return refusal(wrong, {"WWW-Authenticate": "Bearer"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
             message = f"Content-Type: expected application/json, got {kind or 'none'!r}"
             return refusal(RequestError(message, status=415))
         return None
 
-    def _knows(self, authorization: str) -> bool:
-        """Return whether the header has the key, comparing in constant time."""
-        scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip().encode("latin-1"))
-        return hmac.compare_digest(given, self._key or b"") and scheme.lower() == "bearer"
+    return _guarded(app, refused)
 
 
 def _digest(key: bytes) -> bytes:

@@ -15,16 +15,7 @@ from training.generation import Translator
 from training.generation.modalities import of_text
 from training.generation.text import MASK, masked
 from training.interpretability import attribution, circuits, lens, patching, scores
-from training.interpretability.page.look import (
-    Attended,
-    Circuits,
-    Look,
-    PageError,
-    Patched,
-    Prediction,
-    Written,
-    attending,
-)
+from training.interpretability.page.look import Attended, Circuits, Look, PageError, Patched, Prediction, Written
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
@@ -150,7 +141,7 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
 
 
 def _own_attention(seen: Any) -> list[Attended]:
-    return [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
+    return [Attended.recorded("Attention", "prompt", "prompt", seen["A"])]
 
 
 def _by_layer(X: Any, theta: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
@@ -238,9 +229,9 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     f = ed_hidden_state
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
-        Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),
-        Attended("Decoder (line 14)", "answer", "answer", attending(seen["A/14"])),
-        Attended("Decoder to encoder (line 16)", "answer", "prompt", attending(seen["A/16"])),
+        Attended.recorded("Encoder (line 5)", "prompt", "prompt", seen["A/5"]),
+        Attended.recorded("Decoder (line 14)", "answer", "answer", seen["A/14"]),
+        Attended.recorded("Decoder to encoder (line 16)", "answer", "prompt", seen["A/16"]),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
     prediction = _by_layer(seen["X@19"], theta, x, "answer", rows)

@@ -32,6 +32,11 @@ class Attended(NamedTuple):
     to: str  # the name of the text that they attend to
     A: Float[np.ndarray, "L H l_x l_z"]  # the weights, which sum to 1 over l_z
 
+    @staticmethod
+    def recorded(title: str, of: str, to: str, A: Float[Array, "L H l_z l_x"]) -> "Attended":
+        """Return recorded weights."""
+        return Attended(title, of, to, np.asarray(jnp.swapaxes(A, 2, 3), np.float32))
+
 
 class Prediction(NamedTuple):
     """What each layer would predict at each token."""
@@ -137,11 +142,6 @@ class Look(NamedTuple):
         return described
 
 
-def attending(A: Array) -> np.ndarray:
-    """Return attention weights ``[L, H, l_z, l_x]`` as an array with the attending token's axis first."""
-    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
-
-
 def _file(name: str) -> str:
     return resources.files("training.interpretability.page").joinpath(name).read_text("utf-8")
 
@@ -165,7 +165,7 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
             )
         l_z, l_x = A.shape[2:]
         texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
-        blocks.append(Attended(of, _text(l_x), _text(l_z), attending(jnp.asarray(A))))
+        blocks.append(Attended.recorded(of, _text(l_x), _text(l_z), jnp.asarray(A)))
     if tokens is not None and _text(len(tokens)) not in texts:
         lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
         raise PageError(f"tokens: expected {lengths}, as in the attention, got {len(tokens)}")
