@@ -88,10 +88,9 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     except BrokenPipeError:
         raise  # the reader of the observer's output closed the pipe
     except OSError as error:
-        raise TrainingError(
-            f"cannot write to {files.path}: {reason(error)}; make room, and rerun the command to "
-            + ("resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over")
-        ) from error
+        to = "resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over"
+        why = f"cannot write to {files.path}: {reason(error)}"
+        raise TrainingError(f"{why}; make room, and rerun the command to {to}") from error
 
 
 def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState, Progress]:

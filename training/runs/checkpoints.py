@@ -61,7 +61,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
             read = reader.restore(directory.absolute() / str(step), args=arguments)
         record = read["meta"]["record"]
-        if _checksum(record) != read["meta"]["checksum"]:
+        if zlib.crc32(record.encode()) != read["meta"]["checksum"]:
             raise ValueError("wrong checksum of its description")
         record = json.loads(record)
     except Exception as error:  # whatever the storage library raises for a damaged file
@@ -103,9 +103,9 @@ class Checkpoints:
             item: {k: v if isinstance(v, jax.Array) else np.array(v) for k, v in flatten(tree).items()}
             for item, tree in trees.items()
         }
-        record = {"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}}
+        record = json.dumps({"meta": dict(meta), "sums": {item: sums(leaves) for item, leaves in arrays.items()}})
         items: dict[str, Any] = {item: ocp.args.StandardSave(leaves) for item, leaves in arrays.items()}
-        items["meta"] = ocp.args.JsonSave({"record": json.dumps(record), "checksum": _checksum(json.dumps(record))})
+        items["meta"] = ocp.args.JsonSave({"record": record, "checksum": zlib.crc32(record.encode())})
         try:
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         except (OSError, ValueError, RuntimeError) as error:
@@ -170,10 +170,6 @@ class Checkpoints:
             f"cannot write a checkpoint to {self._directory}: {_first_line(error)}; {last}. "
             f"Make room, and rerun the command to {'resume from there' if steps else 'start over'}"
         )
-
-
-def _checksum(text: str) -> int:
-    return zlib.crc32(text.encode())
 
 
 def _first_line(error: Exception) -> str:

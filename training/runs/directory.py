@@ -195,24 +195,18 @@ class RunDirectory:
     def check_continues(self, description: Description) -> None:
         """Check that the run here is the one described, or raise RunError, naming the difference."""
         began = self.description()
-        if has_lines_of_ones_own(began.config.variant) and began.config.variant != description.config.variant:
-            raise RunError(
-                f"the run in {self.path} began with another variant, {began.config.variant!r}, now "
-                f"{description.config.variant!r}: restore its lines to resume it, or name another directory"
-            )
-        done = next(iter(saved_steps(self.checkpoints)), 0)
-        changed = differences(began.settings, description.settings, done=done)
-        if changed:
-            raise RunError(
-                f"the run in {self.path} began with other settings ({'; '.join(changed)}): "
-                "leave them out to resume it, or name another directory"
-            )
-        for what, old in began.fingerprints.items():
-            if description.fingerprints.get(what) != old:
-                raise RunError(
-                    f"the run in {self.path} began with another {what}: "
-                    "give the same to resume it, or name another directory"
-                )
+        before, now = began.config.variant, description.config.variant
+        changed = differences(began.settings, description.settings, done=next(iter(saved_steps(self.checkpoints)), 0))
+        others = [what for what, old in began.fingerprints.items() if description.fingerprints.get(what) != old]
+        if has_lines_of_ones_own(before) and before != now:
+            other = f"another variant, {before!r}, now {now!r}: restore its lines"
+        elif changed:
+            other = f"other settings ({'; '.join(changed)}): leave them out"
+        elif others:
+            other = f"another {others[0]}: give the same"
+        else:
+            return
+        raise RunError(f"the run in {self.path} began with {other} to resume it, or name another directory")
 
     def save_parameters(self, params: Any, file: Path | None = None) -> None:
         """Write the trained parameters, with checksums, to `parameters` or to another file."""
