@@ -136,9 +136,8 @@ def _check_biases(sampling: Any, N_V: int) -> None:
     for token, bias in (sampling["logit_bias"] or {}).items():
         check_token("logit_bias", token, N_V)
         if not abs(bias) <= LARGEST_BIAS:
-            raise ValueError(
-                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
-            )
+            limits = f"from {-LARGEST_BIAS} to {LARGEST_BIAS}"
+            raise ValueError(f"logit_bias: expected {limits} for token {token}, got {bias}")
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:

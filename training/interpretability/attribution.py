@@ -95,15 +95,11 @@ def _check_adds_up(theta: DTransformerParams) -> None:
         )
     for line in theta.variant.attentions:
         if type(line).write is not Attention.write:
-            raise ValueError(
-                f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
-                "heads need not have separate parts"
-            )
+            own = f"{type(line).__name__}'s own, whose heads need not have separate parts"
+            raise ValueError(f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {own}")
     if any(line.normalize_output is not None for line in theta.variant.attentions):
-        raise ValueError(
-            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
-            "so no head has a separate part"
-        )
+        norm = "a norm after the sum over the heads, so no head has a separate part"
+        raise ValueError(f"variant.attention.normalize_output: expected None, got {norm}")
     cap = theta.variant.unembedding.cap
     if cap is not None:
         raise ValueError(f"variant.unembedding.cap: expected None, got {cap}, so the logits are not a sum")

@@ -54,18 +54,12 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 def memory_in_use() -> int:
     """Return the peak bytes in use: of this process's first device, or of the process if the device does not say."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return stats["peak_bytes_in_use"]
-    return peak_memory()
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", peak_memory())
 
 
 def limit(devices: int) -> int:
     """Return the bytes available on each device: what the first one reports, else its share of the machine's memory."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    return physical_memory() // devices
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", physical_memory() // devices)
 
 
 def needed(compiled: Any) -> int:

@@ -183,14 +183,12 @@ class Plan:
         before, settings = self.settings, cost.in_more_parts(self.settings)
         batch = f"a batch of {before.batch_size} sequences"
         if jax.process_count() > 1:  # whose devices may differ in memory
-            raise TrainingError(
-                f"not enough memory for {batch} in {before.accumulation_steps} parts: give larger accumulation_steps, "
-                "remat all, or another mesh"
-            )
+            advice = "give larger accumulation_steps, remat all, or another mesh"
+            raise TrainingError(f"not enough memory for {batch} in {before.accumulation_steps} parts: {advice}")
         if settings is None:
+            advice = "give a smaller l_max, remat all, or a smaller model"
             raise TrainingError(
-                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: give a smaller l_max, "
-                "remat all, or a smaller model"
+                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: {advice}"
             )
         return dataclasses.replace(self, description=self.description._replace(settings=settings))
 

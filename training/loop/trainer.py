@@ -108,10 +108,8 @@ def _in_more_parts(plan: Plan, store: Store, watch: Watch) -> Plan:
     """Compute a batch in more parts, and record that in the run."""
     smaller = plan.in_more_parts()
     store.note(smaller)
-    watch.observer.warned(
-        f"memory is short: each batch is computed in {smaller.settings.accumulation_steps} parts instead of "
-        f"{plan.settings.accumulation_steps} (accumulation_steps)"
-    )
+    parts = f"{smaller.settings.accumulation_steps} parts instead of {plan.settings.accumulation_steps}"
+    watch.observer.warned(f"memory is short: each batch is computed in {parts} (accumulation_steps)")
     return smaller
 
 

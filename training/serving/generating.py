@@ -1,8 +1,7 @@
 """What requests for completions and chat share: how much to generate, how to draw it, and where it ends."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.generation import Sampling
 from training.generation.inputs import check_sampling
@@ -20,8 +19,7 @@ FIELDS = (
 MOST_STOPS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(NamedTuple):
     """The continuations to generate: n for each prompt."""
 
     prompts: list[Prompt]  # what to continue
