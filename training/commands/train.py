@@ -183,10 +183,9 @@ def given_by(arguments: argparse.Namespace) -> Given:
 def _settings_file(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_text(path))
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings {path}: {reason(error)}") from None
-    except ValueError as error:
-        raise SettingsError(f"cannot read the settings {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
+        raise SettingsError(f"cannot read the settings {path}: {why}") from None
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]
     if not isinstance(values, dict):

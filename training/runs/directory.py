@@ -171,12 +171,7 @@ class RunDirectory:
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json and, last, config.json, or raise RunError if they cannot be written."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.tokenizer, tokenizer.save)
-        except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
-        self.note(description)
+        self.note(description, tokenizer)
 
     def resume(self, description: Description) -> None:
         """Check that the run here may continue as described, and update config.json, or raise RunError."""
@@ -184,10 +179,13 @@ class RunDirectory:
         if self.description().settings != description.settings:
             self.note(description)
 
-    def note(self, description: Description) -> None:
-        """Write config.json, or raise RunError if it cannot be written."""
+    def note(self, description: Description, tokenizer: Tokenizer | None = None) -> None:
+        """Write config.json, after tokenizer.json if one is given, or raise RunError if it cannot be written."""
         text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
         try:
+            if tokenizer is not None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.tokenizer, tokenizer.save)
             write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
