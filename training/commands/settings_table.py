@@ -36,10 +36,8 @@ def _defaults(name: str) -> str:
 
 
 def _defaults_of_choices(choices: dict[str, dict[str, Any]]) -> list[str]:
-    rows = [
-        f"| `{name}` | {', '.join(f'{flag(n)} {_cell(v)}' for n, v in of.items())} |" for name, of in choices.items()
-    ]
-    return ["| | sets |", "|---|---|", *rows]
+    cells = {name: ", ".join(f"{flag(n)} {_cell(v)}" for n, v in of.items()) for name, of in choices.items()}
+    return ["| | sets |", "|---|---|", *(f"| `{name}` | {cell} |" for name, cell in cells.items())]
 
 
 def table() -> str:

@@ -126,9 +126,8 @@ def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tup
         layers = _taken_apart(stacked)
     else:
         mlps = (*_taken_apart(theta.first_mlp), *_taken_apart(stacked.mlp))
-        layers = [
-            rest._replace(mlp=mlp) for rest, mlp in zip(_taken_apart(stacked._replace(mlp=None)), mlps, strict=True)
-        ]
+        rest = _taken_apart(stacked._replace(mlp=None))
+        layers = [layer._replace(mlp=mlp) for layer, mlp in zip(rest, mlps, strict=True)]
     return tuple(layer for layer in map(laid_out, layers) for _ in range(variant.shared_layers))
 
 

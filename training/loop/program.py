@@ -181,15 +181,13 @@ class Plan:
     def in_more_parts(self) -> "Plan":
         """Return the plan with a batch in more parts, which changes only rounding, or raise TrainingError."""
         before, settings = self.settings, cost.in_more_parts(self.settings)
-        batch = f"a batch of {before.batch_size} sequences"
+        batch, parts = f"a batch of {before.batch_size} sequences", f"{before.accumulation_steps} parts"
         if jax.process_count() > 1:  # whose devices may differ in memory
             advice = "give larger accumulation_steps, remat all, or another mesh"
-            raise TrainingError(f"not enough memory for {batch} in {before.accumulation_steps} parts: {advice}")
+            raise TrainingError(f"not enough memory for {batch} in {parts}: {advice}")
         if settings is None:
             advice = "give a smaller l_max, remat all, or a smaller model"
-            raise TrainingError(
-                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: {advice}"
-            )
+            raise TrainingError(f"not enough memory for {batch}, not even in {parts}: {advice}")
         return dataclasses.replace(self, description=self.description._replace(settings=settings))
 
 
