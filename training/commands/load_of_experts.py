@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
@@ -54,6 +53,8 @@ def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarr
 
 def draw_loads(shares: Float[np.ndarray, "L N_experts"], path: Path) -> None:
     """Draw the loads, relative to equal ones, with a row for each layer and a column for each expert."""
+    from matplotlib.figure import Figure
+
     L, n = shares.shape
     relative = shares * n / shares.sum(1, keepdims=True)
     figure = Figure(figsize=(1.5 + 0.55 * n, 1.3 + 0.45 * L), layout="constrained")
