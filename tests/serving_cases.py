@@ -12,8 +12,8 @@ import openai
 import uvicorn
 
 from training.serving import app, served
-from training.serving.connections import connections
 from training.serving.engine import Engine
+from training.serving.guards import connections
 
 LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0, prefixes=1 << 20)
 

@@ -12,7 +12,7 @@ from algorithms.lines import MLP, Attention, Experts, First, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, generate
 from training.generation.prefixes import Prefixes
-from training.loop.flops import active_parameters
+from training.loop.cost import active_parameters
 from training.mesh.table import table_of
 from training.tasks import TASKS
 

@@ -18,7 +18,7 @@ from training.commands import evaluate
 from training.data.loading import load_run_data
 from training.data.records import Pair
 from training.evaluation import report
-from training.evaluation.bleu import bleu
+from training.evaluation.report import bleu
 from training.runs.directory import RunDirectory, load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))

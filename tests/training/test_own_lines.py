@@ -18,7 +18,7 @@ from tests.own_lines.sinks import SINKS
 from tests.training_cases import make_trainer, settings_for
 from training import commands
 from training.interchange import InterchangeError, convert, load_pretrained, save_pretrained
-from training.loop.flops import step_flops
+from training.loop.cost import step_flops
 from training.mesh.placement import Placement
 from training.runs.directory import RunDirectory, RunError, load_run
 from training.runs.named_arrays import flatten

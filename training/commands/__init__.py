@@ -21,12 +21,6 @@ from training.extras import install
 from training.runs.interrupts import handling
 from training.system import BROKEN_PIPE
 
-__all__ = [
-    "benchmark_main", "command", "compress_main", "convert_main", "cross_validate_main", "crosscheck_main",
-    "ensemble_main", "evaluate_main", "gato_main", "generate_main", "induction_main", "look_inside_main",
-    "scaling_main", "serve_main", "train_main",
-]  # fmt: skip
-
 Arguments = Sequence[str] | None
 """Command-line arguments; None for those of the process."""
 

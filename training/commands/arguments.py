@@ -99,9 +99,8 @@ def spelled(argv: Sequence[str], flags: Iterable[str]) -> list[str]:
     known = {flag.replace("_", "-"): flag for flag in flags}
     end = list(argv).index("--") if "--" in argv else len(argv)
     words = [word.partition("=") if word.startswith("--") else (word, "", "") for word in argv[:end]]
-    return [known.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words] + list(
-        argv[end:]
-    )
+    found = [known.get(name.replace("_", "-"), name) + equals + value for name, equals, value in words]
+    return found + list(argv[end:])
 
 
 def add_dtype(add: Callable[..., Any]) -> None:

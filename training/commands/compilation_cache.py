@@ -1,6 +1,7 @@
 """JAX's compilation cache, on for every command: later commands load what an earlier one compiled."""
 
 import argparse
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +36,10 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
     if directory is None:
         directory = getattr(jax.config, "jax_compilation_cache_dir", None)
     if directory is None:
-        directory = _default() if alone else OFF
+        directory = OFF
+        if alone:
+            with contextlib.suppress(RuntimeError):  # no home directory
+                directory = str(default_cache_dir() / "programs")
     if directory in (OFF, ""):
         jax.config.update("jax_compilation_cache_dir", None)
         reset_cache()
@@ -46,22 +50,19 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
 
 
 def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Make a function of a parser's arguments a command line with the cache; its status is 0 unless it returns one."""
+    """Make a function of a parser's arguments a command line with the cache and its flags; its status is 0 unless it
+    returns one.
+    """
 
     def of(main: Callable[..., int | None]) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> int:
-            arguments = parser().parse_args(argv)
+            with_flags = parser()
+            add_flags(with_flags)
+            arguments = with_flags.parse_args(argv)
             begin(arguments)
             return main(arguments) or 0
 
         return run
 
     return of
-
-
-def _default() -> str:
-    try:
-        return str(default_cache_dir() / "programs")
-    except RuntimeError:  # no home directory
-        return OFF

@@ -90,10 +90,8 @@ class Programs:
             self._write(self._path(key), value)
         except OSError as error:
             self._writes = False
-            self._warn(
-                f"note: {self._directory} cannot keep compiled programs ({error.strerror}), so they are compiled again "
-                f"next time; name another directory with --compilation-cache, or off"
-            )
+            so = "so they are compiled again next time; name another directory with --compilation-cache, or off"
+            self._warn(f"note: {self._directory} cannot keep compiled programs ({error.strerror}), {so}")
 
     def clear(self) -> None:
         """Remove all programs."""

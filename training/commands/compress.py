@@ -18,7 +18,7 @@ from training.commands.arguments import Parser, local
 from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
+from training.evaluation.baselines import compressed_bits_per_byte
 from training.generation import Generator
 from training.generation.modalities import of_text
 from training.interchange.names import MODEL
@@ -29,7 +29,6 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     main.add_argument("run", metavar="RUN", help=f"a decoder: {MODEL}")
-    compilation_cache.add_flags(main)
     actions = main.add_subparsers(dest="action", required=True, metavar="{compress,decompress,report}")
     for name, help_text in (
         ("compress", "compress a text file"),
@@ -55,7 +54,10 @@ def main(arguments: argparse.Namespace) -> None:
         raise CompressionError(
             f"{arguments.output}: expected a new file, got an existing one; name another, or add --force"
         )
-    data = read(arguments.input)
+    try:
+        data = arguments.input.read_bytes()
+    except OSError as error:
+        raise CompressionError(f"cannot read {arguments.input}: {reason(error)}") from None
     generator = Generator(model.theta, model.config)
     if arguments.action == "decompress":
         write(arguments.output, decompress(data, generator, model.tokenizer).encode())
@@ -72,14 +74,6 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"{len(data)} bytes of text, {len(compressed)} compressed; bits per byte:")
     for name, bits in {"this model": 8 * len(compressed) / len(data), **compressed_bits_per_byte(data)}.items():
         print(f"    {name:<12}{bits:.3f}")
-
-
-def read(path: Path) -> bytes:
-    """Return the bytes of a file, or raise CompressionError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CompressionError(f"cannot read {path}: {reason(error)}") from None
 
 
 def write(path: Path, data: bytes) -> None:

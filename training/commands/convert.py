@@ -26,19 +26,14 @@ from training.interchange.hub import HUB, downloaded
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument(
-        "source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run"
-    )
-    main.add_argument(
-        "target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory"
-    )
-    main.add_argument("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
-    add_dtype(main.add_argument)
-    main.add_argument(
-        "--merge", action="store_true", help="merge a run's adapter into its model (default: write it in PEFT's format)"
-    )
-    main.add_argument("--from", dest="adapted", metavar="RUN", type=local, help="the model of a PEFT adapter")
-    compilation_cache.add_flags(main)
+    add = main.add_argument
+    add("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run")
+    add("target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory")
+    add("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
+    add_dtype(add)
+    merge = "merge a run's adapter into its model (default: write it in PEFT's format)"
+    add("--merge", action="store_true", help=merge)
+    add("--from", dest="adapted", metavar="RUN", type=local, help="the model of a PEFT adapter")
     return main
 
 

@@ -24,8 +24,6 @@ from training.crosscheck.variants import NAMES, VariantScenarios, compare_varian
 
 from .arguments import Parser, local
 
-__all__ = ["main"]
-
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""
 
@@ -47,6 +45,7 @@ def _variant(name: str) -> str:
 
 
 def parser() -> Parser:
+    """Return the command line."""
     parser = Parser(
         description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
         epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",

@@ -28,7 +28,6 @@ def parser() -> Parser:
     main.add_argument("--checkpoints", action="store_true", help="use the checkpoints of one run")
     main.add_argument("--average", metavar="DIR", type=local, help="write the mean of the parameters as a new run")
     add_cache(main.add_argument)
-    compilation_cache.add_flags(main)
     return main
 
 

@@ -30,21 +30,16 @@ PREDICTING = ("d", "e")
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("run", metavar="RUN", help=MODEL)
-    main.add_argument("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
-    main.add_argument("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
-    main.add_argument("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
-    main.add_argument(
-        "--validation-data",
-        nargs="+",
-        metavar="FILE",
-        help="with --data: the held-out part (default: a twentieth of --data)",
-    )
-    main.add_argument(
-        "--l_max", type=at_least(2), metavar="N", help="with --data: maximum tokens per sequence (default: the run's)"
-    )
-    add_cache(main.add_argument)
-    compilation_cache.add_flags(main)
+    add = main.add_argument
+    add("run", metavar="RUN", help=MODEL)
+    add("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
+    add("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
+    add("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
+    held_out = "with --data: the held-out part (default: a twentieth of --data)"
+    add("--validation-data", nargs="+", metavar="FILE", help=held_out)
+    tokens = "with --data: maximum tokens per sequence (default: the run's)"
+    add("--l_max", type=at_least(2), metavar="N", help=tokens)
+    add_cache(add)
     return main
 
 

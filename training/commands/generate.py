@@ -70,7 +70,6 @@ def parser() -> Parser:
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_inference(add)
-    compilation_cache.add_flags(main)
     return main
 
 
@@ -192,11 +191,12 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
     return "".join(pieces)
 
 
-def typed() -> Iterator[str]:
-    """Yield the lines of standard input; on a terminal, with line editing and history."""
+def typed(*, converses: bool = False) -> Iterator[str]:
+    """Yield the lines of standard input; on a terminal, with instructions, line editing and history."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
+    say(f"One prompt per line{f'; {RESET} starts a new conversation' if converses else ''}; Ctrl-D ends.")
     edit_lines()
     while True:
         try:
@@ -206,20 +206,12 @@ def typed() -> Iterator[str]:
             return
 
 
-def greet(*, converses: bool) -> None:
-    """Print instructions on a terminal."""
-    if sys.stdin.isatty():
-        reset = f"; {RESET} starts a new conversation" if converses else ""
-        say(f"One prompt per line{reset}; Ctrl-D ends.")
-
-
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
     """Answer line by line until the input ends, with a message for a line that cannot be answered. A decoder reads all
     lines and answers since `RESET` (of several, the first); after an empty line it continues its last answer.
     """
-    greet(converses=answerer.converses)
     history = ""
-    for number, line in enumerate(typed(), 1):
+    for number, line in enumerate(typed(converses=answerer.converses), 1):
         text = line.rstrip("\n")
         if answerer.converses and text.strip() == RESET:
             history = ""
@@ -318,8 +310,7 @@ def main(arguments: argparse.Namespace) -> int:
     several = options.n is not None and options.n > 1 and not arguments.vote
     one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
     if arguments.interactive and isinstance(answerer, Talker):
-        greet(converses=True)
-        talk(answerer, typed(), as_json=arguments.json)
+        talk(answerer, typed(converses=True), as_json=arguments.json)
     elif arguments.interactive:
         converse(answerer, as_json=arguments.json, several=several)
     elif answerer.streams and not arguments.json and not several and one_text:

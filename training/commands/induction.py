@@ -43,13 +43,11 @@ BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#666666"  # for co
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    main.add_argument("run", metavar="RUN", nargs="?", help="a decoder's run (default: train attention-only models)")
-    main.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
-    main.add_argument("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
-    main.add_argument(
-        "--out", type=local, default=Path("induction.png"), metavar="FILE", help="picture (default: induction.png)"
-    )
-    compilation_cache.add_flags(main)
+    add, picture = main.add_argument, Path("induction.png")
+    add("run", metavar="RUN", nargs="?", help="a decoder's run (default: train attention-only models)")
+    add("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
+    add("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
+    add("--out", type=local, default=picture, metavar="FILE", help=f"picture (default: {picture})")
     return main
 
 
@@ -154,16 +152,21 @@ def draw_circuits(theta: DTransformerParams, path: Path) -> None:
         _draw(figure, axes, A[l, h].T, title, "token attended to", "token", signed=False)
     W, W_e = theta.layers.attention, theta.W_e
     OV = circuits.ov_circuits(W)
-    # how well what the earlier head wrote about a token (row) matches a query (column); what attending to a token
+    # how well what the earlier head wrote about a token (row) fits a query (column); what attending to a token
     # (column) adds to each logit (row)
-    match = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
+    fits = (OV[0, earlier] @ W_e).T @ circuits.qk_circuits(W)[1, later] @ W_e
     moved = theta.variant.unembedding.matrix(theta) @ OV[1, later] @ W_e
     _draw(figure, panels[0, 2], K, "K-composition", "head of layer 1", "head of layer 0", signed=False)
-    _draw(
-        figure, panels[1, 0], match, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key"
-    )
+    _draw(figure, panels[1, 0], fits, f"QK of (1, {later}) after OV of (0, {earlier})", "query", "token before the key")
     _draw(figure, panels[1, 1], moved, f"OV of (1, {later}), token to logit", "token attended to", "logit of token")
-    _draw_eigenvalues(panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta)))
+    axes, eigenvalues = panels[1, 2], np.asarray(circuits.copying_eigenvalues(theta))[1]  # those right of 0 copy
+    for h, of_head in enumerate(eigenvalues):
+        axes.scatter(of_head.real, of_head.imag, s=14, marker="os^D"[h % 4], label=f"(1, {h})", alpha=0.8)
+    axes.axvline(0, color=GRAY, linewidth=0.8)
+    axes.set_title("Eigenvalues of OV, token to token", fontsize=9)
+    axes.set_box_aspect(1)
+    axes.set(xlabel="real part", ylabel="imaginary part")
+    axes.legend(fontsize=7, ncols=2 if len(eigenvalues) > 4 else 1)
     figure.savefig(path, dpi=100)
 
 
@@ -175,18 +178,6 @@ def _draw(figure: Figure, axes: Any, values: Any, title: str, across: str, down:
     axes.set_title(title, fontsize=9)
     axes.set(xlabel=across, ylabel=down)
     figure.colorbar(image, ax=axes, shrink=0.8)
-
-
-def _draw_eigenvalues(axes: Any, eigenvalues: np.ndarray) -> None:
-    """Draw the eigenvalues of each head's circuit from token to token; those right of 0 copy."""
-    H = eigenvalues.shape[1]
-    for h, of_head in enumerate(eigenvalues[1]):
-        axes.scatter(of_head.real, of_head.imag, s=14, marker="os^D"[h % 4], label=f"(1, {h})", alpha=0.8)
-    axes.axvline(0, color="#666666", linewidth=0.8)
-    axes.set_title("Eigenvalues of OV, token to token", fontsize=9)
-    axes.set_box_aspect(1)
-    axes.set(xlabel="real part", ylabel="imaginary part")
-    axes.legend(fontsize=7, ncols=2 if H > 4 else 1)
 
 
 def form(arguments: Any) -> None:

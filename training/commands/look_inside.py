@@ -29,7 +29,6 @@ def parser() -> Parser:
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
     add("--out", metavar="DIR", type=local, help="directory for page.html and the pictures (default: RUN/inside)")
-    compilation_cache.add_flags(main)
     return main
 
 

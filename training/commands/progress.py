@@ -68,7 +68,8 @@ class Display:
 
     def __init__(self, settings: Settings, *, quiet: bool, silent: bool = False) -> None:
         """Show nothing at all if `silent`, as of several processes all but process 0 are."""
-        self._steps, self._quiet, self._say = settings.steps, quiet or silent, _unsaid if silent else say
+        self._steps, self._quiet = settings.steps, quiet or silent
+        self._say = (lambda text, **_: None) if silent else say
         self._bar: tqdm | None = None
         self._validation = ""
         self._every = max(1, settings.steps // LINES)
@@ -139,10 +140,6 @@ class Reading(Bar):
         self.advance(n_bytes, total)
         if self._bar is None and before // LARGE < self._done // LARGE:
             say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
-
-
-def _unsaid(text: str, **_: Any) -> None:
-    """Say nothing."""
 
 
 def _span(seconds: float) -> str:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.accelerators.reference import GPT2_124M
 from training.commands.arguments import Parser
-from training.loop.flops import BACKWARD, step_flops
+from training.loop.cost import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
 from training.mesh.padding import padded, padded_size
@@ -171,12 +171,13 @@ def described(case: Case, found: Cost, seconds: float) -> str:
     report, chip = found.report, case.chip
     runs, moved, cycles = programs.total(report.sources)
     what = f"{case.model} on {case.chips}, mesh {case.mesh or 'data'}, batch {case.batch_size}, remat {case.remat}"
+    of_kernels = f", and {found.kernels * chip.clock / 1e6:.4g} M in experts' kernels" if found.kernels else ""
     memory = report.memory
     lines = [
         f"{what}; compiled in {seconds:.0f} s. Per step, on each of {found.devices} devices:",
         f"  memory       {memory['argument'] / 1e9:.2f} GB of arguments, {memory['temp'] / 1e9:.2f} GB temporary",
         f"  FLOPs        {found.flops:.3g} of the model",
-        f"  cycles       {_cycles(found, cycles, chip)}" if cycles else "  cycles       not estimated",
+        f"  cycles       {cycles / 1e6:.4g} M{of_kernels}" if cycles else "  cycles       not estimated",
         f"  bytes        {moved / 1e9:.4g} GB from and to memory, by {runs:.0f} kernels",
     ]
     for kind, (times, size, _) in sorted(report.collectives.items()):
@@ -189,11 +190,6 @@ def described(case: Case, found: Cost, seconds: float) -> str:
         f"{found.collectives:.4g} s: a step of {best:.4g} to {worst:.4g} s, MFU {100 * low:.0f} to {100 * high:.0f} %"
     )
     return "\n".join(lines)
-
-
-def _cycles(found: Cost, cycles: float, chip: Chip) -> str:
-    of_kernels = f", and {found.kernels * chip.clock / 1e6:.4g} M in experts' kernels" if found.kernels else ""
-    return f"{cycles / 1e6:.4g} M{of_kernels}"
 
 
 def row(case: Case, found: Cost) -> str:

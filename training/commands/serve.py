@@ -25,8 +25,8 @@ from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
 from training.runs.directory import load_run
 from training.serving.app import make_app
-from training.serving.connections import connections
 from training.serving.engine import Engine
+from training.serving.guards import connections
 from training.serving.served import Decoder, Limits, served_of
 
 GRACE = 10  # seconds for running answers to finish when the server stops
@@ -61,7 +61,6 @@ def parser() -> Parser:
     count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
-    compilation_cache.add_flags(main)
     return main
 
 

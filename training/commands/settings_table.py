@@ -5,17 +5,9 @@ python -m training.commands.settings_table > docs/notes/settings.md
 
 from typing import Any
 
+from training import settings
 from training.presets import PRESETS
-from training.settings import (
-    FINE_TUNING,
-    FINE_TUNING_DIVISOR,
-    GROUPS,
-    LOW_RANK_DIVISOR,
-    OPTIMIZERS,
-    SCHEDULES,
-    SETTINGS,
-    flag,
-)
+from training.settings import GROUPS, OPTIMIZERS, SCHEDULES, SETTINGS, flag
 from training.tasks import TASKS
 
 HEADING = """# Settings
@@ -44,10 +36,8 @@ def _defaults(name: str) -> str:
 
 
 def _defaults_of_choices(choices: dict[str, dict[str, Any]]) -> list[str]:
-    rows = [
-        f"| `{name}` | {', '.join(f'{flag(n)} {_cell(v)}' for n, v in of.items())} |" for name, of in choices.items()
-    ]
-    return ["| | sets |", "|---|---|", *rows]
+    cells = {name: ", ".join(f"{flag(n)} {_cell(v)}" for n, v in of.items()) for name, of in choices.items()}
+    return ["| | sets |", "|---|---|", *(f"| `{name}` | {cell} |" for name, cell in cells.items())]
 
 
 def table() -> str:
@@ -61,14 +51,11 @@ def table() -> str:
         mark = " ↻" if setting.continues else ""
         lines.append(f"| `{flag(name)}`{mark} | {setting.help}{choices} | {_defaults(name)} |")
     lines += ["", "## Defaults that depend on a choice", "", "If the choice differs from the task's default:", ""]
-    lines += [
-        *_defaults_of_choices(OPTIMIZERS),
-        "",
-        *_defaults_of_choices({n: of for n, of in SCHEDULES.items() if of}),
-    ]
-    brings = ", ".join(f"`{flag(name)} {value}`" for name, value in FINE_TUNING.items())
-    lines += ["", f"`--from` sets {brings}, and divides every learning rate above by {FINE_TUNING_DIVISOR}."]
-    lines += [f"With `--lora-rank` the divisor is {LOW_RANK_DIVISOR}, and `--weight-decay` is 0.0."]
+    schedules = {name: of for name, of in SCHEDULES.items() if of}
+    lines += [*_defaults_of_choices(OPTIMIZERS), "", *_defaults_of_choices(schedules)]
+    brings = ", ".join(f"`{flag(name)} {value}`" for name, value in settings.FINE_TUNING.items())
+    lines += ["", f"`--from` sets {brings}, and divides every learning rate above by {settings.FINE_TUNING_DIVISOR}."]
+    lines += [f"With `--lora-rank` the divisor is {settings.LOW_RANK_DIVISOR}, and `--weight-decay` is 0.0."]
     lines += ["", "## Presets", "", "`--preset NAME` starts from the settings of a known model.", ""]
     lines += ["| | task | settings |", "|---|---|---|"]
     for name, (task, values) in PRESETS.items():

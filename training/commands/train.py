@@ -70,7 +70,6 @@ class _HelpAll(argparse.Action):
     """Print the help with all flags, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print the help of the same subcommand."""
         (tasks,) = globals()["parser"](every=True)._subcommands()
         tasks.choices[parser.prog.split()[-1]].print_help()
         parser.exit()
@@ -82,24 +81,19 @@ def parser(*, every: bool = False) -> Parser:
     tasks = main.add_subparsers(dest="task", required=True, metavar="{" + ",".join(TASKS) + "}")
     for task in TASKS.values():
         sub = tasks.add_parser(task.name, help=task.summary, description=f"Train a model for {task.summary}.")
-        sub.add_argument("--help-all", nargs=0, action=_HelpAll, help="show all settings, and exit")
-        sub.add_argument("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
-        sub.add_argument(
-            "--config",
-            metavar="FILE.json",
-            type=local,
-            help="settings by name, or a run's config.json; flags take precedence",
-        )
+        add = sub.add_argument
+        add("--help-all", nargs=0, action=_HelpAll, help="show all settings, and exit")
+        add("--run", required=True, metavar="DIR", help="directory of the run, which is resumed if begun")
+        config = "settings by name, or a run's config.json; flags take precedence"
+        add("--config", metavar="FILE.json", type=local, help=config)
         presets = [name for name, (of, _) in PRESETS.items() if of == task.name]
         if presets:
-            sub.add_argument(
-                "--preset", choices=presets, help="settings of a known model; flags and --config take precedence"
-            )
-        sub.add_argument("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
-        add_cache(sub.add_argument)
+            add("--preset", choices=presets, help="settings of a known model; flags and --config take precedence")
+        add("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
+        add_cache(add)
         cost = "print all settings and what an update would cost, and train nothing"
-        sub.add_argument("--dry-run", action="store_true", help=cost)
-        sub.add_argument("--quiet", action="store_true", help="print no progress and no samples during training")
+        add("--dry-run", action="store_true", help=cost)
+        add("--quiet", action="store_true", help="print no progress and no samples during training")
         _add_processes(sub)
         compilation_cache.add_flags(sub)
         group: Any = sub
@@ -189,10 +183,9 @@ def given_by(arguments: argparse.Namespace) -> Given:
 def _settings_file(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_text(path))
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings {path}: {reason(error)}") from None
-    except ValueError as error:
-        raise SettingsError(f"cannot read the settings {path}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
+        raise SettingsError(f"cannot read the settings {path}: {why}") from None
     if isinstance(values, dict) and "settings" in values:
         values = values["settings"]
     if not isinstance(values, dict):
@@ -218,7 +211,7 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
 
 
 def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
-    """Train, and print the model's figures and a sample."""
+    """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost."""
     settings, files = resolve(given), RunDirectory(arguments.run)
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
@@ -228,7 +221,11 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
     if note and processes.is_main:
         say(f"note: {note}")
     if arguments.dry_run:
-        _preview(arguments, given, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, files, interrupts, processes)
+        cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
+        processes.leave()
+        if processes.is_main:
+            print(described(description.settings, cost, data.n_tokens))
         return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
@@ -255,15 +252,6 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
-
-
-def _preview(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
-    """Print the settings and the cost of an update; the run's directory is not touched."""
-    description, data, initial = _prepared(arguments, given, RunDirectory(arguments.run), interrupts, processes)
-    cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
-    processes.leave()
-    if processes.is_main:
-        print(described(description.settings, cost, data.n_tokens))
 
 
 def described(settings: Settings, preview: Preview, tokens: int) -> str:

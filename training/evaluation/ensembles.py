@@ -15,7 +15,6 @@ from training.data.tokenizers import load_tokenizer
 from training.mesh.padding import padded, unpadded
 from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import Run, RunDirectory, RunError
-from training.runs.named_arrays import flatten, unflatten
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_shapes
@@ -36,8 +35,7 @@ def of_checkpoints(directory: str | Path) -> dict[int, Run]:
     tokenizer, found = load_tokenizer(files.tokenizer), {}
     for step in steps:
         trees = read_checkpoint(files.checkpoints, step, {item: stored}).trees
-        theta = unflatten(stored, {name: jnp.asarray(leaf) for name, leaf in flatten(trees[item]).items()})
-        theta = unpadded(theta, config.N_V, multiple)
+        theta = unpadded(jax.tree.map(jnp.asarray, trees[item]), config.N_V, multiple)
         found[step] = Run(theta, config, tokenizer, settings.task, description.labels)
     return found
 

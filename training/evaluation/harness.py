@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.generation.inputs import padded_rows
-from training.generation.scoring import are_likeliest, log_probabilities
+from training.generation.scoring import log_probabilities, scored
 from training.generation.text import Continuer, Options
 from training.runs.directory import Run
 
@@ -28,7 +28,7 @@ class HarnessModel(LM):
         if run.task != "d":
             raise ValueError(f"the run is of the task {run.task}; the harness needs a decoder, task d")
         super().__init__()
-        self._run, self._batch_size = run, batch_size
+        self._run, self._batch_size, self._prefix = run, batch_size, run.tokenizer.framed([], ends=False)
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation given its context, in nats, and whether it is the greedy one.
@@ -47,7 +47,7 @@ class HarnessModel(LM):
         found = []
         for request in requests:
             tokens = self._run.tokenizer.encode(request.args[0])
-            sizes = {"prefix_token": self._prefix()[-1], "max_seq_len": self._run.config.l_max - 1, "context_len": 1}
+            sizes = {"prefix_token": self._prefix[-1], "max_seq_len": self._run.config.l_max - 1, "context_len": 1}
             windows = ROLLING.get_rolling_token_windows(tokens, **sizes)
             parts = [ROLLING.make_disjoint_window(window) for window in windows]
             scored = self._scored([[*given, *new] for given, new in parts], [len(new) for _, new in parts])
@@ -75,9 +75,6 @@ class HarnessModel(LM):
             texts.append(Continuer(self._run, options).answers([context])[0][0]["text"])
         return texts
 
-    def _prefix(self) -> list[int]:
-        return self._run.tokenizer.framed([], ends=False)
-
     def _encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of both; spaces between them belong to the continuation, as in most tokenizers."""
         spaces = len(context) - len(context.rstrip())
@@ -85,7 +82,7 @@ class HarnessModel(LM):
             context, continuation = context[:-spaces], context[-spaces:] + continuation
         encode = self._run.tokenizer.encode
         whole, first = encode(context + continuation), encode(context) if context else []
-        return self._prefix() + whole[: len(first)], whole[len(first) :]
+        return self._prefix + whole[: len(first)], whole[len(first) :]
 
     def _scored(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[tuple[float, bool]]:
         """Return the log-probability of each text's last `counts` tokens, and whether each of them is the likeliest."""
@@ -95,8 +92,9 @@ class HarnessModel(LM):
             x, lengths = padded_rows([*some, *[some[0][:1]] * (self._batch_size - len(some))])
             options = {"lengths": lengths, "config": self._run.config}
             log_p = log_probabilities(self._run.theta, x, **options)
-            likeliest = are_likeliest(self._run.theta, x, **options)
+            _, likeliest, _ = scored(self._run.theta, x, **options, n=1)
+            is_greedy = likeliest[..., 0] == x[:, 1 : 1 + likeliest.shape[1]]
             for r, text in enumerate(some):
                 last = slice(len(text) - 1 - counts[i + r], len(text) - 1)
-                found.append((float(log_p[r, last].sum(dtype=np.float64)), bool(likeliest[r, last].all())))
+                found.append((float(log_p[r, last].sum(dtype=np.float64)), bool(is_greedy[r, last].all())))
         return found

@@ -11,12 +11,11 @@
 
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -24,10 +23,10 @@ import numpy as np
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
 from training.evaluation import modalities
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
-from training.evaluation.baselines.ngram import ngram_score
+from training.evaluation.baselines import compressed_bits_per_byte, ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
+from training.generation.inputs import padded_rows
 from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
@@ -52,15 +51,12 @@ class Comparison:
     samples: list[str] = dataclasses.field(default_factory=list)  # examples of the model's output, and remarks
     missing: list[str] = dataclasses.field(default_factory=list)  # packages to install for further methods
 
-    def baseline(self, module: str, package: str) -> ModuleType | None:
-        """Return a module of baselines; if its package is not installed, record that in `missing` and return None."""
-        try:
-            return importlib.import_module(f"training.evaluation.{module}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] not in package.replace("-", "_").split():
-                raise
-            self.missing.append(package.split(maxsplit=1)[0])
-            return None
+    def has(self, module: str, package: str) -> bool:
+        """Return whether a module can be imported; if it cannot, record its package in `missing`."""
+        if importlib.util.find_spec(module) is None:
+            self.missing.append(package)
+            return False
+        return True
 
 
 def compare(
@@ -133,12 +129,21 @@ def _translator(
     targets = [pair.target for pair in fitting]
     exact = float(np.mean([a == b for a, b in zip(outputs, targets, strict=True)]))
     found = Comparison({THIS: {"pairs": len(fitting), "exact_match": exact}})
-    bleu = found.baseline("bleu", "sacrebleu")
-    if bleu:
-        found.rows[THIS] |= bleu.bleu(outputs, targets)
+    if found.has("sacrebleu", "sacrebleu"):
+        found.rows[THIS] |= bleu(outputs, targets)
     for pair, output in itertools.islice(zip(fitting, outputs, strict=True), SHOWN):
         found.samples.append(f"{pair.source} → {output}" + ("" if output == pair.target else f"   (not {pair.target})"))
     return found
+
+
+def bleu(outputs: Sequence[str], targets: Sequence[str]) -> Figures:
+    """Return sacrebleu's corpus BLEU (of references with four words or more) and chrF, between 0 and 100."""
+    import sacrebleu
+
+    scores = {"chrF": sacrebleu.corpus_chrf(list(outputs), [list(targets)]).score}
+    if any(len(target.split()) >= 4 for target in targets):
+        scores = {"BLEU": sacrebleu.corpus_bleu(list(outputs), [list(targets)]).score} | scores
+    return scores
 
 
 def _classifier(
@@ -160,11 +165,9 @@ def _classifier(
         progress(len(chosen[i : i + AT_ONCE]), len(chosen))
     measure = functools.partial(classification_figures, truth, positive=rarest, classes=len(labels))
     found = Comparison({THIS: measure(predicted)})
-    tfidf = found.baseline("baselines.tfidf", "scikit-learn sklearn")
-    if tfidf:
-        train = [(record.text, record.label) for record in data.corpus.train]
+    if found.has("sklearn", "scikit-learn"):
         try:
-            guesses = tfidf.predict(train, [record.text for record in chosen])
+            guesses = _by_tfidf(list(data.corpus.train), [record.text for record in chosen])
             numbers = np.array([labels.index(guess) if guess in labels else len(labels) for guess in guesses])
             found.rows["TF-IDF and logistic regression"] = measure(numbers)
         except DataError as error:
@@ -176,15 +179,30 @@ def _classifier(
     return found
 
 
+def _by_tfidf(train: Sequence[Labeled], texts: Sequence[str]) -> list[str]:
+    """Return the labels that logistic regression of TF-IDF features gives to texts. Raises DataError if `train` has no
+    words.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000))
+    try:
+        model.fit([record.text for record in train], [record.label for record in train])
+    except ValueError as error:
+        if "empty vocabulary" not in str(error):
+            raise
+        raise DataError("the training texts have no words of two letters or more") from None
+    return [str(label) for label in model.predict(list(texts))]
+
+
 def _classes(run: Run, records: list[Labeled]) -> np.ndarray:
     """Return the likeliest class of each text, cut to l_max as in training."""
     tokenizer, l_max = run.tokenizer, run.config.l_max
     rows = [[tokenizer.bos_token, *tokenizer.encode(r.text)[: l_max - 2], tokenizer.eos_token] for r in records]
-    x = np.full((len(rows), l_max), tokenizer.eos_token, np.int64)
-    for i, row in enumerate(rows):
-        x[i, : len(row)] = row
-    config: Any = run.config
-    return np.asarray(classify(run.theta, x, lengths=np.array([*map(len, rows)]), config=config)).argmax(axis=1)
+    (x, lengths), config = padded_rows(rows), run.config
+    return np.asarray(classify(run.theta, x, lengths=lengths, config=config)).argmax(axis=1)
 
 
 def classification_figures(truth: np.ndarray, predicted: np.ndarray, *, positive: int, classes: int) -> Figures:
@@ -235,10 +253,8 @@ EVALUATIONS: dict[str, Evaluation] = {
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
     """Yield lines that report the results on all held-out data."""
     of = "answers" if data.corpus.kind == "conversations" else "data"
-    yield (
-        f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
-        f"accuracy {100 * results['accuracy']:.2f} %"
-    )
+    loss = f"loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}"
+    yield f"held-out {of}: {loss}, accuracy {100 * results['accuracy']:.2f} %"
     if "bits_per_byte" in results:
         held_out = joined_bytes(data.corpus.validation)
         yield f"bits per byte of the {len(held_out)} held-out bytes:"

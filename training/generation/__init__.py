@@ -16,15 +16,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from algorithms import (
-    DTransformerConfig,
-    DTransformerParams,
-    EDTransformerConfig,
-    EDTransformerParams,
-    bos_token,
-    eos_token,
-)
-from training.generation import beam_search, decoding, inputs, layout, reading, states
+from algorithms import DTransformerConfig, DTransformerParams, EDTransformerConfig, EDTransformerParams
+from algorithms.notation import bos_token, eos_token
+from training.generation import decoding, inputs, layout, reading, states
+from training.generation.beam_search import beam_search
 from training.generation.cache import bucketed, capacity
 from training.generation.continuation import Continuation, Generator
 from training.generation.inputs import Lengths, Tokens
@@ -145,8 +140,7 @@ class Translator:
         inputs.check_translation(l_max, tau, key, self.config, beam_size=beam_size, length_penalty=length_penalty)
         if beam_size > 1:
             options = {"l_max": l_max, "beam_size": beam_size, "length_penalty": length_penalty}
-            context = self._encoded(z, lengths)
-            return beam_search.beam_search(self.weights, context, **options, bos=self.bos, eos=self.eos)
+            return beam_search(self.weights, self._encoded(z, lengths), **options, bos=self.bos, eos=self.eos)
         state, advance = self._begun(z, lengths, tau, key, first)
         state = decoding.grown_until(l_max - 1, state, advance)
         tokens = np.full((len(state.tokens), l_max), self.eos, np.int32)

@@ -127,12 +127,6 @@ def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cach
     return Slots.of(*cache, n) if C == R and n is not None else cache
 
 
-def with_more_room(cache: Cache, C: int, most: int | None) -> Cache:
-    """Return a cache with room for C slots, or for the last `most` of them."""
-    R = min(C, most or C)
-    return (cache if C == R else whole(cache)).grown(R)
-
-
 def whole(cache: Cache) -> KeyValues:
     """Return a cache in one part."""
     return KeyValues(*cache.rows()) if isinstance(cache, Slots) else cache
@@ -143,12 +137,7 @@ def rows_of(cache: Cache) -> int:
     return cache.starts[-1] if isinstance(cache, Slots) else cache.K.shape[1]
 
 
-def like(cache: KeyValues, other: Cache) -> Cache:
-    """Return a cache in parts if another one is."""
-    return Slots.of(*cache, other.n) if isinstance(other, Slots) else cache
-
-
-def sequences_beside(cache: Cache, other: Cache, B: int) -> Cache:
+def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
     """Return a cache of B sequences, followed by the sequences of another."""
 
     def both(cache, of_others):

@@ -287,7 +287,6 @@ class Continuation:
         return state
 
     def _begin_windows(self) -> None:
-        """Read the next windows."""
         before, drawn = self._state, jax.device_put((self.tokens.shape[1] - self.starts).astype(np.int32))
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 

@@ -22,27 +22,22 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
     """Return the parameters of Algorithm 10 or 8, stacked or `apart`, laid out for processing one column at a time:
     layers in a tuple, since slices would be copied for every token; with ``int8``, what every token reads is rounded.
     """
-    name = "layers" if isinstance(theta, DTransformerParams) else "decoder"
-    stacked = getattr(theta, name)
+    is_decoder, variant = isinstance(theta, DTransformerParams), theta.variant
+    stacked = getattr(theta, "layers" if is_decoder else "decoder")
     if int8:
-        theta = theta._replace(W_u=_rounded(theta.variant.unembedding.matrix(theta)))
+        theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
 
     def laid_out(layer):
-        layer = _layer(layer, theta.variant)
+        layer = _layer(layer, variant)
         return _in_int8(layer) if int8 else layer
 
     layers = _one_by_one(stacked, theta, laid_out)
-    _check_lines(layers[0][0], theta)
-    return _without_first(theta)._replace(**{name: layers})
-
-
-def _check_lines(W: Any, theta: Any) -> None:
-    """Check the lines of one's own with the parameters of a layer's self-attention, unless these are traced."""
-    if any(isinstance(a, Tracer) for a in jax.tree.leaves(W)):
-        return
-    for line in dict.fromkeys(theta.variant.attentions):
-        if type(line).read is not Attention.read:
-            check_reads_columns(line, W, len(theta.W_e), theta.W_e.dtype)
+    W = layers[0][0]  # of self-attention
+    if not any(isinstance(a, Tracer) for a in jax.tree.leaves(W)):
+        for line in dict.fromkeys(variant.attentions):
+            if type(line).read is not Attention.read:
+                check_reads_columns(line, W, len(theta.W_e), theta.W_e.dtype)
+    return theta._replace(layers=layers, first_mlp=None) if is_decoder else theta._replace(decoder=layers)
 
 
 def _parts(stacked: Array) -> list[Array]:
@@ -119,12 +114,7 @@ def apart(theta: DTransformerParams) -> DTransformerParams:
     """Return the parameters with the layers as a tuple, in the same memory; unchanged if that is impossible."""
     if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
         return theta
-    return _without_first(theta)._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer))
-
-
-def _without_first(theta: Any) -> Any:
-    """Return θ without the MLPs of the first layers, which a tuple of layers holds."""
-    return theta._replace(first_mlp=None) if isinstance(theta, DTransformerParams) else theta
+    return theta._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer), first_mlp=None)
 
 
 def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
@@ -136,9 +126,8 @@ def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tup
         layers = _taken_apart(stacked)
     else:
         mlps = (*_taken_apart(theta.first_mlp), *_taken_apart(stacked.mlp))
-        layers = [
-            rest._replace(mlp=mlp) for rest, mlp in zip(_taken_apart(stacked._replace(mlp=None)), mlps, strict=True)
-        ]
+        rest = _taken_apart(stacked._replace(mlp=None))
+        layers = [layer._replace(mlp=mlp) for layer, mlp in zip(rest, mlps, strict=True)]
     return tuple(layer for layer in map(laid_out, layers) for _ in range(variant.shared_layers))
 
 

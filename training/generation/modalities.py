@@ -49,12 +49,10 @@ class Gato:
 
     def names(self, images: Sequence[np.ndarray]) -> list[str]:
         """Return the greedily decoded text after each image, [height, width, channels] from −1 to 1."""
-        tokenizer = self.vocabulary.tokenizer
+        tokenizer, eos = self.vocabulary.tokenizer, self.vocabulary.tokenizer.eos_token
         asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
-        tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=tokenizer.eos_token)
-        return [
-            tokenizer.decode(row[: [*row, tokenizer.eos_token].index(tokenizer.eos_token)]) for row in tokens.tolist()
-        ]
+        tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=eos)
+        return [tokenizer.decode(row[: [*row, eos].index(eos)]) for row in tokens.tolist()]
 
     def drawings(
         self, texts: Sequence[str], *, n: int, levels: int, tau: float = 1.0, key: Key[Array, ""] | None = None
@@ -80,16 +78,13 @@ class Gato:
         lengths = np.array([len(columns.x) for columns in asked])
         needed = int(lengths.max()) + n - 1
         if needed > self.config.l_max:
-            raise DataError(
-                f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: "
-                "shorten it"
-            )
+            most = f"the model reads at most l_max = {self.config.l_max}"
+            raise DataError(f"the sequence needs {needed} columns, but {most}: shorten it")
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
-        options = {"allowed": allowed, "tau": tau}
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
-            tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, **options))
+            tokens = np.asarray(_next(self._params, batch, lengths - 1 + i, of_step, allowed=allowed, tau=tau))
             found[:, i] = tokens
             if i + 1 < n:
                 batch["x"][np.arange(len(asked)), lengths + i] = tokens
@@ -99,7 +94,7 @@ class Gato:
 
     def _batch(self, asked: Sequence[Columns], width: int) -> dict[str, np.ndarray]:
         B, side = len(asked), self.config.patch
-        n = max(1, *(len(columns.places) for columns in asked)) if asked else 1
+        n = max(1, *(len(columns.places) for columns in asked))
         batch = {
             "x": np.zeros((B, width), np.int32),
             "at": np.full((B, width), -1, np.int32),

@@ -80,15 +80,11 @@ class _Window:
             self._shown = max(shown, len(text) - min(incomplete, 3))  # a character has at most four bytes
         self.uncertain = text[self._shown :]
         if self._tokenizer.is_local and len(self._tokens) >= 2 * KEPT:
-            self._forget(text)
+            kept, n = self._tokens[-KEPT:], len(self.uncertain) + 1
+            end = self._tokenizer.decode(kept)
+            if len(end) >= n and end[-n:] == text[-n:]:  # these alone give the uncertain text after some certain text
+                self._tokens, self._shown = kept, len(end) - len(self.uncertain)
         return text[shown : len(text) - len(self.uncertain)]
-
-    def _forget(self, text: str) -> None:
-        """Forget all but the last tokens if these alone give the uncertain text after some certain text."""
-        kept = self._tokens[-KEPT:]
-        end, n = self._tokenizer.decode(kept), len(self.uncertain) + 1
-        if len(end) >= n and end[-n:] == text[-n:]:
-            self._tokens, self._shown = kept, len(end) - len(self.uncertain)
 
 
 def pieces_of(

@@ -75,7 +75,9 @@ class SamplingArrays(NamedTuple):
         def integers(name: str) -> Any:
             return np.array([row[name] or 0 for row in rows], np.int32)
 
-        ends: Any = _ends([row["eos"] for row in rows])
+        ends: Any = [np.atleast_1d(np.array([] if row["eos"] is None else row["eos"], np.int32)) for row in rows]
+        width = max(1, *map(len, ends))
+        ends = np.stack([np.pad(tokens, (0, width - len(tokens)), constant_values=-1) for tokens in ends])
         biases: Any = _biases([row["logit_bias"] for row in rows], N_V)
         of_numpy = SamplingArrays(
             **{name: floats(name) for name in ("tau", "top_p", *PENALTIES)},
@@ -90,13 +92,6 @@ class SamplingArrays(NamedTuple):
         """Whether the earlier tokens of any sequence change the scores of its next one."""
         names = (*PENALTIES, "no_repeat_ngram_size")
         return any(bool((np.asarray(getattr(self, name)) != DRAWN_FAITHFULLY.get(name)).any()) for name in names)
-
-
-def _ends(of_rows: Sequence[int | Sequence[int] | None]) -> Int[np.ndarray, "B E"]:
-    """Return rows of end tokens, padded with −1."""
-    ends = [np.atleast_1d(np.array([] if eos is None else eos, np.int32)) for eos in of_rows]
-    width = max(1, *map(len, ends))
-    return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in ends])
 
 
 def _biases(biases: list[dict[int, float] | None], N_V: int) -> Float[np.ndarray, "N_V B"] | None:

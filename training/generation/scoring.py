@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from algorithms import (
     DTransformerConfig,
@@ -70,14 +70,6 @@ def log_probabilities(
         context = bucketed(z, config.l_max), z_lengths
     losses = _losses(theta, context, bucketed(x, config.l_max), lengths)
     return -np.asarray(losses)[:, : x.shape[1] - 1]
-
-
-def are_likeliest(
-    theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig
-) -> Bool[np.ndarray, "B m"]:
-    """Whether each token after the first of each sequence is the one that greedy decoding takes."""
-    _, likeliest, _ = scored(theta, x, lengths=lengths, config=config, n=1)
-    return likeliest[..., 0] == np.asarray(x)[:, 1 : 1 + likeliest.shape[1]]
 
 
 def scored(

@@ -24,20 +24,10 @@ from jaxtyping import Bool, Float, Int
 from algorithms import DTransformerParams, Variant
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
-from training.generation.cache import (
-    Cache,
-    KeyValues,
-    chosen_sequences,
-    held,
-    like,
-    rows_of,
-    sequences_beside,
-    whole,
-    with_more_room,
-    with_room,
-)
+from training.generation.cache import Cache, KeyValues, chosen_sequences, held, rows_of, side_by_side, whole, with_room
 from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
 from training.generation.sampling import History
+from training.generation.slots import Slots
 
 
 class Context(NamedTuple):
@@ -146,8 +136,9 @@ def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
     there = jnp.broadcast_to(jnp.where(moved < 0, 0, moved % rows_of(other.caches[0])), (b, len(moved)))
 
     def both_caches(cache, of_other):
-        of_other = like(whole(of_other).arranged(there), cache)
-        return chosen_sequences(sequences_beside(cache, of_other, B), rows, B + b)
+        of_other = whole(of_other).arranged(there)
+        of_other = Slots.of(*of_other, cache.n) if isinstance(cache, Slots) else of_other
+        return chosen_sequences(side_by_side(cache, of_other, B), rows, B + b)
 
     return State(
         caches=tuple(both_caches(*of_layer) for of_layer in zip(state.caches, other.caches, strict=True)),
@@ -175,12 +166,13 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
 @functools.partial(jax.jit, static_argnames=("C", "most"))
 def grow(state: State, *, C: int, most: int | None = None) -> State:
     """Return the state with room for C slots, and for the keys and values of the last `most` tokens (None: all)."""
+    R = min(C, most or C)
 
     def grown(of_slots):
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
 
     return state._replace(
-        caches=tuple(with_more_room(cache, C, most) for cache in state.caches),
+        caches=tuple((cache if C == R else whole(cache)).grown(R) for cache in state.caches),
         tokens=grown(state.tokens),
         log_p=grown(state.log_p),
         likeliest=jax.tree.map(grown, state.likeliest),

@@ -35,7 +35,7 @@ class Talker(Continuer):
         """Return a text as the first message of a conversation. Raises ValueError if it is empty or too long."""
         if not text.strip():
             raise AnswerError(f"text {number} is empty: give some text to answer")
-        return Prompt(self._fitting([*self._opening, _said(text)])[1])
+        return Prompt(self._fitting([*self._opening, {"role": "user", "content": text}])[1])
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`; each answer may fill the context."""
@@ -47,7 +47,7 @@ class Talker(Continuer):
         ValueError is raised, since the template rejects it or the context has no room, the conversation is unchanged.
         """
         before = len(self.messages) + 1
-        self.messages, self._tokens = self._fitting([*self.messages, _said(text)])
+        self.messages, self._tokens = self._fitting([*self.messages, {"role": "user", "content": text}])
         return before - len(self.messages)
 
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
@@ -84,10 +84,8 @@ class Talker(Continuer):
             if self._room(tokens) >= least or (len(turns) == 1 and self._room(tokens) > 0):
                 return messages, tokens
             if len(turns) == 1:
-                raise AnswerError(
-                    f"the message has {len(tokens)} tokens, including those of the chat template, but the model reads "
-                    f"at most l_max = {l_max}: shorten it"
-                )
+                has = f"the message has {len(tokens)} tokens, including those of the chat template"
+                raise AnswerError(f"{has}, but the model reads at most l_max = {l_max}: shorten it")
             messages = messages[: turns[0]] + messages[turns[1] :]
 
     def _room(self, tokens: Sequence[int]) -> int:
@@ -97,7 +95,3 @@ class Talker(Continuer):
         """Return the most tokens of an answer: as requested, but no more than the context has room for."""
         room = min(self._room(prompt.tokens) for prompt in prompts)
         return room if self.options.l_gen is None else min(room, self.options.l_gen)
-
-
-def _said(text: str) -> Message:
-    return {"role": "user", "content": text}

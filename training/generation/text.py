@@ -21,6 +21,7 @@ from training.generation.pieces import Pieces, pieces_of
 from training.generation.requests import Prompt, Request, keys_of
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
+from training.settings import flag
 
 L_GEN, TAU, TOP_P = 200, 0.7, 0.9
 LARGEST_SEED = 2**32 - 1
@@ -81,8 +82,8 @@ class Answerer(abc.ABC):
         self.options = options
         for name in OPTIONS:
             if getattr(options, name) is not None and name not in self.applicable:
-                flags = ", ".join(map(_flag, self.applicable)) or "none"
-                raise AnswerError(f"{_flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
+                flags = ", ".join(map(flag, self.applicable)) or "none"
+                raise AnswerError(f"{flag(name)} does not apply: the run is {self.model}, whose options are {flags}")
         if options.n is not None and options.n < 1:
             raise AnswerError(f"n: expected at least 1, got {options.n}")
         self.n = options.n or 1
@@ -108,10 +109,8 @@ class Answerer(abc.ABC):
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
             row = self.tokenizer.framed(tokens, ends=True)
             if len(row) > self.config.l_max:
-                raise AnswerError(
-                    f"text {number} has {len(row)} tokens, including special ones, but the model reads at most "
-                    f"l_max = {self.config.l_max}: shorten it"
-                )
+                has = f"text {number} has {len(row)} tokens, including special ones"
+                raise AnswerError(f"{has}, but the model reads at most l_max = {self.config.l_max}: shorten it")
             rows.append(row)
         return inputs.padded_rows(rows)
 
@@ -275,10 +274,9 @@ class _MaskFiller(Answerer):
     applicable = ("n",)
 
     def _encoded(self, text: str) -> list[int]:
-        parts = [self.tokenizer.encode(part) for part in text.split(MASK)]
-        if len(parts) == 1:
+        if MASK not in text:
             raise AnswerError(f"there is no {MASK} to be filled in the text {text[:60]!r}")
-        return [token for part in parts for token in [*part, self.tokenizer.mask_token]][:-1]
+        return masked(text, self.tokenizer)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first)
@@ -330,5 +328,6 @@ ANSWERERS: dict[str, type[Answerer]] = {"d": Continuer, "e": _MaskFiller, "ed": 
 """The answerer for each task; `answerer_for` also answers with sentence encoders, and with Gato's text decoder."""
 
 
-def _flag(option: str) -> str:
-    return "--" + (option if option in ("l_gen", "l_max") else option.replace("_", "-"))
+def masked(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a text, with the mask token in place of each `MASK`."""
+    return [token for part in text.split(MASK) for token in [*tokenizer.encode(part), tokenizer.mask_token]][:-1]

@@ -60,11 +60,9 @@ def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: F
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
     heads = jnp.einsum("lhm,lhm...,...->lh...", of_heads, seen["Y@2"], scale)
-    b_o = (
-        jnp.zeros((L, *scale.shape), X.dtype)
-        if W.b_o is None
-        else jnp.einsum("ld,d,...->l...", W.b_o, direction, scale)
-    )
+    b_o = jnp.zeros((L, *scale.shape), X.dtype)
+    if W.b_o is not None:
+        b_o = jnp.einsum("ld,d,...->l...", W.b_o, direction, scale)
     embedding = jnp.einsum("d,d...,...->...", direction, seen["X@3"], scale)
     after = jnp.einsum("d,ld...,...->l...", direction, X, scale)
     mlp = jnp.diff(after, axis=0, prepend=embedding[None]) - heads.sum(1) - b_o
@@ -97,15 +95,11 @@ def _check_adds_up(theta: DTransformerParams) -> None:
         )
     for line in theta.variant.attentions:
         if type(line).write is not Attention.write:
-            raise ValueError(
-                f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
-                "heads need not have separate parts"
-            )
+            own = f"{type(line).__name__}'s own, whose heads need not have separate parts"
+            raise ValueError(f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {own}")
     if any(line.normalize_output is not None for line in theta.variant.attentions):
-        raise ValueError(
-            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
-            "so no head has a separate part"
-        )
+        norm = "a norm after the sum over the heads, so no head has a separate part"
+        raise ValueError(f"variant.attention.normalize_output: expected None, got {norm}")
     cap = theta.variant.unembedding.cap
     if cap is not None:
         raise ValueError(f"variant.unembedding.cap: expected None, got {cap}, so the logits are not a sum")

@@ -89,10 +89,8 @@ def _adding(directions: Sequence[tuple[str, Array]]) -> Callable[[Array], Array]
     def added(X: Array) -> Array:
         for path, direction in directions:
             if X.shape[: direction.ndim] != direction.shape:
-                raise SteeringError(
-                    f"{path}: expected a direction {list(X.shape[: max(1, direction.ndim)])} for this model, "
-                    f"got {list(direction.shape)}"
-                )
+                shape, got = list(X.shape[: max(1, direction.ndim)]), list(direction.shape)
+                raise SteeringError(f"{path}: expected a direction {shape} for this model, got {got}")
             X = X + direction.astype(X.dtype).reshape(*direction.shape, *(1,) * (X.ndim - direction.ndim))
         return X
 

@@ -1,7 +1,10 @@
-"""What a training computes: its functions as a plan, and the compiled ones with the settings that fit into memory."""
+"""What a training computes: its functions as a plan, the compiled ones with the settings that fit into memory, and why
+it cannot continue.
+"""
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,14 +13,13 @@ import numpy as np
 
 from training.data.loading import RunData
 from training.evaluation.held_out import evaluate
-from training.loop import memory
-from training.loop.diagnosis import TrainingError, not_finite
-from training.loop.flops import active_parameters, matmul_peak, step_flops
+from training.loop import cost
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import TrainState, batch_loss, init_state, make_step
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.directory import Description
+from training.runs.named_arrays import flatten
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.low_rank import init_adapter, merged, scale_of
@@ -26,6 +28,12 @@ from training.tasks.objectives import make_totals
 
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
 """Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
+STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")  # arrays stacked over layers
+NAMED = 3
+
+
+class TrainingError(RuntimeError):
+    """The training stopped; the message says what happened, where, and what is kept."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,14 +141,14 @@ class Plan:
 
     def peak(self, clock: Callable[[], float]) -> float:
         """Return the FLOP/s of all devices."""
-        peak = self.settings.peak or matmul_peak(clock, self.settings.dtype)
+        peak = self.settings.peak or cost.matmul_peak(clock, self.settings.dtype)
         return peak * (self.placement.n_devices if jax.default_backend() != "cpu" else 1)  # CPU devices share cores
 
     @property
     def flops(self) -> int:
         """The FLOPs of an update's matrix products."""
         s = self.settings
-        return step_flops(s.task, self.description.config, batch_size=s.batch_size, l=s.l_max)
+        return cost.step_flops(s.task, self.description.config, batch_size=s.batch_size, l=s.l_max)
 
     def model(self, state: TrainState) -> Any:
         """Return the model to evaluate: the evaluated parameters, merged into the frozen ones if there are any."""
@@ -163,29 +171,23 @@ class Plan:
         """Return parameters without the padding of their vocabulary."""
         return unpadded(params, self.description.config.N_V, self.settings.vocabulary_multiple)
 
-    def diagnosis(
-        self, state: TrainState, step: int, loss: float, rate: float, checkpoint: int | None
-    ) -> TrainingError:
+    def diagnosis(self, state: TrainState, step: int, loss: float, rate: float, saved: int | None) -> TrainingError:
         """Recompute the gradient of a bad update, which left the state unchanged, and return the error."""
         gradient = jax.jit(batch_loss(self._objective, self.settings, N_V=self._N_V))
         with self.placement.in_use():
             _, gradients, _ = gradient(*self.arguments(state.params, step - 1))
-        return not_finite(step, loss, rate, self.placement.gathered(gradients), checkpoint)
+        return not_finite(step, loss, rate, self.placement.gathered(gradients), saved)
 
     def in_more_parts(self) -> "Plan":
         """Return the plan with a batch in more parts, which changes only rounding, or raise TrainingError."""
-        before, settings = self.settings, memory.in_more_parts(self.settings)
-        batch = f"a batch of {before.batch_size} sequences"
+        before, settings = self.settings, cost.in_more_parts(self.settings)
+        batch, parts = f"a batch of {before.batch_size} sequences", f"{before.accumulation_steps} parts"
         if jax.process_count() > 1:  # whose devices may differ in memory
-            raise TrainingError(
-                f"not enough memory for {batch} in {before.accumulation_steps} parts: give larger accumulation_steps, "
-                "remat all, or another mesh"
-            )
+            advice = "give larger accumulation_steps, remat all, or another mesh"
+            raise TrainingError(f"not enough memory for {batch} in {parts}: {advice}")
         if settings is None:
-            raise TrainingError(
-                f"not enough memory for {batch}, not even in {before.accumulation_steps} parts: give a smaller l_max, "
-                "remat all, or a smaller model"
-            )
+            advice = "give a smaller l_max, remat all, or a smaller model"
+            raise TrainingError(f"not enough memory for {batch}, not even in {parts}: {advice}")
         return dataclasses.replace(self, description=self.description._replace(settings=settings))
 
 
@@ -214,10 +216,10 @@ class Program(NamedTuple):
         while True:
             try:
                 program = run(functools.partial(Program.of, plan, state, clock))
-                if memory.needed(program.step) <= memory.limit(plan.placement.n_local_devices):
+                if cost.needed(program.step) <= cost.limit(plan.placement.n_local_devices):
                     return program
             except jax.errors.JaxRuntimeError as error:
-                if not memory.is_exhausted(error):
+                if not cost.is_exhausted(error):
                     raise
             plan = split(plan)
 
@@ -246,10 +248,10 @@ def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], 
     model = plan.template.params if plan.frozen is None else plan.frozen
     return Preview(
         parameters=size(model),
-        active=active_parameters(model),
+        active=cost.active_parameters(model),
         trained=size(plan.template.params),
-        needed=memory.needed(run(plan.compiled_step)),
-        limit=memory.limit(plan.placement.n_local_devices),
+        needed=cost.needed(run(plan.compiled_step)),
+        limit=cost.limit(plan.placement.n_local_devices),
         flops=plan.flops,
         peak=plan.peak(clock),
         device=plan.placement.devices,
@@ -264,3 +266,31 @@ def evaluated(state: TrainState) -> Any:
 def size(tree: Any) -> int:
     """Return the number of elements in a pytree's arrays."""
     return sum(array.size for array in jax.tree.leaves(tree))
+
+
+def _kept(checkpoint: int | None) -> str:
+    return "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is of step {checkpoint}"
+
+
+def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: int | None) -> TrainingError:
+    """Return the error for an update with a non-finite loss or gradient; `gradient` is recomputed before the update."""
+    finite = {name: np.isfinite(array) for name, array in flatten(gradient).items()}
+    places = [  # with the first layer that is not finite of a stacked array
+        f"{name}[{np.argmin(array.reshape(len(array), -1).all(axis=1))}]" if STACKED.match(name) else name
+        for name, array in finite.items()
+        if not array.all()
+    ]
+    named = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
+    where = f"the gradients of {named} are not finite" if places else "all gradients are finite, but their norm is not"
+    return TrainingError(
+        f"step {step}: the loss is {loss} and {where}, at learning rate {rate:.3g}. The update was not made; "
+        f"{_kept(checkpoint)}. Try a smaller learning_rate, a clip_norm, or dtype float32, in another directory"
+    )
+
+
+def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:
+    """Return the error for a loss, in nats per token, above the limit."""
+    return TrainingError(
+        f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
+        f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"
+    )

@@ -1,6 +1,8 @@
-"""What a training keeps in its directory: checkpoints, metrics, the best parameters, and the results."""
+"""What a training keeps in its directory: checkpoints, with its progress, metrics, the best parameters, the results."""
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,13 +10,45 @@ import jax
 import numpy as np
 
 from training.loop.program import Plan, evaluated
-from training.loop.progress import Progress
 from training.loop.train_step import TrainState
 from training.runs.checkpoints import Checkpoints, read_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.metrics import EventFile, MetricsLog, NoLog, Writer, cut, plot_losses, read_metrics, wandb_writer
+from training.runs.metrics import EventFile, MetricsLog, Writer, cut, plot_losses, read_metrics, wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
+
+
+@dataclasses.dataclass
+class Progress:
+    """The progress of a training; saved with the arrays."""
+
+    step: int = 0  # updates done
+    pending: dict[str, Any] | None = None  # metrics of an update that is yet to be evaluated
+    best_loss: float = math.inf  # of the evaluations so far
+    best_step: int = 0  # step of the best loss
+    worse: int = 0  # evaluations since the best loss
+    stopped: bool = False  # whether the training stopped early
+    results: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last evaluation
+    seconds: float = 0.0  # duration of the updates, without evaluations and checkpoints
+
+    def note(self, results: dict[str, float], patience: int) -> bool:
+        """Record an evaluation, and return whether it is the best so far; `patience` worse ones stop (0: never)."""
+        self.results = results
+        if results["loss"] < self.best_loss:
+            self.best_loss, self.best_step, self.worse = results["loss"], self.step, 0
+            return True
+        self.worse += 1
+        self.stopped = 0 < patience <= self.worse
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the progress as JSON."""
+        return {**dataclasses.asdict(self), "best_loss": str(self.best_loss)}
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> "Progress":
+        """Return the progress that `to_json` described."""
+        return cls(**{**state, "best_loss": float(state["best_loss"])})
 
 
 class Store(contextlib.ExitStack):
@@ -26,7 +60,7 @@ class Store(contextlib.ExitStack):
         settings, self._files, self._is_main, self._warn = plan.settings, files, is_main, warn
         self._checkpoints = self.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
         self._best = self.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
-        self.log: MetricsLog | NoLog = NoLog()
+        self._log: MetricsLog | None = None
 
     def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
         """Return the state and progress of the last good checkpoint, or the first ones. Raises CheckpointError."""
@@ -46,12 +80,17 @@ class Store(contextlib.ExitStack):
             return
         if not cut(self._files.metrics, size):
             self._warn(f"{self._files.metrics} is shorter than at the checkpoint: some metrics are lost")
-        if isinstance(self.log, MetricsLog):
+        if self._log is not None:
             return
         writers: list[Writer] = [EventFile(self._files.tensorboard, step)] if settings.tensorboard else []
         if settings.wandb:
             writers.append(wandb_writer(self._files.path, settings_to_json(settings)))
-        self.log = self.enter_context(contextlib.closing(MetricsLog(self._files.metrics, writers)))
+        self._log = self.enter_context(contextlib.closing(MetricsLog(self._files.metrics, writers)))
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write a line of the metrics."""
+        if self._log is not None:
+            self._log.append(line)
 
     def note(self, plan: Plan) -> None:
         """Record the settings of a plan."""
@@ -61,7 +100,7 @@ class Store(contextlib.ExitStack):
         """Write a checkpoint in the background, or raise CheckpointError if it cannot be written."""
         meta = {
             "progress": progress.to_json(),
-            "metrics_bytes": self.log.size(),
+            "metrics_bytes": 0 if self._log is None else self._log.size(),
             "key": np.asarray(jax.random.key_data(plan.key)).tolist(),
             "run": plan.description.to_json(),
             "tokenizer": plan.data.tokenizer.to_json(),

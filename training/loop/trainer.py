@@ -16,12 +16,9 @@ import jax
 
 from training.disk import reason
 from training.evaluation.held_out import perplexity
-from training.loop import memory
-from training.loop.diagnosis import TrainingError, explosion
-from training.loop.flops import memory_in_use
-from training.loop.program import Plan, Program, size
-from training.loop.progress import Progress, Rates
-from training.loop.store import Store
+from training.loop.cost import is_exhausted, memory_in_use
+from training.loop.program import Plan, Program, TrainingError, explosion, size
+from training.loop.store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes
 from training.runs.checkpoints import saved_steps
@@ -91,10 +88,9 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     except BrokenPipeError:
         raise  # the reader of the observer's output closed the pipe
     except OSError as error:
-        raise TrainingError(
-            f"cannot write to {files.path}: {reason(error)}; make room, and rerun the command to "
-            + ("resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over")
-        ) from error
+        to = "resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over"
+        why = f"cannot write to {files.path}: {reason(error)}"
+        raise TrainingError(f"{why}; make room, and rerun the command to {to}") from error
 
 
 def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState, Progress]:
@@ -112,10 +108,8 @@ def _in_more_parts(plan: Plan, store: Store, watch: Watch) -> Plan:
     """Compute a batch in more parts, and record that in the run."""
     smaller = plan.in_more_parts()
     store.note(smaller)
-    watch.observer.warned(
-        f"memory is short: each batch is computed in {smaller.settings.accumulation_steps} parts instead of "
-        f"{plan.settings.accumulation_steps} (accumulation_steps)"
-    )
+    parts = f"{smaller.settings.accumulation_steps} parts instead of {plan.settings.accumulation_steps}"
+    watch.observer.warned(f"memory is short: each batch is computed in {parts} (accumulation_steps)")
     return smaller
 
 
@@ -182,7 +176,7 @@ def _updated(
         state, metrics = program.step(*program.plan.arguments(state, step, batch))
         return state, jax.block_until_ready(metrics) if is_first else metrics
     except jax.errors.JaxRuntimeError as error:
-        if not (memory.is_exhausted(error) and is_first):
+        if not (is_exhausted(error) and is_first):
             raise
         raise _TooLargeError from None
 
@@ -205,6 +199,35 @@ def _evaluates(settings: Settings, step: int) -> bool:
 
 class _TooLargeError(Exception):
     """The first update does not fit into memory."""
+
+
+class Rates:
+    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
+
+    def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
+        """Start measuring; `flops` are those of an update, `peak` the machine's FLOP/s."""
+        self._clock, self._flops, self._peak = clock, flops, peak
+        self._last = clock()
+        self._seconds = self._tokens = self._updates = 0.0
+
+    def add(self, tokens: float) -> None:
+        """Count an update and its predicted tokens."""
+        now = self._clock()
+        self._seconds += now - self._last
+        self._last = now
+        self._tokens += tokens
+        self._updates += 1
+
+    def skip(self) -> None:
+        """Exclude the time since the last update."""
+        self._last = self._clock()
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """Return the rates and the seconds they were measured over, and start anew."""
+        seconds = max(self._seconds, 1e-9)
+        rates = {"tokens_per_second": self._tokens / seconds, "mfu": self._updates * self._flops / seconds / self._peak}
+        self._seconds = self._tokens = self._updates = 0.0
+        return rates, seconds
 
 
 class _Record:
@@ -250,7 +273,7 @@ class _Record:
         if evaluates:
             self._progress.pending = line
         else:
-            self._store.log.append(line)
+            self._store.append(line)
 
     def evaluate(self, state: TrainState) -> None:
         """Evaluate after the last update, and write its pending metrics."""
@@ -258,7 +281,7 @@ class _Record:
         plan, c, step = program.plan, program.plan.description, progress.step
         limit = 0 if step == plan.settings.steps else plan.settings.eval_batches
         results = program.evaluation(state, limit, watch.interrupts.check)
-        self._store.log.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
+        self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):
             self._store.keep_best(state, step)

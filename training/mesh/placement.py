@@ -16,9 +16,7 @@ from jax.sharding import PartitionSpec as P
 from training.mesh.shape import BATCH_AXES, check_devices, parse, written
 from training.mesh.table import spec_of, symbol_of, table_of
 
-COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
-    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-}
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 """By platform: XLA for TPUs would split products with gathered weights into loops that take twice the cycles."""
 
 

@@ -54,9 +54,9 @@ class Processes:
                 address, count, index, coordinator_bind_address=address if loopback and index == 0 else None
             )
         except ValueError as error:
+            give = "give HOST:PORT, --num-processes and --process-id"
             raise ProcessesError(
-                f"--coordinator: expected a cluster that JAX detects, got none ({error}); give HOST:PORT, "
-                "--num-processes and --process-id"
+                f"--coordinator: expected a cluster that JAX detects, got none ({error}); {give}"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
         self._store, self._on_loss = Store.found(), on_loss

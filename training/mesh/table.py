@@ -14,15 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from algorithms import (
-    PAPER,
-    VARIANTS,
-    DTransformerParams,
-    EDTransformerParams,
-    ETransformerParams,
-    PatchParams,
-    Variant,
-)
+from algorithms import PAPER, VARIANTS, DTransformerParams, EDTransformerParams, ETransformerParams, Variant
+from algorithms.gato import PatchParams
 from algorithms.lines import MLP
 from algorithms.machinery.contract import factors_of
 from algorithms.model.theta import theta_shapes
@@ -38,8 +31,9 @@ WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}  # axes that are
 Row = tuple[str | tuple[str, ...] | None, ...]
 
 
-def _row(axes: tuple[str, ...], own: frozenset[str] = frozenset()) -> Row:
+def _row(of_array: str, own: frozenset[str]) -> Row:
     """The mesh axes of an array: ``model`` divides the first of those above or of a line, ``data`` the last other."""
+    axes = [axis for axis in of_array.split() if factors_of(axis)[0] not in LAYERS]
     divided = [i for i, axis in enumerate(axes) if axis in DIVIDED | own][:1]
     row: list[Any] = [MODEL if i in divided else None for i in range(len(axes))]
     others = [i for i, axis in enumerate(axes) if i not in divided and axis not in WHOLE]
@@ -54,19 +48,13 @@ def symbol_of(path: Any) -> str:
     return ".".join(names[-2:] if names[-2:-1] == ["experts"] else names[-1:])
 
 
-def _axes() -> dict[str, tuple[str, ...]]:
-    """The axes of each parameter of the published models, and what none of them has, without those of layers."""
-    classes = (PatchParams, ClassifierParams)
-    found = {
-        name: a.dim_str for params in classes for name, a in params.__annotations__.items() if hasattr(a, "dim_str")
-    }
+def _axes() -> dict[str, str]:
+    """The axes of each parameter of the published models, and what none of them has."""
+    found = PatchParams.__annotations__ | ClassifierParams.__annotations__
+    found = {name: array.dim_str for name, array in found.items() if hasattr(array, "dim_str")}
     for variant in (*VARIANTS.values(), PAPER.but(mlp=MLP(gated=True), pooler=True)):
         found |= _axes_of(variant)
-    return {name: _of_a_layer(axes) for name, axes in found.items()}
-
-
-def _of_a_layer(axes: str) -> tuple[str, ...]:
-    return tuple(axis for axis in axes.split() if factors_of(axis)[0] not in LAYERS)
+    return found
 
 
 def _axes_of(variant: Variant) -> dict[str, str]:
@@ -88,8 +76,7 @@ TABLE: dict[str, Row] = {name: _row(axes, OWN) for name, axes in _axes().items()
 def _table_of(variant: Variant) -> dict[str, Row]:
     """The rows of a variant, whose lines may have symbols and axes of their own."""
     own = frozenset(axis for line in (*variant.attentions, variant.mlp) if line for axis in line.divided)
-    axes = {name: _of_a_layer(axes) for name, axes in _axes_of(variant).items()}
-    return {name: _row(of, own) for name, of in axes.items()}
+    return {name: _row(axes, own) for name, axes in _axes_of(variant).items()}
 
 
 def table_of(tree: Any) -> dict[str, Row]:

@@ -171,12 +171,7 @@ class RunDirectory:
 
     def begin(self, description: Description, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json and, last, config.json, or raise RunError if they cannot be written."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.tokenizer, tokenizer.save)
-        except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
-        self.note(description)
+        self.note(description, tokenizer)
 
     def resume(self, description: Description) -> None:
         """Check that the run here may continue as described, and update config.json, or raise RunError."""
@@ -184,10 +179,13 @@ class RunDirectory:
         if self.description().settings != description.settings:
             self.note(description)
 
-    def note(self, description: Description) -> None:
-        """Write config.json, or raise RunError if it cannot be written."""
+    def note(self, description: Description, tokenizer: Tokenizer | None = None) -> None:
+        """Write config.json, after tokenizer.json if one is given, or raise RunError if it cannot be written."""
         text = json.dumps(description.to_json(), indent=1, ensure_ascii=False)
         try:
+            if tokenizer is not None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.tokenizer, tokenizer.save)
             write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
@@ -195,24 +193,18 @@ class RunDirectory:
     def check_continues(self, description: Description) -> None:
         """Check that the run here is the one described, or raise RunError, naming the difference."""
         began = self.description()
-        if has_lines_of_ones_own(began.config.variant) and began.config.variant != description.config.variant:
-            raise RunError(
-                f"the run in {self.path} began with another variant, {began.config.variant!r}, now "
-                f"{description.config.variant!r}: restore its lines to resume it, or name another directory"
-            )
-        done = next(iter(saved_steps(self.checkpoints)), 0)
-        changed = differences(began.settings, description.settings, done=done)
-        if changed:
-            raise RunError(
-                f"the run in {self.path} began with other settings ({'; '.join(changed)}): "
-                "leave them out to resume it, or name another directory"
-            )
-        for what, old in began.fingerprints.items():
-            if description.fingerprints.get(what) != old:
-                raise RunError(
-                    f"the run in {self.path} began with another {what}: "
-                    "give the same to resume it, or name another directory"
-                )
+        before, now = began.config.variant, description.config.variant
+        changed = differences(began.settings, description.settings, done=next(iter(saved_steps(self.checkpoints)), 0))
+        others = [what for what, old in began.fingerprints.items() if description.fingerprints.get(what) != old]
+        if has_lines_of_ones_own(before) and before != now:
+            other = f"another variant, {before!r}, now {now!r}: restore its lines"
+        elif changed:
+            other = f"other settings ({'; '.join(changed)}): leave them out"
+        elif others:
+            other = f"another {others[0]}: give the same"
+        else:
+            return
+        raise RunError(f"the run in {self.path} began with {other} to resume it, or name another directory")
 
     def save_parameters(self, params: Any, file: Path | None = None) -> None:
         """Write the trained parameters, with checksums, to `parameters` or to another file."""
@@ -321,5 +313,5 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
                 f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3
             )
             continue
-        return unflatten(template, {k: jnp.asarray(v) for k, v in flatten(restored.trees[item]).items()})
+        return jax.tree.map(jnp.asarray, restored.trees[item])
     raise RunError(f"all checkpoints of the run in {files.path} are damaged")

@@ -9,34 +9,10 @@ import struct
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from training.disk import parse_json, write_atomically
 from training.extras import install
-
-
-class Writer(Protocol):
-    """Another destination of the metrics."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Write a number."""
-
-    def close(self) -> None:
-        """Write what is buffered."""
-
-
-class NoLog:
-    """The log of a process that writes none."""
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Discard the line."""
-
-    def size(self) -> int:
-        """Return 0."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class MetricsLog:
@@ -44,7 +20,7 @@ class MetricsLog:
     run that resumes from it truncates the file.
     """
 
-    def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
+    def __init__(self, path: Path, writers: Sequence["Writer"] = ()) -> None:
         self._path = path
         self._file = path.open("ab")
         self._writers = writers
@@ -105,7 +81,7 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
+def wandb_writer(directory: Path, settings: dict[str, Any]) -> "Writer":
     """Return a writer for Weights & Biases (configured as usual, by WANDB_MODE, WANDB_PROJECT and `wandb login`), with
     its files in `directory`/wandb, where a resumed run continues. Raises RuntimeError if it cannot be used.
     """
@@ -159,6 +135,10 @@ class EventFile:
         event = _field(WALL_TIME, DOUBLE, struct.pack("<d", last_written)) + event
         length = struct.pack("<Q", len(event))
         self._file.write(length + _checksum(length) + event + _checksum(event))
+
+
+Writer = EventFile | _WeightsAndBiases
+"""Another destination of the metrics."""
 
 
 def _varint(n: int) -> bytes:

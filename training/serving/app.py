@@ -1,12 +1,14 @@
-"""The HTTP application: its routes, time limits and errors."""
+"""The HTTP application: its routes, time limits, errors and metrics."""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.serving import embeddings
 from training.serving.chat import Chat, chat_of, tokenized
@@ -21,13 +24,63 @@ from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.exchange import Exchange, Stream
 from training.serving.fields import JSON, RequestError, check_model, refusal
-from training.serving.guards import HostGuard, RequestGuard
-from training.serving.metrics import Metrics
+from training.serving.guards import host_guard, request_guard
 from training.serving.served import Decoder, Served
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics")
+
+
+class Metrics:
+    """The metrics of one server, for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        self._registry = CollectorRegistry()
+        of = {"registry": self._registry, "namespace": "formal_algorithms"}
+        self._requests = Counter("requests", "Requests, by path and status.", ["path", "status"], **of)
+        self._seconds = Histogram("request_seconds", "Seconds to answer a request.", ["path"], buckets=SECONDS, **of)
+        self._read = Counter("prompt_tokens", "Prompt tokens.", **of)
+        self._generated = Counter("generated_tokens", "Tokens generated and sent.", **of)
+        if engine is not None:
+            Gauge("running", "Continuations in progress.", **of).set_function(lambda: engine.running)
+            if (prefixes := engine.prefixes) is not None:
+                Gauge("prefix_tokens", "Prompt tokens reused.", **of).set_function(lambda: prefixes.found)
+                Gauge("prefix_bytes", "Bytes of keys and values kept.", **of).set_function(lambda: prefixes.nbytes)
+            Gauge("waiting", "Continuations in the queue.", **of).set_function(lambda: engine.waiting)
+
+    def used(self, *, read: int, generated: int) -> None:
+        """Count tokens."""
+        self._read.inc(read)
+        self._generated.inc(generated)
+
+    async def shown(self, _: Request) -> Response:
+        """Answer with all metrics."""
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def counting(self, app: ASGIApp, paths: Collection[str]) -> ASGIApp:
+        """Wrap an application so that its requests are counted by path; paths not listed count as "other"."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            path = scope["path"] if scope["path"] in paths else "other"
+            status = 499  # if the client leaves before it is answered
+
+            async def noting(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                with self._seconds.labels(path).time():
+                    await app(scope, receive, noting)
+            finally:
+                self._requests.labels(path, status).inc()
+
+        return counted
 
 
 class _Server:
@@ -55,11 +108,9 @@ class _Server:
         return JSON({"object": "list", "data": [model]})
 
     async def tokenize(self, request: Request) -> Response:
-        """Tokenize a text."""
         return JSON(await asyncio.to_thread(tokenized, await self._body(request), self._served))
 
     async def embeddings(self, request: Request) -> Response:
-        """Embed texts."""
         body = await self._body(request)
         texts = await asyncio.to_thread(embeddings.texts_of, body, self._served)
         answer = await self._in_time(self._alone(lambda: embeddings.embeddings(body, texts, self._served)), request)
@@ -67,11 +118,9 @@ class _Server:
         return _of(answer)
 
     async def completions(self, request: Request) -> Response:
-        """Continue prompts."""
         return await self._generated(request, completion_of)
 
     async def chat(self, request: Request) -> Response:
-        """Answer in conversations."""
         return await self._generated(request, chat_of)
 
     async def _generated(self, request: Request, parsed: Callable[[Any, Served], Completion | Chat]) -> Response:
@@ -210,8 +259,8 @@ def make_app(
     handlers: Any = dict.fromkeys((RequestError, FullError, HTTPException, Exception), _refused)
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
-        Middleware(HostGuard, address=address, names=names),
+        Middleware(host_guard, address=address, names=names),
         Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
-        Middleware(RequestGuard, api_key=api_key),
+        Middleware(request_guard, api_key=api_key),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=guards)

@@ -8,7 +8,7 @@ from training.data.tokenizers import Tokenizer
 from training.generation.pieces import REPLACEMENT
 from training.generation.requests import Prompt
 from training.serving.engine import LIKELIEST, Step
-from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer, invalid
 from training.serving.generating import FIELDS, Asked, common_fields
 from training.serving.served import Decoder, Served
 
@@ -52,10 +52,8 @@ class Chat:
         return {"index": index, "message": message, "logprobs": self._reported(steps), "finish_reason": finish}
 
     @staticmethod
-    def _delta(
-        index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
-    ) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _delta(index: int, new: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": new, "logprobs": logprobs, "finish_reason": finish}
 
     def _reported(self, steps: Sequence[Step]) -> dict[str, Any] | None:
         if self.logprobs is None:
@@ -81,7 +79,7 @@ def chat_of(body: Any, served: Served) -> Chat:
     logprobs = integer(body, "top_logprobs", 0, least=0, most=LIKELIEST)
     if not boolean(body, "logprobs"):
         if logprobs:
-            raise RequestError("top_logprobs: expected logprobs to be true", parameter="top_logprobs")
+            raise invalid("top_logprobs", "expected logprobs to be true")
         logprobs = None
     asked = Asked(prompts=[Prompt(tokens)], l_gen=_most_tokens(body, len(tokens), served), **common)
     return Chat(asked=asked, tokenizer=served.tokenizer, logprobs=logprobs)
@@ -92,18 +90,15 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
     l_max = served.config.l_max
     room = l_max - l + 1  # the last token is never read
     if room < 1:
-        message = f"messages: the conversation has {l} tokens, and the model reads at most l_max = {l_max}: shorten it"
-        raise RequestError(message, parameter="messages", code="context_length_exceeded")
+        long = f"the conversation has {l} tokens, and the model reads at most l_max = {l_max}: shorten it"
+        raise invalid("messages", long, "context_length_exceeded")
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     if body.get("max_tokens") is not None and name == "max_completion_tokens":
-        raise RequestError("max_tokens: expected it or max_completion_tokens, got both", parameter="max_tokens")
+        raise invalid("max_tokens", "expected it or max_completion_tokens, got both")
     l_gen = integer(body, name, min(room, served.limits.tokens), least=1, most=served.limits.tokens)
     if l_gen > room:
-        message = (
-            f"{name}: the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more, got "
-            f"{l_gen}"
-        )
-        raise RequestError(message, parameter=name, code="context_length_exceeded")
+        long = f"the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more, got {l_gen}"
+        raise invalid(name, long, "context_length_exceeded")
     return l_gen
 
 
@@ -116,7 +111,7 @@ def conversation(messages: Any, served: Served) -> list[int]:
             "the model has no template for chat, as it was not trained on conversations: use /v1/completions"
         )
     if not isinstance(messages, list) or not messages:
-        raise RequestError("messages: expected a list of at least one message", parameter="messages")
+        raise invalid("messages", "expected a list of at least one message")
     with errors_of("messages"):
         return served.model.converse([_message(i, message) for i, message in enumerate(messages)])
 
@@ -146,7 +141,7 @@ def tokenized(body: Any, served: Served) -> dict[str, Any]:
     if body.get("model") is not None:
         check_model(body["model"], served.name)
     if (body.get("prompt") is None) == (body.get("messages") is None):
-        raise RequestError("prompt: expected either prompt or messages", parameter="prompt")
+        raise invalid("prompt", "expected either prompt or messages")
     framing, prompt = boolean(body, "add_special_tokens", default=True), body.get("prompt")
     if prompt is None:
         tokens = conversation(body["messages"], served)

@@ -8,7 +8,7 @@ from typing import Any
 from training.data.tokenizers import Tokenizer
 from training.generation.requests import Prompt
 from training.serving.engine import Step
-from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer
+from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer, invalid
 from training.serving.generating import FIELDS, Asked, common_fields, listed, not_text, token_list
 from training.serving.served import Decoder, Served
 
@@ -99,8 +99,7 @@ def completion_of(body: Any, served: Served) -> Completion:
     prompts = _prompts(body.get("prompt"), served, served.model)
     if len(prompts) * common["n"] > served.limits.choices:
         asked = f"{len(prompts)} prompts with n = {common['n']}"
-        message = f"n: expected at most {served.limits.choices} completions per request, got {asked}"
-        raise RequestError(message, parameter="n")
+        raise invalid("n", f"expected at most {served.limits.choices} completions per request, got {asked}")
     logprobs = None
     if body.get("logprobs") is not None:
         logprobs = integer(body, "logprobs", 0, least=0, most=MOST_LOGPROBS)

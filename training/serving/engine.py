@@ -83,16 +83,13 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        """Make a lock that nobody holds."""
         self._next, self._held = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> None:
-        """Wait for the lock."""
         with self._next:
             self._held.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self._held.release()
 
 
@@ -231,15 +228,11 @@ class Engine:
             one.job.emit(step)
         joining = self._joining(continuation, running) if running else []
         if joining:
-            self._join(continuation, running, joining)
-
-    def _join(self, continuation: Continuation, running: dict[int, _Running], joining: list[Job]) -> None:
-        """Let jobs join the running ones, which get new rows."""
-        requests, keep = _to_join(continuation, running, joining)
-        ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
-        running.clear()
-        running.update(enumerate(ones))
-        continuation.join(requests, keep=keep)
+            requests, keep = _to_join(continuation, running, joining)
+            ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
+            running.clear()
+            running.update(enumerate(ones))  # in new rows
+            continuation.join(requests, keep=keep)
 
 
 def _requests(jobs: Sequence[Job]) -> list[Request]:

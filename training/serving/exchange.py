@@ -26,16 +26,14 @@ class Exchange:
         self._wanted, self._served, self._used = wanted, served, used
         self._identity, self._created = f"{wanted.prefix}-{secrets.token_hex(12)}", created
         self._steps: asyncio.Queue[tuple[int, Step | Failed]] = asyncio.Queue()
-        self.jobs = self._jobs()
+        asked, loop = wanted.asked, asyncio.get_running_loop()
 
-    def _emit(self, loop: asyncio.AbstractEventLoop, index: int, step: Step | Failed) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(self._steps.put_nowait, (index, step))
+        def emit(index: int, step: Step | Failed) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._steps.put_nowait, (index, step))
 
-    def _jobs(self) -> list[Job]:
-        asked, emit = self._wanted.asked, functools.partial(self._emit, asyncio.get_running_loop())
         seed = secrets.randbits(32) if asked.seed is None else asked.seed
-        return [
+        self.jobs = [
             Job(
                 prompt=asked.prompts[index // asked.n],
                 l_gen=asked.l_gen,
@@ -43,7 +41,7 @@ class Exchange:
                 seed=seed,
                 number=index,
                 stop=asked.stop,
-                ends=frozenset(self._served.tokenizer.end_tokens),
+                ends=frozenset(served.tokenizer.end_tokens),
                 emit=functools.partial(emit, index),
             )
             for index in range(len(asked.prompts) * asked.n if asked.l_gen else 0)

@@ -23,6 +23,11 @@ class RequestError(ValueError):
         return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
 
 
+def invalid(name: str, what: str, code: str | None = None) -> RequestError:
+    """Return the error for a field with an invalid value."""
+    return RequestError(f"{name}: {what}", parameter=name, code=code)
+
+
 class JSON(Response):
     """A response in JSON, escaped to ASCII, so that it can quote any text of a request."""
 
@@ -52,7 +57,7 @@ def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[A
 def check_model(name: Any, model: str) -> None:
     """Raise RequestError unless `name` is the name of the model."""
     if name is None:
-        raise RequestError(f"model: expected {model!r}, got nothing", parameter="model")
+        raise invalid("model", f"expected {model!r}, got nothing")
     if name != model:
         message = f"there is no model {name!r}, only {model!r}"
         raise RequestError(message, status=404, parameter="model", code="model_not_found")
@@ -62,7 +67,7 @@ def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, mos
     """Return an integer field, or the default if it is missing or null. Raises RequestError outside these limits."""
     value = default if body.get(name) is None else body[name]
     if type(value) is not int or not least <= value <= most:
-        raise RequestError(f"{name}: expected an integer from {least} to {most}, got {value!r}", parameter=name)
+        raise invalid(name, f"expected an integer from {least} to {most}, got {value!r}")
     return value
 
 
@@ -70,18 +75,18 @@ def number(body: Mapping[str, Any], name: str, default: float) -> float:
     """Return a number field, or the default if it is missing or null. Raises RequestError if it is not a number."""
     value = default if body.get(name) is None else body[name]
     if type(value) not in (int, float):
-        raise RequestError(f"{name}: expected a number, got {value!r}", parameter=name)
+        raise invalid(name, f"expected a number, got {value!r}")
     try:
         return float(value)
     except OverflowError:
-        raise RequestError(f"{name}: expected a number below 10^308, got one of more digits", parameter=name) from None
+        raise invalid(name, "expected a number below 10^308, got one of more digits") from None
 
 
 def boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """Return a Boolean field, or the default if it is missing or null. Raises RequestError if it is not a Boolean."""
     value = default if body.get(name) is None else body[name]
     if not isinstance(value, bool):
-        raise RequestError(f"{name}: expected true or false, got {value!r}", parameter=name)
+        raise invalid(name, f"expected true or false, got {value!r}")
     return value
 
 
@@ -93,4 +98,4 @@ def errors_of(name: str) -> Iterator[None]:
     except RequestError:
         raise
     except ValueError as wrong:
-        raise RequestError(f"{name}: {wrong}", parameter=name) from None
+        raise invalid(name, str(wrong)) from None

@@ -1,14 +1,13 @@
 """What requests for completions and chat share: how much to generate, how to draw it, and where it ends."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.generation import Sampling
 from training.generation.inputs import check_sampling
 from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
-from training.serving.fields import RequestError, boolean, integer, number
+from training.serving.fields import RequestError, boolean, integer, invalid, number
 from training.serving.served import Served
 
 FIELDS = (
@@ -20,8 +19,7 @@ FIELDS = (
 MOST_STOPS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(NamedTuple):
     """The continuations to generate: n for each prompt."""
 
     prompts: list[Prompt]  # what to continue
@@ -50,7 +48,7 @@ def _stream_options(body: Mapping[str, Any]) -> bool:
     """Return whether a stream ends with the token counts. Raises RequestError for unknown options."""
     options = {} if body.get("stream_options") is None else body["stream_options"]
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
-        raise RequestError("stream_options: expected an object with include_usage", parameter="stream_options")
+        raise invalid("stream_options", "expected an object with include_usage")
     boolean(options, "include_obfuscation")  # random padding, which this server never adds
     return boolean(options, "include_usage")
 
@@ -81,18 +79,17 @@ def _biases(biases: Any, N_V: int) -> dict[int, float] | None:
     if biases is None:
         return None
     if not isinstance(biases, dict):
-        raise RequestError("logit_bias: expected an object of token IDs and numbers", parameter="logit_bias")
+        raise invalid("logit_bias", "expected an object of token IDs and numbers")
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < N_V):
-            message = f"logit_bias: expected token IDs from 0 to {N_V - 1}, got {token!r}"
-            raise RequestError(message, parameter="logit_bias")
+            raise invalid("logit_bias", f"expected token IDs from 0 to {N_V - 1}, got {token!r}")
     return {int(token): number(biases, token, 0.0) for token in biases}
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise RequestError(f"stop: expected a text or at most {MOST_STOPS}, none of them empty", parameter="stop")
+        raise invalid("stop", f"expected a text or at most {MOST_STOPS}, none of them empty")
     return tuple(stops)
 
 
@@ -110,5 +107,4 @@ def token_list(value: Any, N_V: int) -> list[int] | None:
 
 def not_text(name: str, N_V: int) -> RequestError:
     """Return the error for a field that is neither text nor tokens."""
-    message = f"{name}: expected a text, tokens from 0 to {N_V - 1}, or a list of these, none of them empty"
-    return RequestError(message, parameter=name)
+    return invalid(name, f"expected a text, tokens from 0 to {N_V - 1}, or a list of these, none of them empty")

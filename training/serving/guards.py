@@ -1,16 +1,22 @@
-"""Guards that refuse requests from other pages' scripts and from strangers before they are read.
+"""Guards that refuse connections, if there are too many or a request takes too long to arrive, and requests from other
+pages' scripts and from strangers before they are read.
 
 A web page can send requests to this machine: if it made its own host name resolve to it (DNS rebinding), the browser
 sends that name as the Host; and it asks for permission (CORS) before it sends JSON to another origin.
 """
 
-import abc
+import asyncio
 import hashlib
 import hmac
 import ipaddress
+import json
+from collections.abc import Callable
+from typing import Any, cast
 
+import h11
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from training.serving.fields import RequestError, refusal
 
@@ -18,38 +24,33 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
 
-class _Guard(abc.ABC):
-    """An application before another, which answers the requests that it refuses."""
+def _guarded(app: ASGIApp, refused: Callable[[Scope], ASGIApp | None]) -> ASGIApp:
+    """Return an application before another, which answers the requests for which `refused` returns a response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        response = refused(scope) if scope["type"] == "http" else None
+        await (response or app)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refused(scope) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, send)
-
-    @abc.abstractmethod
-    def _refused(self, scope: Scope) -> ASGIApp | None:
-        """Return the response to a request that is refused, or None."""
+    return guarded
 
 
-class HostGuard(_Guard):
-    """Refuses requests that are addressed to another host."""
+def host_guard(app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> ASGIApp:
+    """Refuse requests to an application that are addressed to another host than its address (0.0.0.0 and :: mean every
+    IP address) and other names.
+    """
+    is_any = _is(address, "is_unspecified")
+    here = LOOPBACK if is_any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
+    known = {name.lower() for name in (*here, address, *names)}
 
-    def __init__(self, app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> None:
-        """Guard an application at an address (0.0.0.0 and :: mean every IP address) and under other names."""
-        super().__init__(app)
-        self._any = _is(address, "is_unspecified")
-        here = LOOPBACK if self._any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
-        self._names = {name.lower() for name in (*here, address, *names)}
-
-    def _refused(self, scope: Scope) -> ASGIApp | None:
+    def refused(scope: Scope) -> ASGIApp | None:
         host = Headers(scope=scope).get("host", "").lower()  # and its port
         host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if host in self._names or (self._any and _is(host, "is_global", "is_private", "is_loopback")):
+        if host in known or (is_any and _is(host, "is_global", "is_private", "is_loopback")):
             return None
         message = f"Host: {host!r} is not a name of this server: give --allow-host to serve it under that name"
         return refusal(RequestError(message, status=403))
+
+    return _guarded(app, refused)
 
 
 def _is(address: str, *kinds: str) -> bool:
@@ -61,32 +62,88 @@ def _is(address: str, *kinds: str) -> bool:
     return any(getattr(parsed, kind) for kind in kinds)
 
 
-class RequestGuard(_Guard):
-    """Refuses requests without the API key, if there is one, and bodies that are not JSON."""
+def request_guard(app: ASGIApp, *, api_key: str | None) -> ASGIApp:
+    """Refuse requests to an application without the API key, if there is one, and bodies that are not JSON."""
+    known = None if api_key is None else _digest(api_key.encode())
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
-        super().__init__(app)
-        self._key = None if api_key is None else _digest(api_key.encode())
-
-    def _refused(self, scope: Scope) -> ASGIApp | None:
+    def refused(scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
-        if self._key is not None and scope["path"] not in OPEN and not self._knows(headers.get("authorization", "")):
-            message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-            wrong = RequestError(message, status=401, code="invalid_api_key")
-            return refusal(wrong, {"WWW-Authenticate": "Bearer"})
+        if known is not None and scope["path"] not in OPEN:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            given = _digest(key.strip().encode("latin-1"))
+            if not hmac.compare_digest(given, known) or scheme.lower() != "bearer":
+                message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+                wrong = RequestError(message, status=401, code="invalid_api_key")
+                return refusal(wrong, {"WWW-Authenticate": "Bearer"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
             message = f"Content-Type: expected application/json, got {kind or 'none'!r}"
             return refusal(RequestError(message, status=415))
         return None
 
-    def _knows(self, authorization: str) -> bool:
-        """Return whether the header has the key, comparing in constant time."""
-        scheme, _, key = authorization.partition(" ")
-        given = _digest(key.strip().encode("latin-1"))
-        return hmac.compare_digest(given, self._key or b"") and scheme.lower() == "bearer"
+    return _guarded(app, refused)
 
 
 def _digest(key: bytes) -> bytes:
     """Return a hash of a key, so that keys of any length are compared in the same time."""
     return hashlib.sha256(key).digest()
+
+
+def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
+    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), {"MOST": most, "PATIENCE": patience}))
+
+
+class _Connection(H11Protocol):
+    """One connection; uvicorn's own class waits forever for the rest of a request."""
+
+    MOST: int
+    PATIENCE: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, or end at once if there are too many connections."""
+        super().connection_made(transport)
+        if len(self.connections) > self.MOST:
+            self._end(503, f"there are {self.MOST} connections already: try again later")
+        else:
+            self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Run the timer while the client owes part of a request; receiving some of it does not restart the timer."""
+        owes = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if not owes or self.transport.is_closing():
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.PATIENCE, self._too_late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
+
+    def _end(self, status: int, message: str) -> None:
+        """Send the reason, unless a response has begun, and close."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = json.dumps(RequestError(message, status=status).to_json()).encode()
+            head = f"HTTP/1.1 {status} {'Request Timeout' if status == 408 else 'Service Unavailable'}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.close()

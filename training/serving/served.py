@@ -52,18 +52,12 @@ class Decoder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoder:
-    """An encoder's function."""
-
-    embed: Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]  # the embeddings of texts, given as tokens
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
     """A model with its name, tokenizer, sizes and limits."""
 
     name: str
-    model: Decoder | Encoder
+    # a decoder, or an encoder as a function: the embeddings of texts, given as tokens
+    model: Decoder | Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]
     tokenizer: Tokenizer
     config: Any  # the model's sizes
     limits: Limits
@@ -73,9 +67,8 @@ def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] |
     """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
-        raise AnswerError(
-            f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"
-        )
+        needed = "serving needs a decoder, task d, or an encoder, task e"
+        raise AnswerError(f"{name} is a run of the task {run.task}; {needed}")
     if weights is not None and run.task != "d":
         raise AnswerError(f"--weights: expected a decoder's run, task d, got the task {run.task}; leave it out")
     model = _decoder_of(run, limits, weights) if run.task == "d" else _encoder_of(run)
@@ -96,7 +89,7 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
     return Decoder(generator=generator, read=read.prompt, converse=converse, score=score)
 
 
-def _encoder_of(run: Run) -> Encoder:
+def _encoder_of(run: Run) -> Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]:
     def embed(texts: Sequence[list[int]]) -> Float[ndarray, "B d_e"]:
         found = []
         for i in range(0, len(texts), TEXTS_AT_ONCE):
@@ -105,4 +98,4 @@ def _encoder_of(run: Run) -> Encoder:
             found.append(sentence_embeddings(run.theta, x, lengths=lengths, config=run.config)[: len(rows)])
         return np.concatenate(found)
 
-    return Encoder(embed=embed)
+    return embed

@@ -77,30 +77,23 @@ class Objective:
         return self.losses(params, batch, keys, **options).nats
 
     def losses(
-        self,
-        params: Any,
-        batch: Batch,
-        keys: Any,
-        *,
-        label_smoothing: float = 0,
-        N_V: int | None = None,
-        **options: Any,
+        self, params: Any, batch: Batch, keys: Any, *, label_smoothing: float = 0, N_V: int | None = None, **others: Any
     ) -> Losses:
         """Return `loss`, and the balancing loss if the model has experts and a coefficient of it. Dropout needs keys,
-        one for each sequence; tokens from N_V on are padding; `options` are those of the hidden-state functions.
+        one for each sequence; tokens from N_V on are padding; `others` are those of the hidden-state functions.
         """
         line = variant_of(params).mlp
         weights, balance = self.weights(batch), None
         if isinstance(line, Experts) and line.balance:
             names = [f"{symbol}@{number}" for number in self.routed for symbol in ("router", "G")]
-            c, seen = record(self.columns, *names)(params, batch, keys, **options)
+            c, seen = record(self.columns, *names)(params, batch, keys, **others)
             each = [
                 line.balancing_loss(seen[f"router@{number}"], seen[f"G@{number}"], counted(batch))
                 for number, counted in self.routed.items()
             ]
             balance = line.balance * weights.sum() * sum(each)
         else:
-            c = self.columns(params, batch, keys, **options)
+            c = self.columns(params, batch, keys, **others)
         smoothing = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
         return Losses(log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, **smoothing), balance)
 

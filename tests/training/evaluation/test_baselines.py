@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from training.data.store import TokenStore
-from training.evaluation.baselines.compressors import compressed_bits_per_byte
-from training.evaluation.baselines.ngram import ngram_score, probabilities
+from training.evaluation.baselines import compressed_bits_per_byte, ngram_score, probabilities
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7
 SEQUENCES = [[6, 0, 1, 0, 1, 2, 7], [6, 0, 0, 3, 7], [6, 1, 7]]

@@ -21,7 +21,7 @@ from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, pictures, show
-from training.interpretability.page.packed import Packed, packed, unpacked
+from training.interpretability.page.look import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run, load_run
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import cases
-from training.loop.diagnosis import not_finite
+from training.loop.program import not_finite
 from training.runs.named_arrays import flatten, unflatten
 
 D, E, ED = (cases.random_theta(config) for config in (cases.D, cases.E, cases.ED))

@@ -8,9 +8,8 @@ import jax
 import pytest
 
 from tests.training_cases import make_trainer, settings_for
-from training.loop import memory
-from training.loop.diagnosis import TrainingError
-from training.loop.program import Plan, Program
+from training.loop import cost as memory
+from training.loop.program import Plan, Program, TrainingError
 from training.runs.directory import load_run
 from training.runs.metrics import read_metrics
 

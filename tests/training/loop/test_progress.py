@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.loop.progress import Progress
+from training.loop.store import Progress
 
 
 @pytest.mark.parametrize(("patience", "expected"), [(1, 3), (2, 6), (3, 7), (0, None)])

@@ -11,7 +11,7 @@ import pytest
 
 from algorithms import d_training
 from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
-from training.loop.diagnosis import TrainingError
+from training.loop.program import TrainingError
 from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted

@@ -14,8 +14,8 @@ from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement
 from training.mesh.shape import MeshError, check_devices, check_sizes, parse
 from training.mesh.table import TABLE, spec_of
+from training.runs.checkpoints import sums
 from training.runs.named_arrays import flatten
-from training.runs.sums import sums
 from training.tasks import TASKS
 from training.tasks.models import model_config, model_shapes
 

@@ -4,8 +4,7 @@
     found.html(), pictures(found)        # the page as a string, its sections as PNGs, by name
     show(seen, tokens)                   # only the attention among recorded values
 
-`look` in `content` computes everything; `packed` encodes the numbers for the page; `page.html`, `page.css` and the
-scripts display them.
+`look` in `content` computes everything; `page.html`, `page.css` and the scripts display it.
 """
 
 from training.interpretability.page.content import look

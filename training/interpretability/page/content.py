@@ -13,18 +13,9 @@ from training.data.chat import ChatTemplate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Translator
 from training.generation.modalities import of_text
-from training.generation.text import MASK
+from training.generation.text import MASK, masked
 from training.interpretability import attribution, circuits, lens, patching, scores
-from training.interpretability.page.look import (
-    Attended,
-    Circuits,
-    Look,
-    PageError,
-    Patched,
-    Prediction,
-    Written,
-    attending,
-)
+from training.interpretability.page.look import Attended, Circuits, Look, PageError, Patched, Prediction, Written
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
@@ -90,12 +81,8 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
         rendered = ChatTemplate.of(tokenizer).render([{"role": "user", "content": text}])
         assert isinstance(tokenizer, LibraryTokenizer)
         tokens = tokenizer.encode_markup(rendered)
-    elif run.task == "e" and MASK in text:
-        parts = [tokenizer.encode(part) for part in text.split(MASK)]
-        joined = [token for part in parts for token in [*part, tokenizer.mask_token]][:-1]
-        tokens = tokenizer.framed(joined, ends=True)
     else:
-        encoded = tokenizer.encode(text)
+        encoded = masked(text, tokenizer) if run.task == "e" else tokenizer.encode(text)
         if not encoded:
             raise PageError(f"{argument}: expected some text, got {text!r}, for which the tokenizer gives no tokens")
         tokens = tokenizer.framed(encoded, ends=run.task != "d")
@@ -107,10 +94,9 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
 def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
     if len(x) != len(other):
         both = (" | ".join(readable_tokens(run.tokenizer, tokens)) for tokens in (x, other))
-        raise PageError(
-            f"against: expected as many tokens as the prompt, {len(x)}, got {len(other)}; replace words only by words "
-            f"with as many tokens: {' against '.join(both)}"
-        )
+        numbers = f"as many tokens as the prompt, {len(x)}, got {len(other)}"
+        words = f"replace words only by words with as many tokens: {' against '.join(both)}"
+        raise PageError(f"against: expected {numbers}; {words}")
     if (x == other).all():
         raise PageError("against: expected a text other than the prompt, got the same tokens; change a word")
 
@@ -118,10 +104,8 @@ def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
 def _check_count(n: int, l: int) -> None:
     if n > MOST_WEIGHTS:
         most = int(l * (MOST_WEIGHTS / n) ** 0.5)
-        raise PageError(
-            f"prompt: expected at most {most} tokens, so that all attention weights fit in a page of 5 MB, got {l}; "
-            "shorten it"
-        )
+        so_that = "so that all attention weights fit in a page of 5 MB"
+        raise PageError(f"prompt: expected at most {most} tokens, {so_that}, got {l}; shorten it")
 
 
 def _facts(run: Run) -> list[str]:
@@ -154,7 +138,7 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
 
 
 def _own_attention(seen: Any) -> list[Attended]:
-    return [Attended("Attention", "prompt", "prompt", attending(seen["A"]))]
+    return [Attended.recorded("Attention", "prompt", "prompt", seen["A"])]
 
 
 def _by_layer(X: Any, theta: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
@@ -242,9 +226,9 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     f = ed_hidden_state
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
-        Attended("Encoder (line 5)", "prompt", "prompt", attending(seen["A/5"])),
-        Attended("Decoder (line 14)", "answer", "answer", attending(seen["A/14"])),
-        Attended("Decoder to encoder (line 16)", "answer", "prompt", attending(seen["A/16"])),
+        Attended.recorded("Encoder (line 5)", "prompt", "prompt", seen["A/5"]),
+        Attended.recorded("Decoder (line 14)", "answer", "answer", seen["A/14"]),
+        Attended.recorded("Decoder to encoder (line 16)", "answer", "prompt", seen["A/16"]),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
     prediction = _by_layer(seen["X@19"], theta, x, "answer", rows)

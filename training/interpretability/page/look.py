@@ -1,8 +1,10 @@
-"""The content of the page as named tuples, and the page as HTML."""
+"""The content of the page as named tuples, and the page as HTML, in which arrays are encoded as strings."""
 
+import base64
 import html
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
@@ -12,7 +14,6 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from training.interpretability.page.packed import packed
 from training.interpretability.page.words import readable
 
 SCRIPTS = ("data.js", "color.js", "grid.js", "attention.js", "prediction.js", "parts.js", "circuits.js", "page.js")
@@ -30,6 +31,11 @@ class Attended(NamedTuple):
     of: str  # the name of the text whose tokens attend
     to: str  # the name of the text that they attend to
     A: Float[np.ndarray, "L H l_x l_z"]  # the weights, which sum to 1 over l_z
+
+    @staticmethod
+    def recorded(title: str, of: str, to: str, A: Float[Array, "L H l_z l_x"]) -> "Attended":
+        """Return recorded weights."""
+        return Attended(title, of, to, np.asarray(jnp.swapaxes(A, 2, 3), np.float32))
 
 
 class Prediction(NamedTuple):
@@ -136,11 +142,6 @@ class Look(NamedTuple):
         return described
 
 
-def attending(A: Array) -> np.ndarray:
-    """Return attention weights ``[L, H, l_z, l_x]`` as an array with the attending token's axis first."""
-    return np.asarray(jnp.swapaxes(A, 2, 3), np.float32)
-
-
 def _file(name: str) -> str:
     return resources.files("training.interpretability.page").joinpath(name).read_text("utf-8")
 
@@ -158,13 +159,11 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
     blocks = []
     for of, A in found.items():
         if A.ndim != 4:
-            raise PageError(
-                f"seen: expected {of} with all layers and heads, for one sequence, [layers, H, l_z, l_x], got "
-                f"{list(A.shape)}"
-            )
+            expected = f"{of} with all layers and heads, for one sequence, [layers, H, l_z, l_x]"
+            raise PageError(f"seen: expected {expected}, got {list(A.shape)}")
         l_z, l_x = A.shape[2:]
         texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
-        blocks.append(Attended(of, _text(l_x), _text(l_z), attending(jnp.asarray(A))))
+        blocks.append(Attended.recorded(of, _text(l_x), _text(l_z), jnp.asarray(A)))
     if tokens is not None and _text(len(tokens)) not in texts:
         lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
         raise PageError(f"tokens: expected {lengths}, as in the attention, got {len(tokens)}")
@@ -180,3 +179,58 @@ def _named(tokens: Sequence[object] | None, l: int) -> list[str]:
     if tokens is None or len(tokens) != l:
         return [f"·{t}" for t in range(l)]
     return [readable(str(token)) for token in tokens]
+
+
+class Packed(NamedTuple):
+    """Arrays as a string: 8, 16 or 32 bits per number, all compressed together."""
+
+    text: str  # their concatenated bytes, deflated, in base64
+    # each array's name, shape, bits, offset of its first byte, low and step: number n stands for ``low + n step``.
+    # Signed arrays can represent 0 exactly, and the highest n is NaN
+    table: list[dict[str, Any]]
+
+
+def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
+    """Pack arrays, each with its number of bits; integers are kept as they are.
+
+    Example:
+        >>> p = packed({"A": (np.array([[0.0, 0.25], [1.0, 0.5]]), 8)})
+        >>> unpacked(p)["A"].round(2).tolist()
+        [[0.0, 0.25], [1.0, 0.5]]
+    """
+    table, parts, offset = [], [], 0
+    for name, (array, bits) in sorted(arrays.items(), key=lambda item: -item[1][1]):  # keeps larger numbers aligned
+        low, step = _range(array, bits)
+        numbers = np.round((np.asarray(array, np.float64) - low) / step)
+        numbers = np.where(np.isfinite(numbers), numbers, 2**bits - 1)
+        data = numbers.astype(f"<u{bits // 8}").tobytes()
+        table.append({"name": name, "shape": array.shape, "bits": bits, "offset": offset, "low": low, "step": step})
+        parts.append(data)
+        offset += len(data)
+    return Packed(base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii"), table)
+
+
+def _range(array: np.ndarray, bits: int) -> tuple[float, float]:
+    """Return low and step: 0 and 1 for integers, 0 and 1/(2^bits − 2) for weights and probabilities."""
+    if np.issubdtype(array.dtype, np.integer):
+        return 0.0, 1.0
+    finite = array[np.isfinite(array)]
+    largest = float(np.abs(finite).max(initial=0))
+    if float(finite.min(initial=0)) >= 0 and largest <= 1:
+        return 0.0, 1 / (2**bits - 2)
+    step = max(largest, 1e-30) / (2 ** (bits - 1) - 1)
+    return -step * (2 ** (bits - 1) - 1), step
+
+
+def unpacked(p: Packed) -> dict[str, np.ndarray]:
+    """Return the arrays, within half a step of their original values."""
+    data = zlib.decompress(base64.b64decode(p.text))
+    found = {}
+    for entry in p.table:
+        size = int(np.prod(entry["shape"]))
+        numbers = np.frombuffer(data, f"<u{entry['bits'] // 8}", size, entry["offset"]).astype(np.float64)
+        values = entry["low"] + numbers * entry["step"]
+        is_number = entry["step"] != 1
+        values = np.where(is_number & (numbers == 2 ** entry["bits"] - 1), np.nan, values)
+        found[entry["name"]] = values.reshape(entry["shape"])
+    return found

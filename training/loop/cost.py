@@ -1,5 +1,6 @@
-"""The cost of a training step: its matrix products, the machine's peak rate, and the memory in use."""
+"""The cost of a training step, in matrix products and memory, and what the machine has of both."""
 
+import dataclasses
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -8,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.model.sizes import TransformerConfig
-from training.system import peak_memory
+from training.mesh.shape import MeshError, check_sizes
+from training.settings import Settings, SettingsError
+from training.system import peak_memory, physical_memory
 from training.tasks import TASKS
 from training.tasks.objectives import variant_of
 
@@ -51,7 +54,36 @@ def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
 
 def memory_in_use() -> int:
     """Return the peak bytes in use: of this process's first device, or of the process if the device does not say."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return stats["peak_bytes_in_use"]
-    return peak_memory()
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", peak_memory())
+
+
+def limit(devices: int) -> int:
+    """Return the bytes available on each device: what the first one reports, else its share of the machine's memory."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", physical_memory() // devices)
+
+
+def needed(compiled: Any) -> int:
+    """Return the bytes that a compiled function needs on each device; 0 if the compiler does not say."""
+    analysis = compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
+    if analysis is None:
+        return 0
+    reused = analysis.alias_size_in_bytes
+    return analysis.argument_size_in_bytes + analysis.output_size_in_bytes + analysis.temp_size_in_bytes - reused
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out."""
+    text = str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and ("RESOURCE_EXHAUSTED" in text or "ut of memory" in text)
+
+
+def in_more_parts(settings: Settings) -> Settings | None:
+    """Return the settings with the batch in twice as many parts, or the next possible number; None if there is none."""
+    for parts in range(2 * settings.accumulation_steps, settings.batch_size + 1):
+        try:
+            smaller = dataclasses.replace(settings, accumulation_steps=parts)
+            check_sizes(smaller)
+            return smaller
+        except (SettingsError, MeshError):
+            continue
+    return None

@@ -1,1 +1,0 @@
-"""Simpler methods to compare a trained model with."""
