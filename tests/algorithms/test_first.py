@@ -16,7 +16,7 @@ from training.loop.cost import active_parameters
 from training.mesh.table import table_of
 from training.tasks import TASKS
 
-pytestmark = pytest.mark.sampled(1, tests=2)
+pytestmark = pytest.mark.sampled(1, tests=1)
 
 N, L = 2, 5
 GATED = MLP(activation="silu", gated=True, biases=False)

@@ -11,7 +11,7 @@ from tests import cases
 from tests.algorithms.test_inside import BATCH, ED, D, E, X, Z, implementations, with_implementation
 from training.crosscheck import oracle
 
-pytestmark = pytest.mark.sampled(1, tests=6)
+pytestmark = pytest.mark.sampled(1, tests=5)
 
 # What is replaced.
 

@@ -14,7 +14,7 @@ from tests.algorithms.test_inside import BATCH, D, X
 from tests.cases import assert_close
 from training.interpretability import patching
 
-pytestmark = pytest.mark.sampled(2, tests=3)
+pytestmark = pytest.mark.sampled(2, tests=2)
 
 
 class Counted:

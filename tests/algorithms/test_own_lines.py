@@ -23,7 +23,7 @@ from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, SinkParams, Sinks
 
-pytestmark = pytest.mark.sampled(1, tests=7)
+pytestmark = pytest.mark.sampled(1, tests=5)
 
 OWN = {"EXPERTS": EXPERTS, "SINKS": SINKS, "DIFFERENTIAL": DIFFERENTIAL, "LATENT": LATENT}
 ATTENTIONS = {name: variant for name, variant in OWN.items() if name != "EXPERTS"}

@@ -19,7 +19,7 @@ from training.generation.cache import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
-pytestmark = pytest.mark.sampled(1, tests=12)
+pytestmark = pytest.mark.sampled(1, tests=10)
 
 N_V, L_MAX = 17, 131
 CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)

@@ -12,7 +12,7 @@ from tests import cases, family_cases
 from training.generation import Generator
 from training.generation.requests import Request
 
-pytestmark = pytest.mark.sampled(1, tests=3)
+pytestmark = pytest.mark.sampled(1, tests=2)
 
 PROMPTS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0]])
 LENGTHS = np.array([7, 3, 1])

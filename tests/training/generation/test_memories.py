@@ -17,7 +17,7 @@ from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(1)
 
 L_MAX, L_GEN, TAU = 23, 7, 0.8
 KEYS = jax.random.split(jax.random.key(3), 3)

@@ -11,7 +11,7 @@ from tests.cases import random_theta
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 
-pytestmark = pytest.mark.sampled(1, tests=5)
+pytestmark = pytest.mark.sampled(1, tests=4)
 
 N_V, L_MAX = 17, 83
 LINES = [Attention(positions=Rotary(base=100.0), biases="qkv", window=w, cap=3.0, scale=0.3) for w in (None, 5)]

@@ -13,7 +13,7 @@ from training.interpretability import circuits, patching, scores
 from training.interpretability.lens import logit_lens, tuned_lens
 from training.interpretability.saved import load_recorded, save_recorded
 
-pytestmark = pytest.mark.sampled(1, tests=6)
+pytestmark = pytest.mark.sampled(1, tests=5)
 
 D = cases.random_theta(cases.D)
 X, OTHER = cases.random_tokens(6, seed=1, n=14), cases.random_tokens(6, seed=9, n=14)

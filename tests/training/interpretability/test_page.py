@@ -25,7 +25,7 @@ from training.interpretability.page.look import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run, load_run
 
-pytestmark = pytest.mark.sampled(1, tests=6)
+pytestmark = pytest.mark.sampled(1, tests=5)
 
 PROMPT, OTHER = "abcabca d", "abcabca.d"
 
