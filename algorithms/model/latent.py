@@ -101,7 +101,7 @@ class Latent(Attention):
         K_r = linear(W.W_kr, Z, None, implementation)[None]
         Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
         K_c = linear(W.W_k, c, None, implementation)
-        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, len(W.W_q[0]) + self.d_r)  # line 1
+        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, W.W_q.shape[1] + self.d_r)  # line 1
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)  # line 2
         V = linear(W.W_v, c, None, implementation)  # line 3
 
@@ -112,7 +112,7 @@ class Latent(Attention):
 
     def _factor(self, W: Any, rows: int) -> float:
         """What multiplies queries of this many rows, whose scores will be divided by its root."""
-        scale = (len(W.W_q[0]) + self.d_r) ** -0.5 if self.scale is None else self.scale
+        scale = (W.W_q.shape[1] + self.d_r) ** -0.5 if self.scale is None else self.scale
         scaling = self.positions.scaling
         return scale * rows**0.5 * getattr(scaling, "of_scores", 1.0)
 

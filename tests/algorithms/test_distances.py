@@ -19,6 +19,7 @@ from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
 from training.crosscheck.oracle import family
 from training.crosscheck.oracle.parameters import unstack_family
+from training.crosscheck.oracle.positions import t5_bucket
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -53,6 +54,12 @@ def test_the_shift_by_a_reshape_is_the_printed_index(l_z, l_x):
     np.testing.assert_allclose(S, np.array(expected), atol=1e-12)
     for found, by_jax in zip(scores_by_distance_backward(U, P, E), pullback(E), strict=True):
         np.testing.assert_allclose(found, by_jax, atol=1e-12)
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_buckets_are_the_oracles(both_ways):
+    expected = [t5_bucket(t, both_ways, 32, 128) for t in range(-200, 201)]
+    np.testing.assert_array_equal(Distances().bucket(np.arange(-200, 201), both_ways), expected)
 
 
 @every_kind

@@ -123,6 +123,7 @@ def test_a_patch_without_a_position_makes_nan():
     assert np.isfinite(np.delete(e, 2, axis=1)).all()
 
 
-def test_the_initializer_uses_no_key_twice():
+def test_the_initializer_uses_no_key_twice_and_scales_kernels():
     with jax.debug_key_reuse(True):
-        alg.init_gato(jax.random.key(0), CONFIG)
+        image = alg.init_gato(jax.random.key(0), CONFIG).image
+    assert image[0].std() == pytest.approx((9 * CONFIG.channels) ** -0.5, rel=0.2)

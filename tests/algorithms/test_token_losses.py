@@ -65,6 +65,7 @@ def test_the_last_token_of_a_document_has_no_loss():
     expected = [*alg.d_token_losses(X[0, :3], theta), *alg.d_token_losses(X[0, 3:], theta)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found[2] == found[4] == 0
+    cases.assert_close(alg.d_token_losses(X[0], theta, segments=0 * segments), alg.d_token_losses(X[0], theta))
 
 
 KEY = jax.random.key(5)

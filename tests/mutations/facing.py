@@ -30,7 +30,7 @@ FACING = {
     "ops/attention/dispatch": "attention batch_axes distances family",
     "ops/attention/distances": "distances family",
     "ops/attention/strips": "backward attention distances family tiles",
-    "ops/attention/tiles": "tiles blockwise backward distances",
+    "ops/attention/tiles": "tiles sinks blockwise backward distances",
     "ops/chunked_log_loss": "loss token_losses sharding",
     "ops/grouped": "experts family",
     "ops/linear": "linear backward",

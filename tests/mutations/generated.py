@@ -118,9 +118,11 @@ def _expressions(statement: ast.stmt) -> list[ast.expr]:
 
 def _wrong(expression: ast.expr, source) -> Iterator[tuple[ast.expr, str]]:
     """Yield each part of an expression that can be edited, and what takes its place."""
-    powers = [node for node in ast.walk(expression) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+    nodes = list(ast.walk(expression))
+    powers = [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
     squared = {power.left for power in powers if source(power.right) == "2"}
-    for node in ast.walk(expression):
+    choices = {n for n in nodes if isinstance(n, ast.Compare | ast.IfExp) and "implementation ==" in source(n)}
+    for node in (n for n in nodes if n not in choices):  # all implementations compute the same
         match node:
             case ast.BinOp():
                 wrong = _of_operation(node, source(node.left), source(node.right))

@@ -1,4 +1,6 @@
-"""The training loop: it learns, goes on exactly where it was, stops where it must, and keeps what it should."""
+"""The training loop: it learns, goes on exactly where it was, stops where it must and says why, and keeps what it
+should.
+"""
 
 import dataclasses
 import json
@@ -10,12 +12,15 @@ import numpy as np
 import pytest
 
 from algorithms import d_training
+from tests import cases
 from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
-from training.loop.program import TrainingError
+from training.loop.program import TrainingError, not_finite
+from training.loop.store import Progress
 from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
+from training.runs.named_arrays import flatten, unflatten
 from training.tasks.models import init_model, model_shapes
 
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}
@@ -232,3 +237,39 @@ def test_every_objective_learns(task, tmp_path):
     assert np.mean(losses[-5:]) < (0.9 if task == "e" else 0.75) * np.mean(losses[:5])
     run = load_run(tmp_path / "run")
     assert (run.task, run.tokenizer.N_V) == (task, run.config.N_V)
+
+
+@pytest.mark.parametrize(("patience", "expected"), [(1, 3), (2, 6), (3, 7), (0, None)])
+def test_evaluations_without_a_better_loss_end_the_run(patience, expected):
+    """The step at which it ends; an equal loss is not a better one."""
+    progress, ended = Progress(), None
+    for step, loss in enumerate((3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1), 1):
+        progress.step = step
+        best = progress.best_loss
+        assert progress.note({"loss": loss}, patience) == (loss < best)
+        ended = step if progress.stopped and ended is None else ended
+    assert (ended, (progress.best_loss, progress.best_step, progress.worse)) == (expected, (1.9, 4, 3))
+
+
+D, E, ED = (cases.random_theta(config) for config in (cases.D, cases.E, cases.ED))
+
+
+@pytest.mark.parametrize(
+    ("theta", "name", "is_stacked"),
+    [
+        (D, "layers.mlp.W_mlp1", True),
+        (D, "W_e", False),
+        (ED, "decoder.self_attention.heads.W_q", True),
+        (ED, "encoder.norm1.gamma", True),
+        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.W_e", False),
+        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.norm.gamma", False),
+        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.layers.norm1.beta", True),
+        ({"transformer": D}, "transformer.layers.norm2.beta", True),
+    ],
+)
+def test_the_first_layer_is_named_of_arrays_that_hold_all_layers(theta, name, is_stacked):
+    arrays = {key: np.array(array) for key, array in flatten(theta).items()}
+    arrays[name][1] = np.nan
+    message = str(not_finite(7, 2.5, 0.1, unflatten(theta, arrays), 5))
+    assert f"the gradients of {name}{'[1]' if is_stacked else ''} are not finite" in message
+    assert "the last good checkpoint is of step 5" in message
