@@ -52,6 +52,12 @@ EXAMPLES: dict[str, Callable[[Any, Settings], Source]] = {
     "gato": lambda store, settings: NextTokens(store, l_max=settings.l_max, mode="packed"),
 }
 """Makes the examples of each task from the store of a part and the settings."""
+BATCHES: dict[str, Callable[..., Batches]] = {
+    "gato": lambda source, settings, tokenizer, **sizes: Modalities(
+        source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
+    )
+}
+"""Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
@@ -145,8 +151,8 @@ def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None 
 def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise | None = None) -> Batches:
     """Return the batches of a task's examples."""
     sizes = {"batch_size": settings.batch_size, "seed": settings.seed}
-    if settings.task == "gato":
-        return Modalities(source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes)
+    if settings.task in BATCHES:
+        return BATCHES[settings.task](source, settings, tokenizer, **sizes)
     return Batches(source, noise=noise, **sizes)
 
 
