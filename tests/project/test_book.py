@@ -6,13 +6,11 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 
 import pytest
 from PIL import Image
 
 import algorithms
-from tests.browser import FLAGS as OF_EVERY_PAGE
 from tests.browser import luminance
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
@@ -24,7 +22,6 @@ from training.crosscheck.variants import VariantScenarios, compare_variant
 pytestmark = pytest.mark.end_to_end
 SAMPLE = (1, 4, 6, 10)
 VARIANTS = ("LLAMA", "BERT")
-FLAGS = ["--headless", "--disable-quic", "--force-prefers-reduced-motion", *OF_EVERY_PAGE]
 
 
 @dataclasses.dataclass
@@ -61,21 +58,6 @@ def write(folder, numbers, variants=()):
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     return write(tmp_path_factory.mktemp("book"), SAMPLE, VARIANTS)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium found; on Debian: apt install chromium")
-
-    def run(url, folder, *options):
-        profile = folder / "profile"
-        shutil.rmtree(profile, ignore_errors=True)
-        command = [found, *FLAGS, f"--user-data-dir={profile}", *options, url]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
-
-    return run
 
 
 def requested_by_pages(log):

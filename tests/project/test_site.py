@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.test_book import browser  # noqa: F401
-
 pytestmark = pytest.mark.end_to_end
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +53,7 @@ def test_pages_ask_the_network_for_nothing(site):
         assert not re.findall(r'<link[^>]* rel="?(?:stylesheet|preload|icon)"?[^>]* href="?https?:', text), path
 
 
-def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):  # noqa: F811
+def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):
     url = f"{(site / 'notes' / 'scaling.html').as_uri()}?q=preemption"
     page = browser(url, tmp_path, "--virtual-time-budget=10000", "--dump-dom").stdout
     assert re.search(r"[1-9]\d* matching document", page)
