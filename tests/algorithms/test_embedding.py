@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    BART,
-    PAPER,
-    EDTransformerConfig,
-    init_ed_transformer,
-    positional_embedding,
-    sinusoidal_positional_embedding,
-    token_embedding,
-)
+import algorithms as alg
+from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
 from algorithms.lines import Attention, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
@@ -54,9 +47,9 @@ def test_vaswanis_sinusoids_by_their_formula():
 
 
 def test_a_table_with_columns_before_the_first_position_has_as_many_positions_as_were_asked_for():
-    config = EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=1, d_e=2, d_mlp=3, variant=BART)
-    theta = init_ed_transformer(jax.random.key(0), config)
-    assert BART.embedding.limit(theta) == 5
+    config = alg.EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=1, d_e=2, d_mlp=3, variant=alg.BART)
+    theta = alg.init_ed_transformer(jax.random.key(0), config)
+    assert alg.BART.embedding.limit(theta) == 5
 
 
 def test_far_positions_are_exact_in_float32():
@@ -73,7 +66,7 @@ SCALINGS = [Linear(factor=3.0), Llama3(factor=8.0, l_original=40), YARN, YARN.bu
 @pytest.mark.parametrize("scaling", [*SCALINGS, YARN.but(factor=0.7, slow=5e-4, fast=30.0)], ids=str)
 def test_scaled_frequencies_are_the_oracles(scaling):
     line = Attention(positions=Rotary(base=100.0, scaling=scaling))
-    expected, factor = rotary_frequencies(16, options_of(PAPER.but(attention=line), 1)["attention"][0]["positions"])
+    expected, factor = rotary_frequencies(16, options_of(alg.PAPER.but(attention=line), 1)["attention"][0]["positions"])
     found, of_ours = scaling(100.0 ** (-np.arange(0, 16, 2) / 16), 100.0)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert of_ours == pytest.approx(factor, rel=1e-12)

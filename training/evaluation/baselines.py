@@ -1,7 +1,8 @@
 """Baselines of a language model: general-purpose compressors, and an interpolated n-gram model.
 
-It is the Witten–Bell interpolation of the orders n, …, 1 and the uniform distribution, so that no token has probability
-zero: with h the last n − 1 tokens, c(h) the number of tokens seen after h and T(h) the number of distinct ones,
+The n-gram model interpolates the orders n, …, 1 and the uniform distribution as Witten and Bell do, so that no token
+has probability zero: with h the last n − 1 tokens, c(h) the number of tokens seen after h and T(h) the number of
+distinct ones,
 
     p(w | h) = (c(h w) + T(h) p(w | h')) / (c(h) + T(h)),        h' = h without its first token.
 """
