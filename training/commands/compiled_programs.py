@@ -90,8 +90,10 @@ class Programs:
             self._write(self._path(key), value)
         except OSError as error:
             self._writes = False
-            so = "so they are compiled again next time; name another directory with --compilation-cache, or off"
-            self._warn(f"note: {self._directory} cannot keep compiled programs ({error.strerror}), {so}")
+            self._warn(
+                f"note: {self._directory} cannot keep compiled programs ({error.strerror}), so they are compiled again "
+                f"next time; name another directory with --compilation-cache, or off"
+            )
 
     def clear(self) -> None:
         """Remove all programs."""

@@ -51,5 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
     picture_of_digits(gato, where / "digits.png")
     print(f"digits: {right} of {len(held_out.labels)} held-out images named; drawings in {where / 'digits.png'}")
     found = picture_of_pendulum(gato, where / "pendulum.png")
-    upright = f"upright {100 * found['upright']:.0f} % of the last 5 seconds"
-    print(f"pendulum: {upright}, return {found['return']:.0f}; {where / 'pendulum.png'}")
+    print(
+        f"pendulum: upright {100 * found['upright']:.0f} % of the last 5 seconds, return {found['return']:.0f}; "
+        f"{where / 'pendulum.png'}"
+    )

@@ -253,8 +253,10 @@ EVALUATIONS: dict[str, Evaluation] = {
 def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Iterator[str]:
     """Yield lines that report the results on all held-out data."""
     of = "answers" if data.corpus.kind == "conversations" else "data"
-    loss = f"loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}"
-    yield f"held-out {of}: {loss}, accuracy {100 * results['accuracy']:.2f} %"
+    yield (
+        f"held-out {of}: loss {results['loss']:.4f} nats per token, perplexity {results['perplexity']:.2f}, "
+        f"accuracy {100 * results['accuracy']:.2f} %"
+    )
     if "bits_per_byte" in results:
         held_out = joined_bytes(data.corpus.validation)
         yield f"bits per byte of the {len(held_out)} held-out bytes:"

@@ -28,14 +28,18 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
     if not isinstance(config, config_type):
         raise TypeError(f"config: expected {config_type.__name__}, got {type(config).__name__}")
     if theta.variant != config.variant:
-        both = f"expected θ's own, {theta.variant!r}, got {config.variant!r}"
-        raise ValueError(f"config.variant: {both}; give the configuration that θ was made for")
+        raise ValueError(
+            f"config.variant: expected θ's own, {theta.variant!r}, got {config.variant!r}; give the configuration that "
+            "θ was made for"
+        )
     shapes_of(theta)
     for name, axis, columns in (("W_e", "N_V", config.N_V), ("W_p", "l_max", config.sizes()["l_max"])):
         matrix = getattr(theta, name)
         if matrix is not None and matrix.shape != (config.d_e, columns):
-            expected = f"[d_e, {axis}] = [{config.d_e}, {columns}] from the configuration"
-            raise ValueError(f"theta.{name}: expected {expected}, got {list(matrix.shape)}")
+            raise ValueError(
+                f"theta.{name}: expected [d_e, {axis}] = [{config.d_e}, {columns}] from the configuration, got "
+                f"{list(matrix.shape)}"
+            )
 
 
 def checked(
@@ -67,8 +71,10 @@ def checked(
         unknown = (x[r, :length] < 0) | (x[r, :length] >= N_V)
         if unknown.any():
             t = int(unknown.argmax())
-            token = f"token {x[r, t]} at position {t} of request {r}"
-            raise ValueError(f"{name}: {token} is unknown; expected one in [0, N_V) = [0, {N_V})")
+            raise ValueError(
+                f"{name}: token {x[r, t]} at position {t} of request {r} is unknown; "
+                f"expected one in [0, N_V) = [0, {N_V})"
+            )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
 
 
@@ -136,8 +142,9 @@ def _check_biases(sampling: Any, N_V: int) -> None:
     for token, bias in (sampling["logit_bias"] or {}).items():
         check_token("logit_bias", token, N_V)
         if not abs(bias) <= LARGEST_BIAS:
-            limits = f"from {-LARGEST_BIAS} to {LARGEST_BIAS}"
-            raise ValueError(f"logit_bias: expected {limits} for token {token}, got {bias}")
+            raise ValueError(
+                f"logit_bias: expected from {-LARGEST_BIAS} to {LARGEST_BIAS} for token {token}, got {bias}"
+            )
 
 
 def check_token(name: str, token: int | None, N_V: int) -> None:

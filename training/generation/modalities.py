@@ -78,8 +78,10 @@ class Gato:
         lengths = np.array([len(columns.x) for columns in asked])
         needed = int(lengths.max()) + n - 1
         if needed > self.config.l_max:
-            most = f"the model reads at most l_max = {self.config.l_max}"
-            raise DataError(f"the sequence needs {needed} columns, but {most}: shorten it")
+            raise DataError(
+                f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: "
+                "shorten it"
+            )
         batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
         for i in range(n):

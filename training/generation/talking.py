@@ -84,8 +84,10 @@ class Talker(Continuer):
             if self._room(tokens) >= least or (len(turns) == 1 and self._room(tokens) > 0):
                 return messages, tokens
             if len(turns) == 1:
-                has = f"the message has {len(tokens)} tokens, including those of the chat template"
-                raise AnswerError(f"{has}, but the model reads at most l_max = {l_max}: shorten it")
+                raise AnswerError(
+                    f"the message has {len(tokens)} tokens, including those of the chat template, but the model reads "
+                    f"at most l_max = {l_max}: shorten it"
+                )
             messages = messages[: turns[0]] + messages[turns[1] :]
 
     def _room(self, tokens: Sequence[int]) -> int:

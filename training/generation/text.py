@@ -109,8 +109,10 @@ class Answerer(abc.ABC):
                 raise AnswerError(f"text {number} is empty: give some text to {self.verb}")
             row = self.tokenizer.framed(tokens, ends=True)
             if len(row) > self.config.l_max:
-                has = f"text {number} has {len(row)} tokens, including special ones"
-                raise AnswerError(f"{has}, but the model reads at most l_max = {self.config.l_max}: shorten it")
+                raise AnswerError(
+                    f"text {number} has {len(row)} tokens, including special ones, but the model reads at most "
+                    f"l_max = {self.config.l_max}: shorten it"
+                )
             rows.append(row)
         return inputs.padded_rows(rows)
 

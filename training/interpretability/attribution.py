@@ -95,11 +95,15 @@ def _check_adds_up(theta: DTransformerParams) -> None:
         )
     for line in theta.variant.attentions:
         if type(line).write is not Attention.write:
-            own = f"{type(line).__name__}'s own, whose heads need not have separate parts"
-            raise ValueError(f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {own}")
+            raise ValueError(
+                f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
+                "heads need not have separate parts"
+            )
     if any(line.normalize_output is not None for line in theta.variant.attentions):
-        norm = "a norm after the sum over the heads, so no head has a separate part"
-        raise ValueError(f"variant.attention.normalize_output: expected None, got {norm}")
+        raise ValueError(
+            "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
+            "so no head has a separate part"
+        )
     cap = theta.variant.unembedding.cap
     if cap is not None:
         raise ValueError(f"variant.unembedding.cap: expected None, got {cap}, so the logits are not a sum")

@@ -88,9 +88,10 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     except BrokenPipeError:
         raise  # the reader of the observer's output closed the pipe
     except OSError as error:
-        to = "resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over"
-        why = f"cannot write to {files.path}: {reason(error)}"
-        raise TrainingError(f"{why}; make room, and rerun the command to {to}") from error
+        raise TrainingError(
+            f"cannot write to {files.path}: {reason(error)}; make room, and rerun the command to "
+            + ("resume from the last checkpoint" if saved_steps(files.checkpoints) else "start over")
+        ) from error
 
 
 def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState, Progress]:
@@ -108,8 +109,10 @@ def _in_more_parts(plan: Plan, store: Store, watch: Watch) -> Plan:
     """Compute a batch in more parts, and record that in the run."""
     smaller = plan.in_more_parts()
     store.note(smaller)
-    parts = f"{smaller.settings.accumulation_steps} parts instead of {plan.settings.accumulation_steps}"
-    watch.observer.warned(f"memory is short: each batch is computed in {parts} (accumulation_steps)")
+    watch.observer.warned(
+        f"memory is short: each batch is computed in {smaller.settings.accumulation_steps} parts instead of "
+        f"{plan.settings.accumulation_steps} (accumulation_steps)"
+    )
     return smaller
 
 

@@ -34,8 +34,10 @@ def parse(text: str) -> dict[str, int]:
     for part in text.split(",") if text.strip() else []:
         axis, _, size = (word.strip() for word in part.partition("="))
         if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
-            axes = f"{', '.join(AXES)}, each at most once and with a number of devices"
-            raise MeshError(f"--mesh: expected {axes}, such as data=4,model=2, got {text!r}")
+            raise MeshError(
+                f"--mesh: expected {', '.join(AXES)}, each at most once and with a number of devices, such as "
+                f"data=4,model=2, got {text!r}"
+            )
         sizes[axis] = int(size)
     return {axis: sizes[axis] for axis in AXES if axis in sizes}
 

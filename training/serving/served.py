@@ -67,8 +67,9 @@ def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] |
     """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
-        needed = "serving needs a decoder, task d, or an encoder, task e"
-        raise AnswerError(f"{name} is a run of the task {run.task}; {needed}")
+        raise AnswerError(
+            f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"
+        )
     if weights is not None and run.task != "d":
         raise AnswerError(f"--weights: expected a decoder's run, task d, got the task {run.task}; leave it out")
     model = _decoder_of(run, limits, weights) if run.task == "d" else _encoder_of(run)

@@ -70,8 +70,9 @@ def _imported(module: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise ValueError(f"{module}: cannot be imported: {error}; install what it needs") from None
-        advice = "install its package, or name its folder in PYTHONPATH"
-        expected = "expected a module with the lines of this model, got none of this name"
-        raise ValueError(f"{module}: {expected}; {advice}") from None
+        raise ValueError(
+            f"{module}: expected a module with the lines of this model, got none of this name; install its package, or "
+            "name its folder in PYTHONPATH"
+        ) from None
     except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise ValueError(f"{module}: cannot be imported: {type(error).__name__}: {error}") from None

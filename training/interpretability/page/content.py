@@ -94,9 +94,10 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
 def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
     if len(x) != len(other):
         both = (" | ".join(readable_tokens(run.tokenizer, tokens)) for tokens in (x, other))
-        numbers = f"as many tokens as the prompt, {len(x)}, got {len(other)}"
-        words = f"replace words only by words with as many tokens: {' against '.join(both)}"
-        raise PageError(f"against: expected {numbers}; {words}")
+        raise PageError(
+            f"against: expected as many tokens as the prompt, {len(x)}, got {len(other)}; replace words only by words "
+            f"with as many tokens: {' against '.join(both)}"
+        )
     if (x == other).all():
         raise PageError("against: expected a text other than the prompt, got the same tokens; change a word")
 
@@ -104,8 +105,10 @@ def _check_pair(run: Run, x: np.ndarray, other: np.ndarray) -> None:
 def _check_count(n: int, l: int) -> None:
     if n > MOST_WEIGHTS:
         most = int(l * (MOST_WEIGHTS / n) ** 0.5)
-        so_that = "so that all attention weights fit in a page of 5 MB"
-        raise PageError(f"prompt: expected at most {most} tokens, {so_that}, got {l}; shorten it")
+        raise PageError(
+            f"prompt: expected at most {most} tokens, so that all attention weights fit in a page of 5 MB, got {l}; "
+            "shorten it"
+        )
 
 
 def _facts(run: Run) -> list[str]:

@@ -159,8 +159,10 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
     blocks = []
     for of, A in found.items():
         if A.ndim != 4:
-            expected = f"{of} with all layers and heads, for one sequence, [layers, H, l_z, l_x]"
-            raise PageError(f"seen: expected {expected}, got {list(A.shape)}")
+            raise PageError(
+                f"seen: expected {of} with all layers and heads, for one sequence, [layers, H, l_z, l_x], got "
+                f"{list(A.shape)}"
+            )
         l_z, l_x = A.shape[2:]
         texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
         blocks.append(Attended.recorded(of, _text(l_x), _text(l_z), jnp.asarray(A)))
