@@ -1,15 +1,19 @@
 """The command: makes each wrong edit in a scratch copy of the tree, and runs the tests that it faces."""
 
 import argparse
+import collections
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import pathlib
+import queue
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,16 +27,18 @@ from .equivalent import EQUIVALENT
 from .facing import facing
 from .generated import ROOT, Generated, generated
 
-__all__ = ["catcher", "edits", "main"]
+__all__ = ["Copy", "edits", "main"]
 
 MARKS = (
-    "not (slow or thorough or end_to_end or download or compilers)",
-    "(thorough or end_to_end) and not (slow or download or compilers)",
+    "not (slow or end_to_end or download or compilers)",
+    "end_to_end and not (slow or download or compilers)",
     "slow and not (download or compilers)",
 )
 """The tests that run first, and those that run as long as nothing has failed."""
 LIMIT = 1200
 """Seconds after which tests are ended; the first ones count as failed then."""
+FIRST = 5
+"""How many of the tests that caught other edits of a file run before all that it faces."""
 SURVIVED = "SURVIVED"
 
 
@@ -41,42 +47,52 @@ def edits() -> dict[str, tuple[Edit | Generated, tuple[str, ...]]]:
     return BY_HAND | {name: (edit, facing(edit.file)) for name, edit in generated().items()}
 
 
-def catcher(edit: Edit | Generated, tests: Sequence[str]) -> str:
-    """Make an edit in a copy of the tree and run tests there, and return the name of the first that fails; or SURVIVED.
+class Copy:
+    """A scratch copy of the tree, with a process that runs tests there."""
 
-    Raises:
-        ValueError: if the code to replace is not there exactly once.
-        RuntimeError: if the tests could not be run.
-    """
-    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        copy = pathlib.Path(folder)
+    def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
+        self.folder = folder
         for package in ("algorithms", "training", "tests", "docs"):
-            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        (copy / edit.file).write_text(edit.made(ROOT), "utf-8")
-        for marks in MARKS:
-            found = _failed(copy, [f"tests/{test}" for test in tests], marks)
-            if found is not None:
-                return found
-    return SURVIVED
+            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        # compiling is what takes the time
+        environment = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(folder)}
+        environment |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"), "PYTHONDONTWRITEBYTECODE": ""}
+        command = [sys.executable, str(folder / "tests" / "mutations" / "server.py"), str(LIMIT)]
+        options = {"cwd": folder, "env": os.environ | environment, "text": True, "encoding": "utf-8"}
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        self.server = stack.enter_context(server)  # at the end its input is closed, and it ends
 
+    def catcher(self, edit: Edit | Generated, tests: Sequence[str], first: Sequence[str] = ()) -> str:
+        """Make an edit, run the first tests and then all, and return the name of one that fails; or SURVIVED.
 
-def _failed(copy: pathlib.Path, tests: list[str], marks: str) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "0", *tests]
-    # compiling is what takes the time
-    environment = {"PYTHONDONTWRITEBYTECODE": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(copy)}
-    environment |= {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
-    options = {"cwd": copy, "env": os.environ | environment, "capture_output": True, "text": True}
-    try:
-        run = subprocess.run(command, check=False, timeout=LIMIT, **options)
-    except subprocess.TimeoutExpired:
-        return f"tests that do not end in {LIMIT} s" if marks == MARKS[0] else None
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", run.stdout, re.MULTILINE)
-    if run.returncode in (0, 5):  # 5: no test has these marks
-        return None
-    if failed is None:
-        raise RuntimeError(f"the tests {' '.join(tests)} did not run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-    return failed.group(1)
+        Raises:
+            ValueError: if the code to replace is not there exactly once.
+            RuntimeError: if the tests could not be run.
+        """
+        path = self.folder / edit.file
+        path.write_text(edit.made(ROOT), "utf-8")
+        try:
+            runs = [(first, MARKS[0])] * bool(first) + [(tests, marks) for marks in MARKS]
+            found = (self._failed([f"tests/{test}" for test in of_run], marks) for of_run, marks in runs)
+            return next(filter(None, found), SURVIVED)
+        finally:
+            shutil.copy2(ROOT / edit.file, path)
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # of the edit, perhaps of the same second
+                compiled.unlink()
+
+    def _failed(self, tests: list[str], marks: str) -> str | None:
+        arguments = ["-x", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "0", *tests]
+        print(json.dumps(arguments), file=self.server.stdin, flush=True)
+        status, output = json.loads(self.server.stdout.readline())
+        if status == -signal.SIGALRM:
+            return f"tests that do not end in {LIMIT} s" if marks == MARKS[0] else None
+        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.MULTILINE)
+        if status in (0, 5):  # 5: no test has these marks
+            return None
+        if failed is None:
+            raise RuntimeError(f"the tests {' '.join(tests)} did not run:\n{output[-2000:]}")
+        return failed.group(1)
 
 
 class _State:
@@ -88,9 +104,22 @@ class _State:
         self.known = {(row["name"], row["digest"]): row["by"] for row in map(json.loads, lines)}
 
     def note(self, name: str, digest: str, by: str) -> None:
+        self.known[name, digest] = by
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"name": name, "digest": digest, "by": by}, ensure_ascii=False) + "\n")
+
+    def likeliest(self, file: str, tests: Sequence[str]) -> list[str]:
+        """The tests among these files that caught most of the other edits of a file."""
+        of_file = f"{file.removeprefix('algorithms/')}:"
+        caught = (by.partition("[")[0] for (name, _), by in list(self.known.items()) if name.startswith(of_file))
+        found = collections.Counter(caught)
+        return [test for test, _ in found.most_common() if _is_one_of(test, tests)][:FIRST]
+
+
+def _is_one_of(test: str, files: Sequence[str]) -> bool:
+    path, _, function = test.partition("::")
+    return path in files and f"def {function}(" in (ROOT / "tests" / path).read_text("utf-8")
 
 
 def _digest(edit: Edit | Generated, tests: Sequence[str]) -> str:
@@ -136,17 +165,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _try(chosen: Sequence[str], known: dict, state: _State, jobs: int) -> list[str]:
     """Try the edits, print and note the result of each, and return the names of those that survive."""
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
 
     def tried(name: str) -> tuple[str, str, float]:
         edit, tests = known[name]
         key, began = (name, _digest(edit, tests)), time.monotonic()
         if key not in state.known:
-            state.known[key] = catcher(edit, tests)
-            state.note(*key, state.known[key])
+            copy = copies.get()
+            try:
+                state.note(*key, copy.catcher(edit, tests, state.likeliest(edit.file, tests)))
+            finally:
+                copies.put(copy)
         return name, state.known[key], time.monotonic() - began
 
     survivors = []
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder, contextlib.ExitStack() as stack:
+        for i in range(jobs):
+            copies.put(Copy(pathlib.Path(folder, str(i)), stack))
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(jobs))
         futures = [pool.submit(tried, name) for name in chosen]
         for count, future in enumerate(concurrent.futures.as_completed(futures), 1):
             name, by, seconds = future.result()
