@@ -11,6 +11,7 @@ import pytest
 
 import algorithms as alg
 from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
+from algorithms.alg01_embedding import sinusoid
 from algorithms.lines import Attention, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
@@ -46,6 +47,14 @@ def test_vaswanis_sinusoids_by_their_formula():
             assert W_p[2 * i + 1, t] == pytest.approx(math.cos(angle), abs=1e-15)
 
 
+@pytest.mark.parametrize(("form", "d"), [("sinusoidal_halves", 6), ("sinusoidal_fairseq", 4)])
+def test_the_sinusoids_of_published_models_by_their_formulas(form, d):
+    angle = np.arange(11) / 10000 ** (2 * np.arange(3)[:, None] / d)
+    found = sinusoid(np.arange(11), 6, base=10000, form=form)
+    assert isinstance(found, np.ndarray)  # computed in float64, whatever JAX has
+    np.testing.assert_allclose(found, np.concatenate([np.sin(angle), np.cos(angle)]), atol=1e-15)
+
+
 def test_a_table_with_columns_before_the_first_position_has_as_many_positions_as_were_asked_for():
     config = alg.EDTransformerConfig(N_V=7, l_max=5, L_enc=1, L_dec=1, H=1, d_e=2, d_mlp=3, variant=alg.BART)
     theta = alg.init_ed_transformer(jax.random.key(0), config)
@@ -70,6 +79,7 @@ def test_scaled_frequencies_are_the_oracles(scaling):
     found, of_ours = scaling(100.0 ** (-np.arange(0, 16, 2) / 16), 100.0)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert of_ours == pytest.approx(factor, rel=1e-12)
+    assert YARN.but(scores=0.7).of_scores == pytest.approx((1 + 0.07 * math.log(4)) ** 2, rel=1e-12)
 
 
 W = cases.normal(5, 11)

@@ -36,6 +36,8 @@ def test_a_decoders_losses_are_those_of_its_probabilities(name, implementation):
     found = alg.d_token_losses(X, theta, lengths=LENGTHS, implementation=implementation)
     P = alg.d_transformer(X, theta, length=LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
+    whole = alg.d_token_losses(X, theta, implementation=implementation)
+    np.testing.assert_allclose(whole[0], found[0], rtol=1e-9)
     one = alg.d_token_losses(X[1, :3], theta, implementation=implementation)
     np.testing.assert_allclose(found[1, :3], one, rtol=1e-9)
 
