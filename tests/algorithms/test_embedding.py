@@ -3,6 +3,7 @@ frequencies of rotary positions for longer texts.
 """
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 import algorithms as alg
 from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
 from algorithms.alg01_embedding import sinusoid
-from algorithms.lines import Attention, Linear, Llama3, Rotary, Yarn
+from algorithms.lines import Attention, Embedding, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
 from training.crosscheck import oracle
@@ -53,6 +54,8 @@ def test_the_sinusoids_of_published_models_by_their_formulas(form, d):
     found = sinusoid(np.arange(11), 6, base=10000, form=form)
     assert isinstance(found, np.ndarray)  # computed in float64, whatever JAX has
     np.testing.assert_allclose(found, np.concatenate([np.sin(angle), np.cos(angle)]), atol=1e-15)
+    line, theta = Embedding(positions=form, first_position=2), SimpleNamespace(W_e=cases.normal(6, 7))
+    cases.assert_close(line.of_positions(np.arange(9), theta, "paper"), found[:, 2:])
 
 
 def test_a_table_with_columns_before_the_first_position_has_as_many_positions_as_were_asked_for():
@@ -80,6 +83,12 @@ def test_scaled_frequencies_are_the_oracles(scaling):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert of_ours == pytest.approx(factor, rel=1e-12)
     assert YARN.but(scores=0.7).of_scores == pytest.approx((1 + 0.07 * math.log(4)) ** 2, rel=1e-12)
+
+
+def test_rotary_positions_of_one_sequence_serve_for_a_batch():
+    Q, t = cases.normal(2, 6, 3, 5), jnp.arange(5)
+    each = Rotary()(Q, jnp.broadcast_to(t, (3, 5)), "paper")
+    np.testing.assert_array_equal(Rotary()(Q, t, "paper"), each)
 
 
 W = cases.normal(5, 11)

@@ -19,7 +19,7 @@ PATCHES, PLACES = alg.raster_patches(jnp.asarray(IMAGE), side=2), alg.raster_pla
 
 def sequence(theta=THETA, **options):
     """Text, an image of 2 × 3 patches, and two values; as the function takes it, and as the oracle does."""
-    x = jnp.asarray([3, 9] + [0] * 6 + [5, 11])
+    x = jnp.asarray([3, 9] + [99] * 6 + [5, 11])  # where patches are, no token is read
     at = jnp.asarray([-1, -1, *range(6), -1, -1])
     X = alg.gato_embedding(x, PATCHES, at, *PLACES, *theta, **options)
     return X, [3, 9, *printed.patches_of(IMAGE, 2), 5, 11]
@@ -129,3 +129,4 @@ def test_the_initializer_uses_no_key_twice_and_scales_kernels():
         image = alg.init_gato(jax.random.key(0), CONFIG).image
     deviations = [image.K_in.std(), image.K_2.std(), image.W_out.std(), image.W_column.std()]
     assert deviations == pytest.approx([27**-0.5, 54**-0.5, 1 / (2 * 6**0.5), 0.02], rel=0.4)
+    assert [set(np.ravel(a)) for a in (image.gamma1, image.beta1, image.gamma2, image.beta2)] == [{1}, {0}] * 2

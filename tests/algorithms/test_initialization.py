@@ -16,7 +16,7 @@ SIZES = {"N_V": 101, "l_max": 61, "H": 3, "d_e": 43, "d_mlp": 89, "d_attn": 31, 
 ED = alg.EDTransformerConfig(L_enc=2, L_dec=2, **SIZES)
 E = alg.ETransformerConfig(L=2, d_f=37, **SIZES)
 D = alg.DTransformerConfig(L=2, **SIZES)
-GEMMA = dataclasses.replace(D, variant=alg.GEMMA, d_attn=30, d_mid=30)
+LLAMA, GEMMA = (dataclasses.replace(D, variant=variant, d_attn=30, d_mid=30) for variant in (alg.LLAMA, alg.GEMMA))
 KEY = jax.random.key(0)
 
 
@@ -35,7 +35,7 @@ def matrices(theta):
     return {name: W for name, W in named(theta).items() if name.split(".")[-1].startswith("W_")}
 
 
-@pytest.mark.parametrize("config", [ED, E, D, GEMMA], ids=["ed", "e", "d", "an offset of scales"])
+@pytest.mark.parametrize("config", [ED, E, D, LLAMA, GEMMA], ids=["ed", "e", "d", "RMSNorm", "an offset of scales"])
 def test_glorot(config):
     """Uniform in ±√(6/(rows + columns)): within, up to the edge, of mean 0 and variance bound²/3."""
     theta = made(config)

@@ -1,5 +1,6 @@
 """Structural masks: what they permit, written out, and how they join."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -51,12 +52,18 @@ def test_a_conjunction_permits_what_both_permit(a, b):
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
-def test_a_dense_array_joins_from_either_side(name, kind):
-    array = kind(np.random.default_rng(0).random((7, 7)) < 0.5)
+@pytest.mark.parametrize(("kind", "batch"), [(np.asarray, ()), (jnp.asarray, ()), (jnp.asarray, (1,))])
+def test_a_dense_array_joins_from_either_side(name, kind, batch):
+    array = kind(np.random.default_rng(0).random((*batch, 7, 7)) < 0.5)
     expected = np.asarray(array) & np.asarray(MASKS[name].dense(7, 7))
     np.testing.assert_array_equal(MASKS[name] & array, expected)
     np.testing.assert_array_equal(array & MASKS[name], expected)
+
+
+def test_the_first_query_of_a_device_stays_so_when_masks_join():
+    moved = dataclasses.replace(UNIDIRECTIONAL, first=jnp.asarray(2))
+    for joined in (moved & padding(5), padding(5) & moved):
+        np.testing.assert_array_equal(joined.dense(7, 4), moved.dense(7, 4) & padding(5).dense(7, 4))
 
 
 def test_all_of_them_join():

@@ -1,11 +1,14 @@
 """Algorithm 7 and equation (2) against the oracle, and the nonlinearities."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from algorithms import unembedding
+from algorithms.lines import Unembedding
 from algorithms.ops.softmax import softmax
 from tests import cases
 from training.crosscheck import oracle
@@ -24,6 +27,12 @@ def test_the_columns_are_unembedded_one_by_one_and_the_bias_is_added():
     for b, t in np.ndindex(2, 3):
         expected = oracle.softmax(np.asarray(W_u) @ np.asarray(X[:, b, t]) + np.asarray(b_u))
         np.testing.assert_allclose(P[:, b, t], expected, rtol=1e-12)
+
+
+def test_a_tied_unembedding_may_scale_its_input():
+    X, W_e = cases.normal(5, 3), cases.normal(5, 7, seed=1)
+    theta = SimpleNamespace(W_e=W_e, W_u=None, b_u=None)
+    cases.assert_close(Unembedding(tied=True, scaled=True).logits(X, theta), W_e.T @ X / np.sqrt(5))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -1,7 +1,7 @@
 """Wrong edits of the code, each of which the tests must catch.
 
-    python -m tests.mutations               all of them, hours; a second time, those that are new or whose code or tests
-                                            have changed; exit status 1 if one survives that is not listed as equivalent
+    python -m tests.mutations               all of them; a second time, those that are new or whose code or tests have
+                                            changed; exit status 1 if one survives that is not listed as equivalent
     python -m tests.mutations --sample 40   some of them, drawn with --seed
     python -m tests.mutations NAME …        those
     python -m tests.mutations --list        their names, and the tests that each has to face
@@ -13,5 +13,6 @@ bugs of its own, which the cross-check must locate at their algorithm and line.
 * `by_hand`        those of the rest
 * `facing`         which tests they face
 * `equivalent`     those that change nothing, with the reason
-* `runner`         the command, which runs the tests
+* `runner`         the command
+* `server`         the processes that run the tests
 """

@@ -2,5 +2,14 @@
 
 __all__ = ["EQUIVALENT"]
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "alg14_inference.py: ed_inference, 3: jnp.any(y != eos) & (l < l_max) → l < l_max": "what has ended gets only eos",
+    "alg14_inference.py: ed_inference, 3: l < l_max → l <= l_max": "what is set beyond the end is dropped",
+    "model/attention.py: Attention.context, inside: -1 → (-1) + 1": "only queries, which are not read, are at t",
+    "model/attention.py: Attention.context, inside: -1 → 1": "only queries, which are not read, are at t",
+    "model/distances.py: Distances.bucket, inside: away < exact → away <= exact": "exact + farther is exact there",
+    "model/distances.py: Distances.keys, inside: -1 → 1": "there are two axes",
+    "model/positions.py: Rotary.__call__, inside: t.size <= 8192 → t.size < 8192": "says which library computes",
+    "ops/lookup.py: _backward, inside: n <= ONE_HOT_LIMIT → n < ONE_HOT_LIMIT": "says which of two ways computes",
+}
 """Name of an edit → why."""

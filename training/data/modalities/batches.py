@@ -42,7 +42,6 @@ class Modalities(Batches):
         if longest > l_max:
             raise DataError(f"--l_max: expected at least {longest}, for a drawing of a digit, got {l_max}")
         self._control = _of_control(vocabulary, part)
-        self._bos = vocabulary.tokenizer.bos_token
         self._filler = vocabulary.tokenizer.eos_token
         side, channels = vocabulary.config.patch, vocabulary.config.channels
         self._no_patches = np.zeros((NAMED_IN_A_ROW * len(self._named[0].patches), side, side, channels), np.float32)
