@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 
 from algorithms import DTransformerConfig, d_hidden_state
 from algorithms.lines import Latent
+from algorithms.model.distances import Table
 from algorithms.model.variants import LLAMA
 from tests import cases
 
@@ -36,6 +37,15 @@ def computed(dtype, *mesh):
     names, sizes = zip(*mesh, strict=True)
     with jax.set_mesh(jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))):
         return jax.device_get(both(theta))
+
+
+def test_a_scale_multiplies_the_queries_and_those_of_latents():
+    W, t = jax.tree.map(lambda a: a[0], cases.random_theta(CONFIG).layers.attention), jnp.arange(3)
+    lines = (Latent(d_c=6, d_r=4, d_q=5, scale=scale) for scale in (None, 0.3))
+    options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
+    plain, scaled = (line.read(cases.normal(8, 3), cases.normal(8, 3), W, **options) for line in lines)
+    cases.assert_close(scaled.Q, 0.3 * 7**0.5 * plain.Q)
+    cases.assert_close(scaled.whole.Q, 0.3 * 7**0.5 * plain.whole.Q)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

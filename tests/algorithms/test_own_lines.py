@@ -260,6 +260,11 @@ def test_a_norm_of_ones_own():
     np.testing.assert_allclose(seen["X_tilde@5"][0], theta.layers.norm1.gamma[0][:, None] * seen["X@3"])
 
 
+def test_the_weights_that_a_line_of_ones_own_inherits_are_the_softmax():
+    S = np.random.default_rng(5).normal(size=(4, 3))
+    np.testing.assert_allclose(Attention().weights(jnp.asarray(S), None), np.exp(S) / np.exp(S).sum(axis=0), rtol=1e-12)
+
+
 def test_an_encoder_with_a_line_of_ones_own():
     """The same attention without a mask: Algorithm 5's caller decides, not the line."""
     line, W = Sinks(positions=Rotary(), biases=False), of_layer(theta_of("SINKS").layers.attention, 1)

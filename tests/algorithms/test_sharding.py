@@ -140,6 +140,14 @@ def test_where_activations_lie():
     assert odd.shard_shape((5, 3, 8)) == (5, 3, 4)
 
 
+def test_a_narrow_gradient_is_summed_over_devices_before_it_is_rounded():
+    W_u, X = jnp.zeros((2, 1), jnp.bfloat16), jnp.ones((1, 2, 2), jnp.bfloat16)
+    weights = jnp.array([[512.0, 2], [-512, 0]])  # ∂F/∂W_u is -257 + 256, and bfloat16 has no 257
+    gradient = jax.grad(lambda W_u: (weights * alg.token_losses(X, W_u, jnp.zeros((2, 2), int))).sum())
+    with jax.set_mesh(mesh_of(data=2)):
+        np.testing.assert_array_equal(jax.jit(gradient)(W_u), [[-1], [1]])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [EIGHT, {"data": 8}, {"model": 8}, {"context": 4, "model": 2}])
 @pytest.mark.parametrize("implementation", ["paper", "auto"])
