@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 
@@ -40,6 +41,8 @@ LIMIT = 1200
 FIRST = 5
 """How many of the tests that caught other edits of a file run before all that it faces."""
 SURVIVED = "SURVIVED"
+PARSING = threading.Lock()
+"""Held while code is parsed: in CPython 3.11 two threads that parse disturb each other."""
 
 
 def edits() -> dict[str, tuple[Edit | Generated, tuple[str, ...]]]:
@@ -71,7 +74,8 @@ class Copy:
             RuntimeError: if the tests could not be run.
         """
         path = self.folder / edit.file
-        path.write_text(edit.made(ROOT), "utf-8")
+        with PARSING:
+            path.write_text(edit.made(ROOT), "utf-8")
         try:
             runs = [(first, MARKS[0])] * bool(first) + [(tests, marks) for marks in MARKS]
             found = (self._failed([f"tests/{test}" for test in of_run], marks) for of_run, marks in runs)
