@@ -250,10 +250,10 @@ MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"repl
 MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "sizes"), [(name, sizes) for name in alg.VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
-)
+EACH_MESH = [(name, sizes) for name in alg.VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
+
+
+@pytest.mark.parametrize(("name", "sizes"), cases.quick_of([("PAPER", MESHES[0])], EACH_MESH))
 def test_on_a_mesh(name, sizes):
     """Each mesh that tests have, for three variants; of the others, that with all three axes."""
     c = case(name)
