@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec as P
 import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
+from tests.algorithms.test_batch_axes import ED, D, E
 from tests.algorithms.test_sharding import mesh_of
 
 pytestmark = pytest.mark.sampled(2)
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 B, L_X, L_Z, CAUSAL = 8, 9, 6, alg.UNIDIRECTIONAL
-SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths
 
 
@@ -191,9 +191,6 @@ def test_features_that_are_constants_and_parameters_that_are(name, implementatio
         cases.assert_trees_close({what: actual}, {what: expected}, 1e-11)
 
 
-D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))
-E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=19, **SIZES))
-ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
 MODELS = {
     "d": (lambda theta, x, z, n, l, **options: alg.d_hidden_state(x, theta, segments=n, **options), D),
     "e": (lambda theta, x, z, n, l, **options: alg.e_hidden_state(x, theta, length=l, **options), E),
