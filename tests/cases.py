@@ -35,9 +35,6 @@ IMPLEMENTATIONS = tuple(name for name in algorithms.IMPLEMENTATIONS if name not 
 # For whole models, each of which takes seconds to compile: the printed lines and the default.
 EXACT_AND_DEFAULT = ("paper", "auto")
 
-# How far an array may be from the oracle's float64 one, relative to its largest entry.
-TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 5e-2}
-
 
 def initializer(config: Any) -> Any:
     """The function that makes parameters for a configuration."""
