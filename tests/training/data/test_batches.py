@@ -3,12 +3,14 @@
 The tokens of a store are all distinct, so that a token says where it comes from.
 """
 
+import functools
 import hashlib
 import itertools
 import subprocess
 import sys
 from collections import Counter
 
+import chex
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,11 +128,7 @@ def datasets(seed=0, batch_size=4):
 NAMES = tuple(datasets())
 
 
-def assert_equal(batch, expected):
-    assert batch.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(batch[name], expected[name])
-        assert batch[name].dtype == expected[name].dtype
+assert_equal = functools.partial(chex.assert_trees_all_equal, strict=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
