@@ -8,7 +8,6 @@ from tests import interchange_cases as cases
 from tests.training.interchange.test_decoders import make
 from training.interchange import load_pretrained, save_pretrained
 from training.interchange.containers import VALUES
-from training.runs.named_arrays import flatten
 
 torch, transformers = cases.libraries()
 
@@ -61,10 +60,3 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
 )
 def test_what_is_missing_is_named(tmp_path, name, fields, message):
     cases.assert_refused(make(name), tmp_path, message, **fields)
-
-
-def test_a_checkpoint_of_deepseek_without_a_latent_of_queries_differs_from_one_with(tmp_path):
-    for name, has in (("deepseek_v2", False), ("deepseek_v3", True)):
-        theta, config, _ = load_pretrained(cases.saved(make(name), tmp_path / name, "float32"))
-        assert ("layers.attention.W_cq" in flatten(theta)) is has
-        assert (config.variant.attentions[0].d_q is not None) is has
