@@ -4,6 +4,7 @@ All sizes are distinct primes, so that no two axes can be confused without an er
 stays at 0 or 1, so that none can be left out unnoticed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -70,6 +71,12 @@ def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
 def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     """A normal array."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def padded(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences as the rows of one array, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]), lengths
 
 
 def certain(theta: Any, token: int) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
-from tests.cases import random_theta
+from tests.cases import padded, random_theta
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 
@@ -49,8 +49,7 @@ def kept(generator):
 
 
 def tokens(generator, rows, **options):
-    lengths = np.array([len(row) for row in rows])
-    x = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows])
+    x, lengths = padded(rows)
     return np.asarray(generator.generate(x, lengths=lengths, **{"l_gen": 9, "tau": 1.0, "key": KEY} | options))
 
 
