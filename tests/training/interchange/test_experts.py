@@ -39,24 +39,3 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
     cases.assert_unreadable(path, r"expected \[n, rows, blocks, 16\]")
     cases.change_config(path, quantization_config={"quant_method": "fp8"})
     cases.assert_unreadable(path, "quantization_config: expected none, or the method mxfp4, got 'fp8'")
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "message"),
-    [
-        ("deepseek_v3", {"first_k_dense_replace": 7}, "no layer with experts \\(first_k_dense_replace = 7"),
-        ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
-        ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
-        ("olmoe", {"clip_qkv": 0}, r"Attention.clip: expected a number > 0, or None, got 0.0"),
-        ("olmoe", {"clip_qkv": "8"}, "clip_qkv: expected a number of at least 0, got '8'"),
-        ("mixtral", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
-        ("mixtral", {"sliding_window": 5}, "windows in all layers"),
-        ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
-        ("mixtral", {"num_local_experts": 3}, "not part of the model"),
-        ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),
-        ("mixtral", {"num_experts_per_tok": 7}, "Experts.k"),
-    ],
-)
-def test_what_is_missing_is_named(tmp_path, name, fields, message):
-    cases.assert_refused(make(name), tmp_path, message, **fields)
