@@ -42,17 +42,22 @@ DECODER_003 = alg.PAPER.but(
 )
 """Document 003, section 12.6: norms after the residual additions, projections without biases, an output bias."""
 
-VARIANTS = {"000": BLOCK_000, "000 undivided": UNDIVIDED_000, "003": DECODER_003}
+ALONE_001 = alg.PAPER.but(embedding=Embedding(positions="in_attention"), mlp=None, order="no_norm", final_norm=False)
+"""Document 001: the residual stream gets what the heads read, and queries and keys alone read positions."""
+
+VARIANTS = {"000": BLOCK_000, "000 undivided": UNDIVIDED_000, "001": ALONE_001, "003": DECODER_003}
 
 
 @functools.cache
 def case(name):
-    config = alg.DTransformerConfig(**{**family_cases.SIZES, "H_kv": 6}, variant=VARIANTS[name])
+    sizes = family_cases.SIZES | {"l_max": 23, "H_kv": 2 if name == "001" else 6}
+    config = alg.DTransformerConfig(**sizes, variant=VARIANTS[name])
     theta = family_cases.theta_of(config)
     logits = [family_cases.oracle_logits(x, theta, config.variant) for x in family_cases.X]
     return config, theta, np.stack(logits, axis=1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_blocks_are_the_documents(name, implementation, monkeypatch):
@@ -62,27 +67,9 @@ def test_the_blocks_are_the_documents(name, implementation, monkeypatch):
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
-ALONE_001 = alg.PAPER.but(embedding=Embedding(positions="in_attention"), mlp=None, order="no_norm", final_norm=False)
-"""Document 001: the residual stream gets what the heads read, and queries and keys alone read positions."""
-
-
-def case_001():
-    config = alg.DTransformerConfig(**{**family_cases.SIZES, "H_kv": 2, "l_max": 23}, variant=ALONE_001)
-    return config, family_cases.theta_of(config)
-
-
-@pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
-def test_a_model_of_attention_alone_has_no_mlp(implementation):
-    config, theta = case_001()
-    assert theta.layers.mlp is None
-    assert theta.layers.norm1 is None
-    logits = family_cases.oracle_logits(family_cases.X[0], theta, config.variant)
-    P = alg.d_transformer(jnp.asarray(family_cases.X[0]), theta, implementation=implementation)
-    np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
-
-
 def test_queries_and_keys_read_positions_from_the_cache_too():
-    config, theta = case_001()
+    config, theta, _ = case("001")
+    assert theta.layers.mlp is theta.layers.norm1 is None
     lengths = np.array([13, 9])
     begun = Generator(theta, config).begin(family_cases.X, lengths=lengths, l_gen=7, key=jax.random.key(3))
     begun.extend(7)
