@@ -106,15 +106,12 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
         assert load_pretrained(path)[1] == expected
 
 
-HALF = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
-
-
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
         ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, r"rope_type = 'longrope'"),
         ("llama", {"rope_parameters": {**YARN, "mscale": 0.7}}, r"another scaling of the scores \(mscale = 0.7\)"),
-        ("llama", {"rope_parameters": HALF}, "rotary positions for only part of the rows"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "for only part of the rows"),
         ("llama", {"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
         ("deepseek_v3", {"first_k_dense_replace": 7}, "no layer with experts \\(first_k_dense_replace = 7"),
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
