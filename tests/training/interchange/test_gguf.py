@@ -258,10 +258,7 @@ def test_a_file_becomes_a_run(tied, tmp_path):
 AT_LEAST_1, ABOVE_0 = "expected an integer of at least 1", "expected a number above 0"
 HOSTILE_VALUES = {
     "llama.context_length": [(2**32 - 1, f"max_position_embeddings: {AT_LEAST_1} and less than"), (0, "got 0")],
-    "llama.block_count": [
-        (2**32 - 1, f"num_hidden_layers: {AT_LEAST_1} and less"),
-        (9, r"of layers \(L\): expected 2"),
-    ],
+    "llama.block_count": [(2**32 - 1, f"num_hidden_layers: {AT_LEAST_1} and less"), (9, r"layers \(L\): expected 2")],
     "llama.embedding_length": [(2**32 - 1, f"hidden_size: {AT_LEAST_1} and less than"), (48, "missing|of a")],
     "llama.attention.head_count": [("six", f"{AT_LEAST_1}, got six"), (2**31, "less than"), (5, "divisor")],
     "llama.attention.layer_norm_rms_epsilon": [(float("nan"), f"{ABOVE_0}, got nan"), (0.0, "above 0")],
