@@ -1,4 +1,4 @@
-"""Experts in checkpoints: quantized ones, and those that are refused."""
+"""Experts in quantized checkpoints; what other checkpoints of experts are and lack is in `test_decoders`."""
 
 import numpy as np
 import pytest
