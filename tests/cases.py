@@ -4,6 +4,7 @@ All sizes are distinct primes, so that no two axes can be confused without an er
 stays at 0 or 1, so that none can be left out unnoticed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -34,9 +35,6 @@ IMPLEMENTATIONS = tuple(name for name in algorithms.IMPLEMENTATIONS if name not 
 
 # For whole models, each of which takes seconds to compile: the printed lines and the default.
 EXACT_AND_DEFAULT = ("paper", "auto")
-
-# How far an array may be from the oracle's float64 one, relative to its largest entry.
-TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "bfloat16": 5e-2}
 
 
 def initializer(config: Any) -> Any:
@@ -73,6 +71,12 @@ def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
 def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     """A normal array."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def padded(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences as the rows of one array, and their lengths."""
+    lengths = np.array([len(row) for row in rows])
+    return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]), lengths
 
 
 def certain(theta: Any, token: int) -> Any:

@@ -7,12 +7,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import algorithms
-from algorithms import PAPER, DTransformerConfig, Variant, init_d_transformer
+from algorithms import PAPER, DTransformerConfig, Variant
 from algorithms.lines import (
     MLP,
     ALiBi,
@@ -146,8 +144,7 @@ def config_of(name: str, **changes: Any) -> DTransformerConfig:
 
 def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
     """Random parameters, none of them 0 or 1, and so small that no residual stream without norms overflows."""
-    shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
-    return cases.random_like(shapes, dtype=jnp.dtype(dtype), scale=0.2 if config.variant.order == "no_norm" else 0.4)
+    return cases.random_theta(config, dtype=dtype, scale=0.2 if config.variant.order == "no_norm" else 0.4)
 
 
 def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:

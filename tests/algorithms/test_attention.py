@@ -81,14 +81,14 @@ def test_scaled_dot_product_attention_is_lines_4_to_the_end(implementation):
 
 
 @exact_and_default
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_dtype_is_near_the_oracle_and_stays(implementation, dtype):
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 2e-5), ("bfloat16", 5e-2)])
+def test_every_dtype_is_near_the_oracle_and_stays(implementation, dtype, bound):
     X, Z, W = cases.normal(7, 13, dtype=dtype), cases.normal(11, 17, seed=1, dtype=dtype), mh_params(dtype=dtype)
     V_tilde = alg.mh_attention(X, Z, W, alg.UNIDIRECTIONAL, implementation=implementation)
     exact = [np.asarray(a, np.float64) for a in (X, Z)]
     expected = oracle.mh_attention(*exact, oracle.unstack(W), np.asarray(alg.UNIDIRECTIONAL.dense(17, 13)))
     assert V_tilde.dtype == dtype
-    cases.assert_close(V_tilde, expected, cases.TOLERANCE[dtype])
+    cases.assert_close(V_tilde, expected, bound)
 
 
 @exact_and_default

@@ -40,10 +40,8 @@ def variant_of(kind, **attention) -> alg.Variant:
     return alg.PAPER.but(embedding=Embedding(positions=None), norm=LayerNorm(epsilon=1e-3), attention=line)
 
 
-def theta_of(kind, of=alg.DTransformerConfig, init=alg.init_d_transformer, **sizes):
-    config = of(**{**SIZES, **sizes}, variant=variant_of(kind))
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0), config))
-    return cases.random_like(shapes, dtype=jnp.dtype("float64"), scale=0.4)
+def theta_of(kind, of=alg.DTransformerConfig, **sizes):
+    return cases.random_theta(of(**{**SIZES, **sizes}, variant=variant_of(kind)), scale=0.4)
 
 
 @pytest.mark.parametrize(("l_z", "l_x"), [(7, 5), (3, 11), (1, 1), (5, 1), (1, 4)])
@@ -90,7 +88,7 @@ def test_dropout_has_the_printed_lines_gradients(kind, implementation):
 
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "strips"])
 def test_an_encoder_has_buckets_for_both_directions(implementation):
-    theta = theta_of("distances", alg.ETransformerConfig, alg.init_e_transformer, H_kv=6)
+    theta = theta_of("distances", alg.ETransformerConfig, H_kv=6)
     variant = variant_of("distances")
     P = alg.e_transformer(X, theta, implementation=implementation)
     for b, x in enumerate(family_cases.X):

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from algorithms import for_platform
 from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
+from tests.algorithms.test_sharding import mesh_of
 from tests.cases import assert_trees_close, normal, random_like
 from training.crosscheck.oracle.lines import weights_of_experts
 
@@ -123,7 +123,7 @@ def test_a_mesh_changes_nothing(sizes):
     line = LINES["DEEPSEEK"]
     W, X = parameters(line), normal(D_E, 2, 12)
     expected = computed(line, "auto")(X, W)
-    with jax.set_mesh(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))):
+    with jax.set_mesh(mesh_of(**sizes)):
         actual = jax.device_get(computed(line, "auto")(X, W))
     assert_trees_close(actual, jax.device_get(expected))
 

@@ -80,10 +80,6 @@ def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
         return (weight * sequence(theta, implementation=implementation)[0]).sum()
 
     cases.assert_trees_close(jax.grad(loss)(THETA, "auto"), jax.grad(loss)(THETA, "paper"), 1e-9)
-    step = 1e-6 * cases.normal(6, 6, 3, 3, seed=6)
-    moved = THETA._replace(image=THETA.image._replace(K_1=THETA.image.K_1 + step))
-    change = (loss(moved, "paper") - loss(THETA, "paper")).item()
-    np.testing.assert_allclose((jax.grad(loss)(THETA, "auto").image.K_1 * step).sum(), change, rtol=1e-4)
 
 
 def test_patches_are_in_raster_order_and_scaled():

@@ -12,6 +12,7 @@ from algorithms import DTransformerConfig, EDTransformerConfig, bos_token, d_inf
 from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.dropout import seed_of
 from tests import cases
+from tests.algorithms.test_oracle import replayed
 from training.crosscheck import oracle
 
 pytestmark = pytest.mark.sampled(2)
@@ -22,17 +23,6 @@ prompt = cases.random_tokens(5)
 z = cases.random_tokens(7, seed=1)
 ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)
 D = DTransformerConfig(L=1, **cases.SHARED)
-
-
-def replayed(tokens):
-    """An oracle's sampler that draws the given tokens, and remembers the distributions that it was asked about."""
-    seen = []
-
-    def draw(q, i):
-        seen.append(q)
-        return int(tokens[i])
-
-    return draw, seen
 
 
 def quantile(q, drawn):
@@ -87,14 +77,14 @@ def test_sampled_continuations_follow_the_oracles_distributions(tau):
     theta, n = cases.random_theta(D, scale=0.3), 4000
     f = jax.vmap(lambda key: d_inference(prompt, theta, l_gen=2, tau=tau, key=key))
     y = np.asarray(f(jax.random.split(jax.random.key(1), n)))
-    draw, seen = replayed([0, 0])
+    asked, draw = replayed(0, 0)
     oracle.d_inference(prompt, oracle.unstack(theta), 2, tau, draw)
-    assert quantile(seen[0], y[:, 0]) > 1e-3
+    assert quantile(asked[0][0], y[:, 0]) > 1e-3
     # the second token, given the most frequent first one
-    first = np.bincount(y[:, 0]).argmax()
-    draw, seen = replayed([first, 0])
+    first = int(np.bincount(y[:, 0]).argmax())
+    asked, draw = replayed(first, 0)
     oracle.d_inference(prompt, oracle.unstack(theta), 2, tau, draw)
-    assert quantile(seen[1], y[y[:, 0] == first, 1]) > 1e-3
+    assert quantile(asked[1][0], y[y[:, 0] == first, 1]) > 1e-3
 
 
 @pytest.mark.parametrize("tau", [0.5, math.inf])
@@ -102,10 +92,10 @@ def test_sampled_transductions_follow_the_oracles_distributions(tau):
     theta, n = cases.random_theta(ED, scale=0.3), 4000
     f = jax.vmap(lambda key: ed_inference(z, theta, tau=tau, key=key, l_max=3))
     x_hat, _ = f(jax.random.split(jax.random.key(1), n))
-    draw, seen = replayed([4, 4])
+    asked, draw = replayed(4, 4)
     oracle.ed_inference(z, oracle.unstack(theta), tau, draw, 3)
-    assert quantile(seen[0], x_hat[:, 1]) > 1e-3
-    assert quantile(seen[1], x_hat[np.asarray(x_hat[:, 1]) == 4, 2]) > 1e-3
+    assert quantile(asked[0][0], x_hat[:, 1]) > 1e-3
+    assert quantile(asked[1][0], x_hat[np.asarray(x_hat[:, 1]) == 4, 2]) > 1e-3
 
 
 def test_step_i_draws_with_fold_in_of_i():

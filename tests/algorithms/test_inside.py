@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.inside import at, intermediates, intervene, record
@@ -153,9 +151,7 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", without)
 
 
-@pytest.mark.parametrize(
-    "implementation", ["paper", "auto", *(pytest.param(how, marks=SLOW) for how in ("dense", "blockwise", "strips"))]
-)
+@pytest.mark.parametrize("implementation", cases.quick_of(cases.EXACT_AND_DEFAULT, (*cases.IMPLEMENTATIONS, "auto")))
 def test_the_output_is_bit_for_bit_that_of_the_function(implementation, optimized):
     for number, (f, args) in TRANSFORMERS.items():
         of = with_implementation(f, implementation)
@@ -281,16 +277,6 @@ def test_scores_are_computed_beside_a_kernel_only_where_they_are_asked_for(imple
 
     assert not is_beside("X@8", "Q", "Y@2", "P")
     assert is_beside("X@8", "A") == is_beside("S@4") == (implementation != "paper")
-
-
-def test_on_a_mesh():
-    x = cases.random_tokens(4, 6, seed=2, n=14)
-    expected = record(alg.d_transformer, "A", at("X@8", layer=1))(x, D)
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        placed = jax.device_put((x, D), (NamedSharding(mesh, P("data")), NamedSharding(mesh, P())))
-        found = jax.jit(record(alg.d_transformer, "A", at("X@8", layer=1)))(*placed)
-    cases.assert_trees_close(found, expected)
 
 
 def test_threads_do_not_see_each_other():

@@ -20,13 +20,7 @@ ENCODER_DECODERS = {n: lambda n=n: test_encoder_decoder.make(n) for n in test_en
 ENCODER_DECODERS |= {n: lambda n=n: test_t5.make(n) for n in test_t5.MODELS}
 HIDDEN, ATTENTION = (1, 2, 0), (2, 0, 3, 1)
 """Our axes in the order of transformers', of one layer."""
-
-
-@pytest.fixture(autouse=True)
-def double_masks(monkeypatch):
-    """As in the module that makes them."""
-    fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
-    monkeypatch.setattr(fsmt, "fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min))
+double_masks = test_encoder_decoder.double_masks  # a fixture for all tests
 
 
 def each(makers):

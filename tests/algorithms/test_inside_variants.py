@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases
+from tests.algorithms.test_sharding import mesh_of
 from training.crosscheck.changes import ARCHITECTURES, SHARING
 from training.crosscheck.variants import with_numbers_that_matter
 from training.interpretability.attribution import READS, attribution
@@ -249,14 +250,13 @@ MESHES = ({"data": 2, "context": 2, "model": 2}, {"data": 2, "model": 2}, {"repl
 MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "sizes"), [(name, sizes) for name in alg.VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
-)
+EACH_MESH = [(name, sizes) for name in alg.VARIANTS for sizes in (MESHES if name in QUICK else MESHES[:1])]
+
+
+@pytest.mark.parametrize(("name", "sizes"), cases.quick_of([("PAPER", MESHES[0])], EACH_MESH))
 def test_on_a_mesh(name, sizes):
     """Each mesh that tests have, for three variants; of the others, that with all three axes."""
     c = case(name)
-    n = int(np.prod(list(sizes.values())))
     x, f = tuple(jnp.tile(x, (4, 1)) for x in c.x), c.using("auto")
     names = [at(c.stream, layer=1), *(f"A/{a.line}" for a in c.lines)]
     changes = {at(f"Y@2/{c.lines[0].line}", layer=1, head=2): 0.0}
@@ -265,8 +265,7 @@ def test_on_a_mesh(name, sizes):
         return record(f, *names)(*args), intervene(f, changes)(*args)
 
     expected = jax.jit(looked_at)(*x, c.theta)
-    axis_types = (AxisType.Auto,) * len(sizes)
-    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types, devices=jax.devices()[:n])
+    mesh = mesh_of(**sizes)
     rows = tuple(axis for axis in ("replica", "data") if axis in sizes) or None
     with jax.set_mesh(mesh):
         x = jax.device_put(x, NamedSharding(mesh, P(rows)))

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from algorithms import DTransformerConfig, d_hidden_state
 from algorithms.lines import Latent
 from algorithms.model.distances import Table
 from algorithms.model.variants import LLAMA
 from tests import cases
+from tests.algorithms.test_sharding import mesh_of
 
 pytestmark = pytest.mark.thorough
 
@@ -34,8 +34,7 @@ def computed(dtype, *mesh):
     both = jax.jit(jax.grad(loss, has_aux=True))
     if not mesh:
         return both(theta)
-    names, sizes = zip(*mesh, strict=True)
-    with jax.set_mesh(jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(sizes))):
+    with jax.set_mesh(mesh_of(**dict(mesh))):
         return jax.device_get(both(theta))
 
 

@@ -12,6 +12,7 @@ from scipy.stats import norm
 import algorithms as alg
 from algorithms.lines import Embedding, LayerNorm
 from tests import cases
+from tests.algorithms.test_batch_axes import loss_and_gradients
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -84,16 +85,8 @@ def test_an_embedding(dtype, n):
 @implementations
 def test_the_targets_of_a_loss(implementation, dtype, n):
     X, W_u = cases.normal(2, 5), cases.normal(n, 2, seed=1)
-
-    @jax.jit
-    def loss_and_gradients(X, W_u, targets):
-        def loss(X, W_u):
-            return alg.log_loss(X, W_u, targets, label_smoothing=0.1, implementation=implementation)
-
-        return jax.value_and_grad(loss, (0, 1))(X, W_u)
-
     few, wide = tokens(dtype, 5)
-    value, (dX, dW_u) = loss_and_gradients(X, W_u, few)
+    value, (dX, dW_u) = loss_and_gradients(implementation, label_smoothing=0.1)(X, W_u, few, None)
     P = np.exp(W_u @ X) / np.exp(W_u @ X).sum(axis=0)
     q = 0.1 / n + 0.9 * (np.arange(n)[:, None] == np.asarray(wide))
     cases.assert_close(value, -(q * np.log(P)).sum(), 1e-12)

@@ -13,7 +13,7 @@ from jax import Array
 
 import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
-from algorithms.lines import Attention, LayerNorm, Rotary, array
+from algorithms.lines import Attention, LayerNorm, array
 from algorithms.machinery.record import Record
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
@@ -21,7 +21,7 @@ from tests.cases import random_theta
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
-from tests.own_lines.sinks import SINKS, SinkParams, Sinks
+from tests.own_lines.sinks import SINKS
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 
@@ -263,12 +263,3 @@ def test_a_norm_of_ones_own():
 def test_the_weights_that_a_line_of_ones_own_inherits_are_the_softmax():
     S = np.random.default_rng(5).normal(size=(4, 3))
     np.testing.assert_allclose(Attention().weights(jnp.asarray(S), None), np.exp(S) / np.exp(S).sum(axis=0), rtol=1e-12)
-
-
-def test_an_encoder_with_a_line_of_ones_own():
-    """The same attention without a mask: Algorithm 5's caller decides, not the line."""
-    line, W = Sinks(positions=Rotary(), biases=False), of_layer(theta_of("SINKS").layers.attention, 1)
-    X = np.random.default_rng(4).normal(size=(10, 5))
-    Y = attention_of(line, jnp.asarray(X), W, alg.BIDIRECTIONAL, "auto")
-    np.testing.assert_allclose(Y, loops_of(line)(X, X, as_numpy(W), np.ones((5, 5), bool)), rtol=0, atol=1e-11)
-    assert isinstance(W, SinkParams)

@@ -7,23 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
+from tests.algorithms.test_batch_axes import ED, D, E
+from tests.algorithms.test_sharding import mesh_of
 
 pytestmark = pytest.mark.sampled(2)
 
 EVERY = (*cases.IMPLEMENTATIONS, "auto")
 B, L_X, L_Z, CAUSAL = 8, 9, 6, alg.UNIDIRECTIONAL
-SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
 COLUMNS, ROWS = P(None, "data"), P("data")  # where the batch stands in matrices, and in tokens and lengths
-
-
-def mesh_of(n):
-    return jax.make_mesh((n,), ("data",), (AxisType.Auto,), devices=jax.devices()[:n])
 
 
 def gradients_inside(loss, n, specs, theta, data, given):
@@ -34,7 +30,7 @@ def gradients_inside(loss, n, specs, theta, data, given):
         return jax.lax.psum(value, "data"), gradients
 
     return jax.shard_map(
-        of_device, mesh=mesh_of(n), in_specs=(P(), *specs), out_specs=(P(), (P(), specs[0])), check_vma=True
+        of_device, mesh=mesh_of(data=n), in_specs=(P(), *specs), out_specs=(P(), (P(), specs[0])), check_vma=True
     )(theta, data, given)
 
 
@@ -44,7 +40,7 @@ def gradients_outside(loss, n, specs, theta, data, given):
     def of_device(theta, data, given):
         return jax.lax.psum(loss(theta, data, given), "data")
 
-    summed = jax.shard_map(of_device, mesh=mesh_of(n), in_specs=(P(), *specs), out_specs=P(), check_vma=True)
+    summed = jax.shard_map(of_device, mesh=mesh_of(data=n), in_specs=(P(), *specs), out_specs=P(), check_vma=True)
     return jax.value_and_grad(summed, (0, 1))(theta, data, given)
 
 
@@ -186,7 +182,7 @@ def test_features_that_are_constants_and_parameters_that_are(name, implementatio
         return {
             what: (
                 gradient(W, X, x),
-                jax.shard_map(gradient, mesh=mesh_of(4), in_specs=(P(), COLUMNS, ROWS), out_specs=out)(W, X, x),
+                jax.shard_map(gradient, mesh=mesh_of(data=4), in_specs=(P(), COLUMNS, ROWS), out_specs=out)(W, X, x),
             )
             for what, (gradient, out) in functions.items()
         }
@@ -195,9 +191,6 @@ def test_features_that_are_constants_and_parameters_that_are(name, implementatio
         cases.assert_trees_close({what: actual}, {what: expected}, 1e-11)
 
 
-D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))
-E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=19, **SIZES))
-ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
 MODELS = {
     "d": (lambda theta, x, z, n, l, **options: alg.d_hidden_state(x, theta, segments=n, **options), D),
     "e": (lambda theta, x, z, n, l, **options: alg.e_hidden_state(x, theta, length=l, **options), E),
@@ -232,7 +225,7 @@ def test_a_length_of_each_device(implementation):
         V_tilde, pullback = jax.vjp(f, Q[0], K[0], V[0])
         return jax.tree.map(lambda a: a[None], (V_tilde, *pullback(V_tilde**2)))
 
-    f = jax.jit(jax.shard_map(of_device, mesh=mesh_of(B), in_specs=(ROWS,) * 4, out_specs=ROWS))
+    f = jax.jit(jax.shard_map(of_device, mesh=mesh_of(data=B), in_specs=(ROWS,) * 4, out_specs=ROWS))
     actual = f(Q, K, V, LENGTHS)
     for b in range(B):
         expected = printed_lines(Q[b], K[b], V[b], LENGTHS[b])

@@ -13,6 +13,7 @@ import pytest
 import algorithms as alg
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
+from tests.algorithms.test_batch_axes import ED, SIZES, D, E
 
 pytestmark = pytest.mark.sampled(2, tests=6)
 
@@ -20,11 +21,6 @@ EVERY = (*cases.IMPLEMENTATIONS, "auto")
 # At these sizes "auto" is "dense".
 implementations = pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))
 
-
-SIZES = {"N_V": 17, "l_max": 23, "H": 2, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
-ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **SIZES))
-E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=19, **SIZES))
-D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))
 
 # Attention of a batch [2, 3] of sequences, whose masks are one for each of the outer axis, or of the inner one.
 A, B, L = 2, 3, 9

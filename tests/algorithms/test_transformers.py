@@ -110,14 +110,8 @@ def softmax(A):
     return oracle.softmax(np.asarray(A))
 
 
-def test_the_hidden_states_are_what_is_unembedded():
-    theta = cases.random_theta(cases.ED)
-    cases.assert_close(softmax(theta.W_u @ alg.ed_hidden_state(z, x, theta)), expected(cases.ED, z, x, theta))
-    cases.assert_close(
-        softmax(theta.W_u @ alg.ed_decoding(alg.ed_encoding(z, theta), x, theta)), expected(cases.ED, z, x, theta)
-    )
-    theta = cases.random_theta(cases.D)
-    cases.assert_close(softmax(theta.W_u @ alg.d_hidden_state(x, theta)), expected(cases.D, z, x, theta))
+def test_the_hidden_states_of_an_encoder_are_what_is_unembedded():
+    """Those of the others are in `test_entry`."""
     theta = cases.random_theta(cases.E)
     cases.assert_close(softmax(theta.W_u @ alg.e_hidden_state(x, theta)), expected(cases.E, z, x, theta))
     X = oracle.gelu(np.asarray(theta.W_f @ alg.e_encoding(x, theta)) + np.asarray(theta.b_f)[:, None])  # line 10

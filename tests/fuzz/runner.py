@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import itertools
 import json
 import pathlib
@@ -16,6 +15,7 @@ import jax
 import numpy as np
 
 from tests.fuzz import attention, files, losses, requests, transformations
+from tests.mutations.runner import say
 
 __all__ = ["AREAS", "main"]
 
@@ -62,10 +62,6 @@ def failure_of(area: str, seed: int, n: int) -> BaseException | None:
     except Exception as error:
         return error
     return None
-
-
-say = functools.partial(print, flush=True)
-"""Write a line at once, though the output be piped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

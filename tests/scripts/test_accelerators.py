@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import LLAMA, DTransformerConfig, init_d_transformer
+from algorithms import LLAMA, DTransformerConfig
 from tests import cases
 from training.benchmarks import training_step
 from training.benchmarks.accelerators import ENVIRONMENT, llama
@@ -95,8 +95,7 @@ def test_the_peer_of_llama_computes_the_librarys_loss():
     """With the same weights: in bfloat16, so within its rounding."""
     sizes = {"N_V": 19, "l_max": 16, "L": 2, "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 24}
     config = DTransformerConfig(**sizes, variant=LLAMA)
-    shapes = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
-    theta = cases.random_like(shapes, dtype=jnp.dtype("float32"), scale=0.3)
+    theta = cases.random_theta(config, dtype="float32", scale=0.3)
     W, mlp, layers = theta.layers.attention, theta.layers.mlp, theta.layers
     names = {"q": W.heads.W_q, "k": W.heads.W_k, "v": W.heads.W_v, "out": W.W_o}
     names |= {"gate": mlp.W_gate, "up": mlp.W_mlp1, "down": mlp.W_mlp2}

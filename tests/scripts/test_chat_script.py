@@ -1,7 +1,6 @@
 """generate.py --chat: what a small model with a template answers, turn by turn, and what it refuses."""
 
 import functools
-import io
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import conversing, make_run
+from tests.training.commands.test_progress import Terminal
 from training.commands import generate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator
@@ -167,11 +167,6 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tmp_path):
 
 def test_after_the_end_of_the_input_the_shell_has_a_line_of_its_own(monkeypatch, capsys):
     """Ctrl-D at the terminal's prompt."""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     typed = iter(["hello"])
 
     def read(prompt):

@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
+import chex
 import pytest
 
 from tests.training_cases import untimed
@@ -45,13 +45,6 @@ def numbers(path):
     return untimed(RunDirectory(path).metrics), flatten(load_run(path).theta)
 
 
-def assert_same(a, b):
-    assert a[0] == b[0]
-    assert a[1].keys() == b[1].keys()
-    for name in a[1]:
-        np.testing.assert_array_equal(a[1][name], b[1][name])
-
-
 @pytest.fixture(scope="module")
 def without(root):
     _, err = completed(train(root, "without", "--compilation-cache", "off"))
@@ -69,7 +62,7 @@ def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, w
     assert sorted(path.name for path in programs.iterdir()) == kept
     assert [err for _, err in outputs] == [said] * 3
     for name in ("first", "second", "third"):
-        assert_same(numbers(root / name), expected)
+        chex.assert_trees_all_equal(numbers(root / name), expected)
 
 
 def test_several_devices_have_the_same_numbers(root):
@@ -77,7 +70,7 @@ def test_several_devices_have_the_same_numbers(root):
     for run, place in (("off", "off"), ("cold", root / "mesh"), ("warm", root / "mesh")):
         completed(train(root, run, *flags, place, XLA_FLAGS="--xla_force_host_platform_device_count=2"))
     for run in ("cold", "warm"):
-        assert_same(numbers(root / run), numbers(root / "off"))
+        chex.assert_trees_all_equal(numbers(root / run), numbers(root / "off"))
 
 
 def test_a_spoilt_or_useless_directory_changes_no_answer(root, without):

@@ -98,6 +98,20 @@ REFUSED = {
         ("d --run x --dropout many", "", "--dropout: expected a number, got 'many'"),
         ("d --rows pakced", "", "--rows: expected one of chunks, windows, packed, got 'pakced'; did you mean packed?"),
         ("d --run x --process-id -1", "", "--process-id: expected an integer of at least 0, got '-1'"),
+        ("d --run x --data nothing.txt", "", "cannot read nothing.txt: No such file or directory"),
+        ("d --run x --data spa-eng", "", "spa-eng holds pairs, but d trains on text; choose docs"),
+        ("d --run x --data docs x.txt", "", "docs is a named data set"),
+        (
+            "d --run x --data a.txt --validation-data b.txt --tokenizer bytes --l_max 100000",
+            "",
+            "fewer than one sequence of l_max = 100000",
+        ),
+        ("d --run x --data a.txt --tokenizer bytes --d_e 8 --H 3", "", "d_e = 8 is not a multiple of H = 3"),
+        ("d --run x --data a.txt --steps 3 --warmup 9", "", "--warmup: expected at most --steps, 3, got 9"),
+        ("d --run x --optimizer sgd --weight-decay 0.1", "", "--weight-decay: expected 0 for sgd, got 0.1"),
+        ("d --run x --data a.txt --learning-rate -1", "", "--learning-rate: expected a positive number, got -1.0"),
+        ("d --run x --config nothing.json", "", "cannot read the settings nothing.json"),
+        ("d --run x --data a.txt --tokenizer nothing", "", "cannot read the tokenizer nothing"),
     ],
 }
 

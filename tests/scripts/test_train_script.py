@@ -110,27 +110,6 @@ def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
     assert err.startswith("note: 4.0 % of the data are held out instead of 5.0 %")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "nothing.txt"], "cannot read nothing.txt: No such file or directory"),
-        (["--data", "spa-eng"], "spa-eng holds pairs, but d trains on text; choose docs"),
-        (["--data", "docs", "x.txt"], "docs is a named data set"),
-        (["--l_max", "100000"], "fewer than one sequence of l_max = 100000"),
-        (["--H", "3"], "d_e = 8 is not a multiple of H = 3"),
-        (["--warmup", "9"], "--warmup: expected at most --steps, 3, got 9"),
-        (["--optimizer", "sgd", "--weight-decay", "0.1"], "--weight-decay: expected 0 for sgd, got 0.1"),
-        (["--learning-rate", "-1"], "--learning-rate: expected a positive number, got -1.0"),
-        (["--config", "nothing.json"], "cannot read the settings nothing.json"),
-        (["--tokenizer", "nothing"], "cannot read the tokenizer nothing"),
-    ],
-)
-def test_what_cannot_be_is_refused(train, text, tmp_path, arguments, message):
-    given = arguments if "--data" in arguments else ["--data", text, *arguments]
-    assert_refused(train("d", *given), message)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",

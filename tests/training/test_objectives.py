@@ -55,9 +55,7 @@ def probabilities(task, theta, batch):
     return (powers / powers.sum(axis=0))[..., None], batch["label"][:, None], np.full((len(e.T), 1), True)
 
 
-@pytest.mark.parametrize(
-    "task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed", "classify"))]
-)
+@pytest.mark.parametrize("task", cases.quick_of(["d"], TOKEN_TASKS))
 def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     _, data, _, theta, value_and_grad = case(task)
     batch = data.train.batch(0)

@@ -3,19 +3,22 @@
 The tokens of a store are all distinct, so that a token says where it comes from.
 """
 
+import functools
 import hashlib
 import itertools
 import subprocess
 import sys
 from collections import Counter
 
+import chex
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training_cases import batched
-from training.data.batches import LabeledTexts, MaskedTokens, NextTokens, SequencePairs, pack
+from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, pack
+from training.data.mixtures import Mixture
 from training.data.records import DataError
 from training.data.store import LabeledStore, PairStore, TokenStore
 
@@ -111,6 +114,8 @@ def datasets(seed=0, batch_size=4):
     store = distinct_store()
     labels = np.arange(len(store), dtype=np.int32) % 3
     keywords = {"l_max": 12, "batch_size": batch_size, "seed": seed}
+    halves = [NextTokens(part, l_max=12) for part in (store, distinct_store(LENGTHS[::-1]))]
+    noise = Noise(special=(997, 998, 999), N_V=1000, noise=0.3, deletion=0.0)
     return {
         "chunks": batched(NextTokens, store, **keywords),
         "windows": batched(NextTokens, store, mode="windows", **keywords),
@@ -119,6 +124,8 @@ def datasets(seed=0, batch_size=4):
         "bert": batched(MaskedTokens, store, rule="bert", **keywords),
         "pairs": batched(SequencePairs, PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
         "padded": batched(SequencePairs, PairStore(store, store), pad_multiple=3, **keywords),
+        "mixture": Batches(Mixture(halves, [3.0, 1.0]), batch_size=batch_size, seed=seed),
+        "noisy": Batches(halves[0], batch_size=batch_size, seed=seed, noise=noise),
         "labeled": batched(LabeledTexts, LabeledStore(store, labels, ("a", "b", "c")), **keywords),
     }
 
@@ -126,11 +133,7 @@ def datasets(seed=0, batch_size=4):
 NAMES = tuple(datasets())
 
 
-def assert_equal(batch, expected):
-    assert batch.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(batch[name], expected[name])
-        assert batch[name].dtype == expected[name].dtype
+assert_equal = functools.partial(chex.assert_trees_all_equal, strict=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

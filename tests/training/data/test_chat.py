@@ -7,11 +7,11 @@ import subprocess
 import pytest
 
 from tests import interchange_cases
+from tests.run_cases import conversing
 from training.data import chat
 from training.data.chat import ChatTemplate
 from training.data.records import DataError
-from training.data.special_tokens import SpecialTokens
-from training.data.tokenizers import ByteTokenizer, LibraryTokenizer, build_tokenizer, load_tokenizer
+from training.data.tokenizers import ByteTokenizer, load_tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # The kinds that published models have, in our words.
@@ -228,11 +228,8 @@ def test_needs_jinja2(monkeypatch):
 
 
 def test_comes_with_a_tokenizer(tmp_path):
-    inner = build_tokenizer("bpe", ["hello world " * 50], N_V=300).inner
-    inner.add_special_tokens(["<s>", "</s>", "<end>"])
-    bos, eos, end = map(inner.token_to_id, ("<s>", "</s>", "<end>"))
-    special = SpecialTokens(end + 1, bos=bos, eos=eos, others=(end,), ends=(end,))
-    made = LibraryTokenizer(inner, special=special, chat_template="{{ bos_token }}{{ messages[0].content }}<end>")
+    made = conversing()
+    bos, eos, end = map(made.inner.token_to_id, ("<s>", "</s>", "<end>"))
     made.save(tmp_path / "tokenizer.json")
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     assert (tokenizer.chat_template, tokenizer.fingerprint()) == (made.chat_template, made.fingerprint())
@@ -240,10 +237,10 @@ def test_comes_with_a_tokenizer(tmp_path):
     template = ChatTemplate.of(tokenizer)
     assert template.ends == ("</s>", "<end>")
     text = template.render(said("hello"))
-    hello = tokenizer.encode("hello")
-    assert tokenizer.encode_markup(text) == [bos, *hello, end]
-    assert len(tokenizer.encode(text)) > len(hello) + 2  # there, the names of special tokens are plain text
-    assert tokenizer.decode([bos, *hello, end]) == "hello"
+    hello, asks = map(tokenizer.encode, ("user: hello", "assistant: "))
+    assert tokenizer.encode_markup(text) == [bos, *hello, end, *asks]
+    assert len(tokenizer.encode(text)) > len(hello + asks) + 2  # there, the names of special tokens are plain text
+    assert tokenizer.decode([bos, *hello, end]) == "user: hello"
 
 
 def test_a_model_that_does_not_converse_has_none():

@@ -62,12 +62,10 @@ def test_a_text_to_classify_has_both_and_keeps_its_label():
     assert np.all(batch["x"][:, 0] == BOS)
 
 
-def test_the_noise_of_a_row_depends_on_seed_and_step_alone():
+def test_each_step_and_each_share_has_other_noise():
+    """That its rows are the same whoever asks for them is in `test_batches`."""
     data = noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.3)
-    whole = data.batch(5)
-    for name, array in data.batch(5, rows=slice(10, 20)).items():
-        np.testing.assert_array_equal(array, whole[name][10:20])
-    assert not np.array_equal(data.batch(6)["x_read"], whole["x_read"])
+    assert not np.array_equal(data.batch(6)["x_read"], data.batch(5)["x_read"])
     assert data.fingerprint != noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.2).fingerprint
 
 

@@ -347,6 +347,13 @@ def test_drawn_tokens_have_their_frequencies():
         ({"logit_bias": {0: float("nan")}}, ValueError, "logit_bias: expected from -100 to 100 for token 0, got nan"),
         ({"l_gen": 0}, ValueError, "l_gen: expected at least 1"),
         ({"key": jax.random.key_data(KEY)}, TypeError, "typed key"),
+        ({"repetition_penalty": 0.0}, ValueError, "repetition_penalty: expected a positive number"),
+        ({"repetition_penalty": float("nan")}, ValueError, "repetition_penalty: expected a positive number"),
+        ({"repetition_penalty": 1e-45}, ValueError, "repetition_penalty: expected a positive number from 0.01 to 100"),
+        ({"repetition_penalty": 1e38}, ValueError, "repetition_penalty: expected a positive number from 0.01 to 100"),
+        ({"no_repeat_ngram_size": -1, "eos": 3}, ValueError, "no_repeat_ngram_size: expected at least 1"),
+        ({"no_repeat_ngram_size": 3}, ValueError, "no_repeat_ngram_size: needs eos"),
+        ({"key": jax.random.split(KEY, 2)}, ValueError, "one for each of the 3 requests, got 2"),
     ],
 )
 def test_wrong_requests_are_refused(options, error, message):

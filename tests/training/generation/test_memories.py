@@ -13,6 +13,7 @@ import pytest
 
 from algorithms import d_hidden_state, d_inference, d_transformer
 from tests import family_cases as cases
+from tests.cases import padded
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
@@ -62,11 +63,6 @@ def assert_continued(name, tokens, log_p, texts=(0, 1, 2)):
         np.testing.assert_array_equal(tokens[row], expected[b])
         of_tokens = np.take_along_axis(log_P[b], expected[b][:, None], axis=1)[:, 0]
         np.testing.assert_allclose(log_p[row], of_tokens, rtol=0, atol=1e-9)
-
-
-def padded(texts):
-    lengths = np.array([len(text) for text in texts])
-    return np.stack([np.pad(text, (0, lengths.max() - len(text))) for text in texts]), lengths
 
 
 def a_whole_sequence(name):

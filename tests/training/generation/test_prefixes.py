@@ -7,7 +7,7 @@ import pytest
 
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
-from tests.cases import random_theta
+from tests.cases import padded, random_theta
 from training.generation import Generator, decoding, prefixes, reading
 from training.generation.prefixes import Prefixes
 
@@ -43,14 +43,8 @@ def generator(name, most=1 << 20):
     return Generator(THETAS[name], CONFIGS[name], prefixes=Prefixes(most))
 
 
-def kept(generator):
-    assert generator.prefixes is not None
-    return generator.prefixes
-
-
 def tokens(generator, rows, **options):
-    lengths = np.array([len(row) for row in rows])
-    x = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows])
+    x, lengths = padded(rows)
     return np.asarray(generator.generate(x, lengths=lengths, **{"l_gen": 9, "tau": 1.0, "key": KEY} | options))
 
 
@@ -78,7 +72,7 @@ def test_keys_and_values_are_those_of_one_reading(name):
     whole = TEXTS[0, :71]
     for length in (18, 19, 30, 71):  # by some columns, and by many
         state = model.read(whole[None, :length].astype(np.int32), np.array([length], np.int32))
-    assert kept(model).found == 17 + 18 + 29
+    assert model.prefixes.found == 17 + 18 + 29
     P, _ = jax.jit(decoding.step)(model.weights, None, state)
     expected = d_transformer(jnp.asarray(whole), THETAS[name])[:, -1]
     np.testing.assert_allclose(P[:, 0], expected, rtol=0, atol=1e-14)
@@ -90,7 +84,7 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     tokens(model, [TEXTS[0, :40]])
     rows = [TEXTS[1, :33], np.concatenate([TEXTS[0, :25], TEXTS[2, :20]]), TEXTS[0, :40], TEXTS[2, :3], TEXTS[0, :17]]
     np.testing.assert_array_equal(tokens(model, rows), plain(name, rows))
-    assert kept(model).found == 25 + 39 + 16
+    assert model.prefixes.found == 25 + 39 + 16
 
 
 def test_what_was_generated_is_not_read_again(name, monkeypatch):
@@ -103,7 +97,7 @@ def test_what_was_generated_is_not_read_again(name, monkeypatch):
     expected = plain(name, [more])
     read = columns_read(monkeypatch)
     np.testing.assert_array_equal(tokens(model, [more]), expected)
-    assert kept(model).found == 20 + 12 - 1  # the last token was drawn, but not read
+    assert model.prefixes.found == 20 + 12 - 1  # the last token was drawn, but not read
     assert read == [prefixes.FEW]
 
 
@@ -119,29 +113,29 @@ def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
 def test_the_oldest_make_room(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :33]])
-    of_one = kept(model).nbytes
-    kept(model).most = 2 * of_one
+    of_one = model.prefixes.nbytes
+    model.prefixes.most = 2 * of_one
     for row in (1, 0, 2):  # the first is used again, so the second goes
         tokens(model, [TEXTS[row, :33]])
-    assert kept(model).nbytes == 2 * of_one
-    before = kept(model).found
+    assert model.prefixes.nbytes == 2 * of_one
+    before = model.prefixes.found
     tokens(model, [TEXTS[1, :33]])
-    assert kept(model).found == before
+    assert model.prefixes.found == before
     small = generator(name, most=of_one - 1)
     tokens(small, [TEXTS[0, :33]])
-    assert kept(small).nbytes == 0
+    assert small.prefixes.nbytes == 0
 
 
 def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :33]])
     tokens(model, [TEXTS[0, :49]])
-    of_two = kept(model).nbytes
+    of_two = model.prefixes.nbytes
     tokens(model, [TEXTS[0, :40]])
-    assert kept(model).nbytes == of_two
+    assert model.prefixes.nbytes == of_two
     alone = generator(name)
     tokens(alone, [TEXTS[0, :49]])
-    assert kept(alone).nbytes == of_two
+    assert alone.prefixes.nbytes == of_two
 
 
 def test_a_context_with_room_for_two_texts(name):

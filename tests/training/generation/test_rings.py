@@ -9,14 +9,13 @@ import pytest
 
 from algorithms import LLAMA, DTransformerConfig, d_inference
 from algorithms.lines import ALiBi, Attention, Rotary
-from tests.cases import random_theta
+from tests.cases import quick_of, random_theta
 from training.generation import Generator, reading, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(1, tests=3)
 
-L_MAX = 300
 WINDOWED = Attention(positions=Rotary(base=20.0), biases=False, window=5)
 VARIANTS = {
     "one window": LLAMA.but(attention=WINDOWED),
@@ -30,9 +29,9 @@ X = np.random.default_rng(0).integers(17, size=(4, 41)).astype(np.int32)
 KEY = jax.random.key(7)
 
 
-def model(name):
-    sizes = {"N_V": 17, "l_max": L_MAX, "L": 2, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 6, "d_mid": 5}
-    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
+def model(variant):
+    sizes = {"N_V": 17, "l_max": 400, "L": 2, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 6, "d_mid": 5}
+    config = DTransformerConfig(**sizes, variant=variant)
     return config, random_theta(config)
 
 
@@ -42,12 +41,10 @@ def alone(theta, config, x, *, l_gen, r):
     return d_inference(jnp.asarray(x), theta, l_gen=l_gen, tau=0.8, key=key).tolist()
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "one window" else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
-)
+@pytest.mark.parametrize("name", quick_of(["one window"], VARIANTS))
 def test_tokens_far_behind_the_window_are_algorithm_14s(name):
     """Prompts longer and shorter than the window, and enough tokens for the slots to grow."""
-    config, theta = model(name)
+    config, theta = model(VARIANTS[name])
     generator = Generator(theta, config)
     begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY, tau=0.8)
     begun.extend(60)
@@ -58,7 +55,7 @@ def test_tokens_far_behind_the_window_are_algorithm_14s(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_cache_is_no_longer_than_the_widest_window(name):
     """In bytes, from the prompt on and after the slots have grown; a token takes H_kv (d_attn + d_mid) numbers."""
-    config, theta = model(name)
+    config, theta = model(VARIANTS[name])
     most = states.widest_window(config.variant)
     assert most == WIDEST[name]
     read = functools.partial(reading.prefill, theta, C=64, most=most)
@@ -72,7 +69,7 @@ def test_the_cache_is_no_longer_than_the_widest_window(name):
 
 def test_requests_join_in_a_ring():
     """One whose prompt is longer than the window, and later one that is shorter, beside those on their way."""
-    config, theta = model("one window")
+    config, theta = model(VARIANTS["one window"])
     generator = Generator(theta, config)
     begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY, tau=0.8)
     begun.extend(12)
@@ -88,7 +85,7 @@ def test_requests_join_in_a_ring():
 @pytest.mark.thorough
 def test_what_reads_all_tokens_keeps_all_of_them():
     """Texts may part before the window, and what is recorded has a row for every token."""
-    config, theta = model("one window")
+    config, theta = model(VARIANTS["one window"])
     generator = Generator(theta, config, prefixes=Prefixes.for_texts(2, theta, config))
     long = generator.begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
     long.extend(3)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GOPHER, LLAMA, T5, DTransformerConfig, EDTransformerConfig, d_transformer
+from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
+from tests.training.generation.test_rings import model
 from training.generation import Generator, Translator, cache, decoding, reading, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
@@ -100,12 +101,6 @@ VARIANTS = {
 }
 
 
-def model(name):
-    sizes = {"N_V": 17, "l_max": 400, "L": 2, "H": 4, "H_kv": 2, "d_e": 12, "d_mlp": 13, "d_attn": 6, "d_mid": 5}
-    config = DTransformerConfig(**sizes, variant=VARIANTS[name])
-    return config, random_theta(config)
-
-
 def assert_predicted(config, theta, x, y, log_p):
     """The log-probabilities of y after x are those of one forward pass."""
     text = jnp.asarray(np.concatenate([x, y]))
@@ -116,7 +111,7 @@ def assert_predicted(config, theta, x, y, log_p):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
     """Prompts of three lengths, one that joins in another part, and the cache grows from 256 to 512 slots."""
-    config, theta = model(name)
+    config, theta = model(VARIANTS[name])
     x = np.random.default_rng(5).integers(17, size=(4, 90)).astype(np.int32)
     lengths, key = np.array([90, 3, 65]), jax.random.key(6)
     begun = Generator(theta, config).begin(x[:3], lengths=lengths, l_gen=100, key=key, tau=1.0)
@@ -132,7 +127,7 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
 
 
 def test_a_kept_prefix_is_read_in_parts():
-    config, theta = model("LLAMA")
+    config, theta = model(LLAMA)
     x = np.random.default_rng(7).integers(17, size=(1, 200)).astype(np.int32)
     generator = Generator(theta, config, prefixes=Prefixes.for_texts(3, theta, config))
     for length in (150, 200):
@@ -144,7 +139,7 @@ def test_a_kept_prefix_is_read_in_parts():
 
 
 def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
-    config, theta = model("LLAMA")
+    config, theta = model(LLAMA)
     weights = Generator(theta, config).weights
     x, lengths = np.zeros((2, 24), np.int32), np.array([24, 3])
 
@@ -182,7 +177,7 @@ def test_several_devices_share_a_cache_in_one_part():
 @pytest.mark.parametrize("prefixes", [None, 2**20])
 def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
     """Read at once, joined by others, and with a prefix kept from an earlier text."""
-    config, theta = model("LLAMA")
+    config, theta = model(LLAMA)
     divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
     x, lengths = np.arange(24)[None] % config.N_V, np.array([24])
     for one, kind in ((theta, Slots), (divided, cache.KeyValues)):

@@ -151,23 +151,6 @@ def test_a_sequence_that_nothing_can_follow_ends():
     assert generated(4, **options, tau=0.0).tolist() == [[5, eos, eos, eos], [eos] * 4]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a positive number"),
-        ({"repetition_penalty": float("nan")}, "repetition_penalty: expected a positive number"),
-        ({"repetition_penalty": 1e-45}, "repetition_penalty: expected a positive number from 0.01 to 100"),
-        ({"repetition_penalty": 1e38}, "repetition_penalty: expected a positive number from 0.01 to 100"),
-        ({"no_repeat_ngram_size": -1, "eos": 3}, "no_repeat_ngram_size: expected at least 1"),
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: needs eos"),
-        ({"key": jax.random.split(KEY, 2)}, "one for each of the 3 requests, got 2"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        generated(3, **options)
-
-
 def test_where_windows_begin():
     """The definition, token by token."""
     for l_max in (1, 2, 5, 8):

@@ -11,6 +11,7 @@ import safetensors.numpy
 from algorithms import BERT, e_encoding, e_hidden_state, e_transformer
 from algorithms.ops.linear import logits
 from tests import interchange_cases as cases
+from tests.cases import quick_of
 from training.interchange import load_model, load_pretrained
 from training.tasks.classify import class_probabilities, pooled
 
@@ -66,11 +67,7 @@ def ours(run, x, types):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "dtype"),
-    [
-        pytest.param(*case, marks=() if case == ("masked", "odd", "float64") else pytest.mark.slow)
-        for case in itertools.product(KINDS, SIZES, cases.DTYPES)
-    ],
+    ("kind", "size", "dtype"), quick_of([("masked", "odd", "float64")], itertools.product(KINDS, SIZES, cases.DTYPES))
 )
 def test_outputs_and_gradients_are_those_of_transformers(tmp_path, kind, size, dtype):
     model = make(kind, size)

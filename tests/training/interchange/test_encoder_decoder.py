@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from algorithms import ed_hidden_state, ed_transformer
 from tests import interchange_cases as cases
+from tests.cases import quick_of
 from training.interchange import load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
@@ -77,13 +78,7 @@ def ours(z, x, theta, z_length=Z_LENGTHS):
     return cases.column_logits(X, theta)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        pytest.param(*case, marks=() if case == ("bart", "float64") else pytest.mark.slow)
-        for case in itertools.product(MODELS, cases.DTYPES)
-    ],
-)
+@pytest.mark.parametrize(("kind", "dtype"), quick_of([("bart", "float64")], itertools.product(MODELS, cases.DTYPES)))
 def test_logits_and_gradients_are_those_of_transformers(tmp_path, kind, dtype):
     model = make(kind)
     path = cases.saved(model, tmp_path, dtype)

@@ -1,4 +1,4 @@
-"""Experts in checkpoints: quantized ones, and those that are refused."""
+"""Experts in quantized checkpoints; what other checkpoints of experts are and lack is in `test_decoders`."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,8 @@ import safetensors.numpy
 
 from tests import interchange_cases as cases
 from tests.training.interchange.test_decoders import make
-from training.interchange import InterchangeError, load_pretrained, save_pretrained
+from training.interchange import load_pretrained, save_pretrained
 from training.interchange.containers import VALUES
-from training.runs.named_arrays import flatten
 
 torch, transformers = cases.libraries()
 
@@ -40,38 +39,3 @@ def test_gpt_oss_in_mxfp4_is_as_transformers_dequantizes_it(tmp_path):
     cases.assert_unreadable(path, r"expected \[n, rows, blocks, 16\]")
     cases.change_config(path, quantization_config={"quant_method": "fp8"})
     cases.assert_unreadable(path, "quantization_config: expected none, or the method mxfp4, got 'fp8'")
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "message"),
-    [
-        ("deepseek_v3", {"first_k_dense_replace": 7}, "no layer with experts \\(first_k_dense_replace = 7"),
-        ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
-        ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
-        ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
-        ("olmoe", {"clip_qkv": 0}, r"Attention.clip: expected a number > 0, or None, got 0.0"),
-        ("olmoe", {"clip_qkv": "8"}, "clip_qkv: expected a number of at least 0, got '8'"),
-        ("mixtral", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
-        ("mixtral", {"sliding_window": 5}, "windows in all layers"),
-        ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
-        ("mixtral", {"num_local_experts": 3}, "not part of the model"),
-        ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),
-        ("mixtral", {"num_experts_per_tok": 7}, "Experts.k"),
-    ],
-)
-def test_what_is_missing_is_named(tmp_path, name, fields, message):
-    cases.assert_refused(make(name), tmp_path, message, **fields)
-
-
-def test_a_checkpoint_of_deepseek_without_a_latent_of_queries_differs_from_one_with(tmp_path):
-    for name, has in (("deepseek_v2", False), ("deepseek_v3", True)):
-        theta, config, _ = load_pretrained(cases.saved(make(name), tmp_path / name, "float32"))
-        assert ("layers.attention.W_cq" in flatten(theta)) is has
-        assert (config.variant.attentions[0].d_q is not None) is has
-
-
-def test_gguf_cannot_say_that_queries_are_clipped(tmp_path):
-    theta, config, _ = load_pretrained(cases.saved(make("olmoe, clipped"), tmp_path, "float32"))
-    assert config.variant.attentions[0].clip == 0.5
-    with pytest.raises(InterchangeError, match=r"olmoe has no .*attention.clip = 0.5"):
-        save_pretrained(tmp_path / "out.gguf", theta, config)

@@ -9,6 +9,7 @@ import pytest
 from algorithms import DTransformerConfig
 from tests import gguf_cases
 from tests import interchange_cases as cases
+from tests.training.interchange import test_decoders
 from tests.training.interchange.test_gguf import MODELS, SIZES, make, make_gpt2
 from tests.training.interchange.test_gguf_tokenizer import TEXTS, bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
@@ -75,16 +76,30 @@ def test_scaled_positions_and_half_precision_are_kept(tmp_path):
         assert {types[name] for name in types if "norm" in name or "bias" in name} == {"F32"}
 
 
-def test_what_gguf_cannot_say_is_refused_by_name(tmp_path):
-    windows = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
-    for kind, changes, message in (
-        ("gemma2", windows, "gemma2 has no .*attention"),
+NO_LOGARITHM = {**test_decoders.MSCALE, "mscale_all_dim": 0.0}
+WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma2", WINDOWS, "gemma2 has no .*attention"),
         ("qwen3", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "qwen3 has no .*window"),
         ("smollm3", {"no_rope_layers": [1, 1, 0, 1, 1]}, "smollm3 has no .*attention"),
-    ):
-        theta, config, _ = load_pretrained(cases.saved(make(kind, **changes), tmp_path / kind, "float32"))
-        with pytest.raises(InterchangeError, match=message):
-            save_pretrained(tmp_path / "out.gguf", theta, config)
+        ("olmoe, clipped", {}, r"olmoe has no .*attention.clip = 0.5"),
+        ("deepseek_v2", {}, "attention_factor"),  # mscale and mscale_all_dim differ
+        ("deepseek_v2", {"rope_parameters": NO_LOGARITHM}, "log_multiplier: expected a number abov"),
+        ("deepseek_v3", {"rope_interleave": False}, "attention.positions.pairs = 'halves'"),
+    ],
+)
+def test_what_gguf_cannot_say_is_refused_by_name(name, changes, message, tmp_path):
+    theta, config, _ = load_pretrained(cases.saved(test_decoders.make(name, **changes), tmp_path / "theirs", "float32"))
+    with pytest.raises(InterchangeError, match=message):
+        save_pretrained(tmp_path / "out.gguf", theta, config)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_numbers_and_tokenizers_that_gguf_does_not_have_are_refused(tmp_path):
     theta, config, _ = load_pretrained(cases.saved(make("llama"), tmp_path / "llama", "float32"))
     with pytest.raises(InterchangeError, match="float64"):
         save_pretrained(tmp_path / "out.gguf", theta._replace(W_e=np.asarray(theta.W_e, np.float64)), config)

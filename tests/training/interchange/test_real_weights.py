@@ -16,6 +16,7 @@ from algorithms import d_hidden_state, d_transformer, e_encoding
 from algorithms.inside import record
 from tests import interchange_cases as cases
 from tests import real_weights
+from tests.cases import padded
 from tests.training.interchange import test_encoder_decoder as seq2seq
 from training import commands
 from training.data.chat import ChatTemplate, converser
@@ -48,14 +49,6 @@ def laid_out(name):
 
 
 _minilm, _lemmatizer, _phonemizer = map(laid_out, ("minilm", "lemmatizer", "phonemizer"))
-
-
-def padded(rows):
-    lengths = np.array([len(row) for row in rows])
-    x = np.zeros((len(rows), lengths.max()), np.int64)
-    for line, row in zip(x, rows, strict=True):
-        line[: len(row)] = row
-    return x, lengths
 
 
 @pytest.mark.slow

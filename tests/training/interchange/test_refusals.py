@@ -11,7 +11,6 @@ import tracemalloc
 import jax
 import numpy as np
 import pytest
-import safetensors
 import safetensors.numpy
 import tokenizers
 
@@ -20,6 +19,7 @@ from algorithms.lines import Unembedding
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
 from tests.run_cases import files_end_at
+from tests.training.runs.test_directory import full_disk
 from training.generation.text import Options, answerer_for
 from training.interchange import InterchangeError, convert, load_model, load_pretrained, save_pretrained
 from training.interchange.encoder_decoder import VARIANTS
@@ -201,13 +201,9 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def full_of_tensors(*_, **__):
-    raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-
 @pytest.mark.parametrize("to", ["run", "gpt2"])
 @pytest.mark.parametrize(
-    ("where", "fails"), [("safetensors.numpy.save_file", full_of_tensors), ("pathlib.Path.write_text", full)]
+    ("where", "fails"), [("safetensors.numpy.save_file", full_disk), ("pathlib.Path.write_text", full)]
 )
 def test_a_full_disk_is_said_in_a_sentence_and_leaves_nothing(path, tmp_path, monkeypatch, to, where, fails):
     monkeypatch.setattr(where, fails)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.cases import quick_of
 from tests.training_cases import N_V, data_for, make_trainer, settings_for
 from training.loop.optimizers import decays, optimizer_from
 from training.loop.train_step import LossScale, batch_loss, init_state, make_step
@@ -13,7 +14,7 @@ from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import FROZEN, Description, RunDirectory, RunError, frozen_fingerprint, load_run
 from training.runs.interrupts import Interrupted
 from training.runs.named_arrays import flatten
-from training.settings import SettingsError
+from training.settings import OPTIMIZERS, SettingsError
 from training.tasks import TASKS, settings_from
 from training.tasks.low_rank import LowRank, adapter_shapes, init_adapter, low_rank_of, merged
 from training.tasks.models import init_model, model_config
@@ -81,9 +82,7 @@ def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
         np.testing.assert_allclose(found[path].A, 1.5 * B.swapaxes(1, 2) @ dW, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["adamw", "muon", *(pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "lion", "adafactor"))]
-)
+@pytest.mark.parametrize("optimizer", quick_of(["adamw", "muon"], OPTIMIZERS))
 def test_an_update_changes_the_adapter_alone(optimizer):
     settings, _, theta, adapter = model(optimizer=optimizer, learning_rate=0.01)
     schedule, update = optimizer_from(settings)

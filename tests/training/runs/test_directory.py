@@ -65,7 +65,7 @@ def test_a_converted_model_keeps_its_type(tmp_path, dtype):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(load_run(files.path).theta)} == {dtype}
 
 
-def full_disk(*_):
+def full_disk(*_, **__):
     raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
