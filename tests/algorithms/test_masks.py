@@ -60,6 +60,10 @@ def test_a_dense_array_joins_from_either_side(name, kind, batch):
     np.testing.assert_array_equal(array & MASKS[name], expected)
 
 
+def test_a_token_may_attend_to_itself_alone():
+    np.testing.assert_array_equal(banded(1).dense(3, 3), np.eye(3, dtype=bool))
+
+
 def test_the_first_query_of_a_device_stays_so_when_masks_join():
     moved = dataclasses.replace(UNIDIRECTIONAL, first=jnp.asarray(2))
     for joined in (moved & padding(5), padding(5) & moved):

@@ -36,7 +36,7 @@ MARKS = (
     "slow and not (download or compilers)",
 )
 """The tests that run first, and those that run as long as nothing has failed."""
-LIMIT = 1200
+LIMIT = 600
 """Seconds after which tests are ended; the first ones count as failed then."""
 FIRST = 5
 """How many of the tests that caught other edits of a file run before all that it faces."""
