@@ -90,6 +90,7 @@ def test_patches_are_in_raster_order_and_scaled():
     places = alg.raster_places(8, 12, side=4, n_places=3)
     np.testing.assert_array_equal(places, [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
     assert alg.raster_patches(jnp.zeros((32, 48, 3)), side=16).shape == (16, 16, 3, 6)
+    assert alg.raster_patches(image, side=1).shape == (1, 1, 1, 32)
 
 
 def test_continuous_values_are_tokens_by_the_mu_law():
