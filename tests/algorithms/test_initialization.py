@@ -116,6 +116,7 @@ def test_configurations_are_frozen_hashable_and_by_keyword(config):
         type(config)(101, 61)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "rows"), [("QWEN3", (4, 4)), ("OLMO2", (16, 8))])
 def test_the_scales_of_queries_and_keys_are_of_one_head_or_of_all(name, rows):
     config = alg.DTransformerConfig(N_V=7, l_max=5, L=2, H=4, H_kv=2, d_e=16, d_mlp=4, variant=alg.VARIANTS[name])

@@ -140,6 +140,7 @@ def test_where_activations_lie():
     assert odd.shard_shape((5, 3, 8)) == (5, 3, 4)
 
 
+@pytest.mark.thorough
 def test_a_narrow_gradient_is_summed_over_devices_before_it_is_rounded():
     W_u, X = jnp.zeros((2, 1), jnp.bfloat16), jnp.ones((1, 2, 2), jnp.bfloat16)
     weights = jnp.array([[512.0, 2], [-512, 0]])  # ∂F/∂W_u is -257 + 256, and bfloat16 has no 257
