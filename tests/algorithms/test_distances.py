@@ -60,10 +60,11 @@ def test_buckets_are_the_oracles(both_ways):
     np.testing.assert_array_equal(Distances().bucket(np.arange(-200, 201), both_ways), expected)
 
 
-@every_kind
+@pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in KINDS), ("alibi", 6)])
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
-def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, implementation):
-    theta, options = theta_of(kind)._replace(variant=variant_of(kind, window=6)), {"implementation": implementation}
+def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, window, implementation):
+    theta = theta_of(kind)._replace(variant=variant_of(kind, window=window))
+    options = {"implementation": implementation}
     segments, positions = jnp.array([0] * 4 + [1] * 9), jnp.array([*range(4), *range(9)])
     packed = alg.d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
     for part in (slice(4), slice(4, 13)):
