@@ -9,7 +9,7 @@ import algorithms as alg
 from tests import cases
 from training.crosscheck import oracle
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 implementations = pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
 exact_and_default = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)

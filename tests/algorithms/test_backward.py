@@ -17,7 +17,7 @@ from algorithms.ops.log_loss import token_losses  # not compiled, so that each s
 from algorithms.ops.lookup import columns
 from tests import cases
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 RULES = ("dense", "blockwise", "strips")
 F64 = 1e-9

@@ -14,7 +14,7 @@ from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
 from tests import cases
 from training.crosscheck import oracle
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
 N_V, D_E, L = 17, 5, 13
