@@ -78,6 +78,7 @@ def test_records_and_changes_count_all_layers():
     np.testing.assert_allclose(intervene(alg.d_transformer, {"X@8": jnp.stack(expected)})(X, THETA), P, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_cached_tokens_are_those_of_algorithm_14():
     texts, lengths = np.random.default_rng(1).integers(0, 8, size=(2, 20)), np.array([20, 18])
     options = {"l_gen": 4, "tau": 0.0, "key": jax.random.key(0)}

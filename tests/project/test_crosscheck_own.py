@@ -75,6 +75,7 @@ def test_wrong_loops_of_attention_to_a_context_are_located(monkeypatch):
     assert results.first[:2] == (8, "16")
 
 
+@pytest.mark.thorough
 def test_wrong_loops_are_located(monkeypatch):
     right = loops.experts
     monkeypatch.setattr(loops, "experts", lambda line, X, W: right(line.but(k=1), X, W))

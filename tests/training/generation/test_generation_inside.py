@@ -58,6 +58,7 @@ def missing(variant):
     return no_norm | ({"X@6"} if variant.order == "side_by_side" else set())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*VARIANTS, *ROWS])
 def test_reading_while_generating_is_one_pass_over_the_text(name):
     theta, config = model(name)

@@ -142,6 +142,7 @@ def test_with_every_memory_texts_continue_as_by_algorithm_14(continue_with, name
     continue_with(name)
 
 
+@pytest.mark.thorough
 def test_a_kept_prefix_has_the_positions_that_attention_reads():
     names = (name for name, (variant, _, _) in cases.EVERY.items() if variant.embedding.positions == "in_attention")
     a_kept_prefix(next(names))
