@@ -91,7 +91,7 @@ def test_a_records_json_in_a_file_of_settings(train, tmp_path):
 def test_settings_name_variants():
     for name, path in PATHS.items():
         settings = settings_from({"variant": path, "H": 4, "d_e": 16}, task="d")
-        assert model_config(settings, 24).variant == variant_named(path)
+        assert model_config(settings, 24, ["tests.own_lines"]).variant == variant_named(path)
         assert variant_named(setting_of(variant_named(path))) == variant_named(path), name
     assert setting_of(LLAMA) == "LLAMA"
     as_json = settings_from({"variant": SINKS.to_json()}, task="d")
@@ -113,7 +113,7 @@ def test_settings_name_variants():
 )
 def test_variants_that_are_none(variant, message):
     with pytest.raises((SettingsError, ValueError), match=message):
-        model_config(settings_from({"variant": variant}, task="d"), 24)
+        model_config(settings_from({"variant": variant}, task="d"), 24, ["no_such_package", "tests.own_lines"])
 
 
 def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch):
@@ -121,9 +121,9 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch):
     (tmp_path / "damaged_lines.py").write_text("import no_such_library")
     (tmp_path / "wrong_lines.py").write_text("def (")
     with pytest.raises(ValueError, match="damaged_lines: cannot be imported: No module named 'no_such_library'; inst"):
-        variant_named("damaged_lines:MINE")
+        variant_named("damaged_lines:MINE", ["damaged_lines"])
     with pytest.raises(ValueError, match="wrong_lines: cannot be imported: SyntaxError"):
-        variant_named("wrong_lines:MINE")
+        variant_named("wrong_lines:MINE", ["wrong_lines"])
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
 
 
@@ -149,13 +149,13 @@ def test_a_run_remembers_its_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "study_of_mine.py").write_text(MODULE)
-    config = DTransformerConfig(**SIZES, variant=variant_named("study_of_mine:TWICE"))
+    config = DTransformerConfig(**SIZES, variant=variant_named("study_of_mine:TWICE", ["study_of_mine"]))
     written = json.loads(json.dumps(config_to_json(config)))
     assert written["variant"]["mlp"]["record"] == "study_of_mine:Twice"
     assert config_from_json("d", written) == config
     gone = json.loads(json.dumps(written).replace("study_of_mine", "study_of_yours"))
     with pytest.raises(ValueError, match="study_of_yours: expected a module with the lines of this model, got none"):
-        config_from_json("d", gone)
+        config_from_json("d", gone, ["study_of_yours"])
 
 
 def test_a_run_is_not_resumed_with_other_lines(tmp_path):

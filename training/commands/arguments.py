@@ -121,6 +121,12 @@ def add_inference(add: Callable[..., Any]) -> None:
     add("--weights", choices=("int8",), help="round the weights that every token reads to int8 (default: as trained)")
 
 
+def add_lines(add: Callable[..., Any]) -> None:
+    """Add ``--lines``, the packages whose code a run may execute."""
+    trusted = "package with lines of your own that is not installed, for a run that names it; may be repeated"
+    add("--lines", action="append", default=[], metavar="PACKAGE", help=trusted)
+
+
 def placement_of(mesh: str) -> Placement | None:
     """Return the placement on a mesh; None for one device. Raises MeshError if it is invalid or does not fit."""
     if not mesh:

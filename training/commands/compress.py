@@ -14,7 +14,7 @@ from typing import Any
 
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, local
+from training.commands.arguments import Parser, add_lines, local
 from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
@@ -40,13 +40,14 @@ def parser() -> Parser:
         if name != "report":
             action.add_argument("output", metavar="OUT", type=local)
             action.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
+    add_lines(main.add_argument)
     return main
 
 
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Compress or decompress, or raise ValueError if the run or the file cannot be used."""
-    model: Any = load_run(run_of(arguments.run))
+    model: Any = load_run(run_of(arguments.run), lines=arguments.lines)
     model = of_text(model) if model.task == "gato" else model
     if not isinstance(model.config, DTransformerConfig):
         raise CompressionError(f"{arguments.run}: expected a decoder's run (task d), got one of task {model.task}")

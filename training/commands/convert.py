@@ -16,7 +16,7 @@ Exit status: 0 done; 2 invalid usage or input, nothing written; 130 after Ctrl-C
 import argparse
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, local
+from training.commands.arguments import Parser, add_dtype, add_lines, local
 from training.commands.terminal import Bar, show
 from training.interchange import RUN, convert
 from training.interchange.architectures import ARCHITECTURES
@@ -34,6 +34,7 @@ def parser() -> Parser:
     merge = "merge a run's adapter into its model (default: write it in PEFT's format)"
     add("--merge", action="store_true", help=merge)
     add("--from", dest="adapted", metavar="RUN", type=local, help="the model of a PEFT adapter")
+    add_lines(add)
     return main
 
 
@@ -42,6 +43,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     with downloaded(arguments.source) as source:
         options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
+        options |= {"lines": arguments.lines}
         with Bar("reading") as bar:
             done = convert(source, arguments.target, **options, progress=bar.advance)
         show(done)

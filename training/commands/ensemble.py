@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache, local
+from training.commands.arguments import Parser, add_cache, add_lines, local
 from training.commands.terminal import print_table
 from training.data.loading import load_run_data, make_dataset
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
@@ -28,19 +28,20 @@ def parser() -> Parser:
     main.add_argument("--checkpoints", action="store_true", help="use the checkpoints of one run")
     main.add_argument("--average", metavar="DIR", type=local, help="write the mean of the parameters as a new run")
     add_cache(main.add_argument)
+    add_lines(main.add_argument)
     return main
 
 
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    members = _members(arguments.runs, checkpoints=arguments.checkpoints)
+    members = _members(arguments.runs, checkpoints=arguments.checkpoints, lines=arguments.lines)
     names, runs = list(members), list(members.values())
     one_model = arguments.checkpoints or bool(arguments.average)
     check_alike(runs, names, sizes=one_model)
     if arguments.average and RunDirectory(arguments.average).path.exists():
         raise RunError(f"--average: expected a new directory, got {arguments.average}, which exists; name another one")
-    description = RunDirectory(arguments.runs[0]).description()
+    description = RunDirectory(arguments.runs[0], lines=arguments.lines).description()
     data = load_run_data(description.settings, tokenizer=runs[0].tokenizer, cache_dir=arguments.cache)
     held_out = make_dataset(description.settings, data.stores.validation, tokenizer=runs[0].tokenizer)
     groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
@@ -59,14 +60,14 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"The average is in {files.path}.")
 
 
-def _members(paths: Sequence[str], *, checkpoints: bool) -> dict[str, Run]:
+def _members(paths: Sequence[str], *, checkpoints: bool, lines: Sequence[str]) -> dict[str, Run]:
     """Return the models by name, or raise RunError if there are fewer than two."""
     if checkpoints and len(paths) > 1:
         raise RunError(f"--checkpoints: expected one run, got {len(paths)}; leave --checkpoints out, or name one")
     if checkpoints:
-        found = {f"step {step}": run for step, run in of_checkpoints(paths[0]).items()}
+        found = {f"step {step}": run for step, run in of_checkpoints(paths[0], lines=lines).items()}
     else:
-        found = {path: load_run(path) for path in paths}
+        found = {path: load_run(path, lines=lines) for path in paths}
     if len(found) < 2:
         more = "train with a larger --max-to-keep" if checkpoints else "name more runs, or add --checkpoints"
         raise RunError(f"expected several models, got {len(found)} in {paths[0]}; {more}")

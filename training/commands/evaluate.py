@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, add_cache, at_least
+from training.commands.arguments import Parser, UsageError, add_cache, add_lines, at_least
 from training.commands.progress import Reading
 from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
@@ -40,6 +40,7 @@ def parser() -> Parser:
     tokens = "with --data: maximum tokens per sequence (default: the run's)"
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     add_cache(add)
+    add_lines(add)
     return main
 
 
@@ -62,8 +63,8 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    files = RunDirectory(run_of(arguments.run, arguments.cache))
-    run = load_run(files.path)
+    files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
+    run = load_run(files.path, lines=arguments.lines)
     description = files.description()
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Reading(quiet=False) as reading:

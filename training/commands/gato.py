@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, local
+from training.commands.arguments import Parser, add_lines, local
 from training.commands.terminal import show
 from training.data.modalities import digits
 from training.data.records import DataError
@@ -30,13 +30,14 @@ def parser() -> Parser:
     main.add_argument("run", metavar="RUN", help="directory of the run")
     main.add_argument("--prompt", default="The ", metavar="TEXT", help='text to continue (default: "The ")')
     main.add_argument("--pictures", type=local, metavar="DIR", help="directory for the pictures (default: RUN)")
+    add_lines(main.add_argument)
     return main
 
 
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    run = load_run(arguments.run)
+    run = load_run(arguments.run, lines=arguments.lines)
     gato = Gato(run)
     where = arguments.pictures or Path(arguments.run)
     try:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, placement_of
+from training.commands.arguments import Parser, add_inference, add_lines, placement_of
 from training.commands.terminal import print_json, run_of, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
@@ -70,6 +70,7 @@ def parser() -> Parser:
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_inference(add)
+    add_lines(add)
     return main
 
 
@@ -285,7 +286,8 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
         raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
-    run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
+    how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
+    run = load_run(run_of(arguments.run), **how)
     if not arguments.chat:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,14 +31,16 @@ def train(
     epochs: float | None = None,
     preset: str | None = None,
     cache: Path | None = None,
+    lines: Sequence[str] = (),
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
     """Train a model as the command ``train.py`` does, or resume the run in a directory, and return it. Progress (unless
     `quiet`), samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
-    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is. The
-    settings are as the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises
-    ValueError, as one sentence.
+    checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
+    `lines` are packages that are not installed, from which a run may import its lines of one's own. The settings are as
+    the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises ValueError, as one
+    sentence.
     """
     for name in settings:
         if name not in SETTINGS:
@@ -47,7 +50,7 @@ def train(
         raise SettingsError(f"preset: expected one of {task} ({known}), got {preset!r}")
     given = {name: _plain(name, value) for name, value in settings.items()}
     own = {"task": task, "run": str(run), "config": None, "preset": preset, "epochs": epochs, "dry_run": False}
-    arguments = argparse.Namespace(**own, cache=cache, quiet=quiet, **given)
+    arguments = argparse.Namespace(**own, cache=cache, lines=lines, quiet=quiet, **given)
     interrupts = _Interrupts()
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
     with interrupts if in_main_thread else contextlib.nullcontext():
@@ -57,7 +60,7 @@ def train(
             train_by(arguments, found, interrupts, Processes())
         except Interrupted:
             raise KeyboardInterrupt(f"the training of {run} was interrupted; call train again to resume it") from None
-    return load_run(run)
+    return load_run(run, lines=lines)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, at_least, local
+from training.commands.arguments import Parser, UsageError, add_lines, at_least, local
 from training.commands.terminal import Bar, say
 from training.interpretability import circuits, induction, scores
 from training.interpretability.induction import Measured
@@ -48,6 +48,7 @@ def parser() -> Parser:
     add("--seeds", type=at_least(1), default=3, metavar="N", help="models per size (default: 3)")
     add("--steps", type=at_least(1), default=1000, metavar="N", help="updates per model (default: 1000)")
     add("--out", type=local, default=picture, metavar="FILE", help=f"picture (default: {picture})")
+    add_lines(add)
     return main
 
 
@@ -248,7 +249,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.run is None:
         form(arguments)
         return
-    run = load_run(arguments.run)
+    run = load_run(arguments.run, lines=arguments.lines)
     if run.task != "d":
         raise UsageError(f"RUN: expected a decoder's run (task d), got one of task {run.task}")
     find(run, arguments.out)

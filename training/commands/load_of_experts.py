@@ -17,7 +17,7 @@ from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
 from algorithms.lines import Experts
 from training.commands import Arguments, command
-from training.commands.arguments import Parser, UsageError, add_cache, at_least, local
+from training.commands.arguments import Parser, UsageError, add_cache, add_lines, at_least, local
 from training.commands.terminal import run_of
 from training.data.batches import Batch
 from training.data.loading import load_run_data
@@ -32,6 +32,7 @@ def parser() -> Parser:
     main.add_argument("--picture", metavar="FILE", type=local, help="picture to write: .svg, .png or .pdf")
     main.add_argument("--batches", type=at_least(1), default=20, metavar="N", help="how many to read (default: 20)")
     add_cache(main.add_argument)
+    add_lines(main.add_argument)
     return main
 
 
@@ -72,8 +73,8 @@ def draw_loads(shares: Float[np.ndarray, "L N_experts"], path: Path) -> None:
 def load_of_experts_main(argv: Arguments) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
-    files = RunDirectory(run_of(arguments.run, arguments.cache))
-    run = load_run(files.path)
+    files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
+    run = load_run(files.path, lines=arguments.lines)
     if run.task != "d":
         raise UsageError(
             f"RUN: expected a run of d, got one of {run.task}; train one by `train.py d --run RUN --variant MIXTRAL`"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from training.mesh.padding import padded_size
@@ -32,6 +32,7 @@ class Given(NamedTuple):
     model: Model | None = None  # None: none, or not read yet
     n_examples: int | None = None  # in an epoch; None: the data are not read yet
     N_V: int | None = None  # of the model; None: not known yet
+    lines: Sequence[str] = ()  # packages that lines of one's own may be imported from
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def resolve(given: Given) -> Settings:
     if given.model:
         settings = _of_model(settings, given.model, given.chosen)
     else:
-        check_sizes(settings)
+        check_sizes(settings, given.lines)
     if given.N_V is not None:
         check_mesh(settings, padded_size(given.N_V, settings.vocabulary_multiple))
     elif not settings.start_from:  # whose sizes are not read yet

@@ -18,7 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, at_least, placement_of
+from training.commands.arguments import Parser, add_inference, add_lines, at_least, placement_of
 from training.commands.terminal import run_of, say
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
@@ -61,6 +61,7 @@ def parser() -> Parser:
     count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
+    add_lines(add)
     return main
 
 
@@ -78,7 +79,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     if arguments.api_key == "":
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
-    run = load_run(run_of(arguments.run), dtype=arguments.dtype, placement=placement_of(arguments.mesh))
+    how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
+    run = load_run(run_of(arguments.run), **how)
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
     limits = Limits(
         body=arguments.max_bytes,

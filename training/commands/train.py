@@ -30,7 +30,7 @@ from typing import Any
 import jax
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache, at_least, local
+from training.commands.arguments import Parser, add_cache, add_lines, at_least, local
 from training.commands.progress import Display, Reading
 from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
@@ -53,9 +53,10 @@ from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
-from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, flag
+from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, converted, flag
 from training.tasks import TASKS, Task, settings_to_json
 from training.tasks.models import config_to_json, model_config
+from training.tasks.own_lines import modules_of
 
 COMMON = (
     "help", "help_all", "dry_run", "run", "preset", "epochs", "data", "tokenizer", "N_V", "l_max", "variant", "L",
@@ -91,6 +92,7 @@ def parser(*, every: bool = False) -> Parser:
             add("--preset", choices=presets, help="settings of a known model; flags and --config take precedence")
         add("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
         add_cache(add)
+        add_lines(add)
         cost = "print all settings and what an update would cost, and train nothing"
         add("--dry-run", action="store_true", help=cost)
         add("--quiet", action="store_true", help="print no progress and no samples during training")
@@ -161,23 +163,25 @@ def with_task(argv: Sequence[str]) -> list[str]:
     run = finder.parse_known_args(argv)[0].run
     if run is None:
         return list(argv)
-    if not RunDirectory(run).config.is_file():
+    files = RunDirectory(run)
+    if not files.config.is_file():
         raise RunError(
             f"--run: expected a run to resume, got {run}; to begin one, put the task first: {', '.join(TASKS)}"
         )
-    return [RunDirectory(run).description().settings.task, *argv]
+    return [files.settings().task, *argv]
 
 
 def given_by(arguments: argparse.Namespace) -> Given:
     """Return what a command line gives. Raises SettingsError or RunError if a file cannot be read."""
     files = RunDirectory(arguments.run)
-    began = files.description().settings if files.config.is_file() else None
+    began = files.settings() if files.config.is_file() else None
     preset = PRESETS[arguments.preset][1] if getattr(arguments, "preset", None) else {}
     file = _settings_file(arguments.config) if arguments.config else {}
     flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
     adapts = {"lora_rank": began.lora_rank if began else 0, **preset, **file, **flags}["lora_rank"]
     preset, file, flags = (_absolute(values, adapts=bool(adapts)) for values in (preset, file, flags))
-    return Given(arguments.task, began, preset, file, flags, arguments.epochs)
+    typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
+    return Given(arguments.task, began, preset, file, flags, arguments.epochs, lines=(*arguments.lines, *typed))
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
@@ -212,7 +216,9 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
 
 def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
     """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost."""
-    settings, files = resolve(given), RunDirectory(arguments.run)
+    settings, files = resolve(given), RunDirectory(arguments.run, lines=given.lines)
+    if files.config.is_file():
+        files.description()  # a model that cannot be read is refused before the data are
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
@@ -248,7 +254,7 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
             return
         for line in summary(settings, data, results):
             print(line)
-        text = sample(load_run(files.path))
+        text = sample(load_run(files.path, lines=given.lines))
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
@@ -296,7 +302,7 @@ def _prepared(
     """Return the run's description, its data, and the parameters to start from (None: random ones)."""
     began, settings, start = files.exists(), resolve(given), None
     if settings.start_from and (settings.lora_rank or not began):
-        start = start_from(settings, functools.partial(run_of, cache=arguments.cache))
+        start = start_from(settings, functools.partial(run_of, cache=arguments.cache), given.lines)
         given = given._replace(model=Model(start.name, start.sizes))
         settings = resolve(given)
         start = start.fitted(settings)
@@ -310,7 +316,7 @@ def _prepared(
     if settings.start_from:
         config = start.config if start else files.description().config
     else:
-        config = model_config(settings, data.tokenizer.N_V)
+        config = model_config(settings, data.tokenizer.N_V, given.lines)
     settings = resolve(given._replace(n_examples=data.train.n_examples, N_V=config.N_V))
     description = Description(settings, config, data.labels, data.fingerprints | (start.fingerprints if start else {}))
     if began:

@@ -21,7 +21,7 @@ import numpy as np
 from algorithms.lines import MLP, Attention, Experts, Latent
 from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
-from training.tasks.own_lines import variant_named
+from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
@@ -57,7 +57,7 @@ class OwnScenarios(VariantScenarios):
             self.called = WITHOUT_ATTENTION
 
     def _record(self, package: ModuleType) -> Any:
-        return variant_named(self.path)
+        return variant_named(self.path, modules_of(self.path))
 
     def _model(self) -> dict[str, Any]:
         variant, model = self.variant, options_of(self.variant, self.sizes.L)

@@ -53,9 +53,7 @@ EXAMPLES: dict[str, Callable[[Any, Settings], Source]] = {
 }
 """Makes the examples of each task from the store of a part and the settings."""
 BATCHES: dict[str, Callable[..., Batches]] = {
-    "gato": lambda source, settings, tokenizer, **sizes: Modalities(
-        source, Vocabulary(tokenizer, model_config(settings, tokenizer.N_V)), **sizes
-    )
+    "gato": lambda source, settings, tokenizer, **sizes: Modalities(source, _vocabulary(settings, tokenizer), **sizes)
 }
 """Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
@@ -141,6 +139,11 @@ def load_run_data(
         labels=getattr(stores.train, "names", ()),
     )
     return dataclasses.replace(data, notes=tuple(_notes(data, settings)))
+
+
+def _vocabulary(settings: Settings, tokenizer: Tokenizer) -> Vocabulary:
+    """The vocabulary of all modalities; it reads sizes, and not the lines, which a package of one's own may have."""
+    return Vocabulary(tokenizer, model_config(dataclasses.replace(settings, variant="PAPER"), tokenizer.N_V))
 
 
 def make_dataset(settings: Settings, store: Any, *, tokenizer: Tokenizer | None = None) -> Batches:

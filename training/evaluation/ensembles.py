@@ -21,9 +21,12 @@ from training.tasks.models import model_shapes
 from training.tasks.objectives import Batch, Totals, cast
 
 
-def of_checkpoints(directory: str | Path) -> dict[int, Run]:
-    """Return the models of a run's checkpoints by step, the last first. Raises RunError or CheckpointError."""
-    files = RunDirectory(directory)
+def of_checkpoints(directory: str | Path, *, lines: Sequence[str] = ()) -> dict[int, Run]:
+    """Return the models of a run's checkpoints by step, the last first; `lines` as in `RunDirectory`.
+
+    Raises RunError or CheckpointError.
+    """
+    files = RunDirectory(directory, lines=lines)
     description = files.description()
     steps = saved_steps(files.checkpoints)
     if not steps:

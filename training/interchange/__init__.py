@@ -79,13 +79,14 @@ TASK_OF = {
 """The task that trains each class of parameters."""
 
 
-def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
+def load_pretrained(path: str | Path, *, lines: Sequence[str] = ()) -> tuple[Any, Any, Tokenizer | None]:
     """Read a checkpoint of another library, or a run directory.
 
     Args:
         path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
             file, which is read without executing any code in it), or a GGUF file, which holds everything; or
             ``hf:OWNER/NAME``, which is downloaded first.
+        lines: packages that are not installed, from which a run may import its lines of one's own.
 
     Returns:
         the parameters, the configuration, whose variant is that of θ, and the tokenizer, or None if there is none that
@@ -94,18 +95,18 @@ def load_pretrained(path: str | Path) -> tuple[Any, Any, Tokenizer | None]:
     Raises:
         InterchangeError: the model needs an unsupported feature, or the files are damaged or contradict each other.
     """
-    model = load_model(path)
+    model = load_model(path, lines=lines)
     tokenizer = None if isinstance(model.tokenizer, NumberTokenizer) else model.tokenizer
     return model.theta, model.config, tokenizer
 
 
-def load_model(path: str | Path, *, dtype: Any = None) -> Run:
+def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()) -> Run:
     """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.directory.load_run` does, cast to
     `dtype`. Raises InterchangeError as `load_pretrained`.
     """
     with downloaded(str(path)) as local:
         if is_ours(local):
-            return load_run(local, dtype=dtype)
+            return load_run(local, dtype=dtype, lines=lines)
         found = _read(local, dtype)
     model, leaves = found.model, found.leaves
     theta = unflatten(found.template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
@@ -165,6 +166,7 @@ def convert(
     dtype: Any = None,
     merge: bool = False,
     adapted: str | Path | None = None,
+    lines: Sequence[str] = (),
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> str:
     """Convert a checkpoint to a directory that the scripts accept as a run, or a run to a checkpoint.
@@ -177,6 +179,7 @@ def convert(
         dtype: cast the parameters to this type; None: keep theirs.
         merge: write a run and its adapter as one checkpoint, instead of the adapter alone as PEFT files.
         adapted: the run that a PEFT adapter adapts.
+        lines: as in `load_pretrained`.
         progress: called with the number of tensors read since the last call, and the total.
 
     Returns:
@@ -187,18 +190,19 @@ def convert(
     """
     source, target = local_path(source), local_path(target)
     is_peft = adapted is not None or (source.is_dir() and peft.is_adapter(source))
-    has_adapter = not is_peft and is_ours(source) and RunDirectory(source).description().settings.lora_rank
+    files = RunDirectory(source, lines=lines)
+    has_adapter = not is_peft and is_ours(source) and files.description().settings.lora_rank
     if merge and not has_adapter:
         raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
     if dtype is not None and (is_peft or (has_adapter and not merge)):
         raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
     if is_peft:
-        return _read_adapter(source, target, adapted)
+        return _read_adapter(source, target, adapted, lines)
     if has_adapter and not merge:
-        return _save_adapter(source, target, to)
+        return _save_adapter(files, target, to)
     if is_ours(source):
         with jax.enable_x64(True):  # float64 stays float64
-            run = load_run(source, dtype=dtype)
+            run = load_run(source, dtype=dtype, lines=lines)
         save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
         opens = "transformers opens" if target.suffix != SUFFIX else "llama.cpp and load_pretrained open"
         return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else opens}."
@@ -219,21 +223,20 @@ def _size(leaves: dict[str, np.ndarray]) -> str:
     return f"{sum(a.size for a in leaves.values()):,} parameters, {n_bytes / 1e6:,.1f} MB in {dtype}"
 
 
-def _save_adapter(source: Path, target: Path, to: str | None) -> str:
+def _save_adapter(files: RunDirectory, target: Path, to: str | None) -> str:
     """Write the adapter of a run as PEFT files."""
-    files = RunDirectory(source)
     description = files.description()
     shapes = model_shapes("d", description.config)
     _, entries = _described(Model("d", description.config), to, WRITTEN_AS["d"])
     adapter, scale = read_adapter(files, description, shapes), scale_of(description.settings)
     _write_whole(target, lambda directory: peft.write(directory, entries, adapter, shapes, scale))
     return (
-        f"Wrote the adapter of {source} to {target}. PEFT opens it beside the model that "
+        f"Wrote the adapter of {files.path} to {target}. PEFT opens it beside the model that "
         f"convert.py {description.settings.start_from} writes; convert.py --merge writes both as one."
     )
 
 
-def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str:
+def _read_adapter(source: Path, target: Path, adapted: str | Path | None, lines: Sequence[str]) -> str:
     """Write PEFT files as a run that adapts another run."""
     if adapted is None:
         raise InterchangeError(f"{source} is an adapter: expected --from RUN, the model that it adapts, got none")
@@ -241,7 +244,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None) -> str
         raise InterchangeError(f"--from: expected a PEFT adapter, with {peft.CONFIG}, got {source}; leave it out")
     if not is_ours(local_path(adapted)):
         raise InterchangeError(f"--from: expected the directory of a run, got {adapted}; convert it first")
-    base = load_run(adapted)
+    base = load_run(adapted, lines=lines)
     if base.task != "d":
         raise InterchangeError(f"--from: expected a decoder, got {adapted} of the task {base.task}; name the model")
     _, entries = _described(Model(base.task, base.config), None, WRITTEN_AS["d"])

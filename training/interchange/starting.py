@@ -1,7 +1,7 @@
 """Start training from a trained model."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,14 +48,15 @@ class Start(NamedTuple):
         return ClassifierParams(self.theta.encoder, jnp.zeros((len(labels), d_e), dtype), jnp.zeros(len(labels), dtype))
 
 
-def start_from(settings: Settings, run_of: Callable[[str], Path] = as_run) -> Start:
-    """Read the model that `settings.start_from` names; `run_of` finds the run of a name. Raises SettingsError if the
-    task trains another kind of model, and InterchangeError or RunError if it cannot be read.
+def start_from(settings: Settings, run_of: Callable[[str], Path] = as_run, lines: Sequence[str] = ()) -> Start:
+    """Read the model that `settings.start_from` names; `run_of` finds the run of a name, and `lines` is as in
+    `load_pretrained`. Raises SettingsError if the task trains another kind of model, and InterchangeError or RunError
+    if it cannot be read.
     """
     adapts, name = bool(settings.lora_rank), settings.start_from
     path = str(run_of(name)) if adapts or name.startswith(HUB) else name
     name = path if adapts else name
-    model = load_model(path)
+    model = load_model(path, lines=lines)
     fingerprints = {FROZEN: frozen_fingerprint(model.theta)} if adapts else {}
     theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)
     config = model.config

@@ -18,7 +18,7 @@ import contextlib
 import errno
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +81,12 @@ class Description(NamedTuple):
 
 
 class RunDirectory:
-    """The files of a run."""
+    """The files of a run. Its config.json may name classes of one's own: installed ones, those of modules that are
+    imported already, and those in the packages `lines` are imported; no other code of a run is ever executed.
+    """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = local_path(path)
+    def __init__(self, path: str | Path, *, lines: Sequence[str] = ()) -> None:
+        self.path, self.lines = local_path(path), tuple(lines)
         self.config = self.path / "config.json"
         self.tokenizer = self.path / "tokenizer.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -126,17 +128,31 @@ class RunDirectory:
             except OSError as error:
                 raise RunError(f"{file}: {reason(error)}; name another directory") from None
 
+    def settings(self) -> Settings:
+        """Return the settings in config.json, without its classes, or raise RunError as `description`."""
+        with self._errors_of_config():
+            return self._settings_in(parse_json(read_text(self.config)))
+
     def description(self) -> Description:
         """Return the contents of config.json, or raise RunError if it is missing or damaged."""
-        try:
+        with self._errors_of_config():
             state = parse_json(read_text(self.config))
-            if state.get("format") != FORMAT:
-                raise ValueError(f"format: expected {FORMAT!r}, got {state.get('format')!r}; train it again")
-            settings = settings_from(state["settings"], task=state["task"])
-            config = config_from_json(state["task"], state["model"])
+            settings = self._settings_in(state)
+            config = config_from_json(state["task"], state["model"], self.lines)
             if "tokenizer" not in state["fingerprints"]:
                 raise ValueError("fingerprints: expected one of the tokenizer, got none")
             return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
+
+    @staticmethod
+    def _settings_in(state: Any) -> Settings:
+        if state.get("format") != FORMAT:
+            raise ValueError(f"format: expected {FORMAT!r}, got {state.get('format')!r}; train it again")
+        return settings_from(state["settings"], task=state["task"])
+
+    @contextlib.contextmanager
+    def _errors_of_config(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise RunError(f"{self.path} is not a run directory: cannot read {self.config}: {reason(error)}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -220,12 +236,15 @@ class RunDirectory:
         write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
 
 
-def load_run(directory: str | Path, *, dtype: Any = None, placement: Placement | None = None) -> Run:
+def load_run(
+    directory: str | Path, *, dtype: Any = None, placement: Placement | None = None, lines: Sequence[str] = ()
+) -> Run:
     """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished. Final
     ones are read array by array, each device its part, so that a model is never in memory twice, converted to `dtype`
-    (None: as stored) and divided among the devices of `placement` (None: on one device). Raises RunError.
+    (None: as stored) and divided among the devices of `placement` (None: on one device); `lines` as in `RunDirectory`.
+    Raises RunError.
     """
-    files = RunDirectory(directory)
+    files = RunDirectory(directory, lines=lines)
     if not files.path.is_dir():
         raise RunError(f"there is no run directory {files.path}")
     files.check_files()
@@ -265,7 +284,7 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
     """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
     try:
-        theta = load_run(settings.start_from, placement=placement).theta
+        theta = load_run(settings.start_from, placement=placement, lines=files.lines).theta
     except RunError as error:
         raise RunError(
             f"{files.path} adapts the model of {settings.start_from}, which cannot be read: {error}"

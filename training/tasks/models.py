@@ -1,7 +1,7 @@
 """The model of each task: its configuration, also as JSON, and its initial parameters."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,23 +16,25 @@ from training.tasks import TASKS
 from training.tasks.own_lines import variant_from_json, variant_named
 
 
-def model_config(settings: Settings, N_V: int) -> Any:
-    """Return the configuration of the model that a run trains, or raise ValueError if the sizes do not fit together."""
+def model_config(settings: Settings, N_V: int, lines: Sequence[str] = ()) -> Any:
+    """Return the configuration of the model that a run trains, or raise ValueError if the sizes do not fit together;
+    `lines` as in `training.tasks.own_lines`.
+    """
     config, N_V = TASKS[settings.task].config, N_V + TASKS[settings.task].extra_tokens
     names = [field.name for field in dataclasses.fields(config) if field.name in SETTINGS]
     sizes = {name: getattr(settings, name) for name in names}
     sizes["H_kv"] = settings.H_kv or settings.H
     if "d_in" in sizes:
         sizes["d_in"] = settings.d_in or settings.d_e
-    variant = variant_named(settings.variant)
+    variant = variant_named(settings.variant, lines)
     if settings.shared_layers or variant.shared_layers > 1:
         variant = variant.but(shared_layers=settings.shared_layers or settings.L)
     return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 
-def check_sizes(settings: Settings) -> None:
+def check_sizes(settings: Settings, lines: Sequence[str] = ()) -> None:
     """Check the model's sizes before its vocabulary is known, or raise ValueError if they do not fit together."""
-    model_config(settings, max(settings.N_V, 4))
+    model_config(settings, max(settings.N_V, 4), lines)
 
 
 def init_model(key: Key[Array, ""], task: str, config: Any, *, scheme: str, N_C: int = 0) -> Any:
@@ -52,10 +54,12 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
     return {**fields, "variant": config.variant.to_json()}
 
 
-def config_from_json(task: str, state: dict[str, Any]) -> TransformerConfig:
-    """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError."""
+def config_from_json(task: str, state: dict[str, Any], lines: Sequence[str] = ()) -> TransformerConfig:
+    """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError; `lines` as
+    in `training.tasks.own_lines`.
+    """
     written = {name: value for name, value in state["variant"].items() if name != "dropout"}  # until 0.1 a line
-    variant = variant_from_json(written) if "record" in written else lines_from_flags(written)
+    variant = variant_from_json(written, lines) if "record" in written else lines_from_flags(written)
     return TASKS[task].config(**{**state, "variant": variant})
 
 
