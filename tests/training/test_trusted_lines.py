@@ -11,7 +11,7 @@ from training.commands.in_python import train
 from training.evaluation.ensembles import of_checkpoints
 from training.interchange import convert, load_model, load_pretrained
 from training.interchange.starting import start_from
-from training.runs.directory import RunDirectory, RunError, load_run
+from training.runs.directory import RunError, load_run
 from training.tasks import settings_from
 from training.tasks.own_lines import modules_of, variant_named
 
@@ -151,14 +151,12 @@ def test_installed_packages(monkeypatch):
         declare({"mlp": {"record": f"{module}:Mine"}})
         with pytest.raises(RunError, match=f"{module}: expected an installed package"):
             load_run("runs/evil")
-    with monkeypatch.context() as patch, pytest.raises(RunError, match="expected an installed package"):
-        patch.chdir(place)
-        declare_in = RunDirectory("../../runs/evil")
-        del sys.modules["installed_lines"], sys.modules["installed_lines.lines"]
-        state = json.loads(declare_in.config.read_text())
-        state["model"]["variant"]["mlp"]["record"] = "installed_lines.lines:Mine"
-        declare_in.config.write_text(json.dumps(state))
-        load_run(declare_in.path)
+    declare({"mlp": {"record": "installed_lines.lines:Mine"}})
+    for name in ("installed_lines", "installed_lines.lines"):
+        del sys.modules[name]
+    monkeypatch.chdir(place)  # the working directory is never one of installed packages
+    with pytest.raises(RunError, match="expected an installed package"):
+        load_run("../../runs/evil")
 
 
 @pytest.mark.parametrize("module", ["antigravity", "", " ", "..up", "no_such", "runs/evil/payload", "a..b"])

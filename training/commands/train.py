@@ -216,9 +216,7 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
 
 def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
     """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost."""
-    settings, files = resolve(given), RunDirectory(arguments.run, lines=given.lines)
-    if files.config.is_file():
-        files.description()  # a model that cannot be read is refused before the data are
+    settings, files = resolve(given), _directory(arguments.run, given)
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
@@ -258,6 +256,14 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _directory(path: Path, given: Given) -> RunDirectory:
+    """Return the directory of the run; one whose model cannot be read is refused before the data are."""
+    files = RunDirectory(path, lines=given.lines)
+    if files.config.is_file():
+        files.description()
+    return files
 
 
 def described(settings: Settings, preview: Preview, tokens: int) -> str:
