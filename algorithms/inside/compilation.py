@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec
+
+from algorithms.machinery.sharding import explicit_mesh, with_auto_axes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,12 +77,18 @@ def compiled_for_each_function(run: F) -> F:
         except TypeError:  # no hash, or no weak references
             programs = {}
         if run not in programs:
-            programs[run] = jax.jit(lambda call, arrays: _called(run, call, arrays), static_argnums=0)
+            programs[run] = jax.jit(functools.partial(_called, run), static_argnums=0)
         return programs[run](call, arrays)
 
     return compiled  # pyright: ignore[reportReturnType]
 
 
 def _called(run: Callable[..., Any], call: Call, arrays: Sequence[Any]) -> Any:
-    args, kwargs = call.arguments(arrays)
-    return run(*args, **kwargs)
+    """The result; on a mesh with Explicit axes each device has it whole."""
+
+    def of_arrays(arrays):
+        args, kwargs = call.arguments(arrays)
+        return run(*args, **kwargs)
+
+    mesh = explicit_mesh(arrays)
+    return of_arrays(arrays) if mesh is None else with_auto_axes(of_arrays, arrays, mesh, PartitionSpec())

@@ -36,10 +36,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, alternatives, as_number, fits, refusal, words_for
-from algorithms.machinery.sharding import refuse_explicit_axes
+from algorithms.machinery.sharding import explicit_mesh, spec_of, with_auto_axes
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -237,17 +238,14 @@ class Axes:
 
     def _sizes_in(self, axes: list[str], shape: tuple[Any, ...]) -> dict[str, Any] | None:
         """The size of each axis by this shape, or None if the shape contradicts the axes or a known size."""
-        at = next((i for i, axis in enumerate(axes) if "batch" in axis), len(axes))
-        named = [*axes[:at], *axes[at + 1 :]]
-        n = len(shape) - len(named)
-        if n < 0 or (n and at == len(axes)):
+        sizes = _by_name(axes, shape)
+        if sizes is None:
             return None
-        found: dict[str, Any] = {}
-        if at < len(axes) and (n or "#" not in axes[at]):
-            found["*batch"] = shape[at : at + n]
-            if self.size.get("*batch", found["*batch"]) != found["*batch"]:
-                return None
-        for axis, size in zip(named, (*shape[:at], *shape[at + n :]), strict=True):
+        batch = sizes.pop("*batch", None)
+        found: dict[str, Any] = {} if batch is None else {"*batch": batch}
+        if batch is not None and self.size.get("*batch", batch) != batch:
+            return None
+        for axis, size in sizes.items():
             known, factors = {**self.size, **found}, factors_of(axis)
             whole = known.get("H") if axis == "H_kv" else None
             if all(factor in known for factor in factors):
@@ -270,6 +268,32 @@ class Axes:
             elif name == "H_kv" and "H" in self.size:
                 found.append(f"H_kv a divisor of H = {self.size['H']} from {self.origin['H']}")
         return f" with {', '.join(found)}" if found else ""
+
+
+def _by_name(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any] | None:
+    """The value, of those of an array's axes, that belongs to each name; to ``*batch``, if it is there, a tuple.
+
+    None if the array has fewer axes than names, or too many.
+    """
+    at = next((i for i, axis in enumerate(axes) if "batch" in axis), len(axes))
+    n = len(values) - len(axes) + (at < len(axes))
+    if n < 0 or (n and at == len(axes)):
+        return None
+    batch = {"*batch": values[at : at + n]} if axes[at:] and (n or "#" not in axes[at]) else {}
+    others = zip([*axes[:at], *axes[at + 1 :]], (*values[:at], *values[at + n :]), strict=True)
+    return {**batch, **dict(others)}
+
+
+def _spec_by_name(axes: list[str], n: int, known: dict[str, Any]) -> PartitionSpec:
+    """The sharding of an array of n axes with these names; what "..." stands for ends with the axes of the batch."""
+    spec: list[Any] = []
+    for name in axes:
+        of_name = known.get("*batch" if "batch" in name or name == "..." else name)
+        entries = list(of_name or ()) if "batch" in name or name == "..." else [of_name]
+        if name == "...":
+            entries = [None] * (n - len(axes) + 1 - len(entries)) + entries
+        spec += entries
+    return PartitionSpec(*spec)
 
 
 def _words_for_array(of: str, dims: str) -> str:
@@ -336,7 +360,6 @@ class Contract:
         Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
-        refuse_explicit_axes(arguments)
         for name in sorted(arguments, key=lambda name: name not in self.static):
             axes.check(name, arguments[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
@@ -351,11 +374,41 @@ class Contract:
             if arguments[name] is not None and allowed is not None:
                 check_value(name, arguments[name], allowed)
 
+    def specs(self, arguments: dict[str, Any], results: Any) -> Any:
+        """The shardings of results: of parameters those of the argument, else those of the axes with the same names."""
+        known: dict[str, Any] = {}
+        for name, value in arguments.items():
+            kinds = [kind.type for kind in alternatives(self.annotations[name]) if is_array(kind.type)]
+            kind = next((kind for kind in kinds if _may_be(value, kind)), None)
+            known = (_by_name(kind.dim_str.split(), spec_of(value)) if kind else {}) | known
+
+        def of_result(annotation, result):
+            if typing.get_origin(annotation) is tuple:
+                return tuple(map(of_result, typing.get_args(annotation), result))
+            if is_array(annotation):
+                return _spec_by_name(annotation.dim_str.split(), result.ndim, known)
+            of_argument = next(value for value in arguments.values() if isinstance(value, annotation))
+            return jax.tree.map(lambda array: PartitionSpec(*spec_of(array)), of_argument)
+
+        return of_result(self.signature.return_annotation, results)
+
     def _numbers_of_tokens(self, axis: str, arguments: dict[str, Any]) -> Range | None:
         sequence = next(name for name, end in self._ends if end == [axis])
         l = (None, *getattr(arguments[sequence], "shape", ()))[-1]
         says = f"at least 0 and at most {axis} = {l} tokens"
         return Range(says, lambda n: (n >= 0) & (n <= l)) if isinstance(l, int) else None
+
+
+def _on_auto_axes(function: Callable[..., Any], contract: Contract, mesh: Any, arguments: dict[str, Any]) -> Any:
+    """``function(**arguments)`` on a mesh with Explicit axes, its results sharded as `Contract.specs` says."""
+    static = {name: arguments.pop(name) for name in contract.static}
+
+    def of_arrays(arrays):
+        return function(**arrays, **static)
+
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        shapes = jax.eval_shape(of_arrays, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arguments))
+    return with_auto_axes(of_arrays, arguments, mesh, contract.specs(arguments, shapes))
 
 
 _IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
@@ -386,9 +439,11 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     @functools.wraps(named)
     def checked(*args, **kwargs):
         contract.check(*args, **kwargs)
-        token = _IN_A_BODY.set(True)
+        token, mesh = _IN_A_BODY.set(True), explicit_mesh((args, kwargs))
         try:
-            return named(*args, **kwargs)
+            if mesh is None:
+                return named(*args, **kwargs)
+            return _on_auto_axes(named, contract, mesh, contract.bound(args, kwargs))
         finally:
             _IN_A_BODY.reset(token)
 

@@ -3,7 +3,8 @@
 The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
 units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch.
 `mesh_axes` gives other names these meanings. A size that is not a multiple of the axis stays whole. XLA inserts the
-communication. Inside ``jax.shard_map`` nothing is divided here: the caller decides. Axes of type Explicit are refused.
+communication. Inside ``jax.shard_map`` nothing is divided here: the caller decides. Axes of type Explicit, which
+``jax.make_mesh`` makes, are treated as Auto inside a public function (`with_auto_axes`).
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ class _Names(NamedTuple):
     model: str = "model"
     context: str = "context"
     data: Axes | None = None  # None: all others
+    mapped: Axes = ()  # axes that divide what `jax.vmap` maps
 
 
 _names = jax.make_user_context(default_value=_Names())
@@ -38,7 +40,7 @@ def mesh_axes(
 
     Programs are compiled in it and in the mesh::
 
-        mesh = jax.make_mesh((4, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+        mesh = jax.make_mesh((4, 2), ("dp", "tp"))
         with jax.set_mesh(mesh), mesh_axes(model="tp", data="dp"):
             theta = step(theta, x)
 
@@ -61,19 +63,36 @@ def mesh_axes(
     return _names(_Names(model, context, sequences and tuple(sequences)))
 
 
-def refuse_explicit_axes(arguments: Any) -> None:
-    """Check that neither the mesh in use nor that of an argument has axes of type Explicit.
-
-    Raises:
-        ValueError: if one has: JAX would ask for a sharding of every product and lookup.
-    """
+def explicit_mesh(arguments: Any) -> Any:
+    """The mesh in use, or else that of an argument, if it has axes of type Explicit; None if there is none."""
     arrays = (leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array))
-    for mesh in (jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays)):
-        if mesh.explicit_axes:
-            raise ValueError(
-                f"mesh: expected axes of type Auto, got {', '.join(mesh.explicit_axes)} of type Explicit; make it with "
-                f"jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.shape)})"
-            )
+    meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays))
+    return next((mesh for mesh in meshes if mesh.explicit_axes), None)
+
+
+def spec_of(array: Any) -> tuple[Any, ...]:
+    """For each axis of an array the Explicit mesh axes that divide it."""
+    return tuple(jax.typeof(array).sharding.spec)
+
+
+def with_auto_axes(function: Callable[..., Any], arguments: Any, mesh: Any, specs: Any) -> Any:
+    """``function(arguments)``, with the Explicit axes of the mesh as Auto inside, since JAX would ask for a sharding of
+    every product and lookup; ``specs`` are the shardings of the results.
+    """
+    of_results = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    mapped = tuple(axis for axis in mesh.explicit_axes if _divides_a_mapped_axis(axis, mesh))
+    with _names(_names.value._replace(mapped=mapped)):
+        return jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=of_results)(arguments)
+
+
+def _divides_a_mapped_axis(axis: str, mesh: Any) -> bool:
+    """Whether `jax.vmap` maps an array along an axis that this mesh axis divides, so that nothing else may use it."""
+    try:
+        identity = jax.shard_map(lambda x: x, mesh=mesh, axis_names={axis}, in_specs=P(), out_specs=P())
+        jax.eval_shape(identity, jax.ShapeDtypeStruct((), bool))
+    except ValueError:  # no public function tells
+        return True
+    return False
 
 
 def devices_sharing(X: Array) -> int:
@@ -197,7 +216,7 @@ def split_experts(of_device: Callable[..., Array], columns: tuple[Any, ...], exp
         experts: a pytree of arrays with an axis of all experts in front.
     """
     X, n = columns[0], len(jax.tree.leaves(experts)[0])
-    sizes, (model, context, _) = _sizes(X), _names.value
+    sizes, (model, context, *_) = _sizes(X), _names.value
     if not sizes or X.ndim < 2:
         return of_device(*columns, experts, 0)
     of_experts, tokens = _dividing(sizes, (model,), n), _dividing(sizes, (context,), X.shape[-1])
@@ -292,7 +311,8 @@ def _mesh(X: Array) -> Any:
 
 def _several(mesh: Any) -> dict[str, int]:
     """The sizes of the mesh axes that divide a program among several devices."""
-    return {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes and size > 1}
+    taken = (*mesh.manual_axes, *_names.value.mapped)
+    return {axis: size for axis, size in mesh.shape.items() if axis not in taken and size > 1}
 
 
 def _sizes(X: Array) -> dict[str, int]:
@@ -301,7 +321,7 @@ def _sizes(X: Array) -> dict[str, int]:
     Raises:
         ValueError: if the mesh lacks an axis that the caller named.
     """
-    mesh, (model, context, data), default = _mesh(X), _names.value, _Names()
+    mesh, (model, context, data, _), default = _mesh(X), _names.value, _Names()
     given = [name for name in (model, context) if name not in default] + [*(data or ())]
     for name in given if mesh.axis_names else ():
         if name not in mesh.axis_names:

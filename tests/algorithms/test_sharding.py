@@ -234,17 +234,3 @@ def test_a_step_gathers_no_weights_if_the_axes_are_named():
 def test_wrong_names_of_axes_are_refused(names, kind, message):
     with pytest.raises(kind, match=message), jax.set_mesh(mesh_of(dp=4, tp=2)), alg.mesh_axes(**names):
         jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8)))
-
-
-def test_axes_of_type_explicit_are_refused_with_what_to_pass_instead():
-    """Whether the mesh is in use or only the arrays lie in it; with the axes that the message names, all is well."""
-    theta = cases.random_theta(alg.DTransformerConfig(L=1, **(cases.TINY | {"N_V": 8})))
-    x = cases.random_tokens(B, 5, n=8)
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    says = re.escape("mesh: expected axes of type Auto, got data, model of type Explicit; make it with jax.make_mesh(")
-    with pytest.raises(ValueError, match=says):
-        alg.d_hidden_state(jax.device_put(x, NamedSharding(mesh, P("data"))), theta)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=says):
-        alg.d_hidden_state(x, theta)
-    with jax.set_mesh(mesh_of(data=2, model=2)):
-        alg.d_hidden_state(x, theta)
