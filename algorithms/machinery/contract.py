@@ -380,7 +380,7 @@ class Contract:
         for name, value in arguments.items():
             kinds = [kind.type for kind in alternatives(self.annotations[name]) if is_array(kind.type)]
             kind = next((kind for kind in kinds if _may_be(value, kind)), None)
-            known = (_by_name(kind.dim_str.split(), spec_of(value)) if kind else {}) | known
+            known = (_by_name(kind.dim_str.split(), spec_of(value)) or {} if kind else {}) | known
 
         def of_result(annotation, result):
             if typing.get_origin(annotation) is tuple:
