@@ -136,13 +136,8 @@ class Lines(NamedTuple):
         def by(line):
             return lambda X, Z, W, key: line(X, X if is_self else Z, W, mask, memory, key=key, **options)
 
-        lines, arguments = self.variant.attentions, (X, Z, W, self._key(0 if is_self else 1))
-        distinct = tuple(dict.fromkeys(lines))
-        if len(distinct) == 1 or isinstance(self.l, int):
-            Y, memory.kept = by(lines[self.l % len(lines) if len(distinct) > 1 else 0])(*arguments)
-        else:
-            turn = jnp.asarray([distinct.index(line) for line in lines])[self.l % len(lines)]
-            Y, memory.kept = jax.lax.switch(turn, [by(line) for line in distinct], *arguments)
+        arguments = X, Z, W, self._key(0 if is_self else 1)
+        Y, memory.kept = self.variant.by_attention(self.l, by, *arguments)
         return shard_residual_stream(Y)
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:

@@ -125,6 +125,8 @@ DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GE
 DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
+IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))
+NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
 EVERY = NAMED | COVERING
 SINK_LINES = tuple(Sinks(biases="qkv", cap=0.5, scale=0.7, positions=ALiBi(), window=w) for w in (None, 3))

@@ -28,7 +28,8 @@ class EDTransformerParams(NamedTuple):
     """θ of Algorithm 8. Fields from ``context`` on are not in the paper.
 
     ``W_p`` is None if the variant has no learned positions, and ``W_u`` if it is tied, W_u = W_eᵀ. The norms follow the
-    embeddings, the encoder's last layer and the decoder's last layer. All layers share the distances, as in T5.
+    embeddings, the encoder's last layer and the decoder's last layer. Layers whose scores use distances share them, as
+    in T5.
     """
 
     W_e: Array
@@ -85,8 +86,8 @@ class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
     Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
-    are added to the scores of all layers, as in T5; and ``first_mlp``, the MLPs of the first layers if the variant has
-    others there, of which ``layers.mlp`` then has the rest.
+    are added to the scores of all layers whose attention has `Distances`, as in T5; and ``first_mlp``, the MLPs of the
+    first layers if the variant has others there, of which ``layers.mlp`` then has the rest.
     """
 
     W_e: Array
@@ -122,7 +123,7 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
     if variant.final_norm is not None:
         final_norm = variant.final_norm
     norm = variant.norm.shapes() if final_norm else None
-    distances = array("H N_buckets", isinstance(variant.attentions[0].positions, Distances))
+    distances = array("H N_buckets", any(isinstance(line.positions, Distances) for line in variant.attentions))
     shapes: dict[str, Any] = {
         "W_e": embedding.W_e,
         "W_p": embedding.W_p,
@@ -208,7 +209,7 @@ def shapes_of(theta: Any) -> Any:
 
 def own_sizes(variant: Variant) -> dict[str, int]:
     """The sizes of the axes that the variant's lines have and configurations do not, by name."""
-    lines = (variant.attentions[0], variant.mlp, variant.first)
+    lines = (*variant.attentions, variant.mlp, variant.first)
     return {name: size for line in lines if line for name, size in line.sizes().items()}
 
 

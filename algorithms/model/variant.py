@@ -1,6 +1,7 @@
 """A variant: a model as a record of the lines of Algorithms 8 to 10, and the check that θ fits it."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -97,6 +98,9 @@ class Variant(Record):
         lines = self.attentions
         if not lines or any(line.shapes() != lines[0].shapes() for line in lines):
             self.refuse("attention", "one line, or several with the same parameters")
+        sizes = [(name, size) for line in lines for name, size in line.sizes().items()]
+        if len(dict(sizes)) < len(set(sizes)):
+            self.refuse("attention", "lines whose axes of the same name have the same size")
         if self.first is not None and (self.mlp is None or self.shared_layers > 1):
             self.refuse("first", "None, since " + ("there are no MLPs" if self.mlp is None else "layers share theirs"))
         if len(set(lines)) == 1:  # so that records of the same model are equal
@@ -123,6 +127,18 @@ class Variant(Record):
     def attentions(self) -> tuple[Attention, ...]:
         """The attentions as a tuple."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+
+    def attention_of(self, l: int) -> Attention:
+        """The attention of layer l."""
+        return self.attentions[l % len(self.attentions)]
+
+    def by_attention(self, l: Any, of_line: Callable[[Attention], Callable[..., Any]], *arguments: Any) -> Any:
+        """``of_line(line)(*arguments)``, with the attention of layer l, which may be traced."""
+        lines, distinct = self.attentions, tuple(dict.fromkeys(self.attentions))
+        if len(distinct) == 1 or isinstance(l, int):
+            return of_line(self.attention_of(0 if len(distinct) == 1 else l))(*arguments)
+        turn = jnp.asarray([distinct.index(line) for line in lines])[l % len(lines)]
+        return jax.lax.switch(turn, [of_line(line) for line in distinct], *arguments)
 
     def from_layer(self, l: int) -> "Variant":
         """The lines of layer l, and of those after it whose MLP is the same."""

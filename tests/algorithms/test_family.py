@@ -23,7 +23,7 @@ from training.generation import generate
 pytestmark = pytest.mark.sampled(2)
 
 QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN3", "GPT_NEO", "OLMO2", "GPT_OSS", "GPT3_SHARED")
-QUICK += ("DEEPSEEK", "row3", "row23", "row45")
+QUICK += ("DEEPSEEK", "IN_TURN", "row3", "row23", "row45")
 every_row = pytest.mark.parametrize("name", quick_of(QUICK, cases.EVERY))
 X = jnp.asarray(cases.X)
 

@@ -1,13 +1,15 @@
 """The cross-check of lines of one's own: equal to their authors' loops, and what is not compared is named."""
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
+import jax
 import numpy as np
 import pytest
 
 import algorithms
 from algorithms import DEEPSEEK, PAPER
-from algorithms.lines import MLP, First
+from algorithms.lines import MLP, Attention, First
 from tests.own_lines import loops
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
@@ -49,6 +51,34 @@ def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
     assert results.ok, summary(results)
     assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")
     assert results.settings["left_out"] == []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharp(Attention):
+    """``A = softmax(2 S)``."""
+
+    loops: ClassVar = f"{__name__}:sharp"
+
+    def weights(self, S, own):
+        return jax.nn.softmax(2 * S, axis=0)
+
+
+def sharp(line, X, Z, W, mask):
+    heads = list(loops.heads_of(line, X, Z, W))
+    Y = [[V @ loops.map_of(2 * K, Q, mask, t) for t in range(X.shape[1])] for Q, K, V in heads]
+    return W.W_o @ np.concatenate([np.stack(columns, axis=1) for columns in Y])
+
+
+SHARP_IN_TURN = PAPER.but(attention=(Attention(biases=False), Sharp(biases=False)))
+
+
+@pytest.mark.thorough
+def test_a_line_of_ones_own_takes_turns_with_ours(monkeypatch):
+    results = crosscheck(f"{__name__}:SHARP_IN_TURN")
+    assert results.ok, summary(results)
+    assert results.lines[10, "6"].change.line.text.startswith("X ← X + MHAttention or Sharp(X̃ | 𝓦_l")
+    monkeypatch.setattr(Sharp, "weights", lambda line, S, own: jax.nn.softmax(S, axis=0))
+    assert crosscheck(f"{__name__}:SHARP_IN_TURN").first[:2] == (10, "6")
 
 
 @pytest.mark.thorough

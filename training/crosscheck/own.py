@@ -50,9 +50,10 @@ class OwnScenarios(VariantScenarios):
         is_said = len(path) == 2 and last in ARCHITECTURE
         self.path = ":".join(path) if is_said else name
         super().__init__(package, name, algorithm=ARCHITECTURE[last] if is_said else 10, **settings)
-        self.own = {"attention": self.variant.attentions[0], "mlp": self.variant.mlp}
-        self.own = {name: line for name, line in self.own.items() if is_own(line)}
-        self.hidden |= {type(line) for line in (*self.variant.attentions, self.variant.mlp) if is_own(line)}
+        lines = {"attention": self.variant.attentions, "mlp": (self.variant.mlp,)}
+        own = {name: tuple(filter(is_own, dict.fromkeys(every))) for name, every in lines.items()}
+        self.own = {name: every for name, every in own.items() if every}
+        self.hidden |= {type(line) for every in self.own.values() for line in every}
         if "attention" in self.own:
             self.called = WITHOUT_ATTENTION
 
@@ -73,11 +74,15 @@ class OwnScenarios(VariantScenarios):
         own = [field for field in ("attention", "self_attention", "cross_attention", "mlp")
                if field.rpartition("_")[2] in self.own]  # fmt: skip
         fields = {name: [field for field in own if field in stack._fields] for name, stack in stacks.items()}
-        without = {name: stack._replace(**dict.fromkeys(fields[name])) for name, stack in stacks.items()}
+        ours = () if all(map(is_own, self.variant.attentions)) else ("attention", "self_attention", "cross_attention")
+        without = {name: stack._replace(**{field: None for field in fields[name] if field not in ours})
+                   for name, stack in stacks.items()}  # fmt: skip
         unstacked = family_parameters(theta._replace(**without))
         for name, stack in stacks.items():
             for l, layer in enumerate(getattr(unstacked, name)):
                 for field in fields[name]:
+                    if field in ours and not is_own(self.variant.attention_of(l)):
+                        continue
                     arrays = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), getattr(stack, field))
                     setattr(layer, field, arrays)
         return unstacked
@@ -86,11 +91,12 @@ class OwnScenarios(VariantScenarios):
         """The lines that the variant changes; those of one's own have the first line of their documentation."""
         n = self.algorithm
         found = changed_lines(self.variant, n, self.sharing)
-        for name, line in self.own.items():
+        for name, own in self.own.items():
+            kinds = own if name == "mlp" else tuple(dict.fromkeys(self.variant.attentions))
             for number in self.numbers(name):
                 before = found.get((n, number))
                 printed = PSEUDOCODE[n].line(number) if before is None else before.line
-                found[n, number] = _changed(name, line, printed)
+                found[n, number] = _changed(name, kinds, printed)
         return found
 
     def numbers(self, name: str) -> list[str]:
@@ -100,7 +106,7 @@ class OwnScenarios(VariantScenarios):
     def left_out(self) -> list[str]:
         """What is not compared, in words."""
         found, n = [], self.algorithm
-        for name, line in self.own.items():
+        for name, line in ((name, line) for name, own in self.own.items() for line in own):
             kind, numbers = type(line).__name__, " and ".join(f"line {number}" for number in self.numbers(name))
             found += [] if line.loops else [f"{numbers} of Algorithm {n}, since {kind}.loops names no NumPy loops"]
             found += [f"Algorithms 4 and 5, in whose place {kind} has its own lines"] if name == "attention" else []
@@ -113,23 +119,27 @@ def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache 
     The arguments are those of `compare_variant`.
     """
     results = compare_variant(scenarios, root, cache)
-    for name, line in scenarios.own.items():
-        for number in () if line.loops else scenarios.numbers(name):
+    for name, own in scenarios.own.items():
+        for number in () if all(line.loops for line in own) else scenarios.numbers(name):
             del results.lines[scenarios.algorithm, number]
     results.settings["left_out"] = scenarios.left_out()
     return results
 
 
-def _changed(name: str, line: Any, printed: Line) -> ChangedLine:
-    """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula."""
-    kind, text = type(line).__name__, printed.text
+def _changed(name: str, lines: tuple[Any, ...], printed: Line) -> ChangedLine:
+    """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula;
+    of attentions in turn, with all classes.
+    """
+    kinds = {type(line).__name__ if is_own(line) else "MHAttention": line for line in lines}
+    kind, text = " or ".join(kinds), printed.text
     if name == "attention":
         text = text.replace("MHAttention", kind)
     else:
         X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", text)[0]
         text = f"{X} ← {X} + {kind}({reads} | 𝓦_l)"
-    says = (inspect.getdoc(type(line)) or "").split("\n")[0]
-    return ChangedLine(dataclasses.replace(printed, text=text), (name,), (f"{kind}: {says}",), False)
+    own = {kind: line for kind, line in kinds.items() if is_own(line)}
+    says = tuple(f"{kind}: {(inspect.getdoc(type(line)) or '').partition(chr(10))[0]}" for kind, line in own.items())
+    return ChangedLine(dataclasses.replace(printed, text=text), (name,), says, False)
 
 
 def _own_attention(line: Any) -> dict[str, Any]:

@@ -87,8 +87,9 @@ class VariantScenarios(Scenarios):
         )
         self.variant = with_numbers_that_matter(self.record)
         self.hidden: set[type] = set()
-        if hasattr(self.variant.attentions[0], "d_q"):  # latent attention
-            self.hidden, self.called = {type(self.variant.attentions[0])}, WITHOUT_ATTENTION
+        latent = {type(line) for line in self.variant.attentions if hasattr(line, "d_q")}
+        if latent:  # latent attention
+            self.hidden, self.called = latent, WITHOUT_ATTENTION
         self.model = self._model()
 
     def _record(self, package: ModuleType) -> Any:

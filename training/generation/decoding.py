@@ -40,8 +40,8 @@ def _of_distances(weights: Any, R: int) -> tuple[Any, ...]:
         layers, table = [layer.attention for layer in weights.layers], weights.distances
     else:
         layers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
-    lines, (d_e, _), dtype = weights.variant.attentions, weights.W_e.shape, weights.W_e.dtype
-    return tuple(keys_of_distances(lines[l % len(lines)], W, d_e, dtype, table, R) for l, W in enumerate(layers))
+    line, (d_e, _), dtype = weights.variant.attention_of, weights.W_e.shape, weights.W_e.dtype
+    return tuple(keys_of_distances(line(l), W, d_e, dtype, table, R) for l, W in enumerate(layers))
 
 
 def _scores(weights: Weights, context: Context | None, state: State, P: tuple[Any, ...]):

@@ -32,6 +32,7 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
         return _in_int8(layer) if int8 else layer
 
     layers = _one_by_one(stacked, theta, laid_out)
+    sizes_of_layers(theta)
     W = layers[0][0]  # of self-attention
     if not any(isinstance(a, Tracer) for a in jax.tree.leaves(W)):
         for line in dict.fromkeys(variant.attentions):
@@ -93,13 +94,24 @@ def are_apart(layers: Any) -> bool:
 
 
 def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
-    """Return what `sizes_of_heads` does, of a θ whose (decoder's) layers are stacked or a tuple, and of equal sizes."""
+    """Return what `sizes_of_heads` does, of a θ whose (decoder's) layers are stacked or a tuple. Raises ValueError if
+    the attentions that they take in turn differ in these sizes: their caches are of one shape.
+    """
     is_decoder = isinstance(theta, DTransformerParams)
     layers: Any = theta.layers if is_decoder else theta.decoder
     layer = layers[0] if are_apart(layers) else layers
     W = layer.attention if is_decoder else layer.self_attention
     W = W if are_apart(layers) else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), W)
-    return sizes_of_heads(theta.variant.attentions[0], W, len(theta.W_e), theta.W_e.dtype)
+    lines = dict.fromkeys(theta.variant.attentions)
+    sizes = {sizes_of_heads(line, W, len(theta.W_e), theta.W_e.dtype): line for line in lines}
+    if len(sizes) > 1:
+        kinds = " and ".join(type(line).__name__ for line in sizes.values())
+        raise ValueError(
+            f"variant.attention: expected lines whose keys and values have equal shapes, since all layers have caches "
+            f"of one shape, got {kinds} with H, H_kv, and rows of keys and values of {' and '.join(map(str, sizes))}; "
+            "use algorithms.d_inference or ed_inference, which keep no cache"
+        )
+    return next(iter(sizes))
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:

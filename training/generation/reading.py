@@ -33,9 +33,9 @@ def prefill(
     R, rooms = min(P, most or P), {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}
     if not are_apart(theta.layers):
         return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
-    caches, lines, X = [], theta.variant.attentions, _embedded(theta._replace(layers=()), x, lengths)
+    caches, X = [], _embedded(theta._replace(layers=()), x, lengths)
     for l, layer in enumerate(theta.layers):
-        turn = theta.variant.from_layer(l).but(attention=lines[l % len(lines)])
+        turn = theta.variant.from_layer(l).but(attention=theta.variant.attention_of(l))
         of_layer = theta._replace(layers=(layer,), norm=None, variant=turn)
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
         caches.append(cache)
@@ -74,8 +74,13 @@ def layer_read(
 @jax.jit
 def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Array, "B"]) -> Context:
     """Encode contexts with lines 1-9 of Algorithm 8, and compute the keys and values that its line 16 attends to."""
-    Z, line = ed_encoding(z, theta, z_length=z_lengths), theta.variant.attentions[0]
-    stacked = jax.lax.map(lambda W: KeyValues.of(*line.context(Z, W, "auto")), theta.decoder.cross_attention)
-    own = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
-    caches = tuple(cache for cache in own for _ in range(theta.variant.shared_layers))
+    Z, variant = ed_encoding(z, theta, z_length=z_lengths), theta.variant
+
+    def of_layer(l):
+        W = jax.tree.map(lambda a: a[l // variant.shared_layers], theta.decoder.cross_attention)
+        return variant.by_attention(l, lambda line: lambda W: KeyValues.of(*line.context(Z, W, "auto")), W)
+
+    L = variant.shared_layers * len(jax.tree.leaves(theta.decoder)[0])
+    stacked = jax.lax.map(of_layer, jnp.arange(L))
+    caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

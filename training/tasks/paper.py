@@ -57,7 +57,7 @@ E = Task(
     objective=Objective(
         columns=_e_columns, weights=lambda batch: batch["loss_mask"].astype(jnp.float32), routed={"7": in_sequence()}
     ),
-    flops=lambda c, l: c.L * layer_flops(c, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
+    flops=lambda c, l: layer_flops(c, c.L, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
     settings=("L", "d_in", "masking", "p_mask"),
     defaults={"tokenizer": "characters", "l_max": 64, "variant": "BERT", "L": 2, "init": "glorot"}
     | {"steps": 1000, "batch_size": 64},
@@ -71,7 +71,7 @@ def _ed_columns(params, batch: Batch, keys, **options) -> Columns:
 
 
 def _ed_flops(c: EDTransformerConfig, l: int) -> int:
-    layers = (c.L_enc + c.L_dec) * layer_flops(c, l) + c.L_dec * attention_flops(c, l, l)
+    layers = layer_flops(c, c.L_enc, l) + layer_flops(c, c.L_dec, l) + attention_flops(c, c.L_dec, l, l)
     return layers + 2 * c.N_V * c.d_e * l
 
 

@@ -37,25 +37,26 @@ class Task:
         return self.defaults.get(setting, Settings.__dataclass_fields__[setting].default)
 
 
-def attention_flops(c: Any, l_x: int, l_z: int) -> int:
-    """Return the FLOPs of Algorithm 5, for l_x tokens that attend to l_z."""
-    products = _product_flops(c, c.variant.attentions[0], l_x, W_k=l_z, W_v=l_z, W_r=0)
-    return products + 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+def attention_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
+    """Return the FLOPs of Algorithm 5 in L layers, for l_x tokens that attend to l_z."""
+    lines = map(c.variant.attention_of, range(L))
+    products = sum(_product_flops(c, line, l_x, W_k=l_z, W_v=l_z, W_r=0) for line in lines)
+    return products + L * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def decoder_flops(c: Any, l: int) -> int:
     """Return the FLOPs of Algorithm 10 without its last line."""
     first = c.variant.first
-    rest = c.L * layer_flops(c, l)
+    every = layer_flops(c, c.L, l)
     if first is None:
-        return rest
+        return every
     of_first = dataclasses.replace(c, d_mlp=first.d_mlp, variant=c.variant.but(mlp=first.mlp, first=None))
-    return rest + first.n * (layer_flops(of_first, l) - layer_flops(c, l))
+    return every + first.n * (mlp_flops(of_first, l) - mlp_flops(c, l))
 
 
-def layer_flops(c: Any, l: int) -> int:
-    """Return the FLOPs of a layer: self-attention and the MLP."""
-    return attention_flops(c, l, l) + mlp_flops(c, l)
+def layer_flops(c: Any, L: int, l: int) -> int:
+    """Return the FLOPs of L layers: self-attention and the MLPs."""
+    return attention_flops(c, L, l, l) + L * mlp_flops(c, l)
 
 
 def mlp_flops(c: Any, l: int) -> int:

@@ -100,3 +100,23 @@ def test_a_line_that_reads_neighbors_is_refused():
     message = r"Shifted\.read: expected a column of K that depends on that column .*; use algorithms\.d_inference"
     with pytest.raises(ValueError, match=message):
         generate(theta, Z, lengths=LENGTHS, config=config, l_gen=1, key=jax.random.key(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Doubled(Attention):
+    """Two values for each, so that a cache has more rows."""
+
+    def read(self, X, Z, W, **options):
+        read = super().read(X, Z, W, **options)
+        return read._replace(V=jnp.concatenate([read.V, read.V], axis=1))
+
+    def write(self, Y, W, implementation):
+        return super().write(Y[:, : Y.shape[1] // 2], W, implementation)
+
+
+def test_attentions_in_turn_with_other_caches_are_refused():
+    config = cases.config_of("SINKS", variant=PAPER.but(attention=(Attention(), Doubled())))
+    theta = cases.theta_of(config)
+    d_inference(jnp.asarray(Z[0]), theta, l_gen=1, tau=0.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"got Attention and Doubled with .* \(6, 2, 4, 5\) and \(6, 2, 4, 10\); use"):
+        generate(theta, Z, lengths=LENGTHS, config=config, l_gen=2, key=jax.random.key(0))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
+from algorithms import PAPER, VASWANI, EDTransformerConfig, bos_token, ed_inference, ed_transformer, eos_token
 from algorithms.alg14_inference import sample
-from algorithms.lines import Experts
+from algorithms.lines import Attention, Distances, Experts
 from tests.cases import random_theta
 from tests.training.generation.test_int8 import unrounded
 from training.generation import Translator, layout, reading, translate
@@ -56,6 +56,24 @@ def test_tokens_are_those_of_algorithm_15(tau):
     np.testing.assert_array_equal(lengths, expected_lengths)
     if tau == np.inf:
         assert lengths.min() < L_MAX  # some translation has ended by itself
+
+
+IN_TURN = (Attention(clip=0.3), Attention(scale=0.9), Attention(positions=Distances(buckets=4, farthest=5)))
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_decoder_layers_take_attentions_in_turn(shared):
+    """Each computes the keys and values of the context by its own line."""
+    variant = PAPER.but(attention=IN_TURN, shared_layers=shared)
+    config = dataclasses.replace(CONFIG, variant=variant, L_enc=2, L_dec=4)
+    theta = random_theta(config)
+    tokens, _, scores = translate(theta, Z, lengths=LENGTHS, config=config, l_max=20, tau=0.8, key=KEY)
+    expected, _ = ed_inference(Z, theta, z_length=LENGTHS, tau=0.8, key=KEYS, l_max=20)
+    np.testing.assert_array_equal(tokens, expected)
+    P = predicted(theta, tokens)
+    for r, x in enumerate(np.asarray(tokens)):
+        n = int(np.argmax(x[1:] == eos_token(N_V))) + 1 if eos_token(N_V) in x[1:] else 19
+        np.testing.assert_allclose(scores[r], log_probability(P, r, x[: n + 1]), atol=1e-10)
 
 
 @pytest.mark.slow
