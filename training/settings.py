@@ -344,16 +344,22 @@ def dependent_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
-    """Return the changes, as "name: old, now new", that keep a run with `done` updates from resuming; the number of
-    steps may change if the updates so far do not depend on it.
+    """Return the changes, as "--flag: old, now new", that keep a run with `done` updates from resuming; the number of
+    steps may change if the updates so far do not depend on it. What only follows from another change is left out.
     """
     if old.task != new.task:
         return [f"task: {old.task}, now {new.task}"]
+    changed = [name for name in SETTINGS if getattr(old, name) != getattr(new, name)]
+    refused = [name for name in changed if not _may_change(name, old, new, done)]
     return [
-        f"{name}: {getattr(old, name)}, now {getattr(new, name)}"
-        for name in SETTINGS
-        if getattr(old, name) != getattr(new, name) and not _may_change(name, old, new, done)
+        f"{flag(name)}: {_shown(getattr(old, name))}, now {_shown(getattr(new, name))}"
+        for name in refused
+        if not set(SETTINGS[name].depends) & set(refused)
     ]
+
+
+def _shown(value: Any) -> str:
+    return " ".join(value) if isinstance(value, tuple) else "none" if value == "" else str(value)
 
 
 def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:

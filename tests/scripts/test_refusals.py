@@ -11,6 +11,11 @@ COUNT = "expected an integer of at least 1, got"
 PICTURE = "--out: expected a .png, .svg or .pdf in an existing directory"
 REFUSED = {
     "generate": [
+        ("d --temperature 1", "", "--temperature: expected a known flag, got '--temperature'; did you mean --tau?"),
+        ("d --max-tokens 3", "", "--max-tokens: expected a known flag, got '--max-tokens'; did you mean --l_gen?"),
+        ("d --length 3", "", "--length: expected a known flag, got '--length'; did you mean --l_gen?"),
+        ("d --batch 3", "", "--batch: expected a known flag, got '--batch'; see --help"),
+        ("nope.gguf", "", "there is no file nope.gguf"),
         ("ed", "a" * 40, "has 42 tokens, including special ones, but the model reads at most l_max = 40"),
         ("d --prompt ''", "", "text 1 is empty"),
         ("d", "", "text 1 is empty"),
@@ -91,8 +96,15 @@ REFUSED = {
         ("clasify", "", "expected one of d, e, ed, classify, gato, got 'clasify'; did you mean classify?"),
         ("d", "", "expected --run, got none; see --help"),
         ("d --run", "", "--run: expected a value, got none"),
-        ("d --run x --lines 3", "", "--lines: expected a known flag, got '--lines'; see --help"),
         ("d --run x --stepz=3", "", "--stepz: expected a known flag, got '--stepz'; did you mean --steps?"),
+        ("d --run x --lr 1", "", "--lr: expected a known flag, got '--lr'; did you mean --learning-rate?"),
+        ("d --run x --batch 3", "", "--batch: expected a known flag, got '--batch'; did you mean --batch-size?"),
+        ("d --run x --length 3", "", "--length: expected a known flag, got '--length'; did you mean --l_max?"),
+        (
+            "d --run x --nothing-like-it",
+            "",
+            "--nothing-like-it: expected a known flag, got '--nothing-like-it'; see --help",
+        ),
         ("d --run x y", "", "y: expected flags only, got 'y'; see --help"),
         ("d --run x --L many", "", "--L: expected an integer, got 'many'"),
         ("d --run x --dropout many", "", "--dropout: expected a number, got 'many'"),
@@ -111,7 +123,11 @@ REFUSED = {
         ("d --run x --optimizer sgd --weight-decay 0.1", "", "--weight-decay: expected 0 for sgd, got 0.1"),
         ("d --run x --data a.txt --learning-rate -1", "", "--learning-rate: expected a positive number, got -1.0"),
         ("d --run x --config nothing.json", "", "cannot read the settings nothing.json"),
-        ("d --run x --data a.txt --tokenizer nothing", "", "cannot read the tokenizer nothing"),
+        (
+            "d --run x --data a.txt --tokenizer nothing",
+            "",
+            "--tokenizer: expected one of bytes, characters, words, bpe, or the path of a tokenizer, got 'nothing'",
+        ),
     ],
 }
 

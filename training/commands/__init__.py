@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 
 from training.benchmarks.accelerators import ENVIRONMENT
@@ -34,14 +35,24 @@ EXTRAS = {
 
 def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
     """Return a function ``name_main`` as the command line ``name.py``: it prints errors and returns the exit status."""
-    name = f"{main.__name__.removesuffix('_main')}.py"
 
     @functools.wraps(main)
     def run(argv: Arguments = None) -> int:
         with handling(_exit):
-            return _run(main, name, argv)
+            return _run(main, called(main.__name__.removesuffix("_main")), argv)
 
     return run
+
+
+def called(name: str) -> str:
+    """Return what a command is called in messages: ``formal-train`` if it is installed and called so, or ``train.py``.
+
+    Example:
+        >>> called("train")
+        'train.py'
+    """
+    program = Path(sys.argv[0]).stem
+    return program if program == f"formal-{name.replace('_', '-')}" else f"{name}.py"
 
 
 def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:

@@ -20,6 +20,27 @@ CHOICE = re.compile(r"argument (.+?): invalid choice: (.+) \(choose from (.+)\)"
 VALUE = re.compile(r"argument (.+?): invalid (\w+) value: (.+)", re.DOTALL)
 MISSING = re.compile(r"the following arguments are required: (.+)")
 ONE_VALUE = re.compile(r"argument (.+?): expected (?:one|at least one) argument")
+MEANT = {
+    "tau": ("temperature", "temp"),
+    "l_gen": ("max_tokens", "max_new_tokens", "max_length", "length", "num_predict"),
+    "l_max": ("length", "max_length", "max_seq_len", "seq_len", "context", "context_length", "block_size", "n_ctx"),
+    "learning_rate": ("lr", "peak_lr", "max_lr"),
+    "steps": ("max_steps", "iters", "max_iters", "num_steps", "iterations"),
+    "data": ("dataset", "file", "input", "text", "train_data"),
+    "run": ("out", "out_dir", "output", "output_dir", "save_dir"),
+    "from": ("model", "init_from", "checkpoint", "resume"),
+    "L": ("layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers"),
+    "H": ("heads", "n_head", "n_heads", "num_heads", "num_attention_heads"),
+    "d_e": ("d_model", "dim", "n_embd", "hidden_size", "embed_dim"),
+    "d_mlp": ("d_ff", "ffn_dim", "intermediate_size"),
+    "N_V": ("vocab_size", "vocabulary_size"),
+    "n": ("num_samples", "num_return_sequences", "samples"),
+    "repetition_penalty": ("repeat_penalty",),
+    "beam_size": ("num_beams", "beams"),
+    "dtype": ("precision", "torch_dtype"),
+}
+"""Name of a flag → what other programs call it."""
+CLOSE = 0.75  # the similarity of a word that was meant
 
 
 class UsageError(ValueError):
@@ -31,6 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("allow_abbrev", False)  # --length is not --length-penalty
         super().__init__(**options)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -68,8 +90,17 @@ class Parser(argparse.ArgumentParser):
         if match := MISSING.fullmatch(message):
             return f"expected {match[1]}, got none; see --help"
         if match := re.match(r"(\S+): expected (a known flag|flags only), got", message):
-            return f"{message}{did_you_mean(match[1], self._flags()) or '; see --help'}"
+            meant = self._meant(match[1])
+            return message + (
+                f"; did you mean {meant}?" if meant else did_you_mean(match[1], self._flags()) or "; see --help"
+            )
         return message.removeprefix("argument ")
+
+    def _meant(self, word: str) -> str:
+        """The flag for what other programs call so, or ""."""
+        name, flags = word.strip("-").replace("-", "_").lower(), self._flags()
+        own = [dest for dest, names in MEANT.items() if name in names]
+        return next((flag for dest in own for flag in flags if dest == flag.strip("-").replace("-", "_")), "")
 
     def _flags(self) -> list[str]:
         own = [word for word in self._option_string_actions if word.startswith("--")]
@@ -78,14 +109,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean …?" with the closest known word, or "".
+    """Return "; did you mean …?" with the known word that begins like it or is close to it, or "": a number, say, is
+    like no other.
 
     Example:
-        >>> did_you_mean("--learning_rat", ["--learning-rate", "--l_max"]), did_you_mean("x", ["--l_max"])
+        >>> did_you_mean("--learning_rat", ["--learning-rate", "--l_max"]), did_you_mean("16", ["6"])
         ('; did you mean --learning-rate?', '')
     """
     names = {name.lstrip("-"): name for name in known}  # dashes would count as similarity
-    found = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    word = word.lstrip("-")
+    if len(word) < 3 or word.isdecimal():
+        return ""
+    found = [name for name in names if name.startswith(word)] or difflib.get_close_matches(word, names, 1, CLOSE)
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 

@@ -5,7 +5,7 @@ classifier labels them.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
-    scripts/generate.py runs/docs --interactive                       # continues each line you type; /reset starts anew
+    scripts/generate.py runs/docs --interactive                       # continues each line that you type; see /help
     scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
     scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
 
@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from training.commands import compilation_cache
+from training.commands import called, compilation_cache
 from training.commands.arguments import Parser, add_inference, add_lines, placement_of
 from training.commands.terminal import print_json, run_of, say, show
 from training.generation.prompting import Voted, few_shot, read_shots
@@ -32,7 +32,7 @@ from training.runs.directory import load_run
 from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
-LINES_AT_ONCE, RESET = 32, "/reset"
+LINES_AT_ONCE, RESET, QUIT, HELP = 32, "/reset", "/quit", "/help"
 TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)"
 REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
 STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
@@ -45,7 +45,7 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help=MODEL)
-    add("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated (default: read stdin)")
+    add("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated (default: read stdin, or ask)")
     add("--interactive", action="store_true", help="answer line by line; a decoder remembers them until /reset")
     add("--chat", action="store_true", help="apply the model's chat template, for a model trained to converse")
     add("--system", metavar="TEXT", help="with --chat: the system message (default: the template's)")
@@ -166,7 +166,7 @@ def _answer(answerer: Answerer, text: str, number: int) -> list[Answer] | None:
     try:
         return answerer.answers([text], first=number)[0] if text else []
     except ValueError as error:
-        say(f"generate.py: {error}")
+        say(f"{called('generate')}: {error}")
         return None
 
 
@@ -193,18 +193,25 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
 
 
 def typed(*, converses: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input; on a terminal, with instructions, line editing and history."""
+    """Yield the lines of standard input; on a terminal, with instructions, line editing, history and commands."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    say(f"One prompt per line{f'; {RESET} starts a new conversation' if converses else ''}; Ctrl-D ends.")
+    commands = f"{f'{RESET} starts a new conversation, ' if converses else ''}{HELP} shows this, {QUIT} or Ctrl-D ends"
+    say(f"One prompt per line; {commands}.")
     edit_lines()
     while True:
         try:
-            yield input("> ")
+            line = input("> ")
         except EOFError:
             print()
             return
+        if line.strip() == QUIT:
+            return
+        if line.strip() == HELP:
+            say(f"One prompt per line; {commands}.")
+        else:
+            yield line
 
 
 def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
@@ -221,7 +228,7 @@ def converse(answerer: Answerer, *, as_json: bool, several: bool) -> None:
         try:
             answered = converse_once(answerer, prompt, number, as_json=as_json, several=several)
         except ValueError as error:
-            say(f"generate.py: {error}")
+            say(f"{called('generate')}: {error}")
             continue
         if answerer.converses:
             history = prompt + answered
@@ -252,7 +259,7 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
         try:
             dropped = talker.hear(text)
         except ValueError as error:
-            say(f"generate.py: {error}")
+            say(f"{called('generate')}: {error}")
             continue
         if dropped:
             context = f"the model's context of l_max = {talker.config.l_max} tokens"
@@ -309,6 +316,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.interactive and arguments.prompt:
         raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
     answerer = answerer_of(arguments, options)
+    if arguments.prompt is None and not arguments.interactive and sys.stdin.isatty():
+        say("Prompt (--interactive asks again and again):")
+        arguments.prompt = [sys.stdin.readline().removesuffix("\n")]
     several = options.n is not None and options.n > 1 and not arguments.vote
     one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
     if arguments.interactive and isinstance(answerer, Talker):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from training.commands import called
 from training.commands.terminal import say
 from training.runs.interrupts import handling
 
@@ -51,7 +52,7 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
     why = "lost the coordinator, process 0, or was killed"
     if not connected:
         why = "found no coordinator, or not all of the others, or its port is taken"
-    say(f"train.py: {who} {why}; {advice()} (JAX's log is {log.name})")
+    say(f"{called('train')}: {who} {why}; {advice()} (JAX's log is {log.name})")
     return 1
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 
-from training.commands import compilation_cache
+from training.commands import called, compilation_cache
 from training.commands.arguments import Parser, add_cache, add_lines, at_least, local
 from training.commands.progress import Display, Reading
 from training.commands.resolving import Given, Model, resolve
@@ -340,7 +340,7 @@ def _join(arguments: argparse.Namespace, processes: Processes) -> None:
     """Connect to the other processes; if one of them is lost later, this one exits with a message."""
 
     def end(reason: str) -> None:
-        say(f"train.py: {reason}; {_advice(arguments)}")
+        say(f"{called('train')}: {reason}; {_advice(arguments)}")
         os._exit(1)
 
     processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id, end)

@@ -39,7 +39,7 @@ from training.data.store import (
     tokenize_text,
 )
 from training.data.streams import HUB, streamed
-from training.data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, sampled
+from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_config
@@ -60,7 +60,6 @@ TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "la
 TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
 SEPARATOR = "\t"  # of a source and its target, for a decoder that learns pairs, too
-BUILT = ("bytes", "characters", "words", "bpe")  # tokenizers built from the training data; others are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +232,10 @@ def _notes(data: RunData, settings: Settings) -> list[str]:
         )
     dropped = getattr(stores.train, "dropped_paragraphs", 0)
     if dropped:
-        notes.append(f"{dropped} paragraphs of the training text are left out, since they occur in held-out text")
+        are = (
+            "1 paragraph of the training text is" if dropped == 1 else f"{dropped} paragraphs of the training text are"
+        )
+        notes.append(f"{are} left out: held-out text has the same")
     if train.n_too_long + validation.n_too_long:
         of_each = f"{train.n_too_long} training and {validation.n_too_long} held-out"
         notes.append(f"{of_each} {train.too_long}: they have more than l_max = {settings.l_max} tokens")

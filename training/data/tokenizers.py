@@ -31,6 +31,9 @@ from training.disk import local_path, parse_json, read_text, reason
 # A word includes one preceding space; whatever is between words is a token, too, so that the tokens join to the text.
 WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
 
+BUILT = ("bytes", "characters", "words", "bpe")
+"""Tokenizers that are built from the training data; others are files."""
+
 
 def _utf8(text: str) -> bytes:
     try:
@@ -338,6 +341,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         if state.get("format") == FORMAT:
             return from_json(state)
         return LibraryTokenizer(library.Tokenizer.from_str(json.dumps(state)))
+    except FileNotFoundError:
+        raise DataError(
+            f"--tokenizer: expected one of {', '.join(BUILT)}, or the path of a tokenizer, got {str(path)!r}"
+        ) from None
     except OSError as error:
         raise DataError(f"cannot read the tokenizer {path}: {reason(error)}") from None
     except DataError:

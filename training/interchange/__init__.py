@@ -290,7 +290,7 @@ def is_ours(path: Path) -> bool:
             "another file; put it into a directory together with its model's config.json"
         )
     if not path.is_dir():
-        raise InterchangeError(f"there is no directory {path}")
+        raise InterchangeError(f"there is no {'file' if path.suffix == SUFFIX else 'directory'} {path}")
     return (path / "config.json").is_file() and read_json(path / "config.json").get("format") == FORMAT
 
 

@@ -50,6 +50,8 @@ def _in_cache(name: str | Path, cache_dir: Path) -> Path | None:
     if str(name).startswith(HUB):
         return cache_dir / "models" / name_on_hub(str(name)).replace("/", "--")
     path = local_path(name)
+    if path.suffix == SUFFIX and not path.exists():
+        raise InterchangeError(f"there is no file {path}")
     if path.is_file():
         files = [path]
     elif (path / "config.json").is_file() and not _is_run(path):

@@ -214,6 +214,11 @@ class RunDirectory:
         others = [what for what, old in began.fingerprints.items() if description.fingerprints.get(what) != old]
         if has_lines_of_ones_own(before) and before != now:
             other = f"another variant, {before!r}, now {now!r}: restore its lines"
+        elif description.settings.lora_rank and not began.settings.lora_rank:
+            raise RunError(
+                f"--run: expected a new directory for the adapter, got {self.path}, a run without --lora-rank; name "
+                "another one, and this run with --from to adapt its model"
+            )
         elif changed:
             other = f"other settings ({'; '.join(changed)}): leave them out"
         elif others:

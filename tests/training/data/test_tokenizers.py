@@ -225,7 +225,9 @@ def test_files_that_are_no_tokenizers_are_named(tmp_path, contents, message):
 
 
 def test_missing_tokenizers_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"cannot read the tokenizer .*none\.json: No such file"):
+    with pytest.raises(
+        DataError, match=r"--tokenizer: expected one of bytes, .*, or the path of a tokenizer, got .*none"
+    ):
         load_tokenizer(tmp_path / "none.json")
     with pytest.raises(DataError, match=r"holds no tokenizer: expected tokenizer\.json, or encoder.json"):
         load_tokenizer(tmp_path)

@@ -411,4 +411,4 @@ def test_a_damaged_header_is_read_or_refused(whole, seed, tmp_path):
 def test_a_file_that_is_not_gguf_is_refused_by_its_name(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"x")
     cases.assert_unreadable(tmp_path / "model.bin", r"or a file named \*\.gguf, got another file")
-    cases.assert_unreadable(tmp_path / "model.gguf", "there is no directory")
+    cases.assert_unreadable(tmp_path / "model.gguf", "there is no file")

@@ -183,7 +183,7 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
     harmless = dataclasses.replace(description.settings, max_to_keep=7, checkpoint_every=3)
     files.check_continues(description._replace(settings=harmless))
     other = dataclasses.replace(description.settings, learning_rate=0.5, batch_size=8)
-    message = r"began with other settings \(batch_size: 4, now 8; learning_rate: 0.004, now 0.5\)"
+    message = r"began with other settings \(--batch-size: 4, now 8; --learning-rate: 0.004, now 0.5\)"
     with pytest.raises(RunError, match=message):
         files.check_continues(description._replace(settings=other))
     for what in description.fingerprints:
@@ -192,6 +192,20 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
             files.check_continues(description._replace(fingerprints=changed))
     with pytest.raises(RunError, match="task: d, now e"):
         files.check_continues(description._replace(settings=settings_for("e")))
+
+
+def test_changed_settings_are_named_as_they_are_typed_and_without_what_follows_from_them(tmp_path):
+    files, description, _ = begin(tmp_path / "run")
+    began = description.settings
+    other = dataclasses.replace(began, start_from="gpt2", learning_rate=1e-4, data=("a", "b"))
+    data = " ".join(began.data)
+    with pytest.raises(RunError, match=rf"settings \(--data: {data}, now a b; --from: none, now gpt2\): leave"):
+        files.check_continues(description._replace(settings=other))
+    adapter = dataclasses.replace(other, lora_rank=2, lora_alpha=4.0)
+    with pytest.raises(
+        RunError, match=r"--run: expected a new directory for the adapter, got .*run, a run without --lora-"
+    ):
+        files.check_continues(description._replace(settings=adapter))
 
 
 def test_the_command_that_began_resumes_what_took_more_parts(tmp_path):
@@ -207,7 +221,7 @@ def test_what_changes_no_number_may_be_changed_on_the_way(tmp_path):
     more = description._replace(settings=dataclasses.replace(description.settings, eval_every=7, log_every=2))
     files.resume(more)
     assert files.description() == more
-    with pytest.raises(RunError, match="steps: 20, now 40"):  # cosine: the rates so far would be others
+    with pytest.raises(RunError, match="--steps: 20, now 40"):  # cosine: the rates so far would be others
         files.resume(more._replace(settings=dataclasses.replace(more.settings, steps=40)))
 
 
