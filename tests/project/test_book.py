@@ -15,7 +15,9 @@ from tests.browser import luminance
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book import write_book
+from training.crosscheck.book.mathml import sentence
 from training.crosscheck.comparison import compare
+from training.crosscheck.latex import latex_of
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import VariantScenarios, compare_variant
 
@@ -91,6 +93,13 @@ def check_lines(pages, numbers):
         assert f"algorithm-{n}.html" in pages["index.html"].links
         assert sum(tag == "math" for tag, _ in page.tags) >= len(PSEUDOCODE[n].lines)
         assert "all equal" in " ".join(page.words)
+
+
+def test_formulas_have_no_latex_left():
+    lines = [line for algorithm in PSEUDOCODE.values() for line in algorithm.lines]
+    shown = {line.text: re.sub("<[^>]*>", "", sentence(latex_of(line.text))) for line in lines}
+    assert not [text for text, formula in shown.items() if "\\" in formula]
+    assert next(formula for text, formula in shown.items() if "if ¬" in text).split(":")[1].startswith(" if ")
 
 
 def test_every_line_is_there_and_nothing_errors(book, browser, tmp_path):

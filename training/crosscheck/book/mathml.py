@@ -6,7 +6,7 @@ import re
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
-PROSE = re.compile(r"\\text\{([^{}]* [^{}]*)\}|(?<=[,;])\\ ")
+PROSE = re.compile(r"\\text\{([^{}]* [^{}]*)\}|(?<=[,;:])\\ ")
 BRACKETS = re.compile(r"<mi>(&#x027E6;|&#x027E7;|&#x000AC;)</mi>")
 
 
