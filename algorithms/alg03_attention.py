@@ -1,18 +1,20 @@
 """Algorithms 3, 4 and 5: attention for a single query, for a sequence, and with several heads."""
 
+import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.loops import for_each_head
 from algorithms.machinery.arrays import AnyArray, accumulation_dtype
-from algorithms.machinery.contract import REGISTRY, algorithm, compiled
-from algorithms.machinery.naming import inner
+from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.naming import numbered
 from algorithms.masks import Mask
 from algorithms.notation import Dropout, Implementation, OptionalKey
-from algorithms.ops.attention.dispatch import attend, for_every_head
+from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
 from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
@@ -70,19 +72,35 @@ def attention(
         >>> attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W_qkv, BIDIRECTIONAL).tolist()
         [[2.0]]
     """
+    options = {"implementation": implementation, "dropout": dropout, "key": key}
+    Q, K, V = projections(X, Z, W_qkv, functools.partial(linear, implementation=implementation))
+    V_tilde = attend(of_one_head, Q, K, V, mask, heads=Q.ndim > X.ndim, **options)  # lines 4-5, return
+    return V_tilde
+
+
+@numbered
+def projections(X: Any, Z: Any, W_qkv: AttentionParams, product: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """Lines 1 to 3 of Algorithm 4, for one head or for all heads of stacked parameters.
+
+    ``product(W, X, b)`` is W X + b 1ᵀ.
+    """
     W_q, b_q, W_k, b_k, W_v, b_v = W_qkv
-    Q = linear(W_q, X, b_q, implementation)  # line 1
-    K = linear(W_k, Z, b_k, implementation)  # line 2
-    V = linear(W_v, Z, b_v, implementation)  # line 3
+    Q = product(W_q, X, b_q)  # line 1
+    K = product(W_k, Z, b_k)  # line 2
+    V = product(W_v, Z, b_v)  # line 3
+    return Q, K, V
 
-    @for_every_head(X, Q, K, V, mask, implementation, dropout, key)  # lines 4-5, return
-    def V_tilde(Q, K, V, Mask, score, softmax, drop):
-        S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
-        S = jnp.where(Mask, score(S), -jnp.inf)  # line 5
-        A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
-        V_tilde = (V.astype(A.dtype) @ drop(A)).astype(V.dtype)  # return
-        return V_tilde
 
+@numbered
+def of_one_head(Q: Array, K: Array, V: Array, Mask: Array, score: Any, softmax: Any, drop: Any) -> Array:
+    """Lines 4 to the end of Algorithm 4, for one head of one sequence, which every kernel computes.
+
+    The softmax may be replaced; ``score``, of S, and ``drop``, of the attention weights, are the identity in the paper.
+    """
+    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))  # line 4
+    S = jnp.where(Mask, score(S), -jnp.inf)  # line 5
+    A = softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))  # return
+    V_tilde = (V.astype(A.dtype) @ drop(A)).astype(V.dtype)  # return
     return V_tilde
 
 
@@ -110,9 +128,33 @@ def mh_attention(
         >>> mh_attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W, BIDIRECTIONAL).tolist()
         [[21.0]]
     """
-    Y = attention(X, Z, W.heads, mask, implementation=implementation, dropout=dropout, key=key)  # lines 1-2
+    options = {"implementation": implementation, "dropout": dropout, "key": key}
+
+    def of_head(X, Z, W, mask):
+        return attention(X, Z, W.heads, mask, **options)
+
+    return of_heads(of_head, combine, X, Z, W, mask, implementation)
+
+
+@numbered
+def of_heads(
+    attention: Callable[..., Any], write: Callable[..., Any], X: Any, Z: Any, W: Any, mask: Any, implementation: Any
+) -> Float[Array, "d_out *columns"]:
+    """Algorithm 5, with Algorithm 4 and the lines after the loop as a model has them."""
+
+    @for_each_head(W)  # line 1
+    def Y(W):
+        Y = attention(X, Z, W, mask)  # line 2
+        return Y
+
+    return write(Y, W, implementation)
+
+
+@numbered
+def combine(Y: Float[Array, "H d_mid *columns"], W: Any, implementation: Any) -> Float[Array, "d_out *columns"]:
+    """Lines 3 and 4 of Algorithm 5."""
     Y = jnp.concatenate(Y)  # line 3
-    V_tilde = linear(W.W_o, Y, W.b_o, implementation, name="W_oY")  # return
+    V_tilde = linear(W.W_o, Y, getattr(W, "b_o", None), implementation, name="W_oY")  # return
     return V_tilde
 
 
@@ -138,13 +180,4 @@ def scaled_dot_product_attention(
         [[1.0, 2.0]]
     """
     options = {"implementation": implementation, "dropout": dropout, "key": key}
-    return attend(of_one_head(), Q, K, V, mask, heads=False, **options)
-
-
-def of_one_head() -> Callable[..., Array]:
-    """The function inside Algorithm 4: lines 4 to the end for one head of one sequence, which every kernel computes.
-
-    It takes Q, K, V, the mask as an array, the softmax or what replaces it, and two functions that are the identity in
-    the paper: ``score`` of S, for variants, and ``drop`` of the attention weights.
-    """
-    return inner(REGISTRY[4].function, "V_tilde")
+    return attend(of_one_head, Q, K, V, mask, heads=False, **options)

@@ -8,12 +8,14 @@ from typing import Any
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import PLAIN, How, lines_of
+from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.theta import EDTransformerParams
 from algorithms.notation import ContextLength, Dropout, Implementation, OptionalKey, Remat, Unroll
+from algorithms.ops.activation import relu
 from algorithms.ops.dropout import fold_in
 
 
@@ -70,19 +72,19 @@ def ed_encoding(
     unroll: Unroll = False,
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    how = How(remat=remat, unroll=unroll)
-    f = lines_of("encoder of Algorithm 8", z, theta, implementation, dropout, key, length=z_length, how=how)
+    options = {"length": z_length, "remat": remat, "unroll": unroll}
+    f = lines_of("encoder of Algorithm 8", z, theta, implementation, dropout, key, **options)
     Z = f.embedding(z, of_context(theta))  # lines 1-3
 
-    @f.each_layer(Z, theta.encoder)  # line 4
-    def Z(Z, W, f):
-        Z = Z + f.mh_attention(Z, Z, W.attention, z_mask)  # line 5
+    @f.each_layer(Z, theta.encoder, z_mask)  # line 4
+    def Z(Z, W, f, mask):
+        Z = Z + f.mh_attention(Z, W.attention, mask)  # line 5
         Z = f.layer_norm(Z, W.norm1)  # line 6
-        Z = Z + f.mlp(Z, W.mlp)  # line 7
+        Z = Z + f.mlp(Z, W.mlp, relu)  # line 7
         Z = f.layer_norm(Z, W.norm2)  # line 8
         return Z
 
-    Z = f.layer_norm(Z, theta.encoder_norm)  # line 9: not in the paper
+    Z = f.end(Z, theta.encoder_norm)  # line 9
     return Z
 
 
@@ -100,24 +102,31 @@ def ed_decoding(
     cross_mask: Mask = BIDIRECTIONAL,
     remat: Remat = False,
     unroll: Unroll = False,
-    how: How = PLAIN,
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    how = how._replace(remat=remat, unroll=unroll)
-    f = lines_of("decoder of Algorithm 8", x, theta, implementation, dropout, key, z_length=z_length, how=how)
+    options = {"z_length": z_length, "remat": remat, "unroll": unroll}
+    f = lines_of("decoder of Algorithm 8", x, theta, implementation, dropout, key, **options)
+    return ed_decoder_lines(f, Z, x, theta, mask, cross_mask)
+
+
+@numbered
+def ed_decoder_lines(
+    f: Lines, Z: Any, x: Any, theta: EDTransformerParams, mask: Mask, cross_mask: Mask
+) -> Float[Array, "d_e *columns"]:
+    """Lines 10-20 of Algorithm 8, with the lines f of θ's variant."""
     X = f.embedding(x, theta)  # lines 10-12
 
-    @f.each_layer(X, theta.decoder)  # line 13
-    def X(X, W, f):
-        X = X + f.mh_attention(X, X, W.self_attention, mask)  # line 14
+    @f.each_layer(X, theta.decoder, mask, Z, cross_mask)  # line 13
+    def X(X, W, f, mask, Z, cross_mask):
+        X = X + f.mh_attention(X, W.self_attention, mask)  # line 14
         X = f.layer_norm(X, W.norm3)  # line 15
-        X = X + f.mh_attention(X, Z, W.cross_attention, cross_mask)  # line 16
+        X = X + f.mh_attention(X, W.cross_attention, cross_mask, context=Z)  # line 16
         X = f.layer_norm(X, W.norm4)  # line 17
-        X = X + f.mlp(X, W.mlp)  # line 18
+        X = X + f.mlp(X, W.mlp, relu)  # line 18
         X = f.layer_norm(X, W.norm5)  # line 19
         return X
 
-    X = f.layer_norm(X, theta.decoder_norm)  # line 20: not in the paper
+    X = f.end(X, theta.decoder_norm)  # line 20
     return X
 
 

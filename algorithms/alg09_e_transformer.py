@@ -3,16 +3,19 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
+from typing import Any
+
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import PLAIN, How, lines_of
+from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
-from algorithms.machinery.naming import up_to
+from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.theta import ETransformerParams
 from algorithms.notation import Dropout, Implementation, Length, OptionalKey, Remat, Unroll
+from algorithms.ops.activation import gelu
 
 
 @algorithm(9, "ETransformer")
@@ -26,7 +29,6 @@ def e_transformer(
     length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
-    how: How = PLAIN,
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
@@ -43,21 +45,27 @@ def e_transformer(
         >>> e_transformer(jnp.array([3, 2, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    f = lines_of("Algorithm 9", x, theta, implementation, dropout, key, length=length, how=how)
+    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length}
+    X = e_hidden_state(x, theta, mask=mask, types=types, **options)  # lines 1-11
+    P = theta.variant.unembedding(X, theta)  # return
+    return P
+
+
+@numbered
+def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: Any) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-9 of Algorithm 9, with the lines f of θ's variant."""
     X = f.embedding(x, theta, types)  # lines 1-3
 
-    @f.each_layer(X, theta.layers)  # line 4
-    def X(X, W, f):
-        X = X + f.mh_attention(X, X, W.attention, mask)  # line 5
+    @f.each_layer(X, theta.layers, mask)  # line 4
+    def X(X, W, f, mask):
+        X = X + f.mh_attention(X, W.attention, mask)  # line 5
         X = f.layer_norm(X, W.norm1)  # line 6
-        X = X + f.mlp(X, W.mlp)  # line 7
+        X = X + f.mlp(X, W.mlp, gelu)  # line 7
         X = f.layer_norm(X, W.norm2)  # line 8
         return X
 
-    X = f.projection(X, theta)  # line 10
-    X = f.layer_norm(X, theta.norm)  # line 11
-    P = f.unembedding(X, theta)  # return
-    return P
+    X = f.end(X)  # line 9
+    return X
 
 
 @compiled
@@ -75,10 +83,12 @@ def e_hidden_state(
     unroll: Unroll = False,
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    how = How(remat=remat, unroll=unroll, hidden=True)
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "types": types}
-    with up_to(9, "11"):
-        return e_transformer(x, theta, mask=mask, how=how, **options)
+    options = {"length": length, "remat": remat, "unroll": unroll}
+    f = lines_of("Algorithm 9", x, theta, implementation, dropout, key, **options)
+    X = e_lines(f, x, theta, mask, types)  # lines 1-9
+    X = f.projection(X, theta, gelu)  # line 10
+    X = f.layer_norm(X, theta.norm)  # line 11
+    return X
 
 
 @compiled
@@ -100,7 +110,6 @@ def e_encoding(
     ``types`` are the tokens' types, such as BERT's first and second sentence, if the parameters embed them; None: all
     tokens have type 0.
     """
-    theta, how = theta._replace(W_f=None, b_f=None, norm=None), How(remat=remat, unroll=unroll, hidden=True)
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "types": types}
-    with up_to(9, "9"):
-        return e_transformer(x, theta, mask=mask, how=how, **options)
+    options = {"length": length, "remat": remat, "unroll": unroll}
+    f = lines_of("Algorithm 9", x, theta, implementation, dropout, key, **options)
+    return e_lines(f, x, theta, mask, types)

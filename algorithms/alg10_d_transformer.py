@@ -3,16 +3,19 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
+from typing import Any
+
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import PLAIN, How, lines_of
+from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled
-from algorithms.machinery.naming import up_to
+from algorithms.machinery.naming import numbered
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.theta import DTransformerParams
-from algorithms.notation import Dropout, FirstLayer, Implementation, Length, OptionalKey, Remat, Unroll
+from algorithms.notation import Dropout, Implementation, Length, OptionalKey, Remat, Unroll
+from algorithms.ops.activation import gelu
 
 
 @algorithm(10, "DTransformer")
@@ -25,7 +28,6 @@ def d_transformer(
     key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
-    how: How = PLAIN,
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 10: P ← DTransformer(x | θ). The decoder-only transformer, GPT's.
 
@@ -41,20 +43,27 @@ def d_transformer(
         >>> d_transformer(jnp.array([3, 0, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    f = lines_of("Algorithm 10", x, theta, implementation, dropout, key, length=length, how=how)
+    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length}
+    X = d_hidden_state(x, theta, mask=mask, **options)  # lines 1-10
+    P = theta.variant.unembedding(X, theta)  # return
+    return P
+
+
+@numbered
+def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Float[Array, "d_e *columns"]:
+    """Lines 1-10 of Algorithm 10, with the lines f of θ's variant."""
     X = f.embedding(x, theta)  # lines 1-3
 
-    @f.each_layer(X, theta.layers, theta.first_mlp)  # line 4
-    def X(X, W, f):
+    @f.each_layer(X, theta.layers, mask, first=theta.first_mlp)  # line 4
+    def X(X, W, f, mask):
         X_tilde = f.layer_norm(X, W.norm1)  # line 5
-        X = X + f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6
+        X = X + f.mh_attention(X_tilde, W.attention, mask)  # line 6
         X_tilde = f.layer_norm(X, W.norm2)  # line 7
-        X = X + f.mlp(X_tilde, W.mlp)  # line 8
+        X = X + f.mlp(X_tilde, W.mlp, gelu)  # line 8
         return X
 
     X = f.layer_norm(X, theta.norm)  # line 10
-    P = f.unembedding(X, theta)  # return
-    return P
+    return X
 
 
 @compiled
@@ -71,16 +80,13 @@ def d_hidden_state(
     segments: Integer[AnyArray, "*#batch l"] | None = None,
     remat: Remat = False,
     unroll: Unroll = False,
-    first_layer: FirstLayer = 0,
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
     For packed documents, ``segments`` numbers each token's document, the only one it attends to, and ``positions`` is
-    each token's position in its document. ``first_layer`` is for a θ with only some of a model's layers: the number of
-    the first, from 0, which decides the layers' windows and dropout.
+    each token's position in its document.
     """
     mask = mask if segments is None else mask & documents(segments)
-    how = How(positions=positions, remat=remat, unroll=unroll, hidden=True, first_layer=first_layer)
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length}
-    with up_to(10, "10"):
-        return d_transformer(x, theta, mask=mask, how=how, **options)
+    options = {"length": length, "positions": positions, "remat": remat, "unroll": unroll}
+    f = lines_of("Algorithm 10", x, theta, implementation, dropout, key, **options)
+    return d_lines(f, x, theta, mask)

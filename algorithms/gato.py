@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Key
 
 from algorithms.alg01_embedding import positional_embedding
-from algorithms.layers import How, lines_of
+from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import check_key, compiled
 from algorithms.machinery.record import Range, serializable
@@ -243,7 +243,7 @@ def gato_embedding(
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    f = lines_of("Algorithm 10", x, theta, implementation=implementation, how=How(positions=positions))
+    f = lines_of("Algorithm 10", x, theta, implementation=implementation, positions=positions)
     tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
     of_patches = patch_embedding(patches, row, column, image, implementation=implementation)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")

@@ -10,16 +10,14 @@ from jax import Array
 from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
-from algorithms.loops import one_loop, read_by
+from algorithms.loops import one_loop
 from algorithms.machinery.arrays import indices
-from algorithms.machinery.naming import numbered
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
-from algorithms.model.attention import Memory
 from algorithms.model.distances import Table
-from algorithms.model.mlp import Activation
+from algorithms.model.mixer import Given, Mixer
 from algorithms.model.variant import Variant
 from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.activation import activate
@@ -35,26 +33,15 @@ Columns = Float[Array, "d_e *batch l"]
 """Embeddings, in place of tokens."""
 
 
-class How(NamedTuple):
-    """What an internal caller of Algorithms 8 to 10 asks for besides the paper's lines; by default, nothing."""
+class Kept(NamedTuple):
+    """What the mixers of all layers have kept, stacked or in a tuple, or those of one layer; None: nothing."""
 
-    __internal__ = True  # so that `help` does not show it
-
-    positions: Any = None  # of the columns; None: 0 … l − 1
-    remat: Remat = False  # in the legend, like `unroll`
-    unroll: Unroll = False
-    memory: Any = None  # the `Memory` of self-attention; None: nothing but x
-    context: Any = None  # and of attention to a context; None: nothing but the context
-    hidden: bool = False  # whether the result is the hidden state X, and not P
-    first_layer: int = 0  # the number of θ's first layer, if θ has only some layers of a model
-
-    def __repr__(self) -> str:
-        """The fields that differ from their defaults."""
-        asked = {name: value for name, value in self._asdict().items() if value is not self._field_defaults[name]}
-        return f"How({', '.join(f'{name}={value!r}' for name, value in asked.items())})"
+    own: Any = None  # those that read their own sequence
+    context: Any = None  # those that read a context
 
 
-PLAIN = How()
+Keep = Callable[[Mixer, Any], Any]
+"""What to keep of that which a mixer keeps of whole sequences."""
 
 PRODUCTS = ("dot_general", "ragged_dot_general")
 """JAX's primitives for products of matrices."""
@@ -63,12 +50,10 @@ PRODUCTS = ("dot_general", "ragged_dot_general")
 class Lines(NamedTuple):
     """The lines of θ's variant as functions of arrays, named as in the paper.
 
-    The fields hold everything else that the lines need; `How` and the legend describe most of them. None changes: what
-    an attention keeps is set on the `Memory` of its layer, which `each_layer` makes, and on that which the caller gave.
+    The fields hold everything else that the lines need; the legend describes most of them.
     """
 
     variant: Variant  # the record of the lines
-    activation: Activation  # of MLPs whose line has none
     order: str | None  # of a layer's lines, if not the algorithm's own
     t: Any  # the positions of the columns
     table: Table  # what the attentions of all layers share
@@ -77,9 +62,12 @@ class Lines(NamedTuple):
     key: OptionalKey  # for the dropout of all layers
     length: Any  # of each sequence, if it is padded
     z_length: Any  # of each context, if it is padded
-    how: How
-    memory: Memory  # of self-attention
-    context: Memory  # and of attention to a context
+    remat: Remat
+    unroll: Unroll
+    kept: Kept  # of earlier columns; then the columns follow these, and otherwise are whole sequences
+    keep: Keep | None  # of whole sequences; None: nothing
+    until: Any  # of how many tokens of each
+    keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
     draws: int = 2  # how many of its lines may drop something
@@ -118,53 +106,59 @@ class Lines(NamedTuple):
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
         return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
 
-    def mh_attention(
-        self, X: Float[Array, "d_e *batch l_x"], Z: Any, W: Any, mask: Any
-    ) -> Float[Array, "d_e *batch l_x"]:
-        """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5, by the layer's attention line and with its memory.
+    def end(self, X: Float[Array, "d_e *columns"], norm: Any = None) -> Float[Array, "d_e *columns"]:
+        """``end`` of the loop over the layers: X, normalized if a model has a norm here, which the paper does not."""
+        return self.layer_norm(X, norm)
 
-        Padding is masked, too. A memory may have keys and values instead of Z.
+    def mh_attention(
+        self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Any, context: Any = None
+    ) -> Float[Array, "d_e *batch l_x"]:
+        """``MHAttention(X | 𝓦, Mask)``, or ``MHAttention(X, Z | 𝓦, Mask)`` with a context Z, by the layer's mixer.
+
+        Padding is masked, too.
         """
-        is_self = X is Z
-        mask = padded(mask, self.length if is_self else self.z_length)
+        is_own = context is None
+        mask = padded(mask, self.length if is_own else self.z_length)
+        kept = self.kept.own if is_own else self.kept.context
         X, W = self._normalized(X, W)
-        memory, X = self.memory if is_self else self.context, shard_layer_input(X)
-        Z = None if is_self else shard_layer_input(Z)
-        options = {"t_x": self.t, "t_z": self.t if is_self else None, "table": self.table}
-        options |= {"implementation": self.implementation, "dropout": self.dropout}
+        X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
 
         def by(line):
-            return lambda X, Z, W, key: line(X, X if is_self else Z, W, mask, memory, key=key, **options)
+            def of_layer(X, Z, W, kept, key):
+                given = Given(self.t, self.implementation, self.table, self.dropout, key, self.until)
+                if kept is not None:
+                    return line.step(X, W, kept, given, Z)
+                Y, new = line.whole(X, W, mask, given, Z)
+                return Y, None if self.keep is None else self.keep(line, new)
 
-        arguments = X, Z, W, self._key(0 if is_self else 1)
-        Y, memory.kept = self.variant.by_attention(self.l, by, *arguments)
+            return of_layer
+
+        Y, kept = self.variant.by_attention(self.l, by, X, Z, W, kept, self._key(0 if is_own else 1))
+        if self.keeps is not None:
+            self.keeps(Kept(own=kept) if is_own else Kept(context=kept))
         return shard_residual_stream(Y)
 
-    def mlp(self, X: Float[Array, "d_e *columns"], W: Any) -> Float[Array, "d_e *columns"]:
-        """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``; 0 in a variant without MLPs."""
+    def mlp(self, X: Float[Array, "d_e *columns"], W: Any, f: Callable[..., Any]) -> Float[Array, "d_e *columns"]:
+        """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, with the line's own f if it has one; 0 without MLPs."""
         line = self.variant.mlp
         if line is None:
             return jnp.zeros_like(X)
         X, W = self._normalized(X, W)
         options: dict[str, Any] = {
-            "f": line.activation or self.activation,
+            "f": line.activation or f.__name__,
             "rate": self.dropout,
             "key": self._key(self.draws - 1),
         }
         return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
-    @numbered
-    def projection(self, X: Float[Array, "d_e *columns"], theta: Any) -> Float[Array, "d_f *columns"]:
-        """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs; X if θ has no W_f."""
-        X = jnp.asarray(X)  # line 9 of Algorithm 9: the loop has ended
+    def projection(
+        self, X: Float[Array, "d_e *columns"], theta: Any, f: Callable[..., Any]
+    ) -> Float[Array, "d_f *columns"]:
+        """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs if their line has one; X if θ has no W_f."""
         if theta.W_f is None:
             return X
-        f = (self.variant.mlp and self.variant.mlp.activation) or self.activation
-        return activate(f, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
-
-    def unembedding(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
-        """``softmax(W_u X)``, Algorithm 7; X if the caller wants the hidden state."""
-        return X if self.how.hidden else self.variant.unembedding(X, theta)
+        name = (self.variant.mlp and self.variant.mlp.activation) or f.__name__
+        return activate(name, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
 
     def _normalized(self, X, W):
         return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)
@@ -173,94 +167,101 @@ class Lines(NamedTuple):
         """The key of the layer's line number i of those that drop something."""
         return None if self.key is None else fold_in(self.key, self.draws * self.l + i)
 
-    def each_layer(self, X: Any, stacked: Any, first: Any = None) -> Callable[[Layer], Any]:
-        """``for l = 1, …, L: X ← layer(X, θ_l)``, written above the body of the loop, as in `algorithms.loops`.
+    def each_layer(self, X: Any, layers: Any, *reads: Any, first: Any = None) -> Callable[[Layer], Any]:
+        """``for l = 1, …, L: X ← layer(X, θ_l, f, …)``, written above the body of the loop, as in `algorithms.loops`.
 
         A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
 
         Args:
             X: the residual stream.
-            stacked: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
+            layers: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
                 layers; or a tuple with those of every layer.
-            first: the stacked MLPs of the first layers, if ``stacked`` has only those of the rest.
+            reads: what else the body reads, such as a mask.
+            first: the stacked MLPs of the first layers, if ``layers`` has only those of the rest.
         """
 
         def run(layer):
-            reads = read_by(layer)
-            body = in_order(self.order, layer, reads)
-            if isinstance(stacked, tuple) and not hasattr(stacked, "_fields"):
-                return self._one_by_one(body, X, stacked)
-            return (
-                self._scan(body, X, stacked, reads) if first is None else self._stacks(body, X, stacked, first, reads)
-            )
+            body = in_order(self.order, layer)
+            if isinstance(layers, tuple) and not hasattr(layers, "_fields"):
+                out, kept = self._one_by_one(body, X, layers, reads)
+            elif first is None:
+                out, kept = self._scan(body, X, layers, self.kept, 0, reads)
+            else:
+                out, kept = self._stacks(body, X, layers, first, reads)
+            if self.keeps is not None:
+                self.keeps(kept)
+            return out
 
         return run
 
     def _from(self, l: int) -> "Lines":
         """The lines of layer l, and of the layers until the lines change."""
-        l = self.how.first_layer + l
-        return self._replace(variant=self.variant.from_layer(l), how=self.how._replace(first_layer=l))
+        return self._replace(variant=self.variant.from_layer(l))
 
-    def _one_by_one(self, layer, X, layers):
-        kept = []
+    def _layer(self, body, X, W, l, kept, reads):
+        """One layer, and what its mixers keep."""
+        draws, found = 3 if hasattr(W, "cross_attention") else 2, []
+        X = body(X, W, self._replace(l=l, draws=draws, kept=kept, keeps=found.append), *reads)
+        return X, Kept(*(next(filter(lambda a: a is not None, of), None) for of in zip(*found, strict=True)))
+
+    def _one_by_one(self, body, X, layers, reads):
+        found, of_layers = [], self.kept
         for l, theta_l in enumerate(layers):
-            memory, context = self.memory.of_layer(l), self.context.of_layer(l)
-            lines = self._from(l)
-            X = layer(X, theta_l, lines._replace(l=lines.how.first_layer, key=None, memory=memory, context=context))
-            kept.append(memory.kept)
-        self.memory.kept = tuple(kept)
-        return X
+            kept = Kept(*(None if of is None else of[l] for of in of_layers))
+            X, new = self._from(l)._replace(key=None)._layer(body, X, theta_l, l, kept, reads)
+            found.append(new)
+        return X, Kept(*map(tuple, zip(*found, strict=True)))
 
-    def _stacks(self, layer, X, stacked, first, reads):
+    def _stacks(self, body, X, layers, first, reads):
         n = len(jax.tree.leaves(first)[0])
-        parts = [(slice(0, n), first), (slice(n, None), stacked.mlp)]
+        parts = [(slice(0, n), first), (slice(n, None), layers.mlp)]
 
         def run(X, kept):
             found = []
             for at, mlp in parts:
                 of_part = functools.partial(jax.tree.map, lambda a, at=at: a[at])
-                memory = Memory(self.memory.how, of_part(kept))
-                layers = of_part(stacked._replace(mlp=None))._replace(mlp=mlp)
-                X = self._from(at.start)._replace(memory=memory)._scan(layer, X, layers, reads)
-                found.append(memory.kept)
+                stack = of_part(layers._replace(mlp=None))._replace(mlp=mlp)
+                X, new = self._from(at.start)._scan(body, X, stack, of_part(kept), at.start, reads)
+                found.append(new)
             return X, jax.tree.map(lambda *a: jnp.concatenate(a), *found)
 
-        X, self.memory.kept = one_loop(run)(X, self.memory.kept)
-        return X
+        return one_loop(run)(X, self.kept)
 
-    def _scan(self, layer, X, stacked, reads):
-        shared, draws = self.variant.shared_layers, 3 if hasattr(stacked, "cross_attention") else 2
+    def _scan(self, body, X, stack, kept, first, reads):
+        shared = self.variant.shared_layers
 
         def turn(X, of_layer):
             theta_l, l, kept = of_layer
             if shared > 1:
-                theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stacked)
-            memory = Memory(self.memory.how, kept)
-            X = layer(X, theta_l, self._replace(l=self.how.first_layer + l, draws=draws, memory=memory))
-            return X, memory.kept
+                theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stack)
+            return self._layer(body, X, theta_l, first + l, kept, reads)
 
-        L = shared * jax.tree.leaves(stacked)[0].shape[0]
-        X = match_varying_axes((X, stacked, reads, self.table, self.key))[0]
-        each = None if shared > 1 else stacked
-        turn, unroll = _recomputed(turn, self.how.remat, self.how.unroll, X), self.how.unroll
-        X, self.memory.kept = jax.lax.scan(turn, X, (each, jnp.arange(L), self.memory.kept), unroll=unroll)
-        return X
+        L = shared * jax.tree.leaves(stack)[0].shape[0]
+        X = match_varying_axes((X, stack, reads, self.table, self.key))[0]
+        turn = _recomputed(turn, self.remat, self.unroll, X)
+        return jax.lax.scan(turn, X, (None if shared > 1 else stack, jnp.arange(L), kept), unroll=self.unroll)
+
+
+def keeping(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, Kept]:
+    """``lines(f, *arguments)``, the lines of Algorithm 8, 9 or 10, and what the mixers of their layers keep."""
+    found: list[Kept] = []
+    X = lines(f._replace(keeps=found.append), *arguments)
+    return X, found[0]
 
 
 class Own(NamedTuple):
     """What an algorithm has where a variant names nothing else."""
 
-    activation: Activation
     orders: tuple[str, ...]  # those that its layers may have, its own first
     both_ways: bool = False  # whether tokens also attend to later ones
     distances: str = "distances"  # the field of θ with its scores by distance
 
 
 OWN = {
-    "encoder of Algorithm 8": Own("relu", ("norm_last", "norm_first", "no_norm"), True, "encoder_distances"),
-    "decoder of Algorithm 8": Own("relu", ("norm_last", "norm_first", "no_norm"), False, "decoder_distances"),
-    "Algorithm 9": Own("gelu", ("norm_last", "norm_first", "no_norm"), True),
-    "Algorithm 10": Own("gelu", ("norm_first", "norm_last", "side_by_side", "no_norm")),
+    "encoder of Algorithm 8": Own(("norm_last", "norm_first", "no_norm"), True, "encoder_distances"),
+    "decoder of Algorithm 8": Own(("norm_last", "norm_first", "no_norm"), False, "decoder_distances"),
+    "Algorithm 9": Own(("norm_last", "norm_first", "no_norm"), True),
+    "Algorithm 10": Own(("norm_first", "norm_last", "side_by_side", "no_norm")),
 }
 
 
@@ -274,12 +275,17 @@ def lines_of(
     *,
     length: Any = None,
     z_length: Any = None,
-    how: How = PLAIN,
+    positions: Any = None,
+    remat: Remat = False,
+    unroll: Unroll = False,
+    kept: Kept = Kept(),  # noqa: B008
+    keep: Keep | None = None,
+    until: Any = None,
 ) -> Lines:
     """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
-    ``algorithm`` is one of `OWN`; the rest are fields of `Lines`. Raises ValueError if the algorithm has no layers in
-    the variant's order.
+    ``algorithm`` is one of `OWN`, ``positions`` are those of the columns (None: 0 … l − 1), and the rest are fields of
+    `Lines`. Raises ValueError if the algorithm has no layers in the variant's order.
     """
     own, variant = OWN[algorithm], theta.variant
     order = variant.order or own.orders[0]
@@ -288,13 +294,11 @@ def lines_of(
         raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     order = None if order in (own.orders[0], "no_norm") else order  # None: the body as printed
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
-    t = positions_in(x) if how.positions is None else how.positions
-    positions = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
-    table = Table(getattr(theta, own.distances), own.both_ways, positions)
-    memories = how.memory or Memory(), how.context or Memory()
-    return Lines(
-        variant, own.activation, order, t, table, implementation, dropout, key, length, z_length, how, *memories
-    )
+    t = positions_in(x) if positions is None else positions
+    in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
+    table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
+    options = dropout, key, length, z_length, remat, unroll, kept, keep, until
+    return Lines(variant, order, t, table, implementation, *options)
 
 
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any) -> Callable[..., Any]:

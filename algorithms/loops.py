@@ -9,7 +9,6 @@ A body is a function from the state before an iteration to the state after it. I
 makes ``x`` the array 8.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +43,11 @@ def repeat_while(condition: Callable[..., Any], state: tuple[Any, ...]) -> Calla
     return run
 
 
+def for_each_head(W: Any) -> Callable[[Callable[[Any], Any]], Any]:
+    """``for h ∈ [H]: Y^h ← body(W^h)``: the heads' parameters are stacked, so the body runs once, for all of them."""
+    return lambda body: body(W)
+
+
 def _varying(turn: Callable[..., Any], state: Any) -> Any:
     """The state; inside ``jax.shard_map``, each of its arrays varies between devices if the one after a turn does."""
     for _ in jax.tree.leaves(state) if jax.sharding.get_abstract_mesh().manual_axes else ():
@@ -55,15 +59,6 @@ def _varying(turn: Callable[..., Any], state: Any) -> Any:
             break
         state = jax.tree.map(cast_to_vary, state, wider)
     return state
-
-
-def read_by(body: Callable[..., Any]) -> dict[str, Any]:
-    """What the body of a loop reads of the functions around it, name by name: inside `jax.shard_map`, the state varies
-    between devices if any of it does.
-    """
-    plain: Any = inspect.unwrap(body)
-    cells = zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells if not name.startswith("_")}
 
 
 ONE_LOOP = "layers_in_stacks"

@@ -126,7 +126,6 @@ Rate           = Annotated[float | Float[AnyArray, ""], Range("a learning rate >
 Probability    = Annotated[float | Float[AnyArray, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]
 Share          = Annotated[float, Range("a share in [0, 1)", lambda s: 0 <= s < 1)]
 Epochs         = Annotated[int, Range("at least 0", lambda n: n >= 0)]
-FirstLayer     = Annotated[int, Range("at least 0", lambda l: l >= 0)]
 Count          = Annotated[int, Range("at least 1", lambda n: n >= 1)]
 # fmt: on
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from algorithms.machinery.naming import numbered
+from algorithms.ops.activation import gelu
 
 
 class NormFirst(NamedTuple):
@@ -28,10 +29,10 @@ def norms_first(W: Any) -> Any:
 def _norm_last(X, W, f, mask):
     """Lines 5 to 8 of Algorithm 10 with the norms behind the sums, as in Algorithm 9."""
     X_tilde = X  # line 5, without its norm
-    X = X + f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6
+    X = X + f.mh_attention(X_tilde, W.attention, mask)  # line 6
     X = f.layer_norm(X, W.norm1)
     X_tilde = X  # line 7, without its norm
-    X = X + f.mlp(X_tilde, W.mlp)  # line 8
+    X = X + f.mlp(X_tilde, W.mlp, gelu)  # line 8
     X = f.layer_norm(X, W.norm2)
     return X
 
@@ -40,19 +41,19 @@ def _norm_last(X, W, f, mask):
 def _side_by_side(X, W, f, mask):
     """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input."""
     X_tilde = f.layer_norm(X, W.norm1)  # line 5
-    Y = f.mh_attention(X_tilde, X_tilde, W.attention, mask)  # line 6, without its sum
+    Y = f.mh_attention(X_tilde, W.attention, mask)  # line 6, without its sum
     X_tilde = f.layer_norm(X, W.norm2)  # line 7
-    X = X + Y + f.mlp(X_tilde, W.mlp)  # line 8
+    X = X + Y + f.mlp(X_tilde, W.mlp, gelu)  # line 8
     return X
 
 
 BODIES = {"norm_last": _norm_last, "side_by_side": _side_by_side}
 
 
-def in_order(order: str | None, layer: Callable[..., Any], reads: dict[str, Any]) -> Callable[..., Any]:
-    """A layer as printed, with its lines in another order; ``reads`` has the arrays that it reads, by name."""
+def in_order(order: str | None, layer: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer as printed, with its lines in another order."""
     if order is None:
         return layer
     if order == "norm_first":
-        return lambda X, W, f: layer(X, norms_first(W), f)
-    return lambda X, W, f: BODIES[order](X, W, f, reads["mask"])
+        return lambda X, W, *reads: layer(X, norms_first(W), *reads)
+    return BODIES[order]

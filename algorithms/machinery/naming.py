@@ -39,8 +39,8 @@ class Line(NamedTuple):
 LAYERS = frozenset({Line(8, "4"), Line(8, "13"), Line(9, "4"), Line(10, "4")})
 """The lines that loop over the layers."""
 
-HEADS = Line(5, "2")
-"""The line that computes the heads; their axis comes first."""
+HEADS = frozenset({Line(5, "1"), Line(5, "2")})
+"""The lines that compute the heads; their axis comes first."""
 
 
 class Site(NamedTuple):
@@ -60,7 +60,7 @@ class Site(NamedTuple):
     @property
     def heads(self) -> bool:
         """Whether the value has an axis of heads."""
-        return HEADS in self.path
+        return not HEADS.isdisjoint(self.path)
 
 
 class Look(NamedTuple):
@@ -72,7 +72,6 @@ class Look(NamedTuple):
     path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
     layered: bool = False  # whether it is in a loop over the layers
     each: int = 0  # the number of axes that `jax.vmap` maps over, for lines written for one head of one sequence
-    last: Line | None = None  # the line with whose value the caller goes on: later ones of its algorithm name nothing
 
 
 looking = jax.make_user_context(default_value=None)
@@ -93,26 +92,9 @@ def numbered(function: F) -> F:
     return as_written_or_named  # pyright: ignore[reportReturnType]
 
 
-def inner(function: Callable[..., Any], name: str) -> types.FunctionType:
-    """The function of this name inside a `numbered` one, of whose variables it reads none; that one does not run."""
-    plain: Any = inspect.unwrap(function)
-    outer = plain if looking.value is None else _with_names(plain, _source(plain.__module__))
-    code = next(c for c in outer.__code__.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
-    cells = tuple(types.CellType(_line) for _ in code.co_freevars)  # only __line__, of the second form
-    return types.FunctionType(code, outer.__globals__, name, None, cells)
-
-
 def shows(scores: str) -> bool:
     """Whether there is an observer, who wants attention to show its scores in this way."""
     return looking.value is not None and looking.value.scores == scores
-
-
-@contextlib.contextmanager
-def up_to(algorithm: int, number: str) -> Iterator[None]:
-    """A context for an algorithm with whose line of this number the caller goes on: later ones name nothing."""
-    look = looking.value
-    with contextlib.nullcontext() if look is None else looking(look._replace(last=Line(algorithm, number))):
-        yield
 
 
 @contextlib.contextmanager
@@ -244,19 +226,10 @@ def _line(
     from algorithms.machinery.named import named_p
 
     def name(value: Any, symbol: str) -> Any:
-        if _is_behind(path, look.last) or not (
-            isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
-        ):
+        if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
             return value
         site = Site(symbol, path, place, look.layered, look.each)
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
     with looking(look._replace(path=path, layered=look.layered or not LAYERS.isdisjoint(path[-1:]))):
         yield name
-
-
-def _is_behind(path: Any, last: Line | None) -> bool:
-    """Whether the last line of a path comes after the one with which the caller of its algorithm goes on."""
-    if last is None or not path or path[-1].algorithm != last.algorithm:
-        return False
-    return path[-1].number == "return" or int(path[-1].number) > int(last.number)

@@ -7,23 +7,23 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float
 
-from algorithms.alg03_attention import of_one_head
+from algorithms.alg03_attention import combine, of_heads, of_one_head, projections
 from algorithms.machinery.arrays import indices
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
 from algorithms.masks import Mask, banded
 from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
-from algorithms.model.line import Line
+from algorithms.model.mixer import Given, Mixer
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.notation import Cap
 from algorithms.ops.attention.dispatch import Weights, attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
-from algorithms.parameters import MHAttentionParams, head_shapes
+from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
 
 
 class Read(NamedTuple):
@@ -39,38 +39,8 @@ class Read(NamedTuple):
     result: Callable[[Any], Any] | None = None  # a sum of a cache's values → that of the values of ``whole``
 
 
-class Full(NamedTuple):
-    """The attention of whole sequences, which keeps nothing."""
-
-    def attend(self, read: Read, mask: Mask, line: "Attention", kept: Any, **options: Any) -> tuple[Array, Any]:
-        """Lines 4 to the end of Algorithm 4 for every head, and what the memory keeps of the layer."""
-        return of_sequences(read, mask, line, **options), kept
-
-
-class Memory:
-    """What the attentions of all layers, or of one, read in addition to X and Z, and what they keep of them.
-
-    Attributes:
-        how: a class like `Full`, with the arrays that all layers share.
-        kept: the arrays of each layer, stacked or as a tuple. After an attention they are the new ones.
-    """
-
-    def __init__(self, how: Any = None, kept: Any = None) -> None:
-        self.how, self.kept = Full() if how is None else how, kept
-
-    @numbered
-    def attend(self, read: Read, mask: Any, line: "Attention", **options: Any) -> tuple[Array, Any]:
-        """Lines 4 to the end of Algorithm 4 for every head, and what the memory keeps of the layer."""
-        V_tilde, kept = self.how.attend(read, mask, line, self.kept, **options)  # lines 4-5, return
-        return V_tilde, kept
-
-    def of_layer(self, l: int) -> "Memory":
-        """The memory of layer l, if ``kept`` is a tuple."""
-        return Memory(self.how, None if self.kept is None else self.kept[l])
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attention(Line):
+class Attention(Mixer):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
     The mask is the algorithm's or the caller's; the line narrows it to a window. An attention of your own overrides
@@ -103,7 +73,7 @@ class Attention(Line):
     sinks: bool = False
     clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
 
-    final: ClassVar[tuple[str, ...]] = ("__call__", "context", "windowed", "replaces_softmax")
+    final: ClassVar[tuple[str, ...]] = ("whole", "step", "begin", "context", "windowed", "replaces_softmax")
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
@@ -126,40 +96,40 @@ class Attention(Line):
         """The number of buckets of distances, if the positions have any."""
         return {"N_buckets": self.positions.buckets} if isinstance(self.positions, Distances) else {}
 
-    @numbered
-    def __call__(
-        self,
-        X: Float[Array, "d_e *batch l_x"],
-        Z: Float[Array, "d_e *#batch l_z"] | None,
-        W: Any,
-        mask: Mask | None,
-        memory: Memory,
-        *,
-        t_x: Any,
-        t_z: Any,
-        table: Table,
-        implementation: Any,
-        dropout: float = 0.0,
-        key: Key[Array, "*batch"] | None = None,
-    ) -> tuple[Float[Array, "d_e *batch l_x"], Any]:
-        """Algorithm 5 as the variant has it, for tokens at the positions t_x; the result, and what the memory keeps.
+    def whole(
+        self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, given: Given, context: Any = None
+    ) -> tuple[Float[Array, "d_e *batch l_x"], Read]:
+        """Algorithm 5 as the variant has it, and all that line 4 of Algorithm 4 reads."""
+        options = {"implementation": given.implementation, "dropout": given.dropout, "key": given.key}
+        return self._of_heads(lambda read: (of_sequences(read, mask, self, **options), read), X, W, given, context)
 
-        The context tokens are at the positions t_z; None: they belong to another sequence.
-        """
-        read = functools.partial(self.read, X, Z, W, t_x=t_x, t_z=t_z, table=table, implementation=implementation)
-        options = {"implementation": implementation, "dropout": dropout, "key": key}
-        Y, kept = memory.attend(read(), mask, self, **options)  # lines 1-2
-        return self.write(Y, W, implementation), kept
+    def step(
+        self, x: Float[Array, "d_e *batch"], W: Any, kept: Any, given: Given, context: Any = None
+    ) -> tuple[Float[Array, "d_e *batch"], Any]:
+        """Algorithm 5 as the variant has it, by the method ``attend`` of a cache, which is kept."""
+        return self._of_heads(lambda read: kept.attend(read, self), x, W, given, context)
 
     @numbered
+    def _of_heads(self, attend: Callable[[Read], tuple[Any, Any]], X: Any, W: Any, given: Given, context: Any) -> Any:
+        """Algorithm 5 with this line's Algorithm 4, and what ``attend`` keeps of the latter's lines 1 to 3."""
+        kept = []
+
+        def attention(X, Z, W, _):
+            """Algorithm 4 for every head."""
+            t_z = given.t if context is None else None
+            read = self.read(X, Z, W, t_x=given.t, t_z=t_z, table=given.table, implementation=given.implementation)
+            V_tilde, of_layer = attend(read)  # lines 4-5, return
+            kept.append(of_layer)
+            return V_tilde
+
+        Z = X if context is None else context
+        return of_heads(attention, self.write, X, Z, W, None, given.implementation), kept[0]
+
     def read(self, X: Any, Z: Any, W: Any, *, t_x: Any, t_z: Any, table: Table, implementation: Any) -> Read:
         """Lines 1 to 3 of Algorithm 4 for every head, and all that the line does to their results before line 4."""
-        q, k, v = products(X, Z, W, implementation)
-        Q = q  # line 1
-        K = k  # line 2
-        V = v  # line 3
+        Q, K, V = products(X, Z, W, implementation)
         if table.positions is not None and t_z is not None:  # W_q(X + P) = W_q X + W_q P
-            q, k = products(table.positions, table.positions, W, implementation, of_positions=True)
+            q, k = products_of_positions(table.positions, W, implementation)
             Q, K = Q + q, K + k
         Q, K = self._normalized(Q, W.gamma_q, implementation), self._normalized(K, W.gamma_k, implementation)
         Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
@@ -189,11 +159,9 @@ class Attention(Line):
         """Whether `weights` is overridden, by what only the lines as printed compute."""
         return type(self).weights is not Attention.weights
 
-    @numbered
     def write(self, Y: Float[Array, "H d_mid *columns"], W: Any, implementation: Any) -> Float[Array, "d_e *columns"]:
         """Lines 3 and 4 of Algorithm 5, and a norm of the result if the line has one."""
-        Y = Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])  # line 3
-        V_tilde = linear(W.W_o, Y, W.b_o, implementation, name="W_oY")  # return
+        V_tilde = combine(Y, W, implementation)
         return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
 
     def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
@@ -214,15 +182,19 @@ class Attention(Line):
         return mask if self.window is None else mask & banded(self.window)
 
 
-def products(X: Any, Z: Any, W: Any, implementation: Any, *, of_positions: bool = False) -> Any:
-    """W_q X, W_k Z and W_v Z with their biases, of every head; of positions the first two, without biases."""
-    if not isinstance(W, MHAttentionParams):  # laid out for generation
-        return W.products(X, of_positions=of_positions)
-    W_q, b_q, W_k, b_k, W_v, b_v = W.heads
-    if of_positions:
-        return linear(W_q, X, None, implementation), linear(W_k, Z, None, implementation)
-    q = linear(W_q, X, b_q, implementation) if X is not None else None
-    return q, linear(W_k, Z, b_k, implementation), linear(W_v, Z, b_v, implementation)
+def products(X: Any, Z: Any, W: Any, implementation: Any) -> tuple[Any, Any, Any]:
+    """Lines 1 to 3 of Algorithm 4, of every head; of a context that is known, no keys and values."""
+    if isinstance(W, MHAttentionParams):
+        return projections(X, Z, W.heads, functools.partial(linear, implementation=implementation))
+    q, k, v = W.products(X)  # laid out for generation, as one product
+    return projections(X, Z, AttentionParams(q, None, k, None, v, None), lambda product, _, __: product)
+
+
+def products_of_positions(P: Any, W: Any, implementation: Any) -> tuple[Any, Any]:
+    """W_q P and W_k P of every head."""
+    if not isinstance(W, MHAttentionParams):
+        return W.products(P, of_positions=True)
+    return linear(W.heads.W_q, P, None, implementation), linear(W.heads.W_k, P, None, implementation)
 
 
 def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
@@ -232,7 +204,7 @@ def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Flo
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
     weights = weights_of(line, own)
     options |= {"heads": True, "cap": line.cap, "by_distance": by_distance, "weights": weights}
-    return attend(of_one_head(), Q, K, V, line.windowed(mask), **options)
+    return attend(of_one_head, Q, K, V, line.windowed(mask), **options)
 
 
 def weights_of(line: Attention, own: Any) -> Weights | None:

@@ -1,11 +1,13 @@
 """Multi-head latent attention, in place of Algorithm 5: all heads' keys and values come from one latent column."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
+from algorithms.alg03_attention import projections
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
@@ -14,7 +16,7 @@ from algorithms.model.distances import Table
 from algorithms.model.norm import RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.ops.linear import linear
-from algorithms.parameters import LayerNormParams
+from algorithms.parameters import AttentionParams, LayerNormParams
 
 Rows = Annotated[int, Range("a number of rows >= 1", lambda d: d >= 1)]
 
@@ -97,13 +99,13 @@ class Latent(Attention):
         """Lines 1 to 3 of Algorithm 4 for every head, and what a cache keeps instead of keys and values."""
         q = X if W.W_cq is None else self.norm(linear(W.W_cq, X, None, implementation), W.norm_q, implementation)
         c = self.norm(linear(W.W_c, Z, None, implementation), W.norm_c, implementation)  # inside
-        Q_c, Q_r = linear(W.W_q, q, None, implementation), linear(W.W_qr, q, None, implementation)
+        heads = AttentionParams(W.W_q, None, W.W_k, None, W.W_v, None)
+        Q_c, K_c, V = projections(q, c, heads, functools.partial(linear, implementation=implementation))
+        Q_r = linear(W.W_qr, q, None, implementation)
         K_r = linear(W.W_kr, Z, None, implementation)[None]
         Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
-        K_c = linear(W.W_k, c, None, implementation)
-        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, W.W_q.shape[1] + self.d_r)  # line 1
-        K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)  # line 2
-        V = linear(W.W_v, c, None, implementation)  # line 3
+        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, W.W_q.shape[1] + self.d_r)
+        K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 
         Q_c = jnp.einsum("hac,ha...->hc...", W.W_k, Q_c)
         of_latents = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, self.d_c + self.d_r)
@@ -119,10 +121,3 @@ class Latent(Attention):
     def _values(self, Y: Any, W: Any) -> Any:
         """The sum of values that the sum of a cache's rows stands for."""
         return jnp.einsum("hmc,hc...->hm...", W.W_v, Y[:, : self.d_c])
-
-    @numbered
-    def write(self, Y: Any, W: Any, implementation: Any) -> Any:
-        """Lines 3 and 4 of Algorithm 5."""
-        Y = Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])  # line 3
-        V_tilde = linear(W.W_o, Y, None, implementation, name="W_oY")  # return
-        return V_tilde

@@ -35,9 +35,9 @@ class Line(Record):
     shapes: ClassVar[Callable[..., Any]]
     """The shapes of its parameters: a NamedTuple of what `array` returns, or None for what it does not have."""
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
         super().__init_subclass__()
-        if not hasattr(cls, "shapes"):
+        if not abstract and not hasattr(cls, "shapes"):
             raise TypeError(f"{cls.__qualname__}.shapes: expected a method, got none; return its parameters' shapes")
         of = next(base for base in cls.__mro__ if "final" in vars(base))
         for name in of.final:

@@ -216,7 +216,7 @@ def test_attention_with_capped_scores(rule):
 
     def by(how):
         return value_and_gradients(
-            lambda Q, K, V: dispatch.attend(of_one_head(), Q, K, V, mask, implementation=how, **options)
+            lambda Q, K, V: dispatch.attend(of_one_head, Q, K, V, mask, implementation=how, **options)
         )(inputs)
 
     assert_as_printed(by(rule), by("paper"))

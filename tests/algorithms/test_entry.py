@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.layers import How, lines_of
+from algorithms.layers import lines_of
 from tests import cases
 from training.crosscheck import oracle
 
@@ -46,7 +46,7 @@ def test_the_two_parts_of_every_variant_make_the_whole(name):
     positions = jnp.arange(13)[None] + jnp.array([[0], [5]])
     batch = cases.random_tokens(2, 13)
     segments = jnp.asarray([[1] * 6 + [2] * 7, [1] * 13])
-    f = lines_of("Algorithm 10", batch, theta, implementation="auto", how=How(positions=positions))
+    f = lines_of("Algorithm 10", batch, theta, implementation="auto", positions=positions)
     options = {"positions": positions, "segments": segments}
     X = alg.d_hidden_state(f.embedding(batch, theta), theta, **options)
     cases.assert_close(X, alg.d_hidden_state(batch, theta, **options))

@@ -40,12 +40,12 @@ def layer_by_layer(theta, x, seen=None):
     for l in range(L):
         W = jax.tree.map(lambda a, l=l: a[l], theta.layers._replace(mlp=None))
         X_tilde = f.layer_norm(X, W.norm1)
-        X = X + f._replace(l=l).mh_attention(X_tilde, X_tilde, W.attention, alg.UNIDIRECTIONAL)
+        X = X + f._replace(l=l).mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
         line = GATED if l < N else EXPERTS
         X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), f="silu", implementation="paper")
         if seen is not None:
             seen.append(X)
-    return f.unembedding(f.layer_norm(X, theta.norm), theta)
+    return theta.variant.unembedding(f.layer_norm(X, theta.norm), theta)
 
 
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "auto"])

@@ -134,7 +134,7 @@ def test_a_debugger_stops_at_a_line_and_shows_its_variables():
         debugger.runcall(f)
         stops.append(debugger.stops)
     assert stops[0] == stops[1]
-    assert set(stops[0]) == {("attention.<locals>.V_tilde", line, (6, 6))}
+    assert set(stops[0]) == {("of_one_head", line, (6, 6))}
 
 
 PROGRAM = """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from algorithms import PAPER, DTransformerConfig, d_hidden_state, layers
-from algorithms.layers import How, lines_of
+from algorithms.layers import lines_of
 from algorithms.lines import Attention
 from tests import cases
 
@@ -50,30 +50,14 @@ def test_the_layers_follow_each_other(stacked):
 def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):
     """A base of three lines, two of them equal: layer l has line l mod 3."""
     variant = PAPER.but(attention=(Attention(), Attention(window=5), Attention()))
-    monkeypatch.setattr(Attention, "__call__", lambda line, X, *_, **__: (10 * X + (line.window or 1), None))
-    f = lines(variant, how=How(unroll=unroll))
+    monkeypatch.setattr(Attention, "whole", lambda line, X, *_: (10 * X + (line.window or 1), None))
+    f = lines(variant, unroll=unroll)
 
     @f.each_layer(jnp.zeros((1, 1)), stacked)
     def X(X, _, f):
-        return f.mh_attention(X, X, None, None)
+        return f.mh_attention(X, None, None)
 
     assert X.item() == 1511511
-
-
-WINDOWS = PAPER.but(attention=(Attention(), Attention(window=2)), final_norm=False)
-"""Every second layer has a window of 2 tokens."""
-
-
-def test_layers_in_parts_keep_their_numbers():
-    config = DTransformerConfig(N_V=11, l_max=7, L=4, H=2, d_e=6, d_mlp=5, variant=WINDOWS)
-    theta, x = cases.random_theta(config), jnp.array([3, 1, 4, 1, 5])
-    first, rest = (
-        theta._replace(layers=jax.tree.map(lambda a, part=part: a[part], theta.layers))
-        for part in (slice(1), slice(1, 4))
-    )
-    X, whole = d_hidden_state(x, first), d_hidden_state(x, theta)
-    cases.assert_close(d_hidden_state(X, rest, first_layer=1), whole)
-    assert np.abs(d_hidden_state(X, rest) - whole).max() > 1e-3
 
 
 @pytest.mark.thorough

@@ -15,8 +15,7 @@ import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from algorithms.lines import Attention, LayerNorm, array
 from algorithms.machinery.record import Record
-from algorithms.model.attention import Memory
-from algorithms.model.distances import Table
+from algorithms.model.mixer import Given
 from tests.cases import random_theta
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
@@ -55,8 +54,7 @@ def as_numpy(tree):
 
 def attention_of(line, X, W, mask, implementation):
     t = np.arange(X.shape[-1])
-    options = {"t_x": t, "t_z": t, "table": Table(), "implementation": implementation}
-    return line(X, X, W, mask, Memory(), **options)[0]
+    return line.whole(X, W, mask, Given(t, implementation))[0]
 
 
 def layer_of(name):

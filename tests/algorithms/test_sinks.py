@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms.lines import Attention
-from algorithms.model.attention import Memory
-from algorithms.model.distances import Table
+from algorithms.model.mixer import Given
 from algorithms.ops.attention import blockwise
 from tests.cases import assert_trees_close, normal, random_like
 
@@ -20,9 +19,8 @@ MASK = jnp.asarray(np.random.default_rng(0).random((11, 11)) < 0.5).at[:, 3].set
 
 def computed(how, dropout):
     def loss(X, W):
-        options = {"t_x": np.arange(11), "t_z": np.arange(11), "table": Table(), "implementation": how}
-        options |= {"dropout": dropout, "key": jax.random.split(jax.random.key(0), 2) if dropout else None}
-        Y, _ = LINE(X, X, W, MASK, Memory(), **options)
+        key = jax.random.split(jax.random.key(0), 2) if dropout else None
+        Y, _ = LINE.whole(X, W, MASK, Given(np.arange(11), how, dropout=dropout, key=key))
         return (Y * jnp.sin(jnp.arange(Y.size).reshape(Y.shape))).sum(), Y
 
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)

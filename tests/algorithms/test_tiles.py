@@ -35,7 +35,7 @@ def value_and_gradients(implementation, mask, key, small, monkeypatch):
     def compiled(mask, key):
         def objective(Q, K, V):
             options = {"implementation": implementation, "dropout": 0.0 if key is None else 0.4, "key": key}
-            V_tilde = attend(of_one_head(), Q, K, V, mask, heads=True, **options)
+            V_tilde = attend(of_one_head, Q, K, V, mask, heads=True, **options)
             return (V_tilde * E).sum(), V_tilde
 
         (_, V_tilde), gradients = jax.value_and_grad(objective, (0, 1, 2), has_aux=True)(QUERIES, KEYS, VALUES)
@@ -76,7 +76,7 @@ def test_strips_of_bfloat16_are_those_of_float32_up_to_rounding(H, monkeypatch):
     def gradients(implementation, Q, K, V, E):
         def objective(Q, K, V):
             options = {"implementation": implementation, "dropout": 0.0, "key": None}
-            V_tilde = attend(of_one_head(), Q, K, V, UNIDIRECTIONAL, heads=True, **options)
+            V_tilde = attend(of_one_head, Q, K, V, UNIDIRECTIONAL, heads=True, **options)
             return (V_tilde * E).astype(jnp.float32).sum()
 
         return jax.grad(objective, (0, 1, 2))(Q, K, V)

@@ -75,8 +75,8 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
     assert results.ok, summary(results)
     places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
-    assert places["4"] == ["@f.each_layer(X, theta.layers, theta.first_mlp)\ndef X(X, W, f):"]
-    assert (places["9"], places["return"]) == (["return X"], ["P = f.unembedding(X, theta)"])
+    assert places["4"] == ["@f.each_layer(X, theta.layers, mask, first=theta.first_mlp)\ndef X(X, W, f, mask):"]
+    assert (places["9"], places["return"]) == (["return X"], ["P = theta.variant.unembedding(X, theta)"])
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights
     assert results.lines[10, "6"].cells["X"].visits == layers * sequences
@@ -110,7 +110,7 @@ def test_a_mutation_is_located(name, cache):
 
 def test_a_line_without_counterpart_is_reported(cache):
     file = "algorithms/alg03_attention.py"
-    without_tag = Edit(file, "attention", "2", "implementation)", "implementation)  # untagged:")
+    without_tag = Edit(file, "projections", "2", "b_k)", "b_k)  # untagged:")
     results = locate(Planted(without_tag, 4, "2"), ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok

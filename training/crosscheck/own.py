@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.lines import MLP, Attention, Experts, Latent
-from algorithms.model.attention import Memory
-from algorithms.model.distances import Table
+from algorithms.model.mixer import Given
 from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
@@ -158,8 +157,8 @@ def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
     if line.loops:
         return _loops(line)(X, Z, W, mask)
     t = np.arange(X.shape[1])
-    arrays = jnp.asarray(X), jnp.asarray(Z), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
-    Y, _ = line(*arrays, Memory(), t_x=t, t_z=t, table=Table(), implementation="paper")
+    arrays = jnp.asarray(X), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
+    Y, _ = line.whole(*arrays, Given(t, "paper"), None if Z is X else jnp.asarray(Z))
     return np.asarray(Y)
 
 

@@ -209,11 +209,11 @@ class CodeRecord(_Record):
         self._order = 0
 
     def _turns(self, line: Line, group: Group, event: Event) -> list[Any]:
-        if line.label == "head" and event.kind != "turn":
+        if line.label == "head":  # its body computes all heads in one turn
             assert event.call.algorithm is not None
-            product = PSEUDOCODE[event.call.algorithm].line(group[-1])
-            heads = {head for _, head, _ in self._split(event.value, product.shape, event.call.algorithm)}
-            return list(range(1, len(heads) + 1))
+            inside = PSEUDOCODE[event.call.algorithm].line(str(int(line.number) + 1))
+            values = [] if event.kind == "turn" else self._split(event.value, inside.shape, event.call.algorithm)
+            return list(range(1, len({head for _, head, _ in values}) + 1))
         return super()._turns(line, group, event)
 
     def _result(self, event: Event) -> None:
@@ -230,10 +230,8 @@ class CodeRecord(_Record):
         return value if also.finish is None else also.finish(mapped(value)[0])
 
     def _add(self, line: Line, variable: str, shape: str, value: Any, event: Event, group: Group) -> None:
-        how, algorithm = event.names.get("how"), event.call.algorithm
+        algorithm = event.call.algorithm
         assert algorithm is not None
-        if line.number == "return" and how is not None and how.hidden:
-            return  # the hidden state, with which the caller goes on
         sites = self.sites[algorithm, line.number, variable]
         site = sites.setdefault((event.statement, event.kind), Site(event.statement, group, []))
         if not seen_in(line, group):

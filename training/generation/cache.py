@@ -25,7 +25,7 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
-from algorithms.model.attention import Read, of_sequences, weights_of
+from algorithms.model.attention import Read, weights_of
 from algorithms.model.distances import ByDistance, Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
 from algorithms.ops.products import product
@@ -315,11 +315,11 @@ def of_rows(
     def printed():
         K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(*whole(cache)))
         D = None if of_distances is None else of_distances()
-        of_one, of_D, weights = of_one_head(), None if D is None else 0, weights_of(line, read.own)
+        of_D, weights = None if D is None else 0, weights_of(line, read.own)
 
         def of_sequence(Q, K, V, permitted, D, own):
             score = functools.partial(scored, D=D, cap=line.cap, d_attn=len(Q))
-            return of_one(Q, K.T, V.T, permitted, score, softmax_of(weights, own), lambda A: A)
+            return of_one_head(Q, K.T, V.T, permitted, score, softmax_of(weights, own), lambda A: A)
 
         with for_each(2):
             of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
@@ -332,56 +332,50 @@ def of_rows(
     return beside(result(Y.reshape(H, -1, B)), printed)
 
 
-class Prompt(NamedTuple):
-    """The memory of whole sequences that keeps the keys and values of these rows."""
-
-    rows: Int[Array, "B R"]
-
-    def attend(self, read: Read, mask: Any, line: Attention, kept: Any, **options: Any) -> tuple[Array, KeyValues]:
-        """Attend within the prompts; keep the chosen rows of their keys and values."""
-        return of_sequences(read, mask, line, **options), KeyValues.of(read.K, read.V).arranged(self.rows)
-
-
 class Step(NamedTuple):
-    """The memory of one more token of each of B sequences: a cache, and the keys of distances or None."""
+    """What one attention keeps for one more token of each of B sequences."""
 
-    permitted: Bool[Array, "B R"]  # rows that the token may attend to
-    distances: Int[Array, "R"]  # from it to the token of each row
+    cache: Cache
+    P: Any  # the keys of distances, or None
+    t: Int[Array, "B"]  # the position of each token
     slot: Int[Array, ""]  # where its own key and value go
 
-    def attend(self, read: Read, mask: Any, line: Attention, kept: Any, **_: Any) -> tuple[Array, Any]:
+    def attend(self, read: Read, line: Attention) -> tuple[Array, "Step"]:
         """Write the tokens' own keys and values into the cache, and attend to its rows."""
-        cache, P = kept
-        cache = cache.stored(read.K, read.V, self.slot)
-        permitted = self.permitted if line.window is None else self.permitted & (-line.window < self.distances)[None]
+        cache = self.cache.stored(read.K, read.V, self.slot)
+        distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
+        permitted = self.t[:, None] + distances[None] >= 0
+        permitted = permitted if line.window is None else permitted & (-line.window < distances)[None]
 
         def of_distances(start: int = 0, n: int | None = None) -> Array:
-            return scores_of_distances(read.U, P, self.distances[start:][:n])
+            return scores_of_distances(read.U, self.P, distances[start:][:n])
 
-        D = None if P is None else of_distances
-        return of_rows(read, cache, permitted, line, D, self.slot), (cache, P)
+        D = None if self.P is None else of_distances
+        return of_rows(read, cache, permitted, line, D, self.slot), self._replace(cache=cache)
 
 
 class Known(NamedTuple):
-    """The memory of a context whose keys and values are known."""
+    """What one attention keeps of a context: all keys and values."""
 
+    cache: Cache
     permitted: Bool[Array, "B l_z"]
 
-    def attend(self, read: Read, mask: Any, line: Attention, kept: KeyValues, **_: Any) -> tuple[Array, KeyValues]:
+    def attend(self, read: Read, line: Attention) -> tuple[Array, "Known"]:
         """Attend to the known keys and values."""
-        return of_rows(read, kept, self.permitted, line), kept
+        return of_rows(read, self.cache, self.permitted, line), self
 
 
 class Prefix(NamedTuple):
-    """The memory of M more tokens of one text, at the positions t, behind its first n: ``[H, C, d]``."""
+    """What one attention keeps for M more tokens of one text behind its first n: ``[H, C, d]``."""
 
-    t: Int[Array, "M"]
+    cache: KeyValues
+    t: Int[Array, "M"]  # their positions
     n: Int[Array, ""]
 
-    def attend(self, read: Read, mask: Any, line: Attention, kept: KeyValues, **_: Any) -> tuple[Array, KeyValues]:
+    def attend(self, read: Read, line: Attention) -> tuple[Array, "Prefix"]:
         """Write the tokens' own keys and values behind the prefix, and attend to both."""
         stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=self.n, axis=1)
-        cache = KeyValues(stored(kept.K, read.K.swapaxes(1, 2)), stored(kept.V, read.V.swapaxes(1, 2)))
+        cache = KeyValues(stored(self.cache.K, read.K.swapaxes(1, 2)), stored(self.cache.V, read.V.swapaxes(1, 2)))
         s, t = jnp.arange(cache.K.shape[1])[None], self.t[:, None]
         permitted = s <= t if line.window is None else (s <= t) & (t - line.window < s)
         D = None
@@ -394,7 +388,7 @@ class Prefix(NamedTuple):
             return of_rows(read._replace(Q=q[..., None]), cache, permitted[None], line, D)[..., 0]
 
         Y = jax.vmap(of_column, (2, 0, None if D is None else 1), 2)(read.Q, permitted, D)
-        return Y, cache
+        return Y, self._replace(cache=cache)
 
 
 def scores_of_distances(

@@ -10,14 +10,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from algorithms import Variant, d_transformer, ed_decoding
-from algorithms.layers import How
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, Variant
+from algorithms.alg08_ed_transformer import ed_decoder_lines
+from algorithms.alg10_d_transformer import d_lines
+from algorithms.layers import Kept, keeping, lines_of
 from algorithms.lines import Experts
-from algorithms.machinery.contract import plain
-from algorithms.model.attention import Memory
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import Cache, Known, Step, held, keys_of_distances, rows_of
+from training.generation.cache import Cache, Known, Step, keys_of_distances, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, State, grow
@@ -48,18 +48,17 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
     """Return the logits of the next token of every sequence, and the new caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    distances = held(state.slot + 1, rows_of(state.caches[0])) - state.slot
-    step = Step(t[:, None] + distances[None] >= 0, distances, state.slot)
-    memory = Memory(step, tuple(zip(state.caches, P, strict=True)))
-    how = How(positions=t, memory=memory, hidden=True)
-    implementation = implementation_of(weights.variant)
+    kept = Kept(tuple(Step(cache, of, t, state.slot) for cache, of in zip(state.caches, P, strict=True)))
+    options = {"implementation": implementation_of(weights.variant), "positions": t}
     if context is None:
-        X = plain(d_transformer)(y, weights, implementation=implementation, how=how)
+        f = lines_of("Algorithm 10", y, weights, **options, kept=kept)
+        X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
     else:
-        how = how._replace(context=Memory(Known(context.permitted), context.caches))
-        Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # its keys and values are in the memory
-        X = plain(ed_decoding)(Z, y, weights, implementation=implementation, how=how)
-    return weights.variant.unembedding.logits(X, weights), tuple(cache for cache, _ in memory.kept)
+        kept = kept._replace(context=tuple(Known(cache, context.permitted) for cache in context.caches))
+        f = lines_of("decoder of Algorithm 8", y, weights, **options, kept=kept)
+        Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
+        X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
+    return weights.variant.unembedding.logits(X, weights), tuple(of.cache for of in kept.own)
 
 
 @functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))

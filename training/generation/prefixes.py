@@ -14,10 +14,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms import DTransformerConfig, DTransformerParams, d_transformer
-from algorithms.layers import How
-from algorithms.machinery.contract import plain
-from algorithms.model.attention import Memory
+from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams
+from algorithms.alg10_d_transformer import d_lines
+from algorithms.layers import Kept, keeping, lines_of
 from training.generation import reading, states
 from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
@@ -153,10 +152,10 @@ def read_more(
     ``[L, H, C, d]`` each, C ≥ n + M. Padding in later slots is never attended to.
     """
     layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
-    theta, memory = theta._replace(layers=layers, variant=alone), Memory(Prefix(t, n), caches)
-    how = How(positions=t, memory=memory, hidden=True)
-    plain(d_transformer)(x, theta, implementation=implementation_of(alone), how=how)
-    return memory.kept
+    theta, L = theta._replace(layers=layers, variant=alone), len(caches.K)
+    kept = Kept(Prefix(caches, *(jnp.broadcast_to(a, (L, *a.shape)) for a in (t, n))))
+    f = lines_of("Algorithm 10", x, theta, implementation_of(alone), positions=t, kept=kept)
+    return keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own.cache
 
 
 @functools.partial(jax.jit, static_argnames=("C",))

@@ -8,11 +8,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import DTransformerParams, EDTransformerParams, d_transformer, ed_encoding
-from algorithms.layers import How, lines_of, zero_padding
-from algorithms.machinery.contract import plain
-from algorithms.model.attention import Memory
-from training.generation.cache import KeyValues, Prompt
+from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, ed_encoding
+from algorithms.alg10_d_transformer import d_lines
+from algorithms.layers import Keep, keeping, lines_of, zero_padding
+from training.generation.cache import KeyValues
 from training.generation.layout import are_apart, rows_of_parts
 from training.generation.states import Context, State, begun, prompt_tokens
 
@@ -42,15 +41,19 @@ def prefill(
     return begun(x, lengths, tuple(caches), **rooms)
 
 
+def _rows(rows: Int[Array, "B R"]) -> Keep:
+    """Return what keeps these rows of the keys and values of whole sequences."""
+    return lambda _, read: KeyValues.of(read.K, read.V).arranged(rows)
+
+
 @functools.partial(jax.jit, static_argnames=("R",))
 def _keys_and_values(
     theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, R: int
 ) -> tuple[KeyValues, ...]:
     """Return each layer's cache of R rows of the prompts' keys and values, from stacked parameters."""
-    memory = Memory(Prompt(prompt_tokens(lengths, x.shape[1], R)))
     x = zero_padding(x, lengths)
-    plain(d_transformer)(x, theta, how=How(memory=memory, hidden=True))
-    stacked = memory.kept
+    f = lines_of("Algorithm 10", x, theta, "auto", keep=_rows(prompt_tokens(lengths, x.shape[1], R)))
+    stacked = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
     return tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
 
 
@@ -66,9 +69,9 @@ def layer_read(
     X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int, is_last: bool
 ) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
-    memory = Memory(Prompt(prompt_tokens(lengths, X.shape[-1], R)))
-    X = plain(d_transformer)(X, theta, how=How(memory=memory, hidden=True))
-    return None if is_last else X, memory.kept[0]
+    f = lines_of("Algorithm 10", X, theta, "auto", keep=_rows(prompt_tokens(lengths, X.shape[-1], R)))
+    X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
+    return None if is_last else X, kept.own[0]
 
 
 @jax.jit

@@ -68,7 +68,7 @@ def attend(
     """Lines 4 to the end of Algorithm 4, of every head and every sequence.
 
     Args:
-        as_printed: the lines as printed, for one head of one sequence, as `alg03_attention.of_one_head` returns them.
+        as_printed: the lines as printed, for one head of one sequence: `alg03_attention.of_one_head`.
         Q: queries, ``[*heads, d_attn, *batch, l_x]``.
         K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. With fewer heads
             than Q, each serves several consecutive heads of queries.
@@ -119,21 +119,6 @@ def attend(
     V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, sinks, balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
-
-
-def for_every_head(
-    X: Array, Q: Array, K: Array, V: Array, mask: Mask, implementation: str, dropout: float, key: Any
-) -> Callable[[Callable[..., Any]], Array]:
-    """`attend`, written above the lines as printed for one head of one sequence, whose name is bound to the result.
-
-    Q has an axis of heads if it has one axis more than X.
-    """
-
-    def run(as_printed):
-        options = {"implementation": implementation, "dropout": dropout, "key": key}
-        return attend(as_printed, Q, K, V, mask, heads=Q.ndim > X.ndim, **options)
-
-    return run
 
 
 def automatic(
