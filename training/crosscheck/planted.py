@@ -83,7 +83,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("layers reversed", "Lines._scan", "return", "unroll=self.unroll)", "unroll=self.unroll, reverse=True)", 8, "5", None),
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None),
         ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_own else self.z_length)", "mask if is_own else padded(mask, self.z_length)", 11, "4", None),
-        ("turns counted from 1", "Lines.mh_attention", "turn", "[self.l %", "[(self.l + 1) %", 4, "4", "GEMMA2"),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA"),
         ("activation of the algorithm for the variant's", "Lines.mlp", "options", "line.activation or f.__name__", "f.__name__", 10, "8", "LLAMA"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT"),
@@ -134,6 +133,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("output bias skipped", "Unembedding.__call__", "return", "b_u=theta.b_u", "b_u=None", 7, "1", "BERT"),
         ("cap of the logits dropped", "Unembedding.__call__", "return", "cap=self.cap", "cap=None", 7, "1", "GEMMA2"),
         ("tied unembedding not scaled", "Unembedding.matrix", "return", "W_u * W_u.shape[1] ** -0.5", "W_u", 7, "1", "T5"),
+    ),
+    "model/variant.py": (
+        ("turns counted from 1", "Variant.by_attention", "turn", "[l %", "[(l + 1) %", 4, "4", "GEMMA2"),
     ),
     "notation.py": (
         ("mask_token is another", "mask_token", "return", "return N_V - 3", "return N_V - 4", 12, "5", None),
