@@ -15,6 +15,7 @@ from training.tasks import TASKS
 
 LARGE = 64 << 20  # bytes tokenized between two lines of progress
 LINES = 20  # per training, without a terminal
+MANY_EPOCHS = 100  # from which on the data are so few that a warning says so
 WINDOW = 10.0  # minimum seconds to average rates over
 BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
 """Most important first: a narrow terminal cuts off the end."""
@@ -87,6 +88,11 @@ class Display:
             f"{facts.parameters:,} parameters{low_rank}, {facts.tokens:,} tokens of training data, {self._steps} steps "
             f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
         )
+        if facts.epochs > MANY_EPOCHS:
+            self.warned(
+                f"the data are read {facts.epochs:,.0f} times, so the model learns them by heart; give more data, or "
+                "--patience 3 to stop when the validation loss no longer falls"
+            )
         if sys.stderr.isatty():
             self._bar = tqdm(total=self._steps, initial=facts.step, dynamic_ncols=True, bar_format=BAR.format(left=""))
 
@@ -104,6 +110,7 @@ class Display:
             self._bar.update(step - self._bar.n)
         elif step == 1 or step % self._every == 0 or step == self._steps:
             self._say(f"step {step}/{self._steps}, {text}", dated=True)
+            self._validation = ""  # said once
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """Print the validation loss and a sample of the model."""

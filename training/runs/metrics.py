@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from training.disk import parse_json, write_atomically
 from training.extras import install
 
@@ -164,16 +166,37 @@ def _checksum(data: bytes) -> bytes:
 
 
 def plot_losses(lines: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Plot the training and validation loss over the steps."""
+    """Plot the loss over the steps: of training faintly, with its mean over neighboring steps on top, and validation as
+    points.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name, label, style in (("loss", "training", "-"), ("validation_loss", "validation", "o-")):
-        points = [(line["step"], float(line[name])) for line in lines if name in line]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=3)
-            axes.legend()
+    steps, losses = _points(lines, "loss")
+    if steps:
+        axes.plot(steps, losses, color="C0", alpha=0.25, linewidth=0.8)
+        axes.plot(steps, smoothed(losses), color="C0", linewidth=1.5, label="training, smoothed")
+    if any("validation_loss" in line for line in lines):
+        axes.plot(*_points(lines, "validation_loss"), "o", color="C1", markersize=4, label="validation")
+    if axes.lines:
+        axes.legend()
     axes.set(xlabel="step", ylabel="nats per predicted token", title=title)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def smoothed(losses: Sequence[float]) -> np.ndarray:
+    """Return the mean of each loss and its neighbors on both sides, a fiftieth of all of them, fewer at the ends.
+
+    Example:
+        >>> smoothed([1.0, 2.0, 3.0]).tolist()
+        [1.0, 2.0, 3.0]
+    """
+    reach = len(losses) // 100
+    return np.array([np.mean(losses[max(i - reach, 0) : i + reach + 1]) for i in range(len(losses))])
+
+
+def _points(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    found = [line for line in lines if name in line]
+    return [line["step"] for line in found], [float(line[name]) for line in found]

@@ -68,3 +68,17 @@ def test_a_narrow_bar_keeps_percentage_and_time(monkeypatch):
 
 def test_a_classifier_counts_texts(monkeypatch):
     assert shown(monkeypatch, 100, "classify").endswith(" 200 texts/s")
+
+
+def test_a_validation_loss_is_said_once_and_data_that_are_read_too_often_are_named(capsys):
+    display = Display(settings_for("d", steps=40), quiet=False)
+    display.began(FACTS._replace(epochs=1333.0))
+    assert "warning: the data are read 1,333 times" in capsys.readouterr().err
+    for step, line in lines(6):
+        if step == 3:
+            display.evaluated(step, {"loss": 2.25}, None)
+        display.updated(step, line)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0].split()[-1] for line in said if "validation 2.250" in line] == ["3", "4/40"]
+    display.began(FACTS)
+    assert "warning" not in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ WEIGHTS = ("#ffffff", "#d5e6ea", "#96c2cf", "#4a92b4", "#1c5b95", "#0b2a57")  # 
 TICKS = (0, 0.05, 0.25, 0.5, 1)  # of weights and probabilities, which are colored by their square root
 MOST_TOKENS = 40  # named along an axis
 DOTS = 64  # across a head, at most
+SIDE, LABEL, WIDEST = 0.75, 0.09, 45  # of a head, of a token's name and of all heads, in inches
 
 
 def pictures(found: Look) -> dict[str, bytes]:
@@ -49,8 +51,11 @@ def _plain(text: str) -> str:
 
 def _attention(found: Look, i: int) -> Any:
     attended = found.attention[i]
-    L, H = attended.A.shape[:2]
-    figure = _figure(0.75 * H + 1.2, 0.75 * L + 1)
+    L, H, *lengths = attended.A.shape
+    side = max(SIDE, LABEL * max(lengths))
+    named = max(lengths) <= MOST_TOKENS and side * max(L, H) <= WIDEST
+    side = side if named else SIDE
+    figure = _figure(side * H + 1.2 + named, side * L + 1 + named)
     axes = figure.subplots(L, H, squeeze=False)
     for l, h in np.ndindex(L, H):
         ax = axes[l, h]
@@ -60,10 +65,19 @@ def _attention(found: Look, i: int) -> Any:
             ax.set_ylabel(l, rotation=0, va="center", ha="right")
         if l == 0:
             ax.set_title(h, fontsize=9)
+        if named and h == 0:
+            ax.set_yticks(range(lengths[0]), _short(found.texts[attended.of]), fontsize=5)
+        if named and l == L - 1:
+            ax.set_xticks(range(lengths[1]), _short(found.texts[attended.to]), fontsize=5, rotation=90)
     bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.01)
     bar.set_ticks(np.sqrt(TICKS), labels=list(map(str, TICKS)))
+    bar.set_label("attention weight", fontsize=8)
     figure.suptitle(f"{attended.title}: heads by layer (down); a row attends to columns", fontsize=10)
     return figure
+
+
+def _short(tokens: Sequence[str]) -> list[str]:
+    return [_plain(token if len(token) <= 10 else f"{token[:9]}…") for token in tokens]
 
 
 def _dots(A: np.ndarray) -> np.ndarray:
@@ -86,8 +100,7 @@ def _prediction(found: Look, section: Prediction) -> Any:
         for row, t in np.ndindex(rows, l):
             color = "white" if p[row, t] > 0.4 else "black"
             word = found.words[int(section.tokens[row, t, 0])]
-            word = _plain(word if len(word) <= 10 else f"{word[:9]}…")
-            ax.text(t, row, word, ha="center", va="center", fontsize=6, color=color, family="monospace")
+            ax.text(t, row, *_short([word]), ha="center", va="center", fontsize=6, color=color, family="monospace")
     ax.set_yticks(range(rows), section.rows, fontsize=7)
     if named:
         ax.set_xticks(range(l), [_plain(token) for token in tokens], rotation=60, ha="right", fontsize=8)
