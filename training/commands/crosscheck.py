@@ -15,6 +15,9 @@ from rich.console import Console
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book import write_book
 from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.foreign.checking import check_files, diagnose
+from training.crosscheck.foreign.making import make_case, write_case
+from training.crosscheck.foreign.report import print_report
 from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.planted import PLANTED
@@ -47,7 +50,8 @@ def _variant(name: str) -> str:
 def parser() -> Parser:
     """Return the command line."""
     parser = Parser(
-        description="Compare every line of the paper's fifteen algorithms with what the code computes, in float64.",
+        description="Compare every line of the paper's fifteen algorithms with what this project's code computes, or "
+        "anybody's, in float64.",
         epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",
     )
     parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
@@ -64,6 +68,15 @@ def parser() -> Parser:
                         "every line, and auto, which callers get)")  # fmt: skip
     parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
     parser.add_argument("--html", type=local, metavar="DIR", help="write the result to DIR as a book of pages")
+    parser.add_argument("--of", metavar="MODULE:FUNCTION|DIR",
+                        help="instead: check foreign code that MODULE:FUNCTION(case, dtype) runs and records, or the "
+                        "tensors in DIR, a case's directory or a folder in it")  # fmt: skip
+    parser.add_argument("--expect", metavar="ITEMS",
+                        help="with --of: known departures, such as GPT2 or GPT2,loss=mean or FILE.json")  # fmt: skip
+    parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"),
+                        help="with --of: of the code's numbers (default: float64, or what the files have)")  # fmt: skip
+    parser.add_argument("--write-case", type=local, metavar="DIR",
+                        help="instead: write random parameters, inputs and the value of every line to DIR")  # fmt: skip
     parser.add_argument("--mutations", nargs="*", metavar="NAME",
                         help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
                         "the cross-check locates each")  # fmt: skip
@@ -84,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.mutations is not None:
             return check_mutations(options.mutations or list(PLANTED), ROOT, options.seed, console)
+        if options.write_case is not None or options.of is not None:
+            return _foreign(options, console)
         every = _compared(options, package, console)
         _write(every, options, console)
     except ValueError as error:
@@ -108,6 +123,27 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
                 every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT, cache))
             print_results(every[-1], console, tables=implementation != "auto" or options.implementation == "auto")
     return every
+
+
+def _foreign(options: argparse.Namespace, console: Console) -> int:
+    """Write a case, or check foreign code against one."""
+    if len(options.algorithm or ()) > 1 or len(options.variant) > 1:
+        raise ValueError("--algorithm, --variant: expected one of them, once, with --of and --write-case")
+    variant = options.variant[0] if options.variant else "PAPER"
+    case = make_case((options.algorithm or [10])[0], variant, options.seed, **dict(options.sizes))
+    if options.write_case is not None:
+        write_case(case, options.write_case)
+        console.print(f"case: {options.write_case}", markup=False)
+        return 0
+    module, _, function = options.of.partition(":")
+    if function:
+        sys.path.insert(0, "")
+        observe = getattr(importlib.import_module(module), function)
+        report = diagnose(case, observe(case, options.dtype or "float64"), options.expect)
+    else:
+        report = check_files(options.of, expect=options.expect, dtype=options.dtype)
+    print_report(report, console)
+    return 0 if report.ok else 1
 
 
 def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:

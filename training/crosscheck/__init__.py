@@ -17,4 +17,11 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
 * `mutations`    wrong edits that the cross-check must locate
+* `foreign`      the same of anybody's code: `check(observe, algorithm=10, expect="GPT2")` in a test of one's own
 """
+
+from .foreign.checking import check
+from .foreign.loading import load
+from .foreign.recording import Recording, record_jax, record_numpy, record_torch
+
+__all__ = ["Recording", "check", "load", "record_jax", "record_numpy", "record_torch"]

@@ -21,7 +21,7 @@ from .tags import read
 from .tracing import traced
 from .values import difference, plain, prefix
 
-__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare"]
+__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare", "run_paper"]
 
 TOLERANCE = 1e-10
 """Largest difference of two float64 values that counts as none."""
@@ -211,7 +211,7 @@ def _check_run(
     results: Results, run: Run, index: int, scenarios: Scenarios, root: pathlib.Path, cache: OracleCache
 ) -> list[_Difference]:
     n = run.algorithm
-    paper = cache.get((n, index)) or cache.setdefault((n, index), _run_paper(run))
+    paper = cache.get((n, index)) or cache.setdefault((n, index), run_paper(run))
     code = CodeRecord(run.batched)
     try:
         with (
@@ -230,7 +230,8 @@ def _check_run(
     return _match(results, run, index, paper, code)
 
 
-def _run_paper(run: Run) -> OracleRecord:
+def run_paper(run: Run) -> OracleRecord:
+    """What the oracle computes in a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
     with traced(folder, folder.parents[2], record):

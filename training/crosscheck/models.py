@@ -9,7 +9,7 @@ from algorithms import Variant, lines
 from .oracle import family
 from .oracle.parameters import unstack_family
 
-__all__ = ["YARN", "family_parameters", "options_of", "small"]
+__all__ = ["YARN", "family_parameters", "few", "options_of", "small"]
 
 LAYERS = 3
 """How many layers share their parameters, where a variant has layers that do."""
@@ -25,8 +25,26 @@ NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "or
 """What the oracle calls positions and scalings, and fields of them."""
 
 
+def few(variant: Variant) -> Variant:
+    """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
+
+    def line(a: lines.Attention) -> lines.Attention:
+        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is lines.Latent else {}
+        return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
+
+    mlp = variant.mlp
+    if type(mlp) is lines.Experts:
+        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
+        mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
+    first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
+    shared_layers = 1 if variant.shared_layers == 1 else LAYERS
+    return variant.but(
+        attention=tuple(map(line, variant.attentions)), mlp=mlp, first=first, shared_layers=shared_layers
+    )
+
+
 def small(variant: Variant) -> Variant:
-    """A named variant with windows, caps and bases that matter at the tests' sizes, and layers that share as these."""
+    """The same with caps, clips, scales and bases that matter at the tests' sizes."""
 
     def line(a: lines.Attention) -> lines.Attention:
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
@@ -34,31 +52,18 @@ def small(variant: Variant) -> Variant:
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
         if isinstance(getattr(a.positions, "scaling", None), lines.Yarn):
             changes["scaling"] = YARN
-        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is lines.Latent else {}
         return dataclasses.replace(
             a,
-            **rows,
             positions=None if a.positions is None else a.positions.but(**changes),
-            window=None if a.window is None else 5,
             cap=None if a.cap is None else 0.5,
             scale=None if a.scale is None else 0.7,
             clip=None if a.clip is None else 0.6,
         )
 
-    cap = None if variant.unembedding.cap is None else 0.7
-    mlp = variant.mlp
-    if mlp is not None and mlp.clip is not None:
-        mlp = mlp.but(clip=0.7)
-    if type(mlp) is lines.Experts:
-        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
-        mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
-    changed = {
-        "attention": tuple(map(line, variant.attentions)),
-        "mlp": mlp,
-        "unembedding": variant.unembedding.but(cap=cap),
-    }
-    first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
-    return variant.but(**changed, first=first, shared_layers=1 if variant.shared_layers == 1 else LAYERS)
+    variant, cap = few(variant), None if variant.unembedding.cap is None else 0.7
+    mlp = variant.mlp.but(clip=0.7) if variant.mlp is not None and variant.mlp.clip is not None else variant.mlp
+    attention, unembedding = tuple(map(line, variant.attentions)), variant.unembedding.but(cap=cap)
+    return variant.but(attention=attention, mlp=mlp, unembedding=unembedding)
 
 
 def family_parameters(theta: Any) -> Any:

@@ -1,0 +1,103 @@
+"""Implementations that are checked as if nobody here had written them; each keyword makes one mistake."""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from training.crosscheck import load, record_numpy, record_torch
+
+
+class Block(nn.Module):
+    """A layer of a decoder."""
+
+    def __init__(self, d, H, d_mlp, wrong):
+        super().__init__()
+        self.H, self.wrong = H, wrong
+        self.ln1, self.ln2 = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.LayerNorm(d, eps=wrong.get("eps", 0.0))
+        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.fc, self.out = nn.Linear(d, d_mlp), nn.Linear(d_mlp, d)
+
+    def forward(self, X):
+        B, T, d = X.shape
+        normed = self.ln1(X)
+        q, k, v = (a.view(B, T, self.H, -1).transpose(1, 2) for a in self.qkv(normed).split(d, dim=-1))
+        S = q @ k.transpose(-1, -2)
+        S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])
+        permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
+        A = S.masked_fill(~permitted, -math.inf).softmax(self.wrong.get("axis", -1))
+        Y = (A @ v).transpose(1, 2)
+        Y = Y.transpose(1, 2) if self.wrong.get("merge") else Y
+        X = (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
+        U = self.fc(self.ln2(X))
+        return X + self.out(nn.functional.gelu(U, approximate="tanh" if self.wrong.get("tanh") else "none"))
+
+
+class Decoder(nn.Module):
+    """Algorithm 10, up to its logits."""
+
+    def __init__(self, s, wrong):
+        super().__init__()
+        d = s["d_e"]
+        self.wte, self.wpe = nn.Embedding(s["N_V"], d), nn.Embedding(s["l_max"], d)
+        self.blocks = nn.ModuleList(Block(d, s["H"], s["d_mlp"], wrong) for _ in range(s["L"]))
+        self.ln, self.head = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.Linear(d, s["N_V"], bias=False)
+        self.wrong = wrong
+
+    def forward(self, x):
+        X = self.wte(x) + self.wpe(torch.arange(x.shape[1]) + self.wrong.get("first", 0))
+        for block in self.blocks:
+            X = block(X)
+        X = self.ln(X)
+        return X @ self.wte.weight.T if self.wrong.get("tied") else self.head(X)
+
+
+TABLE = {
+    "wte.weight": "T:W_e",
+    "wpe.weight": "T:W_p",
+    **{f"blocks.{{l}}.ln{i}.{a}": f"l{{l}}/{b}_{i}"
+       for i in (1, 2) for a, b in (("weight", "gamma"), ("bias", "beta"))},
+    "blocks.{l}.qkv.weight": "l{l}/W_q l{l}/W_k l{l}/W_v",
+    "blocks.{l}.qkv.bias": "l{l}/b_q l{l}/b_k l{l}/b_v",
+    **{f"blocks.{{l}}.{a}.{b}": f"l{{l}}/{c}_{n}" for a, n in (("proj", "o"), ("fc", "mlp1"), ("out", "mlp2"))
+       for b, c in (("weight", "W"), ("bias", "b"))},
+    "ln.weight": "gamma",
+    "ln.bias": "beta",
+    "head.weight": "W_u",
+}  # fmt: skip
+
+
+def decoder(**wrong):
+    """A glue for a decoder in PyTorch that makes mistakes."""
+
+    def observe(case, dtype):
+        model = Decoder(case.sizes, wrong).to(getattr(torch, dtype))
+        load(model, TABLE, case.theta, layers=case.sizes["L"])
+        x = torch.tensor([case.inputs["x"]])
+
+        def call():
+            logits = model(x)
+            loss = nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction=wrong.get("reduction", "sum"))
+            return logits, loss
+
+        return record_torch(call, model)
+
+    return observe
+
+
+def attention(case, dtype, softmax_axis=0, mask=lambda M: M):
+    """Algorithm 5 in NumPy, tokens in columns."""
+
+    def run(theta, X, Z, Mask):
+        heads = []
+        for h in range(len(theta["W_q"])):
+            Q, K, V = (theta[f"W_{n}"][h] @ A + theta[f"b_{n}"][h][:, None] for n, A in (("q", X), ("k", Z), ("v", Z)))
+            S = np.where(mask(Mask), K.T @ Q / np.sqrt(len(Q)), -1e30)
+            E = np.exp(S - S.max(axis=0)) * mask(Mask)
+            total = E.sum(axis=softmax_axis, keepdims=True)
+            heads.append(V @ (E / np.where(total == 0, 1, total)))
+        return theta["W_o"] @ np.concatenate(heads) + theta["b_o"][:, None]
+
+    theta = {name: W.astype(dtype) for name, W in case.theta.items()}
+    return record_numpy(run, theta, case.inputs["X"].astype(dtype), case.inputs["Z"].astype(dtype), case.inputs["Mask"])

@@ -1,0 +1,88 @@
+"""Cases: every numbered line from the oracle, the reference equal to it, and files that say all of it."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from algorithms.model.variants import VARIANTS
+from training.crosscheck import oracle
+from training.crosscheck.foreign.cases import read_case
+from training.crosscheck.foreign.making import make_case, of_library, oracle_lines, write_case
+from training.crosscheck.foreign.reference import Reference, gradient
+
+CASES = [(n, "PAPER") for n in (4, 5, 6, 7, 8, 9, 10)] + [(10, name) for name in VARIANTS if name != "PAPER"]
+TINY = {"N_V": 7, "l_max": 6, "l_x": 3, "l_z": 2, "d_e": 4, "H": 1, "d_mlp": 3, "d_f": 4}
+
+
+@pytest.mark.parametrize(("algorithm", "variant"), CASES)
+def test_reference_has_the_oracles_lines(algorithm, variant):
+    case = make_case(algorithm, variant, seed=1)
+    assert oracle_lines(case)  # which compares every line of the reference with the oracle's, to 1e-12
+
+
+def test_a_wrong_reference_is_noticed():
+    case = make_case(10)
+    wrong = dataclasses.replace(case, base={**case.base, "softmax_axis": "queries"})
+    with pytest.raises(ArithmeticError, match=r"l1/6:4.return: expected .* the oracle's value"):
+        oracle_lines(wrong)
+
+
+@pytest.mark.parametrize("algorithm", [8, 9, 10])
+def test_gradients_are_the_oracles(algorithm):
+    case = make_case(algorithm, **TINY)
+    theta = oracle.unstack(of_library(case))
+    x = case.inputs["x"]
+    loss = {8: lambda theta: oracle.ed_loss(case.inputs["z"], x, theta), 10: lambda theta: oracle.d_loss(x, theta),
+            9: lambda theta: oracle.e_loss(case.inputs["labels"], x, theta)}[algorithm]  # fmt: skip
+    assert np.isclose(float(np.real(Reference(case).go().loss("sum")[0])), float(loss(theta)), rtol=1e-12)
+    mine, theirs = gradient(case, "sum"), oracle.flatten(oracle.complex_step_gradient(loss, theta))
+    # the oracle's arrays are per head; both flat lists hold the same numbers
+    a, b = (np.sort(np.concatenate([g.ravel() for g in of.values()])) for of in (mine, theirs))
+    np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_files_hold_the_case(tmp_path):
+    case = make_case(10, "GPT2", seed=3)
+    write_case(case, tmp_path)
+    again = read_case(tmp_path)
+    assert again.base == case.base
+    assert again.inputs == case.inputs
+    assert all(np.array_equal(again.theta[name], W) for name, W in case.theta.items())
+    state, lines = json.loads((tmp_path / "case.json").read_text("utf-8")), load_file(tmp_path / "lines.safetensors")
+    told = {entry["key"]: entry for entry in state["lines"]}
+    assert set(told) == set(lines)
+    scores = told["l2/6:4.4"]
+    assert scores["formula"] == "S ← KᵀQ"
+    assert scores["axes"] == ["H", "l_z", "l_x"]
+    assert scores["shape"] == list(lines["l2/6:4.4"].shape) == [3, 7, 7]
+    assert scores["from"] == "oracle"
+    assert scores["tolerance"]["float64"] < scores["tolerance"]["float32"] < scores["tolerance"]["bfloat16"]
+    assert "√(v + ε)" in told["l1/5:6.return"]["formula"]  # as GPT-2 has the line
+    g, updated = load_file(tmp_path / "gradients.safetensors"), load_file(tmp_path / "updated.safetensors")
+    for name, W in case.theta.items():
+        np.testing.assert_allclose(updated[name], W - 0.1 * g[name], rtol=1e-15)
+
+
+def test_sampled_tokens_are_the_first_above_the_draw():
+    case = make_case(10)
+    said = case.sampling
+    x = list(said["x"])
+    for draw, token in zip(said["draws"], said["y"], strict=True):
+        longer = dataclasses.replace(case, inputs={"x": x})
+        p = np.exp(Reference(longer).go().log_P[0, :, -1]) ** (1 / said["tau"])
+        cumulated = np.cumsum(p / p.sum())
+        assert token == int((cumulated <= draw).sum())
+        x.append(token)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"algorithm": 2}, "algorithm: expected one of 4, 5, 6, 7, 8"),
+    ({"variant": "GPT5"}, "variant: expected one of PAPER"),
+    ({"algorithm": 5, "variant": "LLAMA"}, "variant: expected PAPER for Algorithm 5"),
+])  # fmt: skip
+def test_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_case(**given)

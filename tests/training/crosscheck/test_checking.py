@@ -1,0 +1,86 @@
+"""Foreign code: what departs is named, with its line, and nothing else is."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.foreign_code import attention, decoder
+from training.crosscheck import check
+from training.crosscheck.foreign.checking import diagnose
+from training.crosscheck.foreign.making import make_case
+
+
+def found(observe, algorithm=10, dtype="float64", **options):
+    report = diagnose(make_case(algorithm, **options), observe(make_case(algorithm, **options), dtype))
+    return {(d.algorithm, d.line): d.text for d in report.departures}, report
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_right_code_departs_nowhere(dtype):
+    report = check(decoder(), dtype=dtype)
+    assert set(report.walk.status.values()) <= {"equal", "in step", "not shown"}
+    assert list(report.walk.status.values()).count("equal") > 40
+
+
+MISTAKES = [
+    ({"eps": 1e-05}, (6, "return"), "ε = 1e-05 is added to v"),
+    ({"scale": True}, (4, "return"), "scores are not divided by √d_attn"),
+    ({"diagonal": 1}, (4, "5"), "a token attends to the next one, too"),
+    ({"axis": -2}, (4, "return"), "softmax is over the queries"),
+    ({"residual": True}, (10, "6"), "the residual is the normalized X̃, not X"),
+    ({"tanh": True}, (10, "8"), "GELU is its tanh approximation"),
+    ({"first": 1}, (2, "return"), "positions are one too high"),
+    ({"tied": True}, (10, "return"), "W_u is W_eᵀ"),
+    ({"merge": True}, (5, "3"), "without transposing"),
+    ({"reduction": "mean"}, (13, "5"), "averaged over the ℓ − 1 predictions"),
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("wrong", "line", "text"), MISTAKES)
+def test_a_mistake_is_named(wrong, line, text, dtype):
+    departures, _ = found(decoder(**wrong), dtype=dtype)
+    assert list(departures) == [line]
+    assert text in departures[line]
+
+
+def test_gpt2_is_told_and_can_be_declared():
+    gpt2 = decoder(eps=1e-5, tanh=True, tied=True)
+    with pytest.raises(AssertionError, match="together these are the lines that GPT2 changes"):
+        check(gpt2)
+    report = check(gpt2, expect="GPT2")
+    assert report.ok
+    with pytest.raises(AssertionError, match="scores are not divided by √d_attn"):
+        check(decoder(eps=1e-5, tanh=True, tied=True, scale=True), expect="GPT2")
+    assert check(decoder(reduction="mean", eps=1e-5, tanh=True, tied=True), expect="GPT2, loss=mean").ok
+
+
+def test_numpy():
+    departures, report = found(attention, 5)
+    assert not departures, report
+    departures, _ = found(lambda case, dtype: attention(case, dtype, softmax_axis=1), 5)
+    assert list(departures) == [(4, "return")]
+    departures, _ = found(lambda case, dtype: attention(case, dtype, mask=lambda M: ~M), 5)
+    assert departures[4, "5"] == "the given mask is inverted"
+
+
+def test_a_departure_has_file_and_line():
+    _, report = found(decoder(tanh=True))
+    (departure,) = report.departures
+    assert departure.seen_in.startswith("gelu (foreign_code.py:")
+
+
+def test_matcher_and_diagnosis_need_no_jax():
+    code = "import sys, training.crosscheck.foreign.diagnose as d; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("expect", "message"), [
+    ("GPT5", "expected one of PAPER, GPT2"), ("BERT", "expected one of"), ("size=2", "expected a slot among"),
+    ("activation=swish", "expected activation to be one of gelu, relu"),
+])  # fmt: skip
+def test_what_is_expected_must_be_known(expect, message):
+    with pytest.raises(ValueError, match=message):
+        check(decoder(), expect=expect)

@@ -1,0 +1,86 @@
+"""A case: θ, inputs, and what every line computes from them, as files that any language can read.
+
+case.json                algorithm, sizes, inputs, choices; loss, a step, sampling; of each value its line and formula
+parameters.safetensors   θ by the paper's names, float32 (exact: every line is computed from these numbers)
+lines.safetensors        float64: "l1/6:4.1" is line 1 of Algorithm 4 in line 6 of layer 1, its heads in front
+gradients.safetensors    float64: ∇loss(θ) by every parameter
+updated.safetensors      float64: θ after one step of gradient descent
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file
+
+from .reference import Reference
+
+__all__ = ["EPSILON", "MARGIN", "Case", "read_case", "tolerances"]
+
+FORMAT = 1
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
+"""The relative rounding error of each dtype."""
+
+MARGIN = 2.0
+"""How far beyond the spread of its replicas a value may lie."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Random parameters and inputs of an algorithm."""
+
+    algorithm: int  # 4 to 10
+    sizes: dict[str, int]  # by the paper's names
+    theta: dict[str, np.ndarray]  # by the paper's names, heads in front: "l1/W_q" [H, d_attn, d_x]
+    # of 8 to 10 the tokens x, of 8 also z, of 9 the labels and which are masked; of 4 and 5 X, Z, Mask; of 6 and 7 e
+    inputs: dict[str, Any]
+    base: dict[str, str] = dataclasses.field(default_factory=dict)  # a variant's choices, by scope
+    variant: str = "PAPER"
+    eta: float = 0.1  # of the step of gradient descent
+    sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # prompt, tau, draws and the tokens y
+
+    @property
+    def lengths(self) -> list[int]:
+        """The numbers of tokens."""
+        given = [np.shape(self.inputs[name])[-1] for name in ("x", "z", "X", "Z", "e") if name in self.inputs]
+        return sorted(set(given))
+
+    def rounded(self, dtype: str) -> "Case":
+        """The case with θ as foreign code of a dtype has it."""
+        if dtype not in ("bfloat16", "float16"):
+            return self
+        to = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+        return dataclasses.replace(self, theta={n: W.astype(to).astype(np.float32) for n, W in self.theta.items()})
+
+
+class _Nothing:
+    def find(self, value: Any, tolerance: float) -> None:
+        """Nothing is found."""
+
+
+def tolerances(case: Case, dtype: str) -> dict[str, float]:
+    """The largest error of each line in a whole run in a dtype, by its id."""
+    run = Reference(case.rounded(dtype), epsilon=EPSILON[dtype], finder=_Nothing()).go()
+    return {visit: MARGIN * seen.tolerance for visit, seen in run.lines.items()}
+
+
+def read_case(directory: str | pathlib.Path) -> Case:
+    """A case from its files.
+
+    Raises:
+        ValueError: if the directory holds none of this format.
+    """
+    directory = pathlib.Path(directory)
+    path = directory / "case.json"
+    if not path.is_file():
+        raise ValueError(f"{directory}: expected a case, with case.json; write one with --write-case")
+    state = json.loads(path.read_text("utf-8"))
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected format {FORMAT}, got {state.get('format')}; write the case again")
+    inputs = {n: v if n in ("x", "z", "labels", "masked") else np.asarray(v) for n, v in state["inputs"].items()}
+    theta = load_file(directory / "parameters.safetensors")
+    named = {name: state[name] for name in ("algorithm", "sizes", "base", "variant", "eta", "sampling")}
+    return Case(theta=theta, inputs=inputs, **named)

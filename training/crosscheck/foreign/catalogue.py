@@ -1,0 +1,422 @@
+"""The choices: for each place (a slot) of a formula what may stand there, the paper's choice first.
+
+A choice has a name, a text, which completes "equal if ...", and what it does. Arrays have any axes in front, then rows,
+then tokens. Named variants are told in the same words: `vocabulary.choices_of`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import erf
+
+from training.crosscheck.oracle.positions import rotary_frequencies
+
+__all__ = ["BACKWARD", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper"]
+
+
+class Choice(NamedTuple):
+    """What may stand at a place of a formula."""
+
+    text: str  # completes "equal if ..."
+    do: Any  # a number, an axis, or a function of what stands around
+
+
+def _where_positive(x: Any, yes: Any, no: Any) -> Any:
+    return np.where(np.real(x) > 0, yes, no)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _phi(x: Any) -> Any:
+    return (1 + erf(x / math.sqrt(2))) / 2
+
+
+def _gelu_tanh(cube: float) -> Callable[[Any], Any]:
+    return lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + cube * x**3)))
+
+
+def _transposed(W: Any) -> Any:
+    return np.swapaxes(W, -1, -2) if W.shape[-1] == W.shape[-2] else W + np.nan
+
+
+def merged(Y: Any) -> Any:
+    """Heads one below the other: [..., H, d, l] → [..., H d, l]."""
+    return Y.reshape(*Y.shape[:-3], -1, Y.shape[-1])
+
+
+def _mixed(Y: Any) -> Any:
+    """[H, l, d] read as [l, H d]."""
+    rows = np.swapaxes(Y, -1, -2)
+    return np.swapaxes(rows.reshape(*rows.shape[:-3], rows.shape[-2], -1), -1, -2)
+
+
+def _sinusoids(base: float | str, rows: str, exponent: Any, swapped: bool) -> Callable[..., Any]:
+    def table(d: int, t: Any, l_max: int) -> Any:
+        P = np.zeros((d, len(t)))
+        for j in range(d):
+            i, is_cos = (j // 2, j % 2) if rows == "neighbours" else (j % (d // 2), j // (d // 2))
+            e = j / d if exponent is None else exponent(i, d)
+            P[j] = (np.cos if bool(is_cos) != swapped else np.sin)(t / (l_max if base == "ℓ_max" else float(base)) ** e)
+        return P
+
+    return table
+
+
+# fmt: off
+EXPONENTS: dict[str, Any] = {
+    "2i/d": lambda i, d: 2 * i / d, "i/d": lambda i, d: i / d, "4i/d": lambda i, d: 4 * i / d, "2i/(d−2)": lambda i, d: 2 * i / (d - 2),
+    "i/(d/2−1)": lambda i, d: i / (d / 2 - 1), "2(i+1)/d": lambda i, d: 2 * (i + 1) / d, "j/d, each row its own": None,
+}
+# fmt: on
+
+
+def _tables() -> Iterator[tuple[str, Choice]]:
+    for rows in ("neighbours", "halves"):
+        for name, exponent in EXPONENTS.items():
+            for order in ("sin before cos", "cos before sin"):
+                for base in ("10000", "ℓ_max", "100000"):
+                    text = f"positions are sinusoids t/{base}^({name}), {rows}, {order}"
+                    yield (
+                        f"sinusoids {base}, {rows}, {name}, {order}",
+                        Choice(text, _sinusoids(base, rows, exponent, order[0] == "c")),
+                    )
+
+
+def _turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = False) -> Callable[..., Any]:
+    """A rotation of the first d rows of Y at the positions t, its frequencies scaled."""
+
+    def rotate(Y: Any, t: Any, d: int, scaling: Any) -> Any:
+        frequencies = np.array([base ** -EXPONENTS[exponent](i, d) for i in range(d // 2)])
+        times = 1.0
+        if scaling is not None:
+            frequencies, times = rotary_frequencies(d, {"base": base, "scaling": scaling})
+        i = np.arange(d // 2)
+        a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
+        angle = np.asarray(frequencies)[:, None] * t
+        c, s = times * np.cos(angle), times * way * np.sin(angle)
+        c, s = (s, c) if swapped else (c, s)
+        out = np.array(Y)
+        out[..., a, :] = Y[..., a, :] * c - Y[..., b, :] * s
+        out[..., b, :] = Y[..., b, :] * c + Y[..., a, :] * s
+        return out
+
+    return rotate
+
+
+def _rotation(name: str) -> Choice:
+    """Such as "halves 10000 2i/d", "neighbours 500000 2i/d, backwards"."""
+    said, _, way = name.partition(", ")
+    pairs, base, exponent = said.split(" ")
+    text = f"queries and keys are rotated, pairs: {pairs}, base {base}, exponent {exponent}{', ' * bool(way)}{way}"
+    return Choice(text, _turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
+
+
+def _rotations(
+    bases: tuple[int, ...] = (10_000, 500_000, 1_000_000, 100_000, 1_000, 100),
+) -> Iterator[tuple[str, Choice]]:
+    for way in ("", ", backwards", ", sin for cos"):
+        for pairs in ("halves", "neighbours"):
+            for base in bases:
+                for exponent in ("2i/d", "i/d", "2(i+1)/d", "4i/d"):
+                    name = f"{pairs} {base} {exponent}{way}"
+                    yield name, _rotation(name)
+
+
+def _loss(shift: int, per: Any = lambda l: 1, *, wrap: bool = False, factor: float = 1.0) -> Callable[..., Any]:
+    """−Σ log P[x[t + shift], t], divided by per(ℓ)."""
+
+    def loss(log_P: Any, x: Any, _: Any) -> Any:
+        l = len(x)
+        last = l if wrap else l - shift
+        return -factor * sum(log_P[..., x[(t + shift) % l], t] for t in range(last)) / per(l)
+
+    return loss
+
+
+def _of_masked(per: Any = lambda l, n: 1, *, every: bool = False, factor: float = 1.0) -> Callable[..., Any]:
+    """−Σ log P[x[t], t] over the masked tokens (`masked`: their positions), divided by per(ℓ, |T̃|)."""
+
+    def loss(log_P: Any, x: Any, masked: Any) -> Any:
+        at = range(len(x)) if every else masked
+        return -factor * sum(log_P[..., x[t], t] for t in at) / per(len(x), len(masked))
+
+    return loss
+
+
+EPSILONS = ("1e-12", "1e-10", "1e-09", "1e-08", "1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01")
+
+
+def _epsilon(name: str) -> Choice:
+    way, _, e = name.partition("+")
+    epsilon = float(e)
+    texts = {"": f"ε = {e} is added to v", "√": f"ε = {e} is added to √v, not to v",
+             "no root": f"it is divided by v + {e}, without the root", "max": f"v is at least {e}"}  # fmt: skip
+    do = {"": lambda v: np.sqrt(v + epsilon), "√": lambda v: np.sqrt(v) + epsilon, "no root": lambda v: v + epsilon,
+          "max": lambda v: np.sqrt(np.where(np.real(v) > epsilon, v, epsilon))}  # fmt: skip
+    return Choice(texts[way], do[way])
+
+
+def _window(name: str) -> Choice:
+    w = int(name.removeprefix("window "))
+    return Choice(f"a token attends to the last {w} only", lambda M, t_z, t_x: M & (t_x - w < t_z))
+
+
+def _number(text: str) -> Callable[[str], Choice]:
+    return lambda name: Choice(text.replace("VALUE", name), float(name))
+
+
+def _distances(name: str) -> Choice:
+    """Such as "T5 32 128", "ALiBi", "Transformer-XL 10000"."""
+    kind, *numbers = name.split(" ")
+    texts = {"T5": "scores have a bias for each distance", "ALiBi": "scores have ALiBi's slopes",
+             "Transformer-XL": "scores have Transformer-XL's distances"}  # fmt: skip
+    kind, _, how = kind.partition(":")
+    return Choice(f"{texts[kind]}{f' ({how})' if how else ''}", (kind, [float(n) for n in numbers], how))
+
+
+def _scale(name: str) -> Choice:
+    """Such as "0.5", or "yarn 1 40": 1/√d_attn with the factor of YaRN."""
+    if name.startswith("yarn"):
+        times = (1 + 0.1 * float(name.split(" ")[1]) * math.log(float(name.split(" ")[2]))) ** 2
+        return Choice("scores are divided by √d_attn, times YaRN's factor", lambda d, d_e, H: times * d**-0.5)
+    s = float(name)
+    return Choice(f"scores are multiplied by {name}, not by 1/√d_attn", lambda d, d_e, H: s)
+
+
+def _scaling(name: str) -> Choice:
+    return Choice(f"frequencies of the rotation are scaled: {name}", json.loads(name))
+
+
+def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
+    return {name: Choice(text, do) for name, text, do in rows}
+
+
+# fmt: off
+BIAS = _rows(("b", "the bias is added", 1.0), ("none", "the bias is not added", 0.0), ("-", "the bias is subtracted", -1.0), ("twice", "the bias is added twice", 2.0))
+SQUARE = _rows(("W", "the matrix is as given", lambda W: W), ("Wᵀ", "the matrix is transposed", _transposed), ("-W", "the matrix has the other sign", lambda W: -W))
+
+SLOTS: dict[str, dict[str, Choice]] = {
+    "token_index": _rows(
+        ("x", "the tokens are x[t]", lambda x, N: x), ("x+1", "column x[t] + 1 of W_e is read", lambda x, N: (x + 1) % N),
+        ("x-1", "column x[t] − 1 of W_e is read", lambda x, N: (x - 1) % N), ("next", "the token before is embedded", lambda x, N: np.roll(x, 1)),
+        ("reversed", "the tokens are in reverse", lambda x, N: x[::-1])),
+    "position_table": {**_rows(("W_p", "positions are learned: W_p", None), ("none", "no position is added", lambda d, t, l_max: np.zeros((d, len(t)))),
+        ("in attention", "queries and keys read W_p, and nothing else does", "in attention")), **dict(_tables())},
+    "position_index": _rows(
+        ("t", "positions count t", lambda t: t), ("t+1", "positions are one too high", lambda t: t + 1), ("t+2", "positions are two too high", lambda t: t + 2),
+        ("t-1", "positions are one too low", lambda t: t - 1), ("0", "every token gets the first position's embedding (the wrong axis is indexed)", lambda t: 0 * t),
+        ("reversed", "positions are counted from the end", lambda t: t[-1] - t)),
+    "embedding_scale": _rows(
+        ("1", "embeddings are not scaled", lambda d: 1.0), ("√d_e", "token embeddings are multiplied by √d_e", math.sqrt),
+        ("1/√d_e", "token embeddings are divided by √d_e", lambda d: d**-0.5), ("d_e", "token embeddings are multiplied by d_e", float)),
+    "embedding_both": _rows(
+        ("token", "only the tokens are scaled", lambda s, d: 1.0), ("both", "the sum of token and position is scaled, not the token alone", lambda s, d: s),
+        ("1/√d_e", "positions are divided by √d_e", lambda s, d: d**-0.5), ("√d_e", "positions are multiplied by √d_e", lambda s, d: d**0.5),
+        ("-", "positions are subtracted", lambda s, d: -1.0)),
+    "embedding_extra": _rows(("none", "nothing else is added", None)),
+    "extra_norm": _rows(("none", "no norm is added", None), ("ones", "a layer norm with γ = 1, β = 0 is added", "layer"), ("rms", "an RMSnorm without γ is added", "rms")),
+    "norm_over": _rows(
+        ("features", "each token is normalized by itself", (-2,)), ("tokens", "each row is normalized over the tokens", (-1,)),
+        ("everything", "mean and variance are of the whole array, not of each token", (-2, -1))),
+    "norm_kind": _rows(("layer_norm", "the mean is subtracted", True), ("rms_norm", "RMSnorm: m = 0", False)),
+    "norm_centre": _rows(
+        ("m", "m is subtracted", lambda X, m: m), ("none", "m is not subtracted", lambda X, m: 0 * m), ("added", "m is added", lambda X, m: -m),
+        ("tokens", "the mean over the tokens is subtracted, not m", lambda X, m: X.mean(-1, keepdims=True)),
+        ("everything", "the mean of the whole array is subtracted, not m", lambda X, m: X.mean((-1, -2), keepdims=True))),
+    "norm_variance": _rows(
+        ("biased", "the variance is divided by d_e", lambda v, n, X: v), ("unbiased", "the variance is divided by d_e − 1, not by d_e", lambda v, n, X: v * n / (n - 1)),
+        ("sum", "squares are summed, not averaged", lambda v, n, X: v * n),
+        ("of e", "squares are of e, not of e − m", lambda v, n, X: (X * X).mean(-2, keepdims=True)),
+        ("of e - m", "squares are of e − m, not of e", lambda v, n, X: ((X - X.mean(-2, keepdims=True)) ** 2).mean(-2, keepdims=True))),
+    "norm_epsilon": {
+        "0": Choice("nothing is added to v", np.sqrt), **{f"+{e}": _epsilon(f"+{e}") for e in EPSILONS}, **{f"√+{e}": _epsilon(f"√+{e}") for e in EPSILONS},
+        "no root": Choice("it is divided by v, not by √v", lambda v: v), **{f"no root+{e}": _epsilon(f"no root+{e}") for e in EPSILONS},
+        "one": Choice("it is not divided by √v", np.ones_like), "times": Choice("it is multiplied by √v", lambda v: 1 / np.sqrt(v)),
+        **{f"max+{e}": _epsilon(f"max+{e}") for e in EPSILONS}},
+    "norm_gamma": _rows(("γ", "γ is used", lambda g: g), ("γ+1", "γ + 1 stands for γ", lambda g: g + 1), ("none", "there is no γ", lambda g: 1 + 0 * g), ("-", "it is −γ", lambda g: -g)),
+    "norm_beta": _rows(("β", "β is used", lambda b: b), ("none", "there is no β", lambda b: 0 * b), ("-", "β is subtracted", lambda b: -b)),
+    "norm_which": _rows(("own", "it has its own γ, β", 0), ("previous", "it has the γ, β of the norm before", -1), ("next", "it has the γ, β of the norm after", 1), ("swapped", "γ and β are exchanged", "swapped")),
+    "norm_here": _rows(("there", "it is normalized here", True), ("missing", "there is no norm here", False)),
+    **{f"{name}_bias": BIAS for name in ("q", "k", "v", "o", "mlp1", "mlp2", "gate", "f", "in", "u", "router")},
+    **{f"{name}_square": SQUARE for name in ("q", "k", "v", "mlp1", "mlp2", "f", "u")},
+    "scale": _rows(
+        ("1/√d", "scores are divided by √d_attn", lambda d, d_e, H: d**-0.5), ("1", "scores are not divided by √d_attn", lambda d, d_e, H: 1.0),
+        ("1/d", "scores are divided by d_attn, without the root", lambda d, d_e, H: 1 / d), ("1/√d_e", "scores are divided by √d_e, not by √d_attn", lambda d, d_e, H: d_e**-0.5),
+        ("1/d_e", "scores are divided by d_e", lambda d, d_e, H: 1 / d_e), ("1/√H", "scores are divided by √H", lambda d, d_e, H: H**-0.5),
+        ("√d", "scores are multiplied by √d_attn", lambda d, d_e, H: d**0.5), ("1/d^¼", "scores are divided by the fourth root of d_attn", lambda d, d_e, H: d**-0.25),
+        ("1/d²", "scores are divided by d_attn²", lambda d, d_e, H: d**-2.0), ("2/√d", "scores are doubled", lambda d, d_e, H: 2 * d**-0.5),
+        ("-1/√d", "scores have the other sign", lambda d, d_e, H: -(d**-0.5)), ("1/√(d+1)", "scores are divided by √(d_attn + 1)", lambda d, d_e, H: (d + 1) ** -0.5),
+        ("1/√(2d)", "scores are divided by √(2 d_attn)", lambda d, d_e, H: (2 * d) ** -0.5)),
+    "mask": {**_rows(
+        ("paper", "the mask is the paper's", lambda M, t_z, t_x: M), ("none", "there is no mask: every token attends to every other", lambda M, t_z, t_x: np.ones_like(M)),
+        ("causal", "the mask is causal where the paper has none", lambda M, t_z, t_x: t_z <= t_x),
+        ("strict", "the mask is strict: a token does not attend to itself (⟦t_z < t_x⟧)", lambda M, t_z, t_x: t_z < t_x),
+        ("transposed", "the mask is transposed: a token attends to itself and what follows", lambda M, t_z, t_x: t_z >= t_x),
+        ("future", "the mask is inverted: a token attends to what follows only", lambda M, t_z, t_x: t_z > t_x),
+        ("one ahead", "a token attends to the next one, too (⟦t_z ≤ t_x + 1⟧)", lambda M, t_z, t_x: t_z <= t_x + 1),
+        ("given, transposed", "the given mask is transposed", lambda M, t_z, t_x: M.T if M.shape[0] == M.shape[1] else M),
+        ("given, inverted", "the given mask is inverted", lambda M, t_z, t_x: ~M), ("self only", "a token attends to itself only", lambda M, t_z, t_x: t_z == t_x)),
+        **{f"window {w}": _window(f"window {w}") for w in range(1, 7)},
+        **_rows(("last key", "the last key is masked", lambda M, t_z, t_x: M & (t_z < t_z.max())), ("first key", "the first key is masked", lambda M, t_z, t_x: M & (t_z > 0)))},
+    "mask_fill": _rows(
+        ("-inf", "masked scores are −∞", -np.inf), ("0", "masked scores are 0, not −∞", 0.0), ("1e-9", "masked scores are 1e-9, not −∞ (a sign is missing)", 1e-9),
+        ("+large", "masked scores are +∞ in effect", 1e4), ("-1", "masked scores are −1", -1.0), ("-10", "masked scores are −10", -10.0), ("-100", "masked scores are −100", -100.0),
+        ("add -1", "−1 is added to masked scores", "add"), ("after", "weights are set to 0 after softmax, and not renormalized", "after")),
+    "softmax_axis": _rows(
+        ("keys", "softmax is over the keys t_z", (-2,)), ("queries", "softmax is over the queries t_x, not the keys t_z", (-1,)), ("both", "softmax is over all pairs of a head", (-2, -1)),
+        ("heads", "softmax is over the heads", (-3,)), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
+        ("numerator", "the softmax is not divided by its sum", "numerator"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
+        ("2", "softmax has 2 for e", "2"), ("sigmoid", "σ stands for the softmax", "sigmoid")),
+    "values": _rows(
+        ("VA", "Ṽ = V·A", lambda V, A: V @ A), ("VAᵀ", "the weights are transposed: V·Aᵀ", lambda V, A: V @ _transposed(A)),
+        ("ΣV", "the weights are summed by themselves: every token gets Σ_t V[:, t], attention is without effect", lambda V, A: V.sum(-1, keepdims=True) * A.sum(-2, keepdims=True)),
+        ("mean", "the weights are ignored: the mean of V", lambda V, A: V.mean(-1, keepdims=True) + 0 * A.sum(-2, keepdims=True)),
+        ("V", "the weights are ignored: V itself", lambda V, A: V if V.shape[-1] == A.shape[-1] else V @ A + np.nan)),
+    "concat": _rows(
+        ("heads", "heads are one below the other", merged), ("reversed", "heads are in reverse", lambda Y: merged(Y[..., ::-1, :, :])),
+        ("interleaved", "rows of the heads alternate: row i H + h", lambda Y: merged(np.swapaxes(Y, -3, -2))),
+        ("not transposed", "[H, ℓ, d] is reshaped to [ℓ, H d] without transposing: tokens and heads are mixed", _mixed),
+        ("first", "only the first head is used, H times", lambda Y: merged(np.repeat(Y[..., :1, :, :], Y.shape[-3], axis=-3))),
+        ("rolled", "heads are rolled by one", lambda Y: merged(np.roll(Y, 1, axis=-3)))),
+    "split": _rows(
+        ("heads", "rows h d … of the product are head h's", lambda W: W),
+        ("interleaved", "rows are read as i H + h, so that heads are interleaved", lambda W: np.swapaxes(W.reshape(*W.shape[:-3], W.shape[-2], W.shape[-3], W.shape[-1]), -3, -2)),
+        ("not transposed", "[ℓ, H d] is reshaped to [H, ℓ, d] without transposing: tokens and heads are mixed", "mixed")),
+    "out": _rows(
+        ("W_o", "Ṽ = W_o Y", lambda W: W), ("W_oᵀ", "W_o is transposed", _transposed), ("identity", "W_o is not applied", lambda W: np.eye(W.shape[-2], W.shape[-1]) + 0 * W)),
+    "weights": _rows(
+        ("own", "the weights are the line's own", ("q", "k", "v")), ("q=k", "queries are made with W_k", ("k", "k", "v")), ("k=q", "keys are made with W_q", ("q", "q", "v")),
+        ("v=k", "values are made with W_k", ("q", "k", "k")), ("k=v", "keys are made with W_v", ("q", "v", "v")), ("swap", "W_q and W_k are exchanged", ("k", "q", "v")), ("kv", "W_k and W_v are exchanged", ("q", "v", "k"))),
+    "residual": _rows(
+        ("X", "X + …", lambda X, Xt, A: X + A), ("X̃", "the residual is the normalized X̃, not X", lambda X, Xt, A: Xt + A), ("none", "there is no residual", lambda X, Xt, A: A + 0 * X),
+        ("double", "the sublayer is added twice", lambda X, Xt, A: X + 2 * A), ("minus", "the sublayer is subtracted", lambda X, Xt, A: X - A), ("2X", "X is added twice", lambda X, Xt, A: 2 * X + A),
+        ("half", "the sum is halved", lambda X, Xt, A: (X + A) / 2), ("√½", "the sum is multiplied by √½", lambda X, Xt, A: (X + A) * 0.5**0.5),
+        ("skip", "the sublayer is left out", lambda X, Xt, A: X + 0 * A), ("half A", "the sublayer is halved", lambda X, Xt, A: X + A / 2)),
+    "reads": _rows(("X̃", "it reads what the paper says", 0), ("X", "it reads X, not the normalized X̃", 1), ("before", "it reads X as it was before attention was added", 2)),
+    "kv_reads": _rows(
+        ("Z", "keys and values are of Z", 0), ("X", "keys and values are of X, not of the context", 1),
+        ("embedded", "keys and values are of the context's embedding, not of the encoder's output", 2)),
+    "q_reads": _rows(("X", "queries are of X", 0), ("Z", "queries are of the context, not of X", 1)),
+    "order": _rows(
+        ("paper", "norms are where the paper has them", None), ("norm_first", "the norm comes before the sublayer (pre-norm): X + f(norm(X))", "norm_first"),
+        ("norm_last", "the norm comes after the sum (post-norm): norm(X + f(X))", "norm_last"), ("norm_out", "the norm is of the sublayer's output: X + norm(f(X))", "norm_out")),
+    "parallel": _rows(("no", "one sublayer follows the other", False), ("yes", "attention and MLP read the same X, side by side", True)),
+    "layer": _rows(
+        ("own", "each layer has its own parameters", lambda l, L: l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
+        ("last", "every layer has the last layer's parameters", lambda l, L: L - 1), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l),
+        ("next", "layer l has the parameters of layer l + 1", lambda l, L: (l + 1) % L), ("previous", "layer l has the parameters of layer l − 1", lambda l, L: max(l - 1, 0))),
+    "shared": _rows(("own", "cross-attention has its own parameters", "e_d/"), ("self", "cross-attention has the parameters of self-attention", "")),
+    "unembed": _rows(("W_u", "logits are W_u X", False), ("W_eᵀ", "W_u is W_eᵀ (tied)", True)),
+    "unembed_scale": _rows(
+        ("1", "logits are not scaled", lambda d: 1.0), ("1/√d_e", "logits are multiplied by 1/√d_e", lambda d: d**-0.5), ("√d_e", "logits are multiplied by √d_e", lambda d: d**0.5),
+        ("1/d_e", "logits are divided by d_e", lambda d: 1 / d)),
+    "unembed_bias": _rows(("none", "logits have no bias", None)),
+    "last_softmax": _rows(
+        ("vocabulary", "P is a softmax over the vocabulary", (-2,)), ("tokens", "softmax is over the tokens t, not the vocabulary", (-1,)), ("both", "softmax is over all of the array", (-2, -1)),
+        ("twice", "softmax is taken twice", "twice"), ("sigmoid", "P is σ of the logits", "sigmoid")),
+    "cap": {"none": Choice("logits are not capped", None), **{c: _number("logits are VALUE·tanh(logits/VALUE)")(c) for c in ("15", "30", "50")}},
+    "score_cap": {"none": Choice("scores are not capped", None), **{c: _number("scores are VALUE·tanh(scores/VALUE)")(c) for c in ("15", "30", "50")}},
+    "clip": {"none": Choice("queries, keys and values are not clipped", None)},
+    "mlp_clip": {"none": Choice("gate and MLP are not clipped", None)},
+    "distances": {"none": Choice("scores do not depend on the distance", None), **{name: _distances(name) for name in ("ALiBi", "T5 32 128", "Transformer-XL 10000")}},
+    "sinks": _rows(("s", "the softmax has the head's sink", True), ("none", "the sinks are left out", False)),
+    "rotation": {"none": Choice("queries and keys are not rotated", None), **dict(_rotations())},
+    "rotates": _rows(("both", "queries and keys are rotated", (True, True)), ("q", "only queries are rotated", (True, False)), ("k", "only keys are rotated", (False, True))),
+    "rotation_first": _rows(("0", "rotations count from 0", 0), ("1", "rotations count from 1", 1)),
+    "rotation_share": {"1": Choice("all rows are rotated", 1.0), **{s: _number("the first VALUE of the rows are rotated")(s) for s in ("0.5", "0.25")}},
+    "rotation_scaling": {"none": Choice("frequencies are not scaled", None)},
+    "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
+        ("each", "queries and keys are normalized head by head, not all heads together", "each")),
+    "gate": _rows(
+        ("f(G)U", "the gate is f(W_gate X) ⊙ W_mlp1 X", lambda f, G, U: f(G) * U), ("f(U)G", "gate and MLP are exchanged", lambda f, G, U: f(U) * G),
+        ("f(GU)", "the activation is of the product", lambda f, G, U: f(G * U)), ("f(G)+U", "gate and MLP are added", lambda f, G, U: f(G) + U), ("U", "there is no gate", lambda f, G, U: f(U) + 0 * G)),
+    "sharing": _rows(
+        ("groups", "head h reads keys h·H_kv // H", lambda K, H: np.repeat(K, H // K.shape[-3], axis=-3)),
+        ("modulo", "head h reads keys h mod H_kv", lambda K, H: np.concatenate([K] * (H // K.shape[-3]), axis=-3)), ("first", "all heads read the first keys", lambda K, H: np.repeat(K[..., :1, :, :], H, axis=-3))),
+    "experts": {"none": Choice("there is one MLP", None)},
+    "activation": _rows(
+        ("gelu", "the activation is the exact GELU", lambda x: x * _phi(x)), ("relu", "the activation is ReLU", lambda x: _where_positive(x, x, 0 * x)),
+        ("gelu_tanh", "GELU is its tanh approximation", _gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * _sigmoid(1.702 * x)),
+        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * _sigmoid(x)), ("relu2", "the activation is ReLU²", lambda x: _where_positive(x, x * x, 0 * x)),
+        ("leaky", "the activation is leaky ReLU (0.01)", lambda x: _where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: _where_positive(x, x, np.exp(_where_positive(x, 0 * x, x)) - 1)),
+        ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", _sigmoid), ("phi", "the activation is Φ(x), without the factor x", _phi),
+        ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", _gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", _gelu_tanh(0.44715)),
+        ("2gelu", "GELU lacks the factor ½", lambda x: 2 * x * _phi(x)), ("identity", "there is no activation", lambda x: x)),
+    "loss": {
+        **_rows(
+            ("sum", "the loss is −Σ_{t<ℓ} log P[x[t+1], t]", _loss(1)), ("mean", "the loss is averaged over the ℓ − 1 predictions, not summed", _loss(1, lambda l: l - 1)),
+            ("mean over ℓ", "the sum of the loss is divided by ℓ", _loss(1, lambda l: l)), ("not shifted", "labels are not shifted: x[t] is predicted at t (sum)", _loss(0)),
+            ("not shifted, mean", "labels are not shifted: x[t] is predicted at t (mean)", _loss(0, lambda l: l)),
+            ("shifted twice", "labels are shifted twice: x[t+2] (mean)", _loss(2, lambda l: l - 2)), ("shifted twice, sum", "labels are shifted twice: x[t+2] (sum)", _loss(2)),
+            ("bits", "the loss is in bits (mean)", _loss(1, lambda l: l - 1, factor=1 / math.log(2))), ("bits, sum", "the loss is in bits (sum)", _loss(1, factor=1 / math.log(2))),
+            ("wrapped", "labels are rolled: the last token predicts the first (mean)", _loss(1, lambda l: l, wrap=True)), ("wrapped, sum", "labels are rolled: the last token predicts the first (sum)", _loss(1, wrap=True)),
+            ("wrong sign", "the loss has the wrong sign", _loss(1, factor=-1.0)), ("wrong sign, mean", "the loss has the wrong sign (mean)", _loss(1, lambda l: l - 1, factor=-1.0)),
+            ("probability", "the loss is −Σ P, without the logarithm", lambda lp, x, _: _loss(1)(np.exp(lp), x, _)),
+            ("log of a softmax of P", "cross entropy is given P, not logits: softmax is taken twice (mean)", lambda lp, x, _: _loss(1, lambda l: l - 1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _)),
+            ("log of a softmax of P, sum", "cross entropy is given P, not logits: softmax is taken twice (sum)", lambda lp, x, _: _loss(1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _))),
+    },
+    "masked_loss": {
+        **_rows(
+            ("sum", "the loss is −Σ_{t∈T̃} log P[x[t], t]", _of_masked()), ("mean", "the loss is averaged over the masked tokens, not summed", _of_masked(lambda l, n: n)),
+            ("mean over ℓ", "the sum over the masked tokens is divided by ℓ", _of_masked(lambda l, n: l)), ("every token", "the loss is of every token, not of the masked ones (sum)", _of_masked(every=True)),
+            ("every token, mean", "the loss is of every token, not of the masked ones (mean)", _of_masked(lambda l, n: l, every=True)), ("wrong sign", "the loss has the wrong sign", _of_masked(factor=-1.0)),
+            ("shifted", "labels are shifted as a decoder's (sum)", lambda lp, x, T: -sum(lp[..., x[t + 1], t] for t in T if t + 1 < len(x))),
+            ("shifted, mean", "labels are shifted as a decoder's (mean)", lambda lp, x, T: -sum(lp[..., x[t + 1], t] for t in T if t + 1 < len(x)) / max(1, sum(t + 1 < len(x) for t in T))),
+            ("unmasked", "the loss is of the tokens that are not masked (sum)", lambda lp, x, T: -sum(lp[..., x[t], t] for t in range(len(x)) if t not in T)),
+            ("next only", "the loss is Algorithm 13's, of the next token (mean)", _loss(1, lambda l: l - 1)),
+            ("bits", "the loss is in bits (mean)", _of_masked(lambda l, n: n * math.log(2)))),
+    },
+}
+# fmt: on
+
+MADE: dict[str, Callable[[str], Choice]] = {
+    "norm_epsilon": _epsilon, "mask": _window, "cap": _number("logits are VALUE·tanh(logits/VALUE)"), "rotation": _rotation,
+    "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
+    "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
+    "mlp_clip": _number("gate and MLP are cut at VALUE"), "experts": lambda name: Choice("a token's experts are chosen by " + name, json.loads(name)),
+    "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
+}  # fmt: skip
+"""Slots with numbers: from a name that is not listed to its choice."""
+
+HARMLESS = {"q_bias", "k_bias", "v_bias"}
+"""Slots that may change a line and nothing after it."""
+
+STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances"}  # fmt: skip
+"""Slots that decide which lines there are."""
+
+RARE = {"parallel", "norm_which", "layer"}
+"""Slots that are tried behind all others: of equally good deviations, the first is taken."""
+
+LOADED = {"split", "weights", "out", "norm_which", "layer", "shared"} | {
+    slot for slot in SLOTS if slot.endswith("_square")
+}
+"""Slots whose deviations may as well be a mistake in how θ was loaded."""
+
+BACKWARD = (
+    "norm_epsilon",
+    "norm_gamma",
+    "norm_variance",
+    "scale",
+    "activation",
+    "mask",
+    "softmax_axis",
+    "residual",
+    "gate",
+    "out",
+)
+"""Slots whose deviation may be in the backward pass alone."""
+
+
+def choice(slot: str, name: str) -> Choice:
+    """The choice of a slot with a name."""
+    return SLOTS[slot].get(name) or MADE[slot](name)
+
+
+def paper(slot: str) -> str:
+    """The name of the paper's choice."""
+    return next(iter(SLOTS[slot]))

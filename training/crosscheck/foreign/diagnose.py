@@ -1,0 +1,498 @@
+"""Which line is wrong, and how: a walk through the lines that adopts one departure after another.
+
+A line is in step if it was found, or if what is computed from it was (and really depends on it). For the first that is
+not, every choice of every slot around is tried; the one that newly explains most tensors is adopted, at this place, in
+every layer, or everywhere, whichever still explains as much; of equals, the one with which most is explained a few
+departures later. If none fits, each foreign tensor of the right shape is tried as the line's value, so that the lines
+behind it can be checked all the same, and then pairs of choices. After two such unknowns the walk stops.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .cases import EPSILON, Case
+from .catalogue import HARMLESS, LOADED, RARE, SLOTS, STRUCTURE, choice
+from .loading import held
+from .match import Finder, Match, layout
+from .recording import Recording
+from .reference import Reference
+from .run import LARGE, Key, Seen, kind_of, scope_of
+
+__all__ = ["Departure", "Diagnosis", "Walk"]
+
+PATIENCE = 45.0
+"""Seconds of CPU time after which a walk stops."""
+
+UNKNOWN = 2
+"""How many departures without a name end a walk: what follows would be guesses."""
+
+ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexError)
+"""What a choice may raise where it makes no sense."""
+
+OF_ATTENTION = (
+    "weights",
+    "split",
+    "q_reads",
+    "kv_reads",
+    "q_square",
+    "k_square",
+    "v_square",
+    "scale",
+    "mask",
+    "softmax_axis",
+)
+
+Pins = Mapping[str, Seen]
+Trial = tuple[str, str, str]  # slot, place, name
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """A line that the foreign code has otherwise."""
+
+    algorithm: int
+    line: str
+    what: str  # which value of the line, where it has several
+    where: str  # such as "l1/6", "l*/6" or "everywhere"
+    text: str  # what the code computes instead
+    kind: str  # "named"; "unknown": no choice gives it; "harmless": without effect on what follows; "stopped"
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seen_in: str = ""  # the foreign operation, its file and line
+
+    @property
+    def may_be_loading(self) -> bool:
+        """Whether the cause may as well be how θ was loaded."""
+        return any(scope.partition("@")[0] in LOADED for scope in self.choices)
+
+
+@dataclasses.dataclass
+class Walk:
+    """What a walk found."""
+
+    departures: list[Departure]
+    choices: dict[str, str]  # those adopted
+    run: Reference  # the last run, with these
+    status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
+    layouts: dict[str, str]  # visit → where the value is
+    notes: list[str]
+    seconds: float
+    runs: int
+    worst: float  # the largest difference, by its tolerance
+
+
+def in_step(run: Reference) -> dict[str, bool]:
+    """Whether each line was found, or what follows from it was, or nothing follows from it any more."""
+    ids = list(run.lines)
+    ok = {visit: seen.match is not None for visit, seen in run.lines.items()}
+    matters = dict.fromkeys(ids, False)
+    if ids:
+        matters[ids[-1]] = True
+    for visit in reversed(ids):
+        if not matters[visit]:
+            ok[visit] = True
+            continue
+        for source in run.lines[visit].inputs:
+            if source in ok:
+                matters[source] = True
+                ok[source] = ok[source] or ok[visit]
+    return ok
+
+
+def score(run: Reference) -> tuple[int, list[str]]:
+    """How many lines are in step before the first that is not; and those found, each tensor once."""
+    ok, ids = in_step(run), list(run.lines)
+    first = next((i for i, visit in enumerate(ids) if not ok[visit]), len(ids))
+    evidence, claimed = [], set()
+    for visit in ids[: first + 25]:
+        match = run.lines[visit].match
+        if match is not None:
+            raw = match.raw
+            evidence += [visit] if sum(row not in claimed for row in raw) > len(raw) / 2 else []
+            claimed.update(raw)
+    return first, evidence
+
+
+class Diagnosis:
+    """The search for what a recording departs in from a case; `declared`: choices that are known to differ."""
+
+    def __init__(self, case: Case, recording: Recording, declared: Mapping[str, str] | None = None) -> None:
+        self.dtype = recording.dtype
+        self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
+        self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
+        self.maps, self.missing, others = held(recording.parameters, self.case.theta)
+        self.finder = Finder(recording.tensors, case.lengths)
+        s = case.sizes
+        biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
+        rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
+        self.extras = biases | rows
+        self.more = {"unembed_bias": list(biases), "embedding_extra": list(rows)}
+        self.loose: set[str] = set()
+        self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
+        self.taken: dict[str, Seen] = {}
+        self.choices: dict[str, str] = {}
+        self.departures: list[Departure] = []
+
+    def run(self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None) -> Reference:
+        """A run of the reference that looks for its values among the foreign tensors."""
+        self.runs += 1
+        options = {"pins": dict(pins or {}), "extras": self.extras, "budget": budget, "loose": self.loose}
+        return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options).go()
+
+    def walk(self) -> Walk:
+        """Adopt departures until all that the code shows is explained, or nothing explains the next line."""
+        start, tried = time.process_time(), set()
+        for _ in range(60):
+            run = self.run(self.choices, self.taken)
+            ok, ids = in_step(run), list(run.lines)
+            visit = next((visit for visit in ids if not ok[visit]), None)
+            if visit is None or visit in tried or time.process_time() - start > PATIENCE:
+                break
+            is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
+            if is_tail and self._shows_no_more(run):
+                break
+            if self._repair(run, visit):
+                if len(self.taken) < UNKNOWN:
+                    continue
+                self._stop(run, visit)
+                break
+            tried.add(visit)
+            self._depart(
+                run.lines[visit].key,
+                "differs, by no choice of the catalogue; what follows cannot be checked",
+                "unknown",
+            )
+            break
+        self._simplify()
+        run = self.run(self.choices, self.taken)
+        ok = in_step(run)
+        self._harmless(run, ok)
+        return self._told(run, ok, time.process_time() - start)
+
+    def _stop(self, run: Reference, visit: str) -> None:
+        text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
+        self._depart(run.lines[visit].key, text, "stopped")
+
+    def _depart(
+        self, key: Key, text: str, kind: str, where: str = "", choices: Mapping[str, str] | None = None
+    ) -> None:
+        self.departures.append(
+            Departure(key.algorithm, key.line, key.what, where or key.place, text, kind, choices or {})
+        )
+
+    def _shows_no_more(self, run: Reference) -> bool:
+        """Whether what comes last is simply not computed: no output of the code is left unexplained."""
+        found = [t.value for seen in run.lines.values() if seen.match is not None for t in seen.match.tensors]
+        sets = [np.sort(value, None) for value in found]
+        return all(any(np.array_equal(np.sort(o, None), have) for have in sets) for o in self.recording.outputs)
+
+    def _repair(self, run: Reference, visit: str) -> bool:
+        """Explain the first line that is not in step; whether something does."""
+        ids, known = list(run.lines), set(score(run)[1])
+        index = start = ids.index(visit)
+        pins = {other: run.lines[other] for other in ids[:index] if run.lines[other].match is not None} | self.taken
+        while start > 0 and ids[start - 1] in pins and ids[start - 1] not in known and ids[start - 1] not in self.taken:
+            start -= 1  # rows of an earlier line, perhaps in another order
+            del pins[ids[start]]
+        trials, window = self._trials(run, start)
+        best = self._best([(t,) for t in trials], pins, index, run)
+        if best is None and self.is_mixed and not set(window) <= self.loose:
+            if self._loosened(pins, index, window):
+                return True
+            best = self._best([(t,) for t in trials], pins, index, run)
+        if best is None:
+            taken = self._take(run, visit, pins)
+            pairs = self._pairs(run, index, trials, taken is not None)
+            best = self._best(pairs, pins, index, run, instead=taken)
+            if best is None:
+                if taken is None:
+                    return False
+                seen, text = taken
+                self.taken[visit] = seen
+                self._depart(seen.key, text, "unknown")
+                return True
+        self._adopt(best, run, index)
+        return True
+
+    def _loosened(self, pins: Pins, index: int, window: list[str]) -> bool:
+        """Whether the line is found when it may be computed in float32, in code that otherwise is in float64."""
+        before = set(self.loose)
+        self.loose |= set(window)
+        looser = self.run(self.choices, pins)
+        self.loose = before | {w for w in window if w in looser.lines and looser.lines[w].match is not None}
+        return score(looser)[0] > index
+
+    def _adopt(self, new: Mapping[str, str], run: Reference, index: int) -> None:
+        """Take choices over, where they hold, and note the departures."""
+        ids = list(run.lines)
+        for scope, name in self._widened(new).items():
+            slot = scope.partition("@")[0]
+            users = [visit for visit, used in run.uses.items() if any(scope_of(scope, *use) for use in used)]
+            at = next((visit for visit in ids[index:] if visit in users), users[0])
+            key = run.lines[at].key if at in run.lines else _key(at)
+            where = scope.partition("@")[2] or "everywhere"
+            if name == (self.case.base.get(slot) or next(iter(SLOTS[slot]))):  # as declared, where another was taken
+                for i, d in enumerate(self.departures):
+                    if any(other.partition("@")[0] == slot for other in d.choices):
+                        self.departures[i] = dataclasses.replace(d, where=f"{d.where}, but not {where}")
+            else:
+                is_own = name in SLOTS[slot] or not name.startswith("extra:")
+                text = (
+                    choice(slot, name).text
+                    if is_own
+                    else f"the foreign parameter {name.removeprefix('extra:')} is added"
+                )
+                self._depart(key, text, "named", where, {scope: name})
+            self.choices[scope] = name
+
+    def _trials(self, run: Reference, index: int) -> tuple[list[Trial], list[str]]:
+        """What may stand at the places of a line and of the next ones, and these lines."""
+        window = list(run.lines)[index : index + 10]
+        around = {run.lines[visit].key.place for visit in window[:6]}
+
+        def is_near(place: str) -> bool:
+            return any(
+                f"{p}/".startswith(f"{place}/") or p.split("/")[0] == place.split("/", maxsplit=1)[0] for p in around
+            )
+
+        places = [use for visit in window for use in run.uses.get(visit, ())]
+        places += [use for used in run.uses.values() for use in used if use[0] in STRUCTURE and (is_near(use[1]) or use[0] == "extra_norm")]  # fmt: skip
+        places = sorted(dict.fromkeys(places), key=lambda use: use[0] in RARE)
+        trials = []
+        for slot, place in places:
+            now = run.name(slot, place)
+            trials += [(slot, place, name) for name in [*SLOTS[slot], *self.more.get(slot, ())] if name != now]
+        return trials, window
+
+    def _pairs(self, run: Reference, index: int, trials: list[Trial], is_taken: bool) -> list[tuple[Trial, ...]]:
+        """Two choices of the place that a line is in."""
+        ids = list(run.lines)
+        place = run.lines[ids[index]].key.place
+        end = next((i for i in range(index, len(ids)) if run.lines[ids[i]].key.place != place), len(ids))
+        here = {use for visit in ids[index : end + 1] for use in run.uses.get(visit, ())}
+        local = [t for t in trials if t[0] != "rotation" and t[:2] in here]
+        if not is_taken:
+            local += [t for t in trials if t[0] in ("order", "extra_norm", "norm_here") and t not in local]
+        return [pair for pair in itertools.combinations(local, 2) if pair[0][0] != pair[1][0]][:4000]
+
+    def _best(
+        self,
+        combinations: Iterable[tuple[Trial, ...]],
+        pins: Pins,
+        base: int,
+        run: Reference,
+        *,
+        instead: tuple[Seen, str] | None = None,
+        look: bool = True,
+        choices: Mapping[str, str] | None = None,
+    ) -> dict[str, str] | None:
+        """The choices that bring most lines in step; of equals, the nearest.
+
+        `base`: the index of the line to be explained; `instead`: what could be taken as its value, which choices must
+        then give; `look`: whether equals are judged by what follows.
+        """
+        choices, known = self.choices if choices is None else choices, set(score(run)[1])
+        budget, ties = self._budget(run, base), []
+        for combination in combinations:
+            new = {f"{slot}@{place}": name for slot, place, name in combination}
+            try:
+                trial = self.run({**choices, **new}, pins, budget)
+            except ERRORS:
+                continue
+            rank = self._rank(trial, base, known, instead)
+            if rank is not None:
+                ties.append((rank, new))
+        if not ties:
+            return None
+        top = max(rank for rank, _ in ties)
+        ties = sorted((t for t in ties if t[0][:2] == top[:2] and t[0][2] >= top[2] - 0.5), key=lambda t: -t[0][2])
+        if len(ties) > 1 and look:
+            ties = sorted(ties[:4], key=lambda t: -self._lookahead({**choices, **t[1]}, pins))
+        return ties[0][1]
+
+    def _budget(self, run: Reference, base: int) -> int:
+        """How many lines in a row a run may miss before it is given up: some more than the code hides elsewhere."""
+        if len(self.recording.tensors) < 60:
+            return 45
+        gap = longest = 0
+        for seen in list(run.lines.values())[:base]:
+            gap = 0 if seen.match is not None else gap + 1
+            longest = max(longest, gap)
+        return max(6, longest + 3) if base > 8 else 16
+
+    def _rank(self, trial: Reference, base: int, known: set[str], instead: Any) -> tuple[int, bool, float] | None:
+        """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
+        first, evidence = score(trial)
+        ids = list(trial.lines)
+        if first <= base:
+            return None
+        match = trial.lines[ids[base]].match
+        if instead is not None:
+            goal = {tensor.time for tensor in instead[0].match.tensors}
+            if match is None or {tensor.time for tensor in match.tensors} != goal:
+                return None
+        gained = [trial.lines[visit].match for visit in evidence if visit not in known and visit in ids[base:first]]
+        if not gained:
+            return None
+        return len(gained), match is not None, -float(np.mean([m.worst / m.tolerance for m in gained if m is not None]))
+
+    def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
+        """How much is explained after a few more departures."""
+        run = self.run(choices, pins, 14)
+        for _ in range(depth):
+            ok, ids = in_step(run), list(run.lines)
+            index = next((i for i, visit in enumerate(ids) if not ok[visit]), None)
+            if index is None:
+                return np.inf
+            here = {visit: run.lines[visit] for visit in ids[:index] if run.lines[visit].match is not None} | dict(pins)
+            trials = [(t,) for t in self._trials(run, index)[0]]
+            best = self._best(trials, here, index, run, look=False, choices=choices)
+            if best is None:
+                break
+            choices = {**choices, **best}
+            run = self.run(choices, pins, 14)
+        return len(score(run)[1])
+
+    def _widened(self, new: Mapping[str, str]) -> Mapping[str, str]:
+        """The same at this place of every layer, or everywhere, if that is as good; structure only if it is better."""
+        local, evidence = score(self.run({**self.choices, **new}, self.taken))
+        is_structure = any(scope.partition("@")[0] in STRUCTURE for scope in new)
+        for wide in (lambda slot, place: f"{slot}@{kind_of(place)}", lambda slot, _: slot):
+            other = {wide(*scope.split("@", 1)): name for scope, name in new.items() if "@" in scope} or dict(new)
+            if other == dict(new):
+                continue
+            first, found = score(self.run({**self.choices, **other}, self.taken))
+            if first >= local and len(found) >= len(evidence) and (not is_structure or len(found) > len(evidence)):
+                local, evidence, new = first, found, {**other}
+                if all("@" not in scope for scope in new):
+                    break
+        return new
+
+    def _simplify(self) -> None:
+        """One departure in place of several of Algorithm 4, if it explains as much."""
+        own = [d for d in self.departures if d.algorithm == 4 and d.kind == "named"]
+        if len(own) < 2:
+            return
+        less = {k: v for k, v in self.choices.items() if not any(k in d.choices for d in own)}
+        goal, evidence = score(self.run(self.choices, self.taken))
+        for slot, name in [(of, name) for of in OF_ATTENTION for name in list(SLOTS[of])[1:]]:
+            try:
+                run = self.run({**less, slot: name}, self.taken, 20)
+            except ERRORS:
+                continue
+            first, found = score(run)
+            if first >= goal and len(found) >= len(evidence):
+                key = next(
+                    run.lines[visit].key
+                    for visit, used in run.uses.items()
+                    if visit in run.lines and slot in dict(used)
+                )
+                self.choices = {**less, slot: name}
+                self.departures = [d for d in self.departures if d not in own]
+                self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})
+                return
+
+    def _take(self, run: Reference, visit: str, pins: Pins) -> tuple[Seen, str] | None:
+        """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives."""
+        seen, ids, best = run.lines[visit], list(run.lines), None
+        value = seen.value[0] if seen.parts else seen.value[0][None]
+        used = {(g.tensor.time, g.axis) for s in run.lines.values() if s.match is not None for g in s.match.groups}
+        for group in self.finder.groups.get(value.shape[-1], ()):
+            if (
+                len(group.rows) != np.prod(value.shape[:-1])
+                or not group.is_whole
+                or (group.tensor.time, group.axis) in used
+            ):
+                continue
+            values = np.where(group.rows <= LARGE, -np.inf, group.rows).reshape(value.shape)
+            match = Match([group], [np.arange(len(group.rows))], 0.0, values if seen.parts else values[0], np.inf)
+            taken = dataclasses.replace(seen, tolerance=0.0, match=match, form="taken as it is", replicas=None)
+            trial = self.run(self.choices, {**pins, visit: taken}, 10)
+            first, evidence = score(trial)
+            behind = list(trial.lines)[ids.index(visit) + 1 : first]
+            gained = sum(other in behind and other not in pins for other in evidence)
+            if gained and (best is None or gained > best[0]):
+                best = gained, taken, group
+        if best is None:
+            return None
+        tensor = best[2].tensor
+        text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
+        return best[1], text
+
+    def _harmless(self, run: Reference, ok: Mapping[str, bool]) -> None:
+        """Lines that differ without effect on what follows."""
+        done = set()
+        for visit, seen in run.lines.items():
+            for slot, place in run.uses.get(visit, ()) if seen.match is None and ok[visit] else ():
+                if slot not in HARMLESS or (slot, kind_of(place)) in done:
+                    continue
+                for name in SLOTS[slot]:
+                    scope = f"{slot}@{place}"
+                    other = self.run({**self.choices, scope: name}, self.taken).lines.get(visit)
+                    if (
+                        name != run.name(slot, place)
+                        and other is not None
+                        and other.match is not None
+                        and not other.form
+                    ):
+                        done.add((slot, kind_of(place)))
+                        text = f"{SLOTS[slot][name].text} (without effect on what follows)"
+                        self._depart(seen.key, text, "harmless", kind_of(place), {scope: name})
+                        break
+
+    def _told(self, run: Reference, ok: Mapping[str, bool], seconds: float) -> Walk:
+        ids = list(run.lines)
+        last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
+        is_lost = bool(self.departures) and self.departures[-1].kind in ("unknown", "stopped")
+        status, layouts, worst = {}, {}, 0.0
+        for i, visit in enumerate(ids):
+            match, form = run.lines[visit].match, run.lines[visit].form
+            if match is not None:
+                status[visit] = "differs" if visit in self.taken else "equal"
+                layouts[visit] = layout(match) + (f", {form}" if form else "")
+                worst = max(worst, match.worst / match.tolerance)
+            elif ok[visit]:
+                status[visit] = "in step"
+            else:
+                status[visit] = "differs" if i <= last else "behind" if is_lost else "not shown"
+        notes = [*self.recording.notes, *self._finite_masks(run)]
+        departures = [dataclasses.replace(d, seen_in=self._seen_in(run, d)) for d in self.departures]
+        return Walk(departures, dict(self.choices), run, status, layouts, notes, seconds, self.runs, worst)
+
+    def _seen_in(self, run: Reference, departure: Departure) -> str:
+        """The foreign operation that holds what departs, or the next value that was found."""
+        places = [place.removeprefix("but not ") for place in departure.where.split(", ")]
+        started = False
+        for seen in run.lines.values():
+            key = seen.key
+            here = departure.where == "everywhere" or any(p in (key.place, kind_of(key.place)) or key.place.startswith(f"{p}/") for p in places)  # fmt: skip
+            started |= here and (key.algorithm, key.line, key.what) == (
+                departure.algorithm,
+                departure.line,
+                departure.what,
+            )
+            if started and seen.match is not None:
+                return seen.match.tensors[0].name
+        return ""
+
+    def _finite_masks(self, run: Reference) -> list[str]:
+        for seen in run.lines.values():
+            if (seen.key.algorithm, seen.key.line) == (4, "5") and seen.match is not None:
+                raw = np.concatenate([t.value[t.value < LARGE].reshape(-1) for t in seen.match.tensors])
+                if raw.size and np.isfinite(raw).all():
+                    return [
+                        f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
+                    ]
+        return []
+
+
+def _key(visit: str) -> Key:
+    """The key with an id, of a line that no run has any more."""
+    place, _, rest = visit.rpartition(":")
+    number, _, what = rest.partition(" ")
+    algorithm, _, line = number.partition(".")
+    return Key(place, int(algorithm), line, what)

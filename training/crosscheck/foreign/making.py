@@ -1,0 +1,280 @@
+"""Making a case, with the values of every numbered line from the oracle, and writing its files."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import save_file
+
+import algorithms
+from algorithms.model.variants import VARIANTS
+from training.crosscheck import oracle
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
+from training.crosscheck.comparison import run_paper
+from training.crosscheck.models import family_parameters, few, options_of
+from training.crosscheck.oracle import family
+from training.crosscheck.scenarios import Run
+
+from .cases import EPSILON, FORMAT, Case, tolerances
+from .reference import Reference, gradient
+from .vocabulary import choices_of, paper_names
+
+__all__ = ["ALGORITHMS", "make_case", "oracle_lines", "write_case"]
+
+SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 12, "d_mlp": 48, "d_x": 6, "d_z": 8, "d_out": 10}
+"""By the paper's names; no axis has the number of tokens."""
+
+CALLERS = {11: 8, 12: 9, 13: 10, 14: 10, 15: 8}
+"""Training and inference → their transformer, whose case holds loss, step and sampled tokens, too."""
+
+ALGORITHMS = (4, 5, 6, 7, 8, 9, 10, *CALLERS)
+KINDS = {8: "ED", 9: "E", 10: "D"}
+VALUE = {8: ("z", "x"), 9: ("x",), 10: ("x",), 4: ("X", "Z"), 5: ("X", "Z"), 6: ("e",), 7: ("e",)}
+AGREE = 1e-12
+
+
+def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, **sizes: int) -> Case:
+    """A random case of an algorithm, or of the one that a variant is of; sizes by the paper's names.
+
+    Raises:
+        ValueError: for an algorithm that has no case, or a variant that is none, or of another algorithm.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected one of {', '.join(map(str, ALGORITHMS))}, got {algorithm}")
+    if variant not in VARIANTS:
+        raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
+    algorithm = CALLERS.get(algorithm, algorithm)
+    if algorithm < 8 and variant != "PAPER":
+        raise ValueError(
+            f"variant: expected PAPER for Algorithm {algorithm}, got {variant!r}; give algorithm=8, 9 or 10"
+        )
+    rng = np.random.default_rng([seed, algorithm])
+    s = SIZES | sizes
+    if algorithm >= 8:
+        return _of_model(algorithm, variant, rng, sizes)
+    s = {"d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s | ({"H": 1} if algorithm == 4 else {})
+    if algorithm in (4, 5):
+        H, d, m = s["H"], s["d_attn"], s["d_mid"] if algorithm == 5 else s["d_out"]
+        shapes = {"W_q": (H, d, s["d_x"]), "b_q": (H, d), "W_k": (H, d, s["d_z"]), "b_k": (H, d), "W_v": (H, m, s["d_z"]), "b_v": (H, m)}  # fmt: skip
+        shapes |= {"W_o": (s["d_out"], H * m), "b_o": (s["d_out"],)} if algorithm == 5 else {}
+        mask = rng.random((s["l_z"], s["l_x"])) < 0.6
+        mask[rng.integers(0, s["l_z"], s["l_x"]), np.arange(s["l_x"])] = True
+        mask[:, s["l_x"] // 2] = False  # a column that sees nothing
+        X, Z = (rng.normal(size=(s[f"d_{n}"], s[f"l_{n}"])).astype(np.float32) for n in "xz")
+        inputs = {"X": X, "Z": Z, "Mask": mask}
+    else:
+        shapes = {"gamma": (s["d_e"],), "beta": (s["d_e"],)} if algorithm == 6 else {"W_u": (s["N_V"], s["d_e"])}
+        inputs = {"e": (0.1 * rng.normal(size=(s["d_e"], s["l_x"])) + 0.05).astype(np.float32)}
+    return Case(algorithm, s, {n: _random(rng, n, shape) for n, shape in shapes.items()}, inputs)
+
+
+def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, offset: float = 0.0) -> np.ndarray:
+    """A parameter, of a size with which every line matters."""
+    leaf = name.rpartition("/")[2]
+    x = rng.normal(size=shape)
+    if leaf in ("W_e", "W_p", "W_t"):
+        x = small * x
+    elif leaf.startswith(("W", "distances")):
+        x = x * (1.4 if leaf in ("W_q", "W_k") else 1.0) * (1.0 if leaf[0] == "d" else shape[-1] ** -0.5)
+    elif leaf.startswith("gamma"):
+        x = 1.0 - offset + 0.3 * x
+    else:
+        x = 0.4 * x
+    return x.astype(np.float32)
+
+
+def _of_model(algorithm: int, name: str, rng: Any, sizes: dict[str, int]) -> Case:
+    algorithm = ARCHITECTURES.get(name, 10) if name != "PAPER" else algorithm
+    variant, s = few(VARIANTS[name]), dict(SIZES)
+    is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
+    s |= {"d_e": 24, "d_mlp": 40} if is_rotary else {}
+    s |= {"H": 4, "H_kv": 2} if name in SHARING else {}
+    L = max(2, len(variant.attentions), variant.shared_layers)
+    s |= {"L": L, "d_f": s["d_e"]} if algorithm != 8 else {"L_enc": L, "L_dec": L}
+    s |= sizes
+    s = {"H_kv": s["H"], "d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s
+    s |= {"d_in": 10, "d_f": 10} if variant.embedding.factored else {}
+    numbers, _ = _numbered(algorithm, variant, s)
+    shapes = paper_names(numbers)
+    offset = getattr(variant.norm, "offset", 0.0)
+    theta = {n: _random(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset) for n, a in shapes.items()}
+    inputs: dict[str, Any] = {n: rng.permutation(np.arange(2, s["N_V"] - 3))[: s[f"l_{n}"]].tolist() for n in "xz"}
+    if algorithm != 8:
+        del inputs["z"]
+    if algorithm == 9:
+        masked = sorted(rng.permutation(s["l_x"])[:2].tolist())
+        inputs |= {"labels": list(inputs["x"]), "masked": masked}
+        inputs["x"] = [s["N_V"] - 3 if t in masked else v for t, v in enumerate(inputs["x"])]
+    case = Case(algorithm, s, theta, inputs, choices_of(variant, algorithm, L), name)
+    return dataclasses.replace(case, sampling=_sampled(case, rng))
+
+
+def _numbered(algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str, np.ndarray], Any]:
+    """The library's parameters of a model: all their numbers counted, in arrays by path, and the tree."""
+    kind, names = KINDS[algorithm], {field.name for field in dataclasses.fields(_config(algorithm))}
+    config = _config(algorithm)(**{name: size for name, size in s.items() if name in names}, variant=variant)
+    init = getattr(algorithms, f"init_{kind.lower()}_transformer")
+    leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init(jax.random.key(0), config)))
+    numbers, count = {}, 0
+    for path, leaf in leaves:
+        numbers[jax.tree_util.keystr(path)] = count + np.arange(leaf.size).reshape(leaf.shape)
+        count += leaf.size
+    return numbers, tree
+
+
+def _config(algorithm: int) -> Any:
+    return getattr(algorithms, f"{KINDS[algorithm]}TransformerConfig")
+
+
+def of_library(case: Case) -> Any:
+    """The parameters of a case of Algorithms 8 to 10 as the library has them, with their variant, in float32."""
+    numbers, tree = _numbered(case.algorithm, few(VARIANTS[case.variant]), case.sizes)
+    flat = np.zeros(sum(n.size for n in numbers.values()), np.float32)
+    for name, part in paper_names(numbers).items():
+        flat[part] = case.theta[name]
+    return jax.tree_util.tree_unflatten(tree, [flat[n] for n in numbers.values()])
+
+
+def _sampled(case: Case, rng: Any) -> dict[str, Any]:
+    """Tokens sampled by Algorithm 14, or 15 of the paper's model: the first v with q[0] + … + q[v] above the draw."""
+    if case.algorithm == 9 or (case.algorithm == 8 and case.variant != "PAPER"):
+        return {}
+    tau, draws = 0.7, rng.uniform(size=case.sizes["l_max"]).tolist()
+
+    def sample(q: Any, i: int) -> int:
+        return int(np.searchsorted(np.cumsum(q), draws[i], side="right"))
+
+    if case.algorithm == 8:
+        theta = oracle.unstack(of_library(case))
+        y = oracle.ed_inference(case.inputs["z"], theta, tau, sample, case.sizes["l_max"])
+        return {"z": case.inputs["z"], "tau": tau, "draws": draws, "y": y}
+    x, transformer = case.inputs["x"], functools.partial(family.d_transformer, model=_model(case))
+    l_gen = case.sizes["l_max"] - len(x)
+    y = oracle.d_inference(x, _of_oracle(case), l_gen, tau, sample, transformer)
+    return {"x": x, "tau": tau, "draws": draws[:l_gen], "y": y}
+
+
+def _model(case: Case) -> Any:
+    """The variant as the oracle has it."""
+    return options_of(few(VARIANTS[case.variant]), case.sizes.get("L", case.sizes.get("L_enc", 0)))
+
+
+def _of_oracle(case: Case) -> Any:
+    """The parameters as the oracle has them."""
+    if case.algorithm >= 8:
+        return family_parameters(of_library(case))
+    W = {n: np.asarray(a, np.float64) for n, a in case.theta.items()}
+    if case.algorithm > 5:
+        return SimpleNamespace(**W)
+    heads = [
+        SimpleNamespace(**{n: a[h] for n, a in W.items() if n not in ("W_o", "b_o")}) for h in range(len(W["W_q"]))
+    ]
+    return heads[0] if case.algorithm == 4 else SimpleNamespace(heads=heads, W_o=W["W_o"], b_o=W["b_o"])
+
+
+def _paper(case: Case) -> Any:
+    """The oracle's run of a case."""
+    n, theta, given = (
+        case.algorithm,
+        _of_oracle(case),
+        [np.asarray(case.inputs[name]) for name in VALUE[case.algorithm]],
+    )
+    if n in (4, 5):
+        return lambda _: {4: oracle.attention, 5: oracle.mh_attention}[n](*given, theta, case.inputs["Mask"])
+    if n in (6, 7):
+        one = (lambda e: oracle.layer_norm(e, theta.gamma, theta.beta)) if n == 6 else (lambda e: oracle.unembedding(e, theta.W_u))  # fmt: skip
+        return lambda _: [one(e) for e in np.asarray(given[0], np.float64).T]
+    run = {8: family.ed_transformer, 9: family.e_transformer, 10: family.d_transformer}[n]
+    return lambda _: run(*given, theta, _model(case))
+
+
+def oracle_lines(case: Case) -> dict[str, np.ndarray]:
+    """The value of every numbered line from the oracle, by the reference's ids.
+
+    Raises:
+        ArithmeticError: if the reference has another value anywhere.
+    """
+    record = run_paper(Run(case.algorithm, "a case", lambda: None, _paper(case)))
+    visits: dict[tuple[int, str], list[np.ndarray]] = {}
+    for (n, number, _), values in record.visits.items():
+        visits[n, number] = [np.asarray(visit.value) for visit in values]
+    if case.algorithm in (6, 7):  # token by token
+        visits = {
+            key: [np.stack([*values], axis=-1).reshape(*values[0].shape[:-1], -1)] for key, values in visits.items()
+        }
+    found = {}
+    for visit, seen in Reference(case).go().lines.items():
+        own, key = seen.value[0], (seen.key.algorithm, "1" if case.algorithm == 7 else seen.key.line)
+        if seen.key.what or key not in visits:
+            continue
+        heads = len(own) if seen.parts else 1
+        sharing = case.sizes["H"] // heads if seen.parts else 1
+        of_line, visits[key] = visits[key][: heads * sharing], visits[key][heads * sharing :]
+        value = np.stack(of_line[::sharing]) if seen.parts else of_line[0].reshape(own.shape)
+        with np.errstate(invalid="ignore"):
+            apart = np.nan_to_num(np.where(value == own, 0.0, np.abs(value - own)), nan=np.inf).max()
+        if apart > AGREE * max(1.0, np.abs(value[np.isfinite(value)]).max(initial=0.0)):
+            raise ArithmeticError(
+                f"{visit}: expected the reference to have the oracle's value, got a difference of {apart:.1e}"
+            )
+        found[visit] = value
+    return found
+
+
+def write_case(case: Case, directory: str | pathlib.Path) -> None:
+    """Write a case as files: see `cases`."""
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    run, lines = Reference(case).go(), oracle_lines(case)
+    values = {visit: lines.get(visit, seen.value[0]) for visit, seen in run.lines.items()}
+    state = {"format": FORMAT, **{f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name != "theta"}}
+    state["inputs"] = {n: np.asarray(v).tolist() for n, v in case.inputs.items()}
+    state["flags"] = _flags(case)
+    if case.algorithm >= 8:
+        state["loss"] = float(np.real(run.loss("sum")[0]))
+        g = gradient(case, "sum")
+        _save(directory / "gradients.safetensors", g)
+        _save(directory / "updated.safetensors", {n: W - case.eta * g[n] for n, W in case.theta.items()})
+    _save(directory / "parameters.safetensors", case.theta)
+    _save(directory / "lines.safetensors", values)
+    allowed = {dtype: tolerances(case, dtype) for dtype in EPSILON}
+    changed = changed_lines(few(VARIANTS[case.variant]), case.algorithm, 1) if case.algorithm >= 8 else {}
+    state["lines"] = [_about(seen, changed, visit in lines, allowed) for visit, seen in run.lines.items()]
+    (directory / "case.json").write_text(json.dumps(state, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _save(path: pathlib.Path, arrays: dict[str, Any]) -> None:
+    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, path)
+
+
+def _about(seen: Any, changed: Any, is_numbered: bool, allowed: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """What the manifest says of a value."""
+    key = seen.key
+    change = changed.get((key.algorithm, key.line))
+    number = "1" if key.algorithm == 7 else key.line
+    line = PSEUDOCODE[key.algorithm].line(number) if change is None else change.line
+    return {
+        "key": key.id, "algorithm": key.algorithm, "line": number, "value": key.what or line.variable,
+        "from": "oracle" if is_numbered else "reference", "formula": line.text, "latex": line.latex,
+        "axes": [*(["H"] if seen.parts else []), *line.shape.split()] if not key.what else None,
+        "shape": list(seen.value.shape[1:]), "tolerance": {dtype: of[key.id] for dtype, of in allowed.items()},
+    }  # fmt: skip
+
+
+def _flags(case: Case) -> list[str]:
+    """What is special about a case."""
+    s, mask = case.sizes, case.inputs.get("Mask")
+    told = {
+        "a column that sees nothing": mask is not None and not np.all(np.any(mask, axis=0)),
+        "grouped heads": s.get("H_kv", s.get("H")) != s.get("H"),
+        "window": any(name.startswith("window") for name in case.base.values()),
+        "tied": case.algorithm >= 8 and "W_u" not in case.theta,
+        "masked tokens": "masked" in case.inputs,
+    }
+    return [flag for flag, is_so in told.items() if is_so]

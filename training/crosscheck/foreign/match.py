@@ -1,0 +1,172 @@
+"""Recognizing a line's value among foreign tensors by its numbers alone, in any layout.
+
+Every value of the paper has a token axis. A foreign tensor in any layout holds, along one of its axes, the same rows of
+ℓ numbers, in some order, perhaps among others (fused products, padded heads, batches). So a value is found if each of
+its rows is within the tolerance of a row of one and the same tensor; which rows these are says what the layout is. A row
+of ℓ random numbers is as good as a fingerprint: with ℓ = 7, numbers spread over ±2 and a tolerance of 0.02, the chance
+that another row is as near is about 1e-14. Rows that are the same for all tokens are no evidence.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.spatial import KDTree
+
+from .cases import MARGIN
+from .run import LARGE
+
+__all__ = ["Finder", "Group", "Match", "Observed", "layout"]
+
+FLOOR = 4e-16
+LONGEST = 4
+"""An axis with up to this many times ℓ numbers may begin with those of the tokens (a cache, padding)."""
+
+
+@dataclasses.dataclass
+class Observed:
+    """A foreign tensor."""
+
+    operation: str  # what computed it
+    value: np.ndarray
+    time: int  # how many there were before
+    where: str = ""  # file and line
+
+    @property
+    def name(self) -> str:
+        """The operation and where it is."""
+        return f"{self.operation} ({self.where})" if self.where else self.operation
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """The rows of a tensor along one of its axes, [rows, ℓ]."""
+
+    tensor: Observed
+    axis: int  # -1, -2: of a flat one
+    rows: np.ndarray
+    is_whole: bool = True
+
+
+@dataclasses.dataclass
+class Match:
+    """Where a value was found."""
+
+    groups: list[Group]  # of each part (head)
+    rows: list[np.ndarray]  # of each part, the numbers of its rows there
+    worst: float  # the largest difference
+    values: Any  # the foreign values as the paper has them
+    tolerance: float
+
+    @property
+    def tensors(self) -> list[Observed]:
+        """The tensor of each part."""
+        return [group.tensor for group in self.groups]
+
+    @property
+    def raw(self) -> list[bytes]:
+        """The rows, by which a tensor counts once only."""
+        return [group.rows[i].tobytes() for group, rows in zip(self.groups, self.rows, strict=True) for i in rows]
+
+
+class Finder:
+    """All rows of all foreign tensors, by their length; `lengths`: numbers of tokens."""
+
+    def __init__(self, observed: Sequence[Observed], lengths: Sequence[int]) -> None:
+        self.groups: dict[int, list[Group]] = {l: [] for l in lengths}
+        self.trees: dict[int, tuple[KDTree, np.ndarray]] = {}
+        seen = set()
+        for tensor in observed:
+            visit = (tensor.value.shape, tensor.value.tobytes())
+            if visit in seen or tensor.value.size == 0:
+                continue
+            seen.add(visit)
+            for l in lengths:
+                self.groups[l] += _groups(tensor, l)
+        for l, groups in self.groups.items():
+            if groups:
+                number = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
+                self.trees[l] = (KDTree(np.concatenate([group.rows for group in groups])), number)
+
+    def find(self, value: Any, tolerance: float) -> Match | None:
+        """Where a value [parts, rows, tokens] is, if anywhere."""
+        if np.iscomplexobj(value) or np.isnan(value).any():
+            return None
+        clear = np.where(value <= LARGE, LARGE, value)
+        radius = MARGIN * tolerance + FLOOR * max(1.0, float(np.abs(value[np.isfinite(value)]).max(initial=0)))
+        if np.mean(np.ptp(clear, axis=-1) <= 2 * radius) > 0.5:
+            return None  # the same for every token
+        found = [self._find(clear, radius)]
+        if clear.shape[-2] > 1 and clear.shape[-2] in self.trees:
+            other = self._find(np.swapaxes(clear, -1, -2), radius)
+            if other is not None:
+                other.values = np.swapaxes(other.values, -1, -2)
+            found.append(other)
+        return min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
+
+    def _find(self, A: Any, radius: float) -> Match | None:
+        if A.shape[-1] not in self.trees:
+            return None
+        tree, number = self.trees[A.shape[-1]]
+        groups, rows, values, worst = [], [], [], 0.0
+        for part in A:
+            best = None
+            for g in (
+                np.unique(number[tree.query_ball_point(part[0], radius, p=np.inf)]) if np.isfinite(part).all() else ()
+            ):
+                group = self.groups[A.shape[-1]][g]
+                if len(group.rows) < len(part):
+                    continue
+                apart = np.abs(part[:, None, :] - group.rows[None]).max(-1)
+                nearest = apart.argmin(1)
+                largest = apart[np.arange(len(part)), nearest].max()
+                if largest <= radius and (best is None or (largest, len(group.rows)) < best[0]):
+                    best = ((largest, len(group.rows)), group, nearest)
+            if best is None:
+                return None
+            (largest, _), group, nearest = best
+            groups.append(group)
+            rows.append(nearest)
+            values.append(np.where(group.rows[nearest] <= LARGE, -np.inf, group.rows[nearest]))
+            worst = max(worst, largest)
+        return Match(groups, rows, worst, np.stack(values), radius)
+
+
+def _groups(tensor: Observed, l: int) -> Iterator[Group]:
+    """What of a tensor may be rows of l tokens."""
+    a = tensor.value
+
+    def group(axis: int, rows: np.ndarray, is_whole: bool = True) -> Group:
+        rows = np.where(rows <= LARGE, LARGE, rows)
+        finite = np.isfinite(rows).all(axis=1, keepdims=True)
+        return Group(tensor, axis, np.where(finite, rows, 1e30), is_whole)
+
+    for axis, size in enumerate(a.shape):
+        if size == l:
+            yield group(axis, np.moveaxis(a, axis, -1).reshape(-1, l))
+        elif l < size <= LONGEST * l and a.ndim <= 4:
+            yield group(axis, np.moveaxis(a, axis, -1)[..., :l].reshape(-1, l), False)
+    if l not in a.shape and a.size % l == 0 and a.ndim <= 2 and a.size > l:  # flat, or batch and tokens merged
+        yield group(-1, a.reshape(-1, l), False)
+        if a.ndim == 1:
+            yield group(-2, a.reshape(l, -1).T, False)
+
+
+def layout(match: Match) -> str:
+    """The tensors and the layout of a found value, in words."""
+    group = match.groups[0]
+    shape, axis = group.tensor.value.shape, group.axis
+    sizes = ", ".join("ℓ" if i == axis else str(n) for i, n in enumerate(shape))
+    text = f"{group.tensor.name} [{sizes}]{' flat' if axis < 0 else ''}"
+    if len({tensor.time for tensor in match.tensors}) > 1:
+        return f"{text}, {len(match.tensors)} tensors"
+    flat = np.concatenate(match.rows)
+    step = np.diff(flat)
+    if len(flat) < len(group.rows):
+        if len(flat) == 1 or (step == 1).all():
+            return f"{text}, rows {flat[0]}–{flat[-1]}"
+        return (
+            f"{text}, {len(flat)} of {len(group.rows)} rows{' in order' if (step > 0).all() else ', in another order'}"
+        )
+    return f"{text}, rows in another order" if (step < 0).any() else text

@@ -1,0 +1,316 @@
+"""Recording what foreign code computes, with nothing named: PyTorch, JAX, NumPy, and files of any other language."""
+
+import json
+import pathlib
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .match import Observed
+
+__all__ = ["Recording", "record_files", "record_jax", "record_numpy", "record_torch"]
+
+MOST = 2_000_000
+"""Larger tensors are not kept."""
+
+COARSE = ("bfloat16", "float16", "float32", "float64")
+RAW = {".f32": "<f4", ".f64": "<f8", ".f16": "<f2"}
+STDLIB = tuple({sysconfig.get_paths()["stdlib"], str(pathlib.Path(sysconfig.get_paths()["stdlib"]).resolve())})
+LIBRARIES = re.compile(r"(site|dist)-packages[/\\](torch|jax|numpy|flax|equinox|haiku|scipy|einops)")
+HERE = str(pathlib.Path(__file__).resolve().parent)
+RANDOM = (
+    "two runs give different numbers, first in {}: switch dropout off (model.eval(), or its probability), fix the seed"
+)
+
+
+class Recording:
+    """What foreign code computed. `dtype`: of its output, in which errors are expected."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Observed] = []
+        self.parameters: dict[str, np.ndarray] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        self.updated: dict[str, np.ndarray] = {}  # parameters after one step
+        self.outputs: list[np.ndarray] = []
+        self.decoded: np.ndarray | None = None  # logits or P token by token, [ℓ, N_V], with a cache
+        self.sampled: list[int] | None = None  # tokens drawn with the case's numbers
+        self.loss: float | None = None
+        self.dtype = "float32"
+        self.dtypes: set[str] = set()
+        self.notes: list[str] = []
+
+    def add(self, operation: str, value: Any, where: str = "") -> None:
+        """Keep a tensor."""
+        if 0 < np.size(value) <= MOST:
+            self.tensors.append(Observed(operation, np.array(value, np.float64), len(self.tensors), where))
+
+    def compare(self, again: "Recording") -> None:
+        """Note what differs from another recording of the same code: something random was left on."""
+        for one, other in zip(self.tensors, again.tensors, strict=False):
+            if one.value.shape != other.value.shape or not np.array_equal(one.value, other.value, equal_nan=True):
+                self.notes.append(RANDOM.format(one.name))
+                return
+
+
+def _is_foreign(file: str) -> bool:
+    """Whether a file is neither this package's nor Python's nor of a library that computes."""
+    if LIBRARIES.search(file) or file.startswith((HERE, "<")):
+        return False
+    return "-packages" in file or not file.startswith(STDLIB)
+
+
+def _place() -> str:
+    """File and line of the innermost frame that is the foreign code's."""
+    frame = sys._getframe(1)
+    while frame is not None and not _is_foreign(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{pathlib.Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _coarsest(dtypes: Iterable[str]) -> str:
+    known = [dtype for dtype in dtypes if dtype in COARSE]
+    return min(known, key=COARSE.index, default="float32")
+
+
+def record_torch(call: Callable[[], Any], model: Any = None, *, optimizer: Any = None) -> Recording:
+    """Run `call()`, which returns an output, or an output and a loss, and record every operator, and gradients.
+
+    `model`: whose parameters and gradients are kept; `optimizer`: makes one step with the gradients.
+    """
+    recording = _torch_pass(call)
+    recording.compare(_torch_pass(call))
+    named = dict(model.named_parameters()) if model is not None else {}
+    recording.parameters = {name: _from_torch(p) for name, p in named.items()}
+    if recording.graph is not None and recording.graph.requires_grad:
+        recording.graph.backward()
+        recording.gradients = {name: _from_torch(p.grad) for name, p in named.items() if p.grad is not None}
+        if optimizer is not None:
+            optimizer.step()
+            recording.updated = {name: _from_torch(p) for name, p in named.items()}
+    return recording
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    import torch
+
+    return tensor.detach().to(torch.float64).cpu().numpy().copy()
+
+
+def _torch_pass(call: Callable[[], Any]) -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    recording: Any = Recording()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            name, where = str(function).replace("aten.", "").split(".")[0], _place()
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    recording.dtypes.add(str(tensor.dtype).removeprefix("torch."))
+                    recording.add(name, _from_torch(tensor), where)
+            return result
+
+    with Mode():
+        result = call()
+    output, recording.graph = result if isinstance(result, tuple) else (result, None)
+    recording.outputs = [_from_torch(output)]
+    recording.dtype = str(output.dtype).removeprefix("torch.")
+    recording.loss = None if recording.graph is None else float(recording.graph.detach())
+    return recording
+
+
+def record_jax(
+    function: Callable[..., Any], *args: Any, parameters: Any = None, loss: Callable[..., Any] | None = None
+) -> Recording:
+    """Record every equation of function(*args), also within jit, scan and custom rules.
+
+    `parameters`: the tree of arrays in args; `loss`: a function of it, for the gradients.
+    """
+    import jax
+
+    recording, closed = Recording(), jax.make_jaxpr(function)(*args)
+    outputs = _Equations(recording).run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    recording.outputs = [np.asarray(a, np.float64) for a in outputs]
+    recording.dtype = str(outputs[0].dtype)
+    named = jax.tree_util.tree_flatten_with_path(parameters)[0]
+    recording.parameters = {jax.tree_util.keystr(path): np.asarray(a, np.float64) for path, a in named}
+    if loss is not None:
+        value, gradients = jax.value_and_grad(loss)(parameters)
+        recording.loss = float(value)
+        leaves = jax.tree_util.tree_flatten_with_path(gradients)[0]
+        recording.gradients = {jax.tree_util.keystr(path): np.asarray(a, np.float64) for path, a in leaves}
+    return recording
+
+
+class _Equations:
+    """Runs a program of JAX equation by equation."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        values: dict[Any, Any] = {}
+
+        def read(v: Any) -> Any:
+            return v.val if hasattr(v, "val") else values[v]
+
+        values.update(zip(jaxpr.constvars, constants, strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        for equation in jaxpr.eqns:
+            outputs = self._equation(equation, [read(v) for v in equation.invars])
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def _equation(self, equation: Any, arguments: list[Any]) -> list[Any]:
+        name, p = equation.primitive.name, equation.params
+        if name == "scan":
+            return self._scan(p, arguments)
+        if name == "cond":
+            index, *arguments = arguments
+            branch = p["branches"][int(np.clip(int(index), 0, len(p["branches"]) - 1))]
+            return self.run(branch.jaxpr, branch.consts, arguments)
+        inner = next((p[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in p), None)
+        if inner is not None and name not in ("while", "pallas_call"):
+            body, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, [])
+            return self.run(body, constants, arguments[len(arguments) - len(body.invars) :])
+        outputs = equation.primitive.bind(*arguments, **p)
+        outputs = outputs if equation.primitive.multiple_results else [outputs]
+        for value in outputs:
+            if str(getattr(value, "dtype", "")) in COARSE:
+                self.recording.dtypes.add(str(value.dtype))
+                self.recording.add(name, np.asarray(value, np.float64), _of_equation(equation))
+        return list(outputs)
+
+    def _scan(self, p: Any, arguments: list[Any]) -> list[Any]:
+        body, c, k, n = p["jaxpr"], p["num_consts"], p["num_carry"], p["length"]
+        constants, carry, xs = arguments[:c], arguments[c : c + k], arguments[c + k :]
+        ys: dict[int, list[Any]] = {}
+        for i in reversed(range(n)) if p["reverse"] else range(n):
+            out = self.run(body.jaxpr, body.consts, [*constants, *carry, *(x[i] for x in xs)])
+            carry, ys[i] = out[:k], out[k:]
+        return [*carry, *(np.stack([np.asarray(ys[i][j]) for i in range(n)]) for j in range(len(ys[0]) if ys else 0))]
+
+
+def _of_equation(equation: Any) -> str:
+    trace = equation.source_info.traceback
+    for frame in trace.frames if trace is not None else ():
+        if _is_foreign(frame.file_name):
+            return f"{pathlib.Path(frame.file_name).name}:{frame.line_num}"
+    return ""
+
+
+def record_numpy(function: Callable[..., Any], parameters: Any, *inputs: Any) -> Recording:
+    """Record every function of NumPy in function(parameters, *inputs); `parameters`: a tree of dicts, lists and arrays."""
+    recording = _numpy_pass(function, parameters, inputs)
+    recording.compare(_numpy_pass(function, parameters, inputs))
+    return recording
+
+
+def _plain(a: Any) -> Any:
+    """Arguments without the class that watches them."""
+    if isinstance(a, np.ndarray):
+        return a.view(np.ndarray)
+    if isinstance(a, dict):
+        return {k: _plain(v) for k, v in a.items()}
+    return type(a)(map(_plain, a)) if isinstance(a, (list, tuple)) else a
+
+
+def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[Any]) -> Recording:
+    recording = Recording()
+
+    class Watched(np.ndarray):
+        def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+            kwargs |= {} if out is None else {"out": _plain(out)}
+            return wrapped(getattr(ufunc, method)(*_plain(args), **_plain(kwargs)), ufunc.__name__)
+
+        def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            return wrapped(func(*_plain(args), **_plain(kwargs)), func.__name__)
+
+    def wrapped(a: Any, name: str) -> Any:
+        if isinstance(a, (list, tuple)):
+            return type(a)(wrapped(x, name) for x in a)
+        if isinstance(a, (np.ndarray, np.floating)) and np.issubdtype(a.dtype, np.floating):
+            recording.add(name, a, _place())
+            return np.asarray(a).view(Watched)
+        return a
+
+    def watched(tree: Any, path: str = "") -> Any:
+        if isinstance(tree, Mapping):
+            return {k: watched(v, f"{path}/{k}") for k, v in tree.items()}
+        if isinstance(tree, list):
+            return [watched(v, f"{path}/{i}") for i, v in enumerate(tree)]
+        array = np.asarray(tree)
+        recording.parameters[path.strip("/")] = array.astype(np.float64)
+        recording.dtypes.add(str(array.dtype))
+        return array.view(Watched)
+
+    output = np.asarray(function(watched(parameters), *inputs))
+    recording.outputs = [output.astype(np.float64)]
+    recording.dtype = _coarsest((*recording.dtypes, str(output.dtype)))
+    return recording
+
+
+def record_files(files: Sequence[pathlib.Path], dtype: str | None = None) -> Recording:
+    """Tensors that any language wrote: .safetensors, .npz, .npy, .json, or raw numbers as "NAME.2x7x12.f32".
+
+    A name that begins with "parameter:", "gradient:", "updated:", "output:", "loss:", "sampled:" or "decoded:" says what
+    it is; all others are anything. `dtype`: of the numbers (None: the coarsest that the files have).
+
+    Raises:
+        ValueError: if there are no such files, or a raw file does not tell its shape.
+    """
+    recording = Recording()
+    for path in files:
+        for name, array in _read(path).items():
+            _put(recording, name, np.asarray(array))
+    if not recording.tensors:
+        got = ", ".join(path.name for path in files) or "no files"
+        raise ValueError(f"expected .safetensors, .npz, .npy, .json or raw files such as x.7x12.f32, got {got}")
+    recording.dtype = dtype or _coarsest(recording.dtypes)
+    return recording
+
+
+def _put(recording: Recording, name: str, array: np.ndarray) -> None:
+    kind, _, rest = name.partition(":")
+    kept = {"parameter": recording.parameters, "gradient": recording.gradients, "updated": recording.updated}
+    if kind in kept:
+        kept[kind][rest] = array.astype(np.float64)
+    elif kind == "loss":
+        recording.loss = float(array.reshape(-1)[0])
+    elif kind == "sampled":
+        recording.sampled = array.reshape(-1).astype(int).tolist()
+    elif kind == "decoded":
+        recording.decoded = array.astype(np.float64)
+    else:
+        recording.outputs += [array.astype(np.float64)] if kind == "output" else []
+        recording.dtypes.add(str(array.dtype))
+        recording.add(name, array.astype(np.float64))
+
+
+def _read(path: pathlib.Path) -> Mapping[str, Any]:
+    if path.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        return load_file(path)
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    if path.suffix == ".npy":
+        return {path.stem: np.load(path)}
+    if path.suffix == ".json":
+        return json.loads(path.read_text("utf-8"))
+    if path.suffix in RAW:
+        name, _, shape = path.stem.rpartition(".")
+        sizes = [int(n) for n in shape.split("x") if n.isdecimal()]
+        numbers = np.fromfile(path, RAW[path.suffix])
+        if not name or not sizes or numbers.size != np.prod(sizes):
+            raise ValueError(
+                f"{path}: expected NAME.SHAPE{path.suffix} such as x.7x12{path.suffix}, with as many numbers"
+            )
+        return {name: numbers.reshape(sizes)}
+    return {}

@@ -1,0 +1,228 @@
+"""The reference: Algorithms 4 to 10 in NumPy, all tokens and heads at once, where any place may hold another choice.
+
+The judge is the oracle; the tests compare the two, to 1e-12. Parameters are a flat dictionary of the paper's names:
+W_e, W_p, W_u, "l1/W_q" [H, d_attn, d_x], "l1/gamma_1", ...
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .attention import Attention
+from .catalogue import SLOTS, choice
+from .parts import Named
+from .run import Choices, Key, StopRun
+
+__all__ = ["Reference", "gradient"]
+
+Sublayer = Callable[[Any, Key], Named]
+
+
+class Reference(Attention):
+    """A run of a case's algorithm."""
+
+    def go(self) -> "Reference":
+        """Run the algorithm until its end, or until the budget of missed lines is spent."""
+        case, n = self.case, self.case.algorithm
+        try:
+            if n in (8, 9, 10):
+                {8: self._ed_transformer, 9: self._e_transformer, 10: self._d_transformer}[n]()
+            elif n in (6, 7):
+                e = self._given("e")
+                if n == 6:
+                    self.norm("", e, Key("", 6, "e"), ("gamma", "beta"))
+                else:
+                    self.unembed(e, Key("", 7, "e"), 7)
+            else:
+                X, Z, mask = self._given("X"), self._given("Z"), np.asarray(case.inputs["Mask"], bool)
+                self.attention("", X, Z, Key("", n, "X"), Key("", n, "Z"), "", mask)
+        except StopRun:
+            pass
+        return self
+
+    def _given(self, name: str) -> Any:
+        X = np.asarray(self.case.inputs[name], np.float64)[None]
+        return X + np.zeros((self.R, *X.shape[1:]))
+
+    def _sum(self, key: Key, place: str, X: Any, Xt: Any, A: Any, sources: list[Key]) -> Named:
+        def total() -> Any:
+            Y = self.use("residual", place)(X, Xt, A)
+            return self.off(Y, np.abs(X) + np.abs(Xt) + np.abs(A)) if self.epsilon else Y
+
+        how = self.name("residual", place)
+        return self.line(key, total, sources[:1] if how == "skip" else sources[1:] if how == "none" else sources), key
+
+    def _sublayer(self, order: str, X: Any, source: Key, norm: tuple[str, Any, Any], f: Sublayer, key: Key) -> Named:
+        """X + f(norm(X)) or norm(X + f(X)); `norm`: its place, its names, those around; `key`: of the sum."""
+        place, names, around = norm
+        order = self.use("order", place.split("/")[0], Key(place, 6, "return")) or order
+        if order == "norm_first":
+            Xt, kt = self.norm(place, X, source, names, around=around)
+            A, ka = f(Xt, kt)
+            return self._sum(key, key.place, X, Xt, A, [source, ka])
+        A, ka = f(X, source)
+        if order == "norm_out":
+            A, ka = self.norm(place, A, ka, names, around=around)
+            return self._sum(key, key.place, X, X, A, [source, ka])
+        X, source = self._sum(key, key.place, X, X, A, [source, ka])
+        return self.norm(place, X, source, names, around=around)
+
+    def _out(self, place: str, prefix: str, name: str, A: Named) -> Named:
+        """What a sublayer adds, with the norm that some models have there."""
+        names = f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out"
+        return self.norm(f"{place}/out", *A, names)
+
+    def _loop(self, name: str, L: int, key: Callable[[str], Key]) -> Iterator[tuple[str, str]]:
+        """The places and the prefixes of layers, of which some may share their parameters."""
+        prefixes = {n[: n.find("/") + 1] for n in self.theta}
+        own = sum(f"{name}{l + 1}/" in prefixes for l in range(L))
+        for l in range(L):
+            place = f"{name}{l + 1}"
+            n = self.use("layer", place, key(place))(l, L)
+            yield place, f"{name}{n * own // L + 1}/"
+
+    def _layers(
+        self, name: str, X: Named, L: int, algorithm: int, lines: Sequence[str], mask: Any, order: str
+    ) -> Named:
+        """The loop of Algorithms 9, 10 and of the encoder of 8; `lines`: attention, norm 1, MLP, norm 2."""
+        attention, norm1, mlp, norm2 = lines
+        for place, prefix in self._loop(name, L, lambda place: Key(place, algorithm, attention)):
+            around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (1, 2)]
+            before, pa, pm = X, f"{place}/{attention}", f"{place}/{mlp}"
+            here: list[Named] = []
+
+            def attend(X: Any, k: Key, pa: str = pa, prefix: str = prefix) -> Named:
+                A = self.attention(
+                    pa, X, X, k, k, prefix, mask, distances="distances" if algorithm != 8 else "encoder_distances"
+                )
+                return self._out(pa, prefix, "attn", A)
+
+            def feed(
+                X: Any, k: Key, pm: str = pm, prefix: str = prefix, before: Named = before, here: Any = here
+            ) -> Named:
+                reads = self.use("reads", pm, Key(pm, algorithm, mlp, "W_mlp1 X + b_mlp1"))
+                X, k = ((X, k), here[-1], before)[reads]
+                return self._out(pm, prefix, "mlp", self.mlp(pm, X, k, prefix, ("1", "2"), algorithm, mlp))
+
+            ka, km = Key(place, algorithm, attention), Key(place, algorithm, mlp)
+            first, second = (f"{place}/{norm1}", around[0], around), (f"{place}/{norm2}", around[1], around)
+            has_mlp = any(f"{prefix}{W}" in self.theta for W in ("W_mlp1", "W_router"))
+            if self.use("parallel", place, ka):
+                here.append(X)
+                A, kA = attend(*self.norm(first[0], *X, first[1], around=around))
+                B, kB = feed(*self.norm(second[0], *X, second[1], around=around))
+                X = self._sum(km, pm, X[0], X[0], A + B, [X[1], kA, kB])
+                continue
+            X = self._sublayer(order, *X, first, attend, Key(pa, algorithm, attention))
+            here.append(X)
+            X = self._sublayer(order, *X, second, feed, Key(pm, algorithm, mlp)) if has_mlp else X
+        return X
+
+    def _d_transformer(self) -> None:
+        x = self.case.inputs["x"]
+        causal = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :]
+        X = self.embed(x, 10, "2")
+        X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), causal, "norm_first")
+        self.unembed(*self.norm("10", *X, ("gamma", "beta")), 10)
+
+    def _e_transformer(self) -> None:
+        x = self.case.inputs["x"]
+        X = self.embed(x, 9, "2")
+        X = self._layers(
+            "l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), np.ones((len(x), len(x)), bool), "norm_last"
+        )
+        X = self.extra_norm("9", *X, 9, "9")
+        W_f, b_f = self.p("W_f"), self.p("b_f")
+        if W_f is not None:
+            (Y, source), kf, key = X, Key("10", 9, "10", "W_f X + b_f"), Key("10", 9, "10")
+            U = self.line(kf, lambda: self.linear(W_f, b_f, Y, "f_bias", "10", "f_square"), [source])
+            X = self.line(key, lambda: self._activated(self.use("activation", "10")(U), U), [kf]), key
+        self.unembed(*self.norm("11", *X, ("gamma", "beta")), 9)
+
+    def _ed_transformer(self) -> None:
+        z, x, sizes = self.case.inputs["z"], self.case.inputs["x"], self.case.sizes
+        Z = self.embed(z, 8, "2", "encoder", "context/")
+        embedded = Z[0]
+        Z = self._layers(
+            "enc", Z, sizes["L_enc"], 8, ("5", "6", "7", "8"), np.ones((len(z), len(z)), bool), "norm_last"
+        )
+        Z = self.norm("9", *self.extra_norm("9/extra", *Z, 8, "9"), ("gamma_enc", "beta_enc"))
+        X = self.embed(x, 8, "11", "decoder")
+        causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], np.ones((len(z), len(x)), bool)
+        for place, prefix in self._loop("dec", sizes["L_dec"], lambda place: Key(place, 8, "14")):
+            around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (3, 4, 5)]
+            p14, p16, p18 = (f"{place}/{n}" for n in (14, 16, 18))
+            across = prefix + self.use("shared", p16, Key(p16, 4, "1"))
+
+            def attend(X: Any, k: Key, place: str = p14, prefix: str = prefix) -> Named:
+                return self._out(
+                    place,
+                    prefix,
+                    "attn",
+                    self.attention(place, X, X, k, k, prefix, causal, distances="decoder_distances"),
+                )
+
+            def cross(X: Any, k: Key, place: str = p16, prefix: str = across) -> Named:
+                return self._out(
+                    place, prefix, "attn", self.attention(place, X, Z[0], k, Z[1], prefix, ones, embedded=embedded)
+                )
+
+            def feed(X: Any, k: Key, place: str = p18, prefix: str = prefix) -> Named:
+                return self._out(place, prefix, "mlp", self.mlp(place, X, k, prefix, ("3", "4"), 8, "18"))
+
+            steps: tuple[tuple[Sublayer, str, str], ...] = ((attend, p14, "14"), (cross, p16, "16"), (feed, p18, "18"))
+            for i, (f, at, line) in enumerate(steps):
+                norm = f"{place}/{int(line) + 1}", around[i], around
+                X = self._sublayer("norm_last", *X, norm, f, Key(at, 8, line))
+        X = self.norm("20", *self.extra_norm("20/extra", *X, 8, "20"), ("gamma_dec", "beta_dec"))
+        self.unembed(*X, 8)
+
+    def loss(self, name: str) -> Any:
+        """The loss of Algorithm 11, 12 or 13, by the choice with a name."""
+        slot = "masked_loss" if self.case.algorithm == 9 else "loss"
+        labels = self.case.inputs.get("labels", self.case.inputs["x"])
+        return choice(slot, name).do(self.log_P, np.asarray(labels), self.case.inputs.get("masked", ()))
+
+    def losses(self) -> dict[str, Any]:
+        """The loss by every choice."""
+        slot = "masked_loss" if self.case.algorithm == 9 else "loss"
+        return {name: self.loss(name) for name in SLOTS[slot]}
+
+
+def gradient(
+    case: Any,
+    loss: str,
+    choices: Choices | None = None,
+    *,
+    at: Mapping[str, Any] | None = None,
+    batch: int = 96,
+    **options: Any,
+) -> dict[str, Any]:
+    """The gradient of a loss by every parameter, by complex steps: exact to rounding.
+
+    `at`: of which components only, flat indices by name; the result is flat then; `options`: of the run.
+    """
+    h, found = 1e-30, {}
+    exact = {name: np.asarray(W, np.float64)[None] for name, W in case.theta.items()}
+    steps = [(n, i) for n, W in case.theta.items() for i in (range(W.size) if at is None else at.get(n, ()))]
+    values = np.zeros(len(steps))
+    for start in range(0, len(steps), batch):
+        part = steps[start : start + batch]
+        theta = dict(exact)
+        for name in {n for n, _ in part}:
+            stack = np.repeat(exact[name].reshape(1, -1).astype(complex), len(part), axis=0)
+            for r, (n, i) in enumerate(part):
+                if n == name:
+                    stack[r, i] += 1j * h
+            theta[name] = stack.reshape(-1, *exact[name].shape[1:])
+        run = Reference(case, choices, theta=theta, **options).go()
+        values[start : start + batch] = np.broadcast_to(np.imag(run.loss(loss)) / h, len(part))
+    at = {n: range(W.size) for n, W in case.theta.items()} if at is None else at
+    counted = 0
+    for name, indices in at.items():
+        found[name] = values[counted : counted + len(indices)]
+        counted += len(indices)
+        if len(indices) == case.theta[name].size:
+            found[name] = found[name].reshape(case.theta[name].shape)
+    return found

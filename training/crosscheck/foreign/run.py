@@ -1,0 +1,236 @@
+"""A run of the reference: choices at the places of its formulas, bounds of rounding, and values taken from foreign code.
+
+Every line is a thunk. Where foreign code was seen to hold the line's value, the run goes on with the foreign value (it is
+"pinned"), so that each line is judged by itself and errors do not add up over layers. Arrays are [R, ..., rows, tokens]:
+replica 0 is exact, the others carry random relative errors of the foreign dtype (Monte Carlo arithmetic), and their
+spread is the tolerance of a line. In complex arithmetic the replicas are complex steps, which give gradients.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .catalogue import choice, paper
+
+__all__ = ["LARGE", "Choices", "Key", "Run", "Seen", "kind_of", "scope_of"]
+
+LARGE = -1000.0
+"""Scores below it count as −∞."""
+
+Choices = Mapping[str, str]
+"""Scope → name of a choice; the scope is a slot, "slot@l1/6" (at one place) or "slot@l*/6" (there in every layer)."""
+
+TABLES = 2.0**-23
+"""The error of sines and cosines: tables are often made in float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A value of a line in one visit."""
+
+    place: str  # the line that is being executed, such as "l1/6": line 6 in layer 1
+    algorithm: int
+    line: str
+    what: str = ""  # which of the line's values, where it has several
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Such as "l1/6:4.1": line 1 of Algorithm 4 in line 6 in layer 1."""
+        return f"{self.place}:{self.algorithm}.{self.line}" + (f" {self.what}" if self.what else "")
+
+
+@dataclasses.dataclass
+class Seen:
+    """What became of a line in a run."""
+
+    key: Key
+    value: Any  # [R, ...]
+    tolerance: float
+    match: Any  # where the foreign code has it, or None
+    form: str  # in which form, such as "√v" for v
+    inputs: list[str]  # the ids of the lines that it is computed from
+    parts: bool  # whether heads are in front
+    replicas: Any = None  # the foreign value, with errors
+
+
+@functools.cache
+def kind_of(place: str) -> str:
+    """A place in every layer: "l1/6" → "l*/6"."""
+    return re.sub(r"^(l|enc|dec)\d+", r"\1*", place)
+
+
+def scope_of(scope: str, slot: str, place: str) -> bool:
+    """Whether a scope speaks of a slot at a place."""
+    return scope in (slot, f"{slot}@{place}", f"{slot}@{kind_of(place)}")
+
+
+class StopRun(Exception):  # noqa: N818
+    """The run has seen enough."""
+
+
+class Run:
+    """The arithmetic and the lines of a run.
+
+    `case`: what is run; `choices`: what stands in place of its base; `finder`: the foreign tensors; `epsilon`: of the
+    foreign dtype; `pins`: values of lines to go on from; `theta`: arrays [R, ...] in place of the case's; `extras`:
+    foreign biases by name; `budget`: how many lines in a row may be missed; `loose`: lines that the foreign code
+    computes in float32; `detached`: kinds of lines that no gradient passes; `backward`: choices of the gradient alone.
+    """
+
+    def __init__(
+        self,
+        case: Any,
+        choices: Choices | None = None,
+        *,
+        finder: Any = None,
+        epsilon: float = 0.0,
+        pins: Mapping[str, Seen] | None = None,
+        theta: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        budget: int | None = None,
+        loose: Sequence[str] | set[str] = (),
+        detached: frozenset[str] = frozenset(),
+        backward: Choices | None = None,
+        replicas: int = 5,
+    ) -> None:
+        self.case, self.choices, self.finder, self.epsilon = case, dict(choices or {}), finder, epsilon
+        self.pins, self.extras, self.loose = pins or {}, extras or {}, loose
+        self.theta = theta or {name: np.asarray(W, np.float64)[None] for name, W in case.theta.items()}
+        self.rng = np.random.default_rng(0)
+        self.R = replicas + 1 if epsilon else 1
+        self.lines: dict[str, Seen] = {}
+        self.uses: dict[str, list[tuple[str, str]]] = {}
+        self.key: Key | None = None
+        self.misses, self.budget = 0, budget
+        self.detached, self.backward = detached, backward or {}
+
+    def noise(self, shape: Sequence[int]) -> Any:
+        """Random relative errors, none of replica 0."""
+        u = self.rng.uniform(-1, 1, (self.R, *shape[1:])) * self.epsilon
+        u[0] = 0
+        return u
+
+    def rounded(self, x: Any) -> Any:
+        """A rounded result."""
+        return x * (1 + self.noise(x.shape)) if self.epsilon else x
+
+    def product(self, A: Any, B: Any) -> Any:
+        """A B, rounded."""
+        C = A @ B
+        return C + self.noise(C.shape) * (np.abs(A) @ np.abs(B)) if self.epsilon else C
+
+    def sum(self, *terms: Any) -> Any:
+        """A rounded sum."""
+        total: Any = sum(terms)
+        return total + self.noise(total.shape) * sum(np.abs(t) for t in terms) if self.epsilon else total
+
+    def off(self, x: Any, by: Any, tables: Any = 0.0) -> Any:
+        """x, off by at most ε times `by`, or by more where tables of positions were made in float32."""
+        if not self.epsilon:
+            return x
+        return x + self.noise(x.shape) * np.maximum(1.0, tables * TABLES / self.epsilon) * by
+
+    def name(self, slot: str, place: str) -> str:
+        """The name of the choice at a place."""
+        scopes = f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot
+        for choices in (self.choices, self.case.base):
+            for scope in scopes:
+                if scope in choices:
+                    return choices[scope]
+        return paper(slot)
+
+    def use(self, slot: str, place: str, key: Key | None = None) -> Any:
+        """What the choice at a place does; that the current line (or `key`) depends on it is noted."""
+        of = key or self.key
+        if of is not None:
+            self.uses.setdefault(of.id, []).append((slot, place))
+        name = self.name(slot, place)
+        if name.startswith("extra:"):
+            return np.asarray(self.extras[name], np.float64)[None, :, None]
+        return choice(slot, name).do
+
+    def p(self, name: str) -> Any:
+        """A parameter, [R or 1, ...]; None if there is none."""
+        return self.theta.get(name)
+
+    def need(self, name: str) -> Any:
+        """A parameter without which a choice makes no sense."""
+        if name not in self.theta:
+            raise KeyError(name)
+        return self.theta[name]
+
+    def line(
+        self,
+        key: Key,
+        thunk: Callable[[], Any],
+        inputs: Sequence[Key] = (),
+        *,
+        parts: bool = False,
+        forms: Sequence[tuple[str, Any, Any]] = (),
+        show: bool = True,
+    ) -> Any:
+        """The value of a line: the foreign one where it was found.
+
+        `inputs`: the lines that it is computed from; `parts`: whether heads are in front; `forms`: in which other forms
+        code may hold it, a name, the form of the value, and its inverse; `show`: whether code may hold it at all.
+        """
+        pin = self.pins.get(key.id)
+        if pin is not None:
+            self.lines[key.id], self.misses = pin, 0
+            if pin.replicas is None or len(pin.replicas) != self.R:
+                pin.replicas = self._noisy(pin.match.values)
+            return pin.replicas
+        value = self._evaluated(key, thunk)
+        tolerance, match, form = 0.0, None, ""
+        if self.finder is not None and show:
+            tolerance, match, form = self._found(key, value, parts, forms)
+        self.lines[key.id] = Seen(key, value, tolerance, match, form, [k.id for k in inputs], parts)
+        if match is not None and match.values is not None:
+            self.misses = 0
+            return self._noisy(match.values)
+        if show and self.finder is not None:
+            self.misses += 1
+            if self.budget is not None and self.misses > self.budget:
+                raise StopRun
+        return value
+
+    def _noisy(self, value: Any) -> Any:
+        return value[None] * (1 + self.noise((1, *value.shape))) if self.epsilon else value[None]
+
+    def _evaluated(self, key: Key, thunk: Callable[[], Any]) -> Any:
+        outer, self.key = self.key, key
+        try:
+            with np.errstate(all="ignore"):
+                value = thunk()
+                used = self.uses.get(key.id, ()) if self.backward else ()
+                if any(scope_of(scope, *use) for scope in self.backward for use in used):
+                    own, self.choices = self.choices, {**self.choices, **self.backward}
+                    value = np.real(value) + 1j * np.imag(thunk())
+                    self.choices = own
+        finally:
+            self.key = outer
+        detached = self.detached and f"{kind_of(key.place)}{key.id[len(key.place) :]}" in self.detached
+        return np.real(value) + 0j if detached else value
+
+    def _found(
+        self, key: Key, value: Any, parts: bool, forms: Sequence[tuple[str, Any, Any]]
+    ) -> tuple[float, Any, str]:
+        """The tolerance of a line, where the foreign code holds it, and in which form."""
+        tolerance = 0.0
+        of_line: tuple[str, Any, Any] = ("", None, None)
+        for name, form, back in (of_line, *forms):
+            with np.errstate(all="ignore"):
+                shown = value if form is None else form(value)
+                clean = np.where(shown < LARGE, LARGE, shown) if np.isneginf(shown).any() else shown
+                tolerance = float(np.max(np.abs(clean[1:] - clean[0]))) if self.epsilon else 0.0
+                tolerance *= 2.0**-23 / self.epsilon if key.id in self.loose else 1.0
+                match = self.finder.find(shown[0] if parts else shown[:1], tolerance)
+                if match is not None:
+                    values = match.values if parts else match.values[0]
+                    match.values = values if back is None else back(values)
+                    return tolerance, match, name
+        return tolerance, None, ""
