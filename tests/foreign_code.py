@@ -23,15 +23,23 @@ class Block(nn.Module):
         B, T, d = X.shape
         normed = self.ln1(X)
         q, k, v = (a.view(B, T, self.H, -1).transpose(1, 2) for a in self.qkv(normed).split(d, dim=-1))
+        k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
         S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])
         permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
-        A = S.masked_fill(~permitted, -math.inf).softmax(self.wrong.get("axis", -1))
+        S = S.masked_fill(~permitted, -math.inf)
+        A = S.softmax(self.wrong.get("axis", -1))
+        if self.wrong.get("detached") == "softmax":
+            A = S.exp() / S.exp().sum(-1, keepdim=True).detach()
         Y = (A @ v).transpose(1, 2)
         Y = Y.transpose(1, 2) if self.wrong.get("merge") else Y
         X = (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
         U = self.fc(self.ln2(X))
-        return X + self.out(nn.functional.gelu(U, approximate="tanh" if self.wrong.get("tanh") else "none"))
+        Z = nn.functional.gelu(U, approximate="tanh" if self.wrong.get("tanh") else "none")
+        if self.wrong.get("derivative"):
+            other = nn.functional.gelu(U, approximate="tanh")
+            Z = Z.detach() + other - other.detach()
+        return X + self.out(Z)
 
 
 class Decoder(nn.Module):
@@ -81,9 +89,37 @@ def decoder(**wrong):
             loss = nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction=wrong.get("reduction", "sum"))
             return logits, loss
 
-        return record_torch(call, model)
+        optimizer = wrong.get("optimizer", lambda p: None)(model.parameters())
+        recording = record_torch(call, model, optimizer=optimizer)
+        recording.gradients = {n: g * wrong.get("times", 1) for n, g in recording.gradients.items()}
+        with torch.no_grad():
+            load(model, TABLE, case.theta, layers=case.sizes["L"])
+            recording.sampled = sample(model, case.sampling, wrong)
+            recording.decoded = decode(model, case.inputs["x"], wrong) if "cache" in wrong else None
+        return recording
 
     return observe
+
+
+def sample(model, said, wrong):
+    """Tokens drawn with the case's numbers."""
+    x = list(said["x"])
+    for draw in said["draws"]:
+        logits = model(torch.tensor([x]))[0, -1] / (1 if wrong.get("tau") else said["tau"])
+        x.append(int((logits.softmax(-1).cumsum(-1) <= draw).sum()))
+    return x[len(said["x"]) :]
+
+
+def decode(model, x, wrong):
+    """Logits of every prefix's last token; as with a cache that is wrong, a token's position may not be counted on."""
+    rows = []
+    for t in range(len(x)):
+        wpe, first = model.wpe.weight.data.clone(), wrong.get("first", 0)
+        if wrong["cache"]:
+            model.wpe.weight.data[:] = wpe[first]
+        rows.append(model(torch.tensor([x[: t + 1]]))[0, -1])
+        model.wpe.weight.data[:] = wpe
+    return torch.stack(rows).double().numpy()
 
 
 def attention(case, dtype, softmax_axis=0, mask=lambda M: M):

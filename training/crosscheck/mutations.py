@@ -10,16 +10,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+import jax
+import jax.numpy as jnp
 from rich.console import Console
 
+from algorithms.model.variants import VARIANTS
+
 from .algorithms import PSEUDOCODE
+from .changes import ARCHITECTURES
 from .comparison import OracleCache, Results, compare
 from .edits import Planted
+from .foreign.cases import Case
+from .foreign.checking import diagnose, merged
+from .foreign.making import make_case, of_library
+from .foreign.recording import Recording, record_jax
 from .planted import PLANTED
 from .scenarios import Scenarios
-from .variants import VariantScenarios, compare_variant
+from .variants import VariantScenarios, compare_variant, with_numbers_that_matter
 
-__all__ = ["Caches", "check_mutations", "locate"]
+__all__ = ["Caches", "check_mutations", "locate", "named"]
 
 Caches = defaultdict[str | None, OracleCache]
 """What the oracle computed, by variant; None for the paper."""
@@ -47,6 +56,17 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
         sys.modules.update(own)
 
 
+@contextlib.contextmanager
+def edited(mutation: Planted, root: pathlib.Path) -> Iterator[ModuleType]:
+    """Import a copy of the package `algorithms` with an edit made, as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder).resolve()
+        shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
+        (copy / mutation.edit.file).write_text(mutation.edit.made(root), "utf-8")
+        with imported(copy) as package:
+            yield package
+
+
 def locate(
     mutation: Planted,
     root: pathlib.Path,
@@ -61,22 +81,54 @@ def locate(
     `mutation`: the edit; `root`: the root of the repository; `seed`: of the inputs; `caches`: what the oracle
     computed for earlier mutations; filled; `numbers`: the algorithms to check, in order.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder).resolve()
-        shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-        (copy / mutation.edit.file).write_text(mutation.edit.made(root), "utf-8")
-        with imported(copy) as package:
-            settings = {"seed": seed, "sizes": {}}
-            of_this = caches[mutation.variant]
-            if mutation.variant is not None:
-                scenarios = VariantScenarios(package, mutation.variant, **settings, implementation="paper")
-                return compare_variant(scenarios, copy, of_this)
-            for implementation in ("paper", "auto"):
-                scenarios = Scenarios(package, **settings, implementation=implementation)
-                results = compare(scenarios, copy, numbers, of_this, until_first=True)
-                if results.first is not None:
-                    break
-            return results
+    with edited(mutation, root) as package:
+        copy = pathlib.Path(package.__file__ or "").parents[1]
+        settings = {"seed": seed, "sizes": {}}
+        of_this = caches[mutation.variant]
+        if mutation.variant is not None:
+            scenarios = VariantScenarios(package, mutation.variant, **settings, implementation="paper")
+            return compare_variant(scenarios, copy, of_this)
+        for implementation in ("paper", "auto"):
+            scenarios = Scenarios(package, **settings, implementation=implementation)
+            results = compare(scenarios, copy, numbers, of_this, until_first=True)
+            if results.first is not None:
+                break
+        return results
+
+
+FOREIGN = {1: 10, 2: 10, 3: 10, 4: 10, 5: 10, 6: 10, 7: 10, 8: 8, 9: 9, 10: 10, 11: 8, 12: 9, 13: 10, 14: 10, 15: 8}
+"""An algorithm → the one whose case shows its lines."""
+
+
+def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
+    """What an edit computes instead, in words, found as in foreign code: from the numbers of the compiled functions.
+
+    The arguments are those of `locate`. Result: the departures of the first case that has any.
+    """
+    n = ARCHITECTURES.get(mutation.variant, 10) if mutation.variant else FOREIGN[mutation.algorithm]
+    tried = [(n, mutation.variant)] if mutation.variant else [(n, "PAPER"), (8, "PAPER"), (9, "PAPER"), (10, "GPT2")]
+    with edited(mutation, root) as package:
+        for algorithm, variant in tried:
+            record = with_numbers_that_matter(VARIANTS[variant])
+            case = make_case(algorithm, variant, seed, record=record)
+            report = diagnose(case, _observed(package, case, seed))
+            if not report.ok:
+                return [
+                    f"Algorithm {d.algorithm}, line {d.line}: {d.text}"
+                    for d in merged(report.departures)
+                    if d.kind == "named"
+                ]
+    return []
+
+
+def _observed(package: ModuleType, case: Case, seed: int) -> Recording:
+    """What the functions of a copy compute from a case: the transformer, one step of its training, sampled tokens."""
+    variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
+    theta = of_library(case, package, with_numbers_that_matter(variants[case.variant]))
+    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
+    given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
+    transformer = package.REGISTRY[case.algorithm].function
+    return record_jax(lambda theta: transformer(*given, theta, implementation="paper"), theta, parameters=theta)
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:

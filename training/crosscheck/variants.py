@@ -29,7 +29,7 @@ from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios
 
-__all__ = ["NAMES", "VariantScenarios", "compare_variant"]
+__all__ = ["NAMES", "VariantScenarios", "compare_variant", "with_numbers_that_matter"]
 
 NAMES = tuple(name for name in VARIANTS if name != "PAPER")
 SIZES = {"l_x": 7, "l_z": 5, "l_max": 11, "B": 2}

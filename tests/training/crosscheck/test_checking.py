@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.foreign_code import attention, decoder
 from training.crosscheck import check
@@ -18,7 +19,7 @@ def found(observe, algorithm=10, dtype="float64", **options):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_right_code_departs_nowhere(dtype):
-    report = check(decoder(), dtype=dtype)
+    report = check(decoder(cache=False), dtype=dtype)
     assert set(report.walk.status.values()) <= {"equal", "in step", "not shown"}
     assert list(report.walk.status.values()).count("equal") > 40
 
@@ -44,6 +45,37 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
     departures, _ = found(decoder(**wrong), dtype=dtype)
     assert list(departures) == [line]
     assert text in departures[line]
+
+
+LEARNING = [
+    ({"detached": "K"}, (4, "2"), "no gradient passes it"),
+    ({"detached": "softmax"}, (4, "return"), "its derivative is as if the sum below the fraction is constant"),
+    ({"derivative": True}, (10, "8"), "its derivative is as if GELU is its tanh approximation"),
+    ({"times": 1 / 6}, (13, "6"), "averaged, not summed"),
+    ({"optimizer": lambda p: torch.optim.SGD(p, 0.1, maximize=True)}, (13, "6"), "the step is uphill"),
+    ({"optimizer": lambda p: torch.optim.AdamW(p, 0.1)}, (13, "6"), "the step is AdamW's"),
+    (
+        {"optimizer": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01)},
+        (13, "6"),
+        "its decay added to the gradient",
+    ),
+    ({"tau": True}, (14, "5"), "τ is not used"),
+    ({"cache": True}, (14, "3"), "decoding with a cache is as if every token gets the first position's embedding"),
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("wrong", "line", "text"), LEARNING)
+def test_what_follows_is_named(wrong, line, text):
+    departures, _ = found(decoder(**wrong))
+    assert list(departures) == [line]
+    assert text in departures[line]
+
+
+def test_declared_updates_are_checked():
+    assert check(decoder(optimizer=lambda p: torch.optim.AdamW(p, 0.1)), expect="update=AdamW").ok
+    with pytest.raises(AssertionError, match="Adam's, without decay"):
+        check(decoder(optimizer=lambda p: torch.optim.Adam(p, 0.1)), expect="update=AdamW")
 
 
 def test_gpt2_is_told_and_can_be_declared():

@@ -283,6 +283,8 @@ class Attention(Parts):
         total = total + (np.exp(-top) if axis == "one" else 0.0)
         if sink is not None:
             total = total + np.exp(sink[..., None, None] - top)
+        if axis == "constant":
+            total = np.real(total)
         if axis == "numerator":
             return E * np.exp(top)
         return E / np.where(total == 0, 1.0, total)

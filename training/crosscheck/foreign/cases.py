@@ -41,6 +41,7 @@ class Case:
     variant: str = "PAPER"
     eta: float = 0.1  # of the step of gradient descent
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # prompt, tau, draws and the tokens y
+    record: Any = None  # the variant as the library has it, in the process that made the case
 
     @property
     def lengths(self) -> list[int]:

@@ -14,7 +14,19 @@ from scipy.special import erf
 
 from training.crosscheck.oracle.positions import rotary_frequencies
 
-__all__ = ["BACKWARD", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper"]
+__all__ = [
+    "BACKWARD",
+    "DECODING",
+    "HARMLESS",
+    "LOADED",
+    "RARE",
+    "SLOTS",
+    "STRUCTURE",
+    "Choice",
+    "choice",
+    "paper",
+    "related",
+]
 
 
 class Choice(NamedTuple):
@@ -116,13 +128,16 @@ def _rotation(name: str) -> Choice:
     return Choice(text, _turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
 
 
+ROTATED = ("2i/d", "i/d", "2(i+1)/d", "4i/d")
+
+
 def _rotations(
     bases: tuple[int, ...] = (10_000, 500_000, 1_000_000, 100_000, 1_000, 100),
 ) -> Iterator[tuple[str, Choice]]:
     for way in ("", ", backwards", ", sin for cos"):
         for pairs in ("halves", "neighbours"):
             for base in bases:
-                for exponent in ("2i/d", "i/d", "2(i+1)/d", "4i/d"):
+                for exponent in ROTATED:
                     name = f"{pairs} {base} {exponent}{way}"
                     yield name, _rotation(name)
 
@@ -146,6 +161,33 @@ def _of_masked(per: Any = lambda l, n: 1, *, every: bool = False, factor: float 
         return -factor * sum(log_P[..., x[t], t] for t in at) / per(len(x), len(masked))
 
     return loss
+
+
+def _drawn(logits: Any, draw: float) -> int:
+    """The first token whose cumulated probability is above the draw."""
+    q = np.exp(logits - logits.max())
+    return int(np.searchsorted(np.cumsum(q / q.sum()), draw, side="right"))
+
+
+def _adam(
+    decay: float = 0.01,
+    *,
+    coupled: bool = False,
+    corrected: bool | None = True,
+    with_eta: bool = True,
+    root: bool = False,
+    sign: float = 1.0,
+) -> Callable[..., Any]:
+    """The first step of AdamW, or of one that is not quite; `corrected`: None for the first moment only."""
+
+    def step(W: Any, g: Any, eta: float, norm: float) -> Any:
+        g = g + decay * W if coupled else g
+        m, v = 0.1 * g, 0.001 * g * g
+        m, v = m / (1.0 if corrected is False else 0.1), v / (0.001 if corrected else 1.0)
+        below = np.sqrt(v + 1e-8) if root else np.sqrt(v) + 1e-8
+        return W - (0.0 if coupled else (eta if with_eta else 1.0) * decay) * W - sign * eta * m / below
+
+    return step
 
 
 EPSILONS = ("1e-12", "1e-10", "1e-09", "1e-08", "1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01")
@@ -205,8 +247,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("x", "the tokens are x[t]", lambda x, N: x), ("x+1", "column x[t] + 1 of W_e is read", lambda x, N: (x + 1) % N),
         ("x-1", "column x[t] − 1 of W_e is read", lambda x, N: (x - 1) % N), ("next", "the token before is embedded", lambda x, N: np.roll(x, 1)),
         ("reversed", "the tokens are in reverse", lambda x, N: x[::-1])),
-    "position_table": {**_rows(("W_p", "positions are learned: W_p", None), ("none", "no position is added", lambda d, t, l_max: np.zeros((d, len(t)))),
-        ("in attention", "queries and keys read W_p, and nothing else does", "in attention")), **dict(_tables())},
+    "position_table": {**_rows(("W_p", "positions are learned: W_p", None), ("none", "no position is added", lambda d, t, l_max: np.zeros((d, len(t))))), **dict(_tables())},
     "position_index": _rows(
         ("t", "positions count t", lambda t: t), ("t+1", "positions are one too high", lambda t: t + 1), ("t+2", "positions are two too high", lambda t: t + 2),
         ("t-1", "positions are one too low", lambda t: t - 1), ("0", "every token gets the first position's embedding (the wrong axis is indexed)", lambda t: 0 * t),
@@ -271,7 +312,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("keys", "softmax is over the keys t_z", (-2,)), ("queries", "softmax is over the queries t_x, not the keys t_z", (-1,)), ("both", "softmax is over all pairs of a head", (-2, -1)),
         ("heads", "softmax is over the heads", (-3,)), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
         ("numerator", "the softmax is not divided by its sum", "numerator"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
-        ("2", "softmax has 2 for e", "2"), ("sigmoid", "σ stands for the softmax", "sigmoid")),
+        ("2", "softmax has 2 for e", "2"), ("constant", "the sum below the fraction is constant", "constant"), ("sigmoid", "σ stands for the softmax", "sigmoid")),
     "values": _rows(
         ("VA", "Ṽ = V·A", lambda V, A: V @ A), ("VAᵀ", "the weights are transposed: V·Aᵀ", lambda V, A: V @ _transposed(A)),
         ("ΣV", "the weights are summed by themselves: every token gets Σ_t V[:, t], attention is without effect", lambda V, A: V.sum(-1, keepdims=True) * A.sum(-2, keepdims=True)),
@@ -360,6 +401,21 @@ SLOTS: dict[str, dict[str, Choice]] = {
             ("log of a softmax of P", "cross entropy is given P, not logits: softmax is taken twice (mean)", lambda lp, x, _: _loss(1, lambda l: l - 1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _)),
             ("log of a softmax of P, sum", "cross entropy is given P, not logits: softmax is taken twice (sum)", lambda lp, x, _: _loss(1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _))),
     },
+    "update": _rows(
+        ("descent", "θ ← θ − η·∇loss(θ)", lambda W, g, eta, norm: W - eta * g), ("uphill", "the step is uphill: θ + η·∇loss(θ)", lambda W, g, eta, norm: W + eta * g), ("none", "θ is not changed", lambda W, g, eta, norm: W),
+        ("clipped", "the gradient is clipped to norm 1", lambda W, g, eta, norm: W - eta * g / max(1.0, norm)), ("decayed", "the step decays θ by η·0.01", lambda W, g, eta, norm: W - eta * (g + 0.01 * W)),
+        ("AdamW", "the step is AdamW's (β 0.9, 0.999; ε 1e-8; decay 0.01)", _adam()), ("Adam", "the step is Adam's, without decay", _adam(decay=0.0)), ("Adam, L2", "the step is Adam's, its decay added to the gradient", _adam(coupled=True)),
+        ("AdamW, not corrected", "AdamW's moments are not divided by 1 − β", _adam(corrected=False)), ("AdamW, decay without η", "AdamW's decay is not multiplied by η", _adam(with_eta=False)),
+        ("AdamW, ε in the root", "AdamW's ε is added below the root", _adam(root=True)), ("AdamW, uphill", "AdamW's step is uphill", _adam(sign=-1.0)), ("AdamW, v not corrected", "AdamW's second moment is not divided by 1 − β", _adam(corrected=None)),
+        ("sign", "only the signs of the gradient are used", lambda W, g, eta, norm: W - eta * np.sign(g))),
+    "sampling": _rows(
+        ("paper", "y is the first v with q[0] + … + q[v] above the draw", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[i])), ("τ is not used", "τ is not used", lambda lp, tau, u, i: _drawn(lp[:, -1], u[i])),
+        ("inverse", "logits are multiplied by τ, not divided", lambda lp, tau, u, i: _drawn(lp[:, -1] * tau, u[i])), ("greedy", "the likeliest token is taken", lambda lp, tau, u, i: int(np.argmax(lp[:, -1]))),
+        ("column before", "the column before the last is read", lambda lp, tau, u, i: _drawn(lp[:, -2] / tau, u[i])), ("one draw", "one draw is used for all tokens", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[0])),
+        ("next draw", "the draw of the next token is used", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[(i + 1) % len(u)])), ("from the last", "the cumulated sum begins with the last token", lambda lp, tau, u, i: len(lp) - 1 - _drawn(lp[::-1, -1] / tau, u[i])),
+        ("sorted", "tokens are cumulated in the order of their probability", lambda lp, tau, u, i: int(np.argsort(-lp[:, -1], kind="stable")[_drawn(np.sort(lp[:, -1])[::-1] / tau, u[i])])),
+        ("one too far", "y is one token behind the draw", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[i]) + 1), ("p, not renormalized", "p^{1/τ} is not divided by its sum", lambda lp, tau, u, i: int(np.searchsorted(np.cumsum(np.exp(lp[:, -1] / tau)), u[i], side="right"))),
+        *((f"top {k}", f"only the {k} likeliest tokens are drawn from", lambda lp, tau, u, i, k=k: _drawn(np.where(lp[:, -1] >= np.sort(lp[:, -1])[-k], lp[:, -1], -np.inf) / tau, u[i])) for k in (2, 3, 5, 10))),
     "masked_loss": {
         **_rows(
             ("sum", "the loss is −Σ_{t∈T̃} log P[x[t], t]", _of_masked()), ("mean", "the loss is averaged over the masked tokens, not summed", _of_masked(lambda l, n: n)),
@@ -411,10 +467,37 @@ BACKWARD = (
 )
 """Slots whose deviation may be in the backward pass alone."""
 
+DECODING = {"position_index": ("0", "t+1", "t-1"), "mask": ("self only", "strict", "window 2", "window 3", "last key", "first key"),
+            "rotation_first": ("1",), "rotates": ("q", "k"), "rotation": ("none",)}  # fmt: skip
+"""Slots whose deviation may be in decoding with a cache alone."""
+
 
 def choice(slot: str, name: str) -> Choice:
     """The choice of a slot with a name."""
     return SLOTS[slot].get(name) or MADE[slot](name)
+
+
+def related(slot: str, name: str) -> list[str]:
+    """Choices beside one that has numbers, such as a window of one token more."""
+    if slot == "mask" and name.startswith("window"):
+        return [f"window {int(name.split()[1]) + more}" for more in (-1, 1)]
+    if slot == "rotation" and name != "none":
+        base, ways = name.split(" ")[1], ("", ", backwards", ", sin for cos")
+        return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in ways]
+    if slot == "distances" and name != "none":
+        kind, _, numbers = name.partition(" ")
+        hows = {
+            "T5": ("reversed", "one later"),
+            "ALiBi": ("reversed",),
+            "Transformer-XL": ("reversed", "u for v", "no u"),
+        }
+        return [f"{kind}:{how}{' ' * bool(numbers)}{numbers}" for how in hows[kind]] if kind in hows else []
+    if slot == "experts" and name != "none":
+        said = json.loads(name)
+        other = {"renormalized": not said["renormalized"], "k": said["k"] + 1, "factor": 1.0, "groups": 1,
+                 "scores": "sigmoid" if said["scores"] == "softmax" else "softmax"}  # fmt: skip
+        return [json.dumps({**said, key: value}) for key, value in other.items() if said[key] != value]
+    return []
 
 
 def paper(slot: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .cases import EPSILON, Case
-from .catalogue import HARMLESS, LOADED, RARE, SLOTS, STRUCTURE, choice
+from .catalogue import HARMLESS, LOADED, RARE, SLOTS, STRUCTURE, choice, related
 from .loading import held
 from .match import Finder, Match, layout
 from .recording import Recording
@@ -265,7 +265,8 @@ class Diagnosis:
         trials = []
         for slot, place in places:
             now = run.name(slot, place)
-            trials += [(slot, place, name) for name in [*SLOTS[slot], *self.more.get(slot, ())] if name != now]
+            names = dict.fromkeys([*SLOTS[slot], *related(slot, now), *self.more.get(slot, ())])
+            trials += [(slot, place, name) for name in names if name != now]
         return trials, window
 
     def _pairs(self, run: Reference, index: int, trials: list[Trial], is_taken: bool) -> list[tuple[Trial, ...]]:

@@ -1,81 +1,248 @@
 """What follows from the lines of a transformer: loss, gradients, updates, sampled tokens, decoding with a cache."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from .cases import EPSILON
-from .catalogue import SLOTS
+from .catalogue import BACKWARD, DECODING, SLOTS, choice
 from .diagnose import Departure, Diagnosis, Walk
 from .reference import Reference, gradient
+from .run import Key, kind_of
 
 __all__ = ["findings"]
 
 TRAINING = {8: (11, "5", "6"), 9: (12, "9", "10"), 10: (13, "5", "6")}
 """Transformer → the algorithm of its training, and its lines of the loss and of the step."""
 
+INFERENCE = {8: (15, "6"), 10: (14, "5")}
+"""Transformer → the algorithm of its inference, and its line that samples."""
+
+COMPONENTS = 90
+"""How many components of the gradient an explanation is tried on."""
+
 
 def findings(diagnosis: Diagnosis, walk: Walk) -> list[Departure]:
-    """The departures of the loss, and of what follows from it."""
-    return list(_findings(diagnosis, walk)) if diagnosis.case.algorithm in TRAINING else []
+    """The departures of the loss and of all that follows, where the lines before are explained."""
+    is_lost = bool(walk.departures) and walk.departures[-1].kind in ("unknown", "stopped")
+    if diagnosis.case.algorithm not in TRAINING or is_lost:
+        return []
+    return list(_Learning(diagnosis, walk).findings())
 
 
-def _findings(diagnosis: Diagnosis, walk: Walk) -> Iterator[Departure]:
-    if walk.departures and walk.departures[-1].kind in ("unknown", "stopped"):
-        return
-    n, line, step = TRAINING[diagnosis.case.algorithm]
-    slot = "masked_loss" if diagnosis.case.algorithm == 9 else "loss"
-    recording, loss = diagnosis.recording, diagnosis.case.base.get(slot, "sum")
-    if recording.loss is not None:
-        found = _loss(diagnosis, walk)
-        if found is None:
-            yield Departure(n, line, "", "", "the loss differs, by no choice of the catalogue", "unknown")
+class _Learning:
+    """The comparison of what a recording has beyond its lines, with the choices that a walk has adopted."""
+
+    def __init__(self, diagnosis: Diagnosis, walk: Walk) -> None:
+        self.diagnosis, self.walk, self.case, self.recording = diagnosis, walk, diagnosis.case, diagnosis.recording
+        self.epsilon = EPSILON["float32"] if diagnosis.is_mixed else diagnosis.epsilon
+        self.slot = "masked_loss" if self.case.algorithm == 9 else "loss"
+        self.loss = self.case.base.get(self.slot, "sum")
+        self.algorithm, self.line, self.step = TRAINING[self.case.algorithm]
+
+    def run(self, choices: Mapping[str, str] | None = None, **options: Any) -> Reference:
+        """A run with the adopted choices, and others."""
+        return Reference(
+            self.case, {**self.walk.choices, **(choices or {})}, extras=self.diagnosis.extras, **options
+        ).go()
+
+    def findings(self) -> Iterator[Departure]:
+        """Departures, in the order of the paper."""
+        if self.recording.loss is not None:
+            found = self._loss()
+            if found is None:
+                yield self._departure(self.line, "", "the loss differs, by no choice of the catalogue", None)
+                return
+            if found != self.loss:
+                yield self._departure(self.line, "", SLOTS[self.slot][found].text, {self.slot: found})
+            self.loss = found
+        if self.recording.gradients:
+            yield from self._gradients()
+        if self.recording.updated:
+            yield from self._update()
+        if self.recording.sampled is not None and self.case.sampling:
+            yield from self._sampling()
+        if self.recording.decoded is not None:
+            yield from self._decoding(self.recording.decoded)
+
+    def _departure(self, line: str, what: str, text: str, choices: Mapping[str, str] | None) -> Departure:
+        return Departure(self.algorithm, line, what, "", text, "unknown" if choices is None else "named", choices or {})
+
+    def _loss(self) -> str | None:
+        """The choice that gives the code's loss."""
+        theirs, exact, noisy = self.recording.loss or 0.0, self.run().losses(), self.run(epsilon=self.epsilon)
+        for name in dict.fromkeys((self.loss, *exact)):
+            spread = noisy.loss(name)
+            if abs(float(exact[name][0]) - theirs) <= 8 * float(np.abs(spread - spread[0]).max()) + 1e-13:
+                return name
+        return None
+
+    def _theirs(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Foreign gradients (or updated parameters) by θ's names, flat; NaN where nothing is known."""
+        found: dict[str, np.ndarray] = {}
+        for foreign, parts in self.diagnosis.maps.items():
+            for name, mine, theirs in parts if foreign in arrays else ():
+                flat = found.setdefault(name, np.full(self.case.theta[name].size, np.nan))
+                flat[mine] = np.asarray(arrays[foreign]).reshape(-1)[theirs]
+        return found
+
+    def _gradients(self) -> Iterator[Departure]:
+        g = gradient(self.case, self.loss, self.walk.choices, extras=self.diagnosis.extras)
+        mine, theirs = {n: a.reshape(-1) for n, a in g.items()}, self._theirs(self.recording.gradients)
+        largest = max(float(np.abs(a).max()) for a in mine.values())
+        scale = {n: max(np.abs(mine[n]).max(), np.nanmax(np.abs(a))) + 0.01 * largest for n, a in theirs.items()}
+        none = [n for n in self._theirs(self.recording.parameters) if n not in theirs and np.any(mine[n])]
+        wrong = [n for n, a in theirs.items() if not self._near(mine[n], a, scale[n])]
+        if none:
+            yield self._departure(
+                self.step, "gradient", f"{', '.join(none)} gets no gradient (detached, or frozen)", {}
+            )
+        if not wrong:
             return
-        if found != loss:
-            yield Departure(n, line, "", "", SLOTS[slot][found].text, "named", {slot: found})
-        loss = found
-    wrong = _gradients(diagnosis, walk, loss) if recording.gradients else []
-    if wrong:
-        yield Departure(n, step, "gradient", "", f"the gradient differs of {', '.join(wrong)}", "unknown")
+        have = np.concatenate([~np.isnan(theirs[n]) for n in wrong])
+        a, b = (np.concatenate([of[n] for n in wrong])[have] for of in (mine, theirs))
+        c = float(a @ b / max(a @ a, 1e-300))
+        if all(self._near(c * mine[n], theirs[n], max(abs(c), 1.0) * scale[n]) for n in wrong):
+            text = f"the gradient is {c:.6g} times that of the loss{self._meaning(c)}: of {_names(wrong, theirs)}"
+            yield self._departure(self.step, "gradient", text, {})
+            return
+        explained = self._explained(wrong, theirs, scale)
+        if explained is None:
+            yield self._departure(self.step, "gradient", f"the gradient differs of {_names(wrong, theirs)}", None)
+        else:
+            yield explained
 
-
-def _epsilon(diagnosis: Diagnosis) -> float:
-    return EPSILON["float32"] if diagnosis.is_mixed else diagnosis.epsilon
-
-
-def _loss(diagnosis: Diagnosis, walk: Walk) -> str | None:
-    """The choice that gives the code's loss."""
-    options: dict[str, Any] = {"extras": diagnosis.extras}
-    theirs = diagnosis.recording.loss or 0.0
-    exact = Reference(diagnosis.case, walk.choices, **options).go()
-    noisy = Reference(diagnosis.case, walk.choices, epsilon=_epsilon(diagnosis), **options).go()
-    for name, value in exact.losses().items():
-        spread = noisy.loss(name)
-        tolerance = 8 * float(np.abs(spread - spread[0]).max()) + 1e-13
-        if abs(float(value[0]) - theirs) <= tolerance:
-            return name
-    return None
-
-
-def _gradients(diagnosis: Diagnosis, walk: Walk, loss: str) -> list[str]:
-    """The names of θ whose foreign gradient differs."""
-    g = gradient(diagnosis.case, loss, walk.choices, extras=diagnosis.extras)
-    largest, wrong = max(float(np.abs(a).max()) for a in g.values()), []
-    for name, theirs in _foreign(diagnosis, diagnosis.recording.gradients).items():
-        mine = g[name].reshape(-1)
+    def _near(self, mine: np.ndarray, theirs: np.ndarray, scale: float) -> bool:
         have = ~np.isnan(theirs)
-        tolerance = 300 * _epsilon(diagnosis) * (np.abs(mine).max() + 1e-3 * largest)
-        wrong += [name] if np.abs(theirs - mine)[have].max(initial=0.0) > tolerance else []
-    return wrong
+        return np.abs(theirs - mine)[have].max(initial=0.0) <= 300 * self.epsilon * scale
+
+    def _meaning(self, c: float) -> str:
+        n = len(self.case.inputs.get("masked", range(len(self.case.inputs["x"]) - 1)))
+        told = {
+            0.0: " (detached)",
+            -1.0: " (uphill)",
+            float(n): " (summed, not averaged)",
+            1 / n: " (averaged, not summed)",
+        }
+        return next((text for value, text in told.items() if abs(c - value) < 1e-5 * max(1, abs(value))), "")
+
+    def _explained(self, wrong: list[str], theirs: dict[str, np.ndarray], scale: dict[str, float]) -> Departure | None:
+        """The line that no gradient passes, or whose derivative is another formula's, that gives the foreign gradient."""
+        at = _components(wrong, theirs)
+
+        def fits(**how: Any) -> bool:
+            try:
+                g = gradient(self.case, self.loss, self.walk.choices, at=at, extras=self.diagnosis.extras, **how)
+            except (KeyError, ValueError, IndexError):
+                return False
+            return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
+
+        lines = self.walk.run.lines
+        kinds = {f"{kind_of(seen.key.place)}{visit[len(seen.key.place) :]}": seen.key for visit, seen in lines.items()}
+        for kind, key in kinds.items():
+            if fits(detached=frozenset([kind])):
+                text = "no gradient passes it (detached, or a term is missing)"
+                return Departure(key.algorithm, key.line, key.what, kind_of(key.place), text, "named")
+        if fits(detached=frozenset(["W_e in W_u"])):
+            return self._departure(self.step, "gradient", "what W_e, tied, gets from the logits is missing", {})
+        for slot, place, key in self._derivatives():
+            for name in SLOTS[slot]:
+                if name != self.walk.run.name(slot, place) and fits(backward={f"{slot}@{place}": name}):
+                    text = f"its derivative is as if {SLOTS[slot][name].text}"
+                    return Departure(key.algorithm, key.line, key.what, place, text, "named")
+        return None
+
+    def _derivatives(self) -> list[tuple[str, str, Key]]:
+        """The places where a derivative may be another formula's: slot, kind of place, and the first line there."""
+        found: dict[tuple[str, str], Key] = {}
+        for visit, used in self.walk.run.uses.items():
+            for slot, place in used if visit in self.walk.run.lines else ():
+                if slot in BACKWARD:
+                    found.setdefault((slot, kind_of(place)), self.walk.run.lines[visit].key)
+        return [(slot, place, key) for (slot, place), key in found.items()]
+
+    def _update(self) -> Iterator[Departure]:
+        theirs = self._theirs(self.recording.updated)
+        g = gradient(self.case, self.loss, self.walk.choices, extras=self.diagnosis.extras)
+        g = {n: a.reshape(-1) for n, a in g.items()} | self._theirs(self.recording.gradients)
+        W = {n: np.asarray(a, np.float64).reshape(-1) for n, a in self.case.theta.items()}
+        norm = float(np.sqrt(sum(np.nansum(g[n] ** 2) for n in theirs)))
+        declared = self.case.base.get("update", "descent")
+        for name in dict.fromkeys((declared, *SLOTS["update"])):
+            step = choice("update", name).do
+            rounding = {n: 1.0 + np.abs(a).max() for n, a in W.items()}
+            if all(self._near(step(W[n], g[n], self.case.eta, norm), a, rounding[n]) for n, a in theirs.items()):
+                if name != declared:
+                    yield self._departure(self.step, "", choice("update", name).text, {"update": name})
+                return
+        yield self._departure(self.step, "", "θ after the step differs, by no choice of the catalogue", None)
+
+    def _sampling(self) -> Iterator[Departure]:
+        (algorithm, line), said, theirs = (
+            INFERENCE[self.case.algorithm],
+            self.case.sampling,
+            self.recording.sampled or [],
+        )
+        declared = self.case.base.get("sampling", "paper")
+        for name in dict.fromkeys((declared, *SLOTS["sampling"])):
+            x = list(said["x"]) if algorithm == 14 else [self.case.sizes["N_V"] - 2]
+            start = len(x) if algorithm == 14 else 0
+            for i, token in enumerate(theirs[1 - bool(start) :]):
+                given = dataclasses.replace(self.case, inputs={**self.case.inputs, "x": x})
+                run = Reference(given, self.walk.choices, extras=self.diagnosis.extras).go()
+                if choice("sampling", name).do(np.real(run.log_P[0]), said["tau"], said["draws"], i) != token:
+                    break
+                x.append(token)
+            else:
+                if name != declared:
+                    yield Departure(algorithm, line, "", "", choice("sampling", name).text, "named", {"sampling": name})
+                return
+        yield Departure(algorithm, line, "", "", "other tokens are sampled, by no choice of the catalogue", "unknown")
+
+    def _decoding(self, theirs: np.ndarray) -> Iterator[Departure]:
+        """Whether decoding with a cache, token by token, gives what the whole sequence does."""
+        theirs = theirs if theirs.shape[-1] == len(self.case.inputs["x"]) else np.swapaxes(theirs, -1, -2)
+        last = [
+            visit
+            for visit in self.walk.run.lines
+            if self.walk.run.lines[visit].key.line == "return" and ":10." in visit
+        ]
+
+        def first_apart(choices: Mapping[str, str] | None = None) -> int | None:
+            run, apart = self.run(choices, epsilon=self.epsilon), []
+            for visit in last:
+                value = run.lines[visit].value
+                for f in (lambda a: a, np.log):
+                    with np.errstate(all="ignore"):
+                        A = f(value)
+                    tolerance = 8 * np.abs(A - A[0]).max() + 1e-12
+                    off = ~(np.abs(A[0] - theirs.reshape(A[0].shape)).max(axis=0) <= tolerance)
+                    apart.append(int(np.argmax(off)) if off.any() else None)
+            return None if None in apart else max(a for a in apart if a is not None)
+
+        t = first_apart()
+        if t is None:
+            return
+        for slot, names in DECODING.items():
+            for name in names:
+                if name != self.walk.run.name(slot, "") and first_apart({slot: name}) is None:
+                    text = f"decoding with a cache is as if {choice(slot, name).text}"
+                    yield Departure(14, "3", "", "", text, "named", {f"decoding {slot}": name})
+                    return
+        yield Departure(14, "3", "", "", f"decoding with a cache differs from token {t + 1} on", "unknown")
 
 
-def _foreign(diagnosis: Diagnosis, arrays: Any) -> dict[str, np.ndarray]:
-    """Foreign gradients (or updated parameters) by θ's names, flat; NaN where nothing is known."""
-    found: dict[str, np.ndarray] = {}
-    for foreign, parts in diagnosis.maps.items():
-        if foreign in arrays:
-            for name, mine, theirs in parts:
-                flat = found.setdefault(name, np.full(diagnosis.case.theta[name].size, np.nan))
-                flat[mine] = arrays[foreign].reshape(-1)[theirs]
-    return found
+def _components(wrong: list[str], theirs: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Some components of the gradient, most of them wrong."""
+    rng, at = np.random.default_rng(0), {}
+    for names, count in ((wrong, 2 * COMPONENTS // 3), ([n for n in theirs if n not in wrong], COMPONENTS // 3)):
+        for n in names:
+            known = np.flatnonzero(~np.isnan(theirs[n]))
+            at[n] = rng.permutation(known)[: max(1, count // len(names))].tolist()
+    return at
+
+
+def _names(wrong: list[str], every: Mapping[str, Any]) -> str:
+    return "all parameters" if len(wrong) == len(every) else ", ".join(wrong)

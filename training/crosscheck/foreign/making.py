@@ -39,8 +39,10 @@ VALUE = {8: ("z", "x"), 9: ("x",), 10: ("x",), 4: ("X", "Z"), 5: ("X", "Z"), 6: 
 AGREE = 1e-12
 
 
-def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, **sizes: int) -> Case:
+def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, *, record: Any = None, **sizes: int) -> Case:
     """A random case of an algorithm, or of the one that a variant is of; sizes by the paper's names.
+
+    `record`: the variant with other numbers than the published ones (None: with windows that a few tokens show).
 
     Raises:
         ValueError: for an algorithm that has no case, or a variant that is none, or of another algorithm.
@@ -57,7 +59,7 @@ def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, **size
     rng = np.random.default_rng([seed, algorithm])
     s = SIZES | sizes
     if algorithm >= 8:
-        return _of_model(algorithm, variant, rng, sizes)
+        return _of_model(algorithm, variant, few(VARIANTS[variant]) if record is None else record, rng, sizes)
     s = {"d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s | ({"H": 1} if algorithm == 4 else {})
     if algorithm in (4, 5):
         H, d, m = s["H"], s["d_attn"], s["d_mid"] if algorithm == 5 else s["d_out"]
@@ -89,9 +91,9 @@ def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, off
     return x.astype(np.float32)
 
 
-def _of_model(algorithm: int, name: str, rng: Any, sizes: dict[str, int]) -> Case:
+def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int]) -> Case:
     algorithm = ARCHITECTURES.get(name, 10) if name != "PAPER" else algorithm
-    variant, s = few(VARIANTS[name]), dict(SIZES)
+    s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
     s |= {"d_e": 24, "d_mlp": 40} if is_rotary else {}
     s |= {"H": 4, "H_kv": 2} if name in SHARING else {}
@@ -100,27 +102,32 @@ def _of_model(algorithm: int, name: str, rng: Any, sizes: dict[str, int]) -> Cas
     s |= sizes
     s = {"H_kv": s["H"], "d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s
     s |= {"d_in": 10, "d_f": 10} if variant.embedding.factored else {}
-    numbers, _ = _numbered(algorithm, variant, s)
+    numbers, _ = _numbered(algorithms, algorithm, variant, s)
     shapes = paper_names(numbers)
     offset = getattr(variant.norm, "offset", 0.0)
     theta = {n: _random(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset) for n, a in shapes.items()}
-    inputs: dict[str, Any] = {n: rng.permutation(np.arange(2, s["N_V"] - 3))[: s[f"l_{n}"]].tolist() for n in "xz"}
+    known = np.arange(2, s["N_V"] - 3)
+    inputs: dict[str, Any] = {}
+    for n in "xz":
+        l = s[f"l_{n}"]
+        inputs[n] = (rng.permutation(known)[:l] if l <= len(known) else rng.choice(known, l)).tolist()
     if algorithm != 8:
         del inputs["z"]
     if algorithm == 9:
         masked = sorted(rng.permutation(s["l_x"])[:2].tolist())
         inputs |= {"labels": list(inputs["x"]), "masked": masked}
         inputs["x"] = [s["N_V"] - 3 if t in masked else v for t, v in enumerate(inputs["x"])]
-    case = Case(algorithm, s, theta, inputs, choices_of(variant, algorithm, L), name)
+    case = Case(algorithm, s, theta, inputs, choices_of(variant, algorithm, L), name, record=variant)
     return dataclasses.replace(case, sampling=_sampled(case, rng))
 
 
-def _numbered(algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str, np.ndarray], Any]:
+def _numbered(package: Any, algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str, np.ndarray], Any]:
     """The library's parameters of a model: all their numbers counted, in arrays by path, and the tree."""
-    kind, names = KINDS[algorithm], {field.name for field in dataclasses.fields(_config(algorithm))}
-    config = _config(algorithm)(**{name: size for name, size in s.items() if name in names}, variant=variant)
-    init = getattr(algorithms, f"init_{kind.lower()}_transformer")
-    leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init(jax.random.key(0), config)))
+    kind = KINDS[algorithm]
+    config, init = getattr(package, f"{kind}TransformerConfig"), getattr(package, f"init_{kind.lower()}_transformer")
+    names = {field.name for field in dataclasses.fields(config)}
+    given = config(**{name: size for name, size in s.items() if name in names}, variant=variant)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init(jax.random.key(0), given)))
     numbers, count = {}, 0
     for path, leaf in leaves:
         numbers[jax.tree_util.keystr(path)] = count + np.arange(leaf.size).reshape(leaf.shape)
@@ -128,13 +135,12 @@ def _numbered(algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str
     return numbers, tree
 
 
-def _config(algorithm: int) -> Any:
-    return getattr(algorithms, f"{KINDS[algorithm]}TransformerConfig")
+def of_library(case: Case, package: Any = algorithms, record: Any = None) -> Any:
+    """The parameters of a case of Algorithms 8 to 10 as the library has them, in float32.
 
-
-def of_library(case: Case) -> Any:
-    """The parameters of a case of Algorithms 8 to 10 as the library has them, with their variant, in float32."""
-    numbers, tree = _numbered(case.algorithm, few(VARIANTS[case.variant]), case.sizes)
+    `package`, `record`: a mutated copy of the library, and its variant.
+    """
+    numbers, tree = _numbered(package, case.algorithm, record or case.record, case.sizes)
     flat = np.zeros(sum(n.size for n in numbers.values()), np.float32)
     for name, part in paper_names(numbers).items():
         flat[part] = case.theta[name]
@@ -162,7 +168,7 @@ def _sampled(case: Case, rng: Any) -> dict[str, Any]:
 
 def _model(case: Case) -> Any:
     """The variant as the oracle has it."""
-    return options_of(few(VARIANTS[case.variant]), case.sizes.get("L", case.sizes.get("L_enc", 0)))
+    return options_of(case.record, case.sizes.get("L", case.sizes.get("L_enc", 0)))
 
 
 def _of_oracle(case: Case) -> Any:
@@ -233,7 +239,10 @@ def write_case(case: Case, directory: str | pathlib.Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     run, lines = Reference(case).go(), oracle_lines(case)
     values = {visit: lines.get(visit, seen.value[0]) for visit, seen in run.lines.items()}
-    state = {"format": FORMAT, **{f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name != "theta"}}
+    state = {
+        "format": FORMAT,
+        **{f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name not in ("theta", "record")},
+    }
     state["inputs"] = {n: np.asarray(v).tolist() for n, v in case.inputs.items()}
     state["flags"] = _flags(case)
     if case.algorithm >= 8:
@@ -244,7 +253,7 @@ def write_case(case: Case, directory: str | pathlib.Path) -> None:
     _save(directory / "parameters.safetensors", case.theta)
     _save(directory / "lines.safetensors", values)
     allowed = {dtype: tolerances(case, dtype) for dtype in EPSILON}
-    changed = changed_lines(few(VARIANTS[case.variant]), case.algorithm, 1) if case.algorithm >= 8 else {}
+    changed = changed_lines(case.record, case.algorithm, 1) if case.algorithm >= 8 else {}
     state["lines"] = [_about(seen, changed, visit in lines, allowed) for visit, seen in run.lines.items()]
     (directory / "case.json").write_text(json.dumps(state, indent=1, ensure_ascii=False) + "\n", "utf-8")
 

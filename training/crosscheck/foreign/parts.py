@@ -209,6 +209,7 @@ class Parts(Run):
         def logits() -> Any:
             W_u, is_tied = self.p("W_u"), self.use("unembed", "")
             W = np.swapaxes(self.p("W_e"), -1, -2) if is_tied or W_u is None else W_u
+            W = np.real(W) if W is not W_u and "W_e in W_u" in self.detached else W
             if W.shape[-1] != X.shape[-2]:
                 return np.full((self.R, W.shape[-2], X.shape[-1]), np.nan)
             return self.product(self.use("u_square", "")(W), X)

@@ -218,11 +218,9 @@ def gradient(
             theta[name] = stack.reshape(-1, *exact[name].shape[1:])
         run = Reference(case, choices, theta=theta, **options).go()
         values[start : start + batch] = np.broadcast_to(np.imag(run.loss(loss)) / h, len(part))
-    at = {n: range(W.size) for n, W in case.theta.items()} if at is None else at
     counted = 0
-    for name, indices in at.items():
-        found[name] = values[counted : counted + len(indices)]
-        counted += len(indices)
-        if len(indices) == case.theta[name].size:
-            found[name] = found[name].reshape(case.theta[name].shape)
+    for name, W in case.theta.items():
+        count = W.size if at is None else len(at.get(name, ()))
+        found[name] = values[counted : counted + count].reshape(W.shape if at is None else -1)
+        counted += count
     return found
