@@ -9,7 +9,6 @@ behind it can be checked all the same, and then pairs of choices. After two such
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,8 +24,8 @@ from .run import LARGE, Key, Seen, kind_of, scope_of
 
 __all__ = ["Departure", "Diagnosis", "Walk"]
 
-PATIENCE = 45.0
-"""Seconds of CPU time after which a walk stops."""
+PATIENCE = 12_000
+"""Runs of the reference, of a few milliseconds each, after which a walk stops."""
 
 UNKNOWN = 2
 """How many departures without a name end a walk: what follows would be guesses."""
@@ -80,7 +79,6 @@ class Walk:
     status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
     layouts: dict[str, str]  # visit → where the value is
     notes: list[str]
-    seconds: float
     runs: int
     worst: float  # the largest difference, by its tolerance
 
@@ -145,12 +143,12 @@ class Diagnosis:
 
     def walk(self) -> Walk:
         """Adopt departures until all that the code shows is explained, or nothing explains the next line."""
-        start, tried = time.process_time(), set()
+        tried: set[str] = set()
         for _ in range(60):
             run = self.run(self.choices, self.taken)
             ok, ids = in_step(run), list(run.lines)
             visit = next((visit for visit in ids if not ok[visit]), None)
-            if visit is None or visit in tried or time.process_time() - start > PATIENCE:
+            if visit is None or visit in tried or self.runs > PATIENCE:
                 break
             is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
             if is_tail and self._shows_no_more(run):
@@ -171,7 +169,7 @@ class Diagnosis:
         run = self.run(self.choices, self.taken)
         ok = in_step(run)
         self._harmless(run, ok)
-        return self._told(run, ok, time.process_time() - start)
+        return self._told(run, ok)
 
     def _stop(self, run: Reference, visit: str) -> None:
         text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
@@ -445,7 +443,7 @@ class Diagnosis:
                         self._depart(seen.key, text, "harmless", kind_of(place), {scope: name})
                         break
 
-    def _told(self, run: Reference, ok: Mapping[str, bool], seconds: float) -> Walk:
+    def _told(self, run: Reference, ok: Mapping[str, bool]) -> Walk:
         ids = list(run.lines)
         last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
         is_lost = bool(self.departures) and self.departures[-1].kind in ("unknown", "stopped")
@@ -462,7 +460,7 @@ class Diagnosis:
                 status[visit] = "differs" if i <= last else "behind" if is_lost else "not shown"
         notes = [*self.recording.notes, *self._finite_masks(run)]
         departures = [dataclasses.replace(d, seen_in=self._seen_in(run, d)) for d in self.departures]
-        return Walk(departures, dict(self.choices), run, status, layouts, notes, seconds, self.runs, worst)
+        return Walk(departures, dict(self.choices), run, status, layouts, notes, self.runs, worst)
 
     def _seen_in(self, run: Reference, departure: Departure) -> str:
         """The foreign operation that holds what departs, or the next value that was found."""
