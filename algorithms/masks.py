@@ -1,9 +1,9 @@
 """Attention masks: which context tokens t_z each token t_x may attend to. True means "may be attended to".
 
-The two masks of equation (3), sliding windows, padding by length and the borders of packed documents are *structural*:
-rules about (t_z, t_x), which fast attention evaluates a block at a time, so that no ``[l_z, l_x]`` array is formed. A
-conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean array. A mask without batch axes
-applies to all sequences of a batch.
+The two masks of equation (3), sliding windows to one side or both, padding by length and the borders of packed
+documents are *structural*: rules about (t_z, t_x), which fast attention evaluates a block at a time, so that no
+``[l_z, l_x]`` array is formed. A conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean
+array. A mask without batch axes applies to all sequences of a batch.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
 """
@@ -32,7 +32,7 @@ class StructuralMask:
     """A conjunction of optional rules. Use the named ones, such as `UNIDIRECTIONAL`, and join them with ``&``."""
 
     unidirectional: bool = False  # t_z <= t_x
-    width: int | None = None  # t_x - width < t_z
+    width: int | None = None  # |t_x - t_z| < width
     # t_z < length: one integer, or one per sequence, which may be traced. Annotated as Any, since JAX also builds
     # pytrees whose leaves are specifications, not arrays
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
@@ -51,8 +51,8 @@ class StructuralMask:
         """Whether token t_x of one sequence may attend to t_z, for indices that broadcast against each other."""
         permitted = jnp.ones(jnp.broadcast_shapes(t_z.shape, t_x.shape), bool)
         number, t_x = t_x, t_x if self.first is None else t_x + self.first
-        if self.unidirectional:
-            permitted &= t_z <= t_x
+        if self.ahead is not None:
+            permitted &= t_z <= t_x + self.ahead
         if self.width is not None:
             permitted &= t_x - self.width < t_z
         if self.length is not None:
@@ -60,6 +60,11 @@ class StructuralMask:
         if self.documents_z is not None:
             permitted &= self.documents_z[t_z] == self.documents_x[number]
         return permitted
+
+    @property
+    def ahead(self) -> int | None:
+        """How many tokens after its own position a token may attend to; None for all."""
+        return 0 if self.unidirectional else None if self.width is None else self.width - 1
 
     def dense(self, l_z: int, l_x: int) -> Bool[Array, "*batch {l_z} {l_x}"]:
         """The mask as an array, with the batch axes of the arrays that define it.
@@ -166,6 +171,8 @@ UNIDIRECTIONAL = StructuralMask(unidirectional=True)
 def banded(width: int) -> StructuralMask:
     """A sliding window: a token may attend to itself and the ``width - 1`` before it, t_x - width < t_z <= t_x.
 
+    It is ``UNIDIRECTIONAL & near(width)``.
+
     Raises:
         ValueError: if width is not a positive integer.
 
@@ -173,10 +180,27 @@ def banded(width: int) -> StructuralMask:
         >>> banded(2).dense(3, 3).astype(int).tolist()
         [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
     """
+    return StructuralMask(unidirectional=True, width=_width("banded", width))
+
+
+def near(width: int) -> StructuralMask:
+    """A sliding window to both sides: a token may attend to itself and the ``width - 1`` on each, |t_x - t_z| < width.
+
+    Raises:
+        ValueError: if width is not a positive integer.
+
+    Example:
+        >>> near(2).dense(3, 3).astype(int).tolist()
+        [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    """
+    return StructuralMask(width=_width("near", width))
+
+
+def _width(name: str, width: Any) -> int | None:
     width = as_number(width)
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ValueError(f"banded: expected a width of at least 1 token, got {width!r}")
-    return StructuralMask(unidirectional=True, width=width if width < _LONGEST else None)
+        raise ValueError(f"{name}: expected a width of at least 1 token, got {width!r}")
+    return width if width < _LONGEST else None
 
 
 def padding(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import algorithms
-from algorithms import PAPER, DTransformerConfig, Variant
+from algorithms import PAPER, DTransformerConfig, EDTransformerConfig, ETransformerConfig, Variant
 from algorithms.lines import (
     MLP,
     ALiBi,
@@ -35,6 +35,7 @@ from training.crosscheck.oracle import family
 
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
 X = np.random.default_rng(0).integers(0, 19, (2, 13))
+Z, Z_LENGTHS = np.random.default_rng(1).integers(0, 19, (2, 11)), np.array([11, 6])
 
 POSITIONS = {
     "halves": Rotary(base=20.0),
@@ -65,26 +66,30 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "tied": (False, True),
     "final": ("norm", "cap", "nothing"),
 }
+BOTH_WAYS: Mapping[str, tuple[Any, ...]] = VALUES | {"order": (None, "norm_first", "no_norm")}
+"""Of an encoder."""
+ACROSS = BOTH_WAYS | {"embedding": ("learned", "sinusoidal_halves", None), "positions": (None, "distances", "alibi")}
+"""Of an encoder-decoder, whose cross-attention has no positions."""
 
 
-def covering_array() -> list[dict[str, Any]]:
+def covering_array(values: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Rows in which every value of each field meets every value of every other field at least once."""
-    names = tuple(VALUES)
+    names = tuple(values)
     pairs = {
         ((a, i), (b, j))
         for a, b in itertools.combinations(names, 2)
-        for i in range(len(VALUES[a]))
-        for j in range(len(VALUES[b]))
+        for i in range(len(values[a]))
+        for j in range(len(values[b]))
     }
     rng = np.random.default_rng(0)
     rows = []
     while pairs:
         (a, i), (b, j) = min(pairs)
-        candidates = [{n: int(rng.integers(len(VALUES[n]))) for n in names} | {a: i, b: j} for _ in range(200)]
+        candidates = [{n: int(rng.integers(len(values[n]))) for n in names} | {a: i, b: j} for _ in range(200)]
         covered = [pairs & set(itertools.combinations(row.items(), 2)) for row in candidates]
         best = max(range(len(candidates)), key=lambda n: len(covered[n]))
         pairs -= covered[best]
-        rows.append({n: VALUES[n][k] for n, k in candidates[best].items()})
+        rows.append({n: values[n][k] for n, k in candidates[best].items()})
     return rows
 
 
@@ -127,8 +132,10 @@ NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) f
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))
 NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
-COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array())}
+COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
 EVERY = NAMED | COVERING
+ENCODERS = {f"encoder{i}": variant_of(row) for i, row in enumerate(covering_array(BOTH_WAYS))}
+ENCODER_DECODERS = {f"encoder_decoder{i}": variant_of(row) for i, row in enumerate(covering_array(ACROSS))}
 SINK_LINES = tuple(Sinks(biases="qkv", cap=0.5, scale=0.7, positions=ALiBi(), window=w) for w in (None, 3))
 OWN = {name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), ("EXPERTS", EXPERTS))}
 OWN |= {name: (small(variant), 2, True) for name, variant in (("DIFFERENTIAL", DIFFERENTIAL), ("LATENT", LATENT))}
@@ -137,11 +144,14 @@ OWN["SINKS_IN_A_WINDOW"] = (small(SINKS.but(attention=SINKS.attention.but(window
 """Lines of one's own, which `training.crosscheck.oracle` does not have."""
 
 
-def config_of(name: str, **changes: Any) -> DTransformerConfig:
+def config_of(name: str, **changes: Any) -> Any:
     """The configuration of a named variant, or of a row."""
-    variant, H_kv, tied = (EVERY | OWN)[name]
+    variant, H_kv, tied = (EVERY | OWN | ENCODERS | ENCODER_DECODERS)[name]
     L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
-    return DTransformerConfig(**{**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes})
+    sizes = {**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes}
+    if name in ENCODER_DECODERS:
+        return EDTransformerConfig(L_enc=sizes.pop("L"), L_dec=2, **sizes)
+    return (ETransformerConfig if name in ENCODERS else DTransformerConfig)(**sizes)
 
 
 def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
@@ -150,7 +160,9 @@ def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
 
 
 def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:
-    """The logits of Algorithm 10 by the oracle's loops, of one sequence."""
-    parameters = family_parameters(theta)
+    """The logits of θ's algorithm by the oracle's loops, of one sequence, or of one with a context ``z``."""
+    parameters, x = family_parameters(theta), list(map(int, x))
+    if "z" in where:
+        return family.ed_logits(list(map(int, where.pop("z"))), x, parameters, options_of(variant, 0), **where)
     options = options_of(variant, variant.shared_layers * len(parameters.layers))
-    return family.d_logits([int(token) for token in x], parameters, options, **where)
+    return (family.d_logits if hasattr(theta, "first_mlp") else family.e_logits)(x, parameters, options, **where)

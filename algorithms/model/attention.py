@@ -14,7 +14,7 @@ from algorithms.machinery.arrays import indices
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
-from algorithms.masks import Mask, banded
+from algorithms.masks import Mask, near
 from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.norm import LayerNorm, RMSNorm
@@ -43,16 +43,19 @@ class Read(NamedTuple):
 class Attention(Mixer):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
-    The mask is the algorithm's or the caller's; the line narrows it to a window. An attention of your own overrides
-    ``shapes``, ``read``, ``weights`` and ``write``: whole sequences, prompts, and steps with a cache all call these.
-    ``read`` gets any number of columns, in a step only the newest, so what it computes of a column must depend on that
-    column and its position alone.
+    The mask is the algorithm's or the caller's; in self-attention the line narrows it to a window. An attention of your
+    own overrides ``shapes``, ``read``, ``weights`` and ``write``: whole sequences, prompts, and steps with a cache all
+    call these. ``read`` gets any number of columns, in a step only the newest, so what it computes of a column must
+    depend on that column and its position alone.
 
     Attributes:
         positions: how queries, keys or scores depend on the positions of the tokens; None: not at all.
         scale: factor of the scores; None: 1/√d_attn.
         cap: c: scaled scores s become ``c tanh(s/c)``; None: no cap.
-        window: number of tokens that a token attends to, itself included: t_x − window < t_z; None: all.
+        window: w: in self-attention, a token attends only to tokens at a distance |t_x − t_z| < w; None: to all. Where
+            the mask is unidirectional, these are itself and the w − 1 before it, as in Mistral and Gemma; elsewhere
+            also the w − 1 after it, as in EmbeddingGemma (w = sliding_window/2 + 1 = 257) and ModernBERT
+            (w = local_attention/2 + 1 = 65). Cross-attention has no window.
         biases: whether there are biases: all, none, only b_q, b_k and b_v, or only b_o.
         normalize_heads: a norm of queries and keys, applied before their positions.
         heads_together: whether that norm is over all heads together, as in OLMo 2.
@@ -101,6 +104,7 @@ class Attention(Mixer):
     ) -> tuple[Float[Array, "d_e *batch l_x"], Read]:
         """Algorithm 5 as the variant has it, and all that line 4 of Algorithm 4 reads."""
         options = {"implementation": given.implementation, "dropout": given.dropout, "key": given.key}
+        mask = self.windowed(mask) if context is None else mask
         return self._of_heads(lambda read: (of_sequences(read, mask, self, **options), read), X, W, given, context)
 
     def step(
@@ -178,8 +182,8 @@ class Attention(Mixer):
         return read.K, read.V
 
     def windowed(self, mask: Mask) -> Mask:
-        """The mask, restricted to the sliding window."""
-        return mask if self.window is None else mask & banded(self.window)
+        """The mask of self-attention, restricted to the sliding window."""
+        return mask if self.window is None else mask & near(self.window)
 
 
 def products(X: Any, Z: Any, W: Any, implementation: Any) -> tuple[Any, Any, Any]:
@@ -204,7 +208,7 @@ def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Flo
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
     weights = weights_of(line, own)
     options |= {"heads": True, "cap": line.cap, "by_distance": by_distance, "weights": weights}
-    return attend(of_one_head, Q, K, V, line.windowed(mask), **options)
+    return attend(of_one_head, Q, K, V, mask, **options)
 
 
 def weights_of(line: Attention, own: Any) -> Weights | None:

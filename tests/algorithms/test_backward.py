@@ -157,6 +157,9 @@ MASKS = {
     "unidirectional, less context": (alg.UNIDIRECTIONAL, 7, 13),
     "banded": (alg.banded(3), 13, 13),
     "banded, wholly masked columns": (alg.banded(2), 5, 13),
+    "near": (alg.near(3), 13, 13),
+    "near, wholly masked columns": (alg.near(2), 5, 13),
+    "near, more context": (alg.near(4), 13, 7),
     "padding": (alg.padding(7), 11, 13),
     "padding of everything": (alg.padding(0), 11, 13),
     "conjunction": (alg.banded(6) & alg.padding(9), 13, 13),
@@ -164,7 +167,7 @@ MASKS = {
     "holes": (jnp.asarray(HOLES), 11, 13),
     "single token": (alg.UNIDIRECTIONAL, 1, 1),
 }
-QUICK = ("unidirectional", "banded, wholly masked columns", "conjunction", "documents", "holes")
+QUICK = ("unidirectional", "banded, wholly masked columns", "near", "conjunction", "documents", "holes")
 
 
 def tile(l_z, l_x, dtype=jnp.float64):

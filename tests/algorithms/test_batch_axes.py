@@ -165,6 +165,7 @@ t_1, t_2 = np.indices((L_X, L_X))
 EACH, ONE = np.asarray(MASKS.make(BATCH)), random_mask(L_Z, L_X)
 BATCH_MASKS = {
     "one rule for all": (alg.UNIDIRECTIONAL & alg.banded(4), lambda i: (t_x - 4 < t_z) & (t_z <= t_x)),
+    "a window of all": (alg.near(2) & alg.padding(jnp.asarray(4)), lambda i: (abs(t_x - t_z) < 2) & (t_z < 4)),
     "one length for all": (alg.padding(jnp.asarray(4)), lambda i: t_z < 4),
     "a length of each": (
         alg.UNIDIRECTIONAL & alg.padding(jnp.asarray(OF_LENGTH)),

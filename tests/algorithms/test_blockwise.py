@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, padding, scaled_dot_product_attention
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, near, padding, scaled_dot_product_attention
 from algorithms.ops.attention import blockwise
 
 pytestmark = pytest.mark.sampled(3)
@@ -22,6 +22,8 @@ def masks():
     for width in (1, 2, 3, 4, 5, 6, 7, 9, 13, 40):
         yield f"banded({width})", banded(width)
         yield f"banded({width}) and padded", banded(width) & padding(6)
+        yield f"near({width})", near(width)
+        yield f"near({width}) and padded", near(width) & padding(6)
     for length in (0, 1, 4, 5, 8):
         yield f"padding({length})", padding(length)
 
@@ -65,8 +67,9 @@ def test_every_block_that_a_mask_permits_something_in_is_visited(name, mask):
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 5, 6])
-def test_a_blocks_mask_is_the_masks_block(width):
-    mask = banded(width)
+@pytest.mark.parametrize("window", [banded, near])
+def test_a_blocks_mask_is_the_masks_block(window, width):
+    mask = window(width)
     blocks = blockwise._Blocks(13, 11, mask, None, 0.0)
     whole = np.zeros((blocks.n_z * blocks.b_z, blocks.n_x * blocks.b_x), bool)
     for j, i in np.ndindex(blocks.n_z, blocks.n_x):
@@ -82,6 +85,9 @@ def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
     assert (blocks.n_x, blocks.b_x) == (32, 256)
     assert sum(len(visited(blocks, i)) for i in range(blocks.n_x)) == 63
     assert blocks._most_visited() == 3
+    both_sides = blockwise._Blocks(8192, 8192, near(256), None, 0.0)
+    assert sum(len(visited(both_sides, i)) for i in range(both_sides.n_x)) == 63 + 31
+    assert both_sides._most_visited() == 4
     dense = blockwise._Blocks(8192, 8192, UNIDIRECTIONAL, None, 0.0)
     assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2
 

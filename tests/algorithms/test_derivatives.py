@@ -36,6 +36,7 @@ HOLES = jnp.asarray(np.random.default_rng(0).random((4, L)) < 0.5).at[:, 3].set(
 MASKS = {
     "unidirectional": alg.UNIDIRECTIONAL,
     "a band with padding": alg.banded(2) & alg.padding(3),
+    "near, with padding": alg.near(2) & alg.padding(3),
     "documents": alg.documents(jnp.array([0, 0, 1, 1, 2])),
     "holes": HOLES,
     "nothing": alg.padding(0),

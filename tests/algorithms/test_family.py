@@ -1,7 +1,8 @@
 """The models of today: each is its changed lines, exactly; every implementation computes them, and a cache does too.
 
-The rows are the named variants and a covering array of all pairs of the lines' values (``tests.family_cases``); the
-independent judge is ``training.crosscheck.oracle.family``, loops of NumPy that were written from the publications.
+The rows are the named variants and, for each of Algorithms 8 to 10, a covering array of all pairs of the lines' values
+(``tests.family_cases``); the independent judge is ``training.crosscheck.oracle.family``, loops of NumPy that were
+written from the publications.
 """
 
 import functools
@@ -12,20 +13,50 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import LLAMA, PAPER, VARIANTS, d_inference, d_transformer
+from algorithms import (
+    BIDIRECTIONAL,
+    LLAMA,
+    PAPER,
+    VARIANTS,
+    d_inference,
+    d_transformer,
+    e_transformer,
+    ed_inference,
+    ed_transformer,
+    padding,
+)
+from algorithms.lines import Attention, LayerNorm
 from algorithms.machinery.record import Record
+from algorithms.masks import StructuralMask
 from algorithms.ops.attention import blockwise
 from tests import family_cases as cases
 from tests.cases import assert_trees_close, quick_of
 from training import settings
-from training.generation import generate
+from training.generation import generate, translate
 
 pytestmark = pytest.mark.sampled(2)
 
 QUICK = ("LLAMA", "GOPHER", "BLOOM", "GEMMA2", "GEMMA3", "NEOX", "QWEN3", "GPT_NEO", "OLMO2", "GPT_OSS", "GPT3_SHARED")
 QUICK += ("DEEPSEEK", "IN_TURN", "row3", "row23", "row45")
-every_row = pytest.mark.parametrize("name", quick_of(QUICK, cases.EVERY))
-X = jnp.asarray(cases.X)
+WINDOWED = ("encoder3", "encoder9", "encoder_decoder3", "encoder_decoder11")
+every_decoder = pytest.mark.parametrize("name", quick_of(QUICK, cases.EVERY))
+every_encoder_decoder = pytest.mark.parametrize("name", quick_of(WINDOWED, cases.ENCODER_DECODERS))
+every_row = pytest.mark.parametrize(
+    "name", quick_of(QUICK + WINDOWED, [*cases.EVERY, *cases.ENCODERS, *cases.ENCODER_DECODERS])
+)
+X, Z = jnp.asarray(cases.X), jnp.asarray(cases.Z)
+
+
+def model_of(name):
+    """The function of Algorithm 8, 9 or 10 of the tests' tokens."""
+    if name in cases.ENCODER_DECODERS:
+        return functools.partial(ed_transformer, Z, X, z_length=cases.Z_LENGTHS)
+    return functools.partial(e_transformer if name in cases.ENCODERS else d_transformer, X)
+
+
+def context(name, b):
+    """What else the oracle is told of sequence b."""
+    return {"z": cases.Z[b], "z_length": cases.Z_LENGTHS[b]} if name in cases.ENCODER_DECODERS else {}
 
 
 @functools.cache
@@ -36,7 +67,7 @@ def value_and_gradient(name, implementation):
     @jax.jit
     def compiled(theta):
         def objective(theta):
-            log_P = jnp.log(d_transformer(X, theta, implementation=implementation))
+            log_P = jnp.log(model_of(name)(theta, implementation=implementation))
             return (log_P * jnp.sin(jnp.arange(log_P.size).reshape(log_P.shape))).sum(), log_P
 
         (_, log_P), gradient = jax.value_and_grad(objective, has_aux=True)(theta)
@@ -50,7 +81,7 @@ def test_the_lines_are_the_oracles(name):
     config = cases.config_of(name)
     log_P, _ = value_and_gradient(name, "paper")
     for b, x in enumerate(cases.X):
-        logits = cases.oracle_logits(x, cases.theta_of(config), config.variant)
+        logits = cases.oracle_logits(x, cases.theta_of(config), config.variant, **context(name, b))
         expected = logits - np.log(np.exp(logits).sum(axis=0))
         np.testing.assert_allclose(log_P[:, b], expected, atol=1e-9)
 
@@ -64,7 +95,7 @@ def test_every_implementation_is_as_printed(name, implementation, monkeypatch):
     assert_trees_close(gradient, expected_gradient, 1e-9)
 
 
-@every_row
+@every_decoder
 def test_a_cache_generates_the_tokens_of_algorithm_14(name):
     config = cases.config_of(name, l_max=23)
     theta = cases.theta_of(config)
@@ -74,6 +105,43 @@ def test_a_cache_generates_the_tokens_of_algorithm_14(name):
         own = jax.random.fold_in(key, r)
         expected = d_inference(X[r, :length], theta, l_gen=7, tau=0.8, key=own)
         assert tokens[r].tolist() == expected.tolist()
+
+
+@every_encoder_decoder
+def test_a_cache_generates_the_tokens_of_algorithm_15(name):
+    config, key = cases.config_of(name), jax.random.key(3)
+    theta = cases.theta_of(config)
+    options = {"lengths": cases.Z_LENGTHS, "config": config, "l_max": 13, "tau": 0.8, "key": key}
+    tokens, _, _ = translate(theta, cases.Z, **options)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
+    expected, _ = ed_inference(Z, theta, tau=0.8, key=keys, l_max=13, z_length=cases.Z_LENGTHS)
+    np.testing.assert_array_equal(tokens, expected)
+
+
+T_Z, T_X = np.indices((13, 13))
+MASKS = {
+    "all ones": np.ones((13, 13), bool),
+    "everything": BIDIRECTIONAL,
+    "a prefix": (T_Z <= T_X) | (T_Z < 6),
+    "padding": padding(9),
+    "of each": np.random.default_rng(2).random((2, 13, 13)) < 0.7,
+}
+WINDOW = PAPER.but(attention=(Attention(), Attention(window=4)), norm=LayerNorm(epsilon=1e-3))
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("name", ["row0", "encoder0", "encoder_decoder0"])
+def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a_context(name, mask):
+    theta, has_context = cases.theta_of(cases.config_of(name, variant=WINDOW, tied=False)), "decoder" in name
+    if has_context:
+        P = ed_transformer(X, X, theta, mask=mask, z_mask=mask)
+    else:
+        P = (e_transformer if name == "encoder0" else d_transformer)(X, theta, mask=mask)
+    dense = np.broadcast_to(mask.dense(13, 13) if isinstance(mask, StructuralMask) else mask, (2, 13, 13))
+    for b, x in enumerate(cases.X):
+        context = {"z": x, "z_mask": dense[b]} if has_context else {}
+        logits = cases.oracle_logits(x, theta, WINDOW, mask=dense[b], **context)
+        np.testing.assert_allclose(jnp.log(P[:, b]), logits - np.log(np.exp(logits).sum(axis=0)), atol=1e-9)
 
 
 @every_row

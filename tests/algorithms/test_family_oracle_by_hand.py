@@ -11,7 +11,7 @@ from training.crosscheck.oracle import family
 from training.crosscheck.oracle.lines import join_masks
 from training.crosscheck.oracle.parameters import rebuild
 from training.crosscheck.oracle.positions import alibi_slopes, t5_bucket
-from training.crosscheck.oracle.transformers import causal_mask
+from training.crosscheck.oracle.transformers import causal_mask, ones_mask
 
 
 def close(actual, expected):
@@ -42,6 +42,8 @@ def test_a_window_and_documents_by_hand():
     t, f = True, False
     banded = [[t, t, f, f], [f, t, t, f], [f, f, t, t], [f, f, f, t]]
     assert join_masks(causal_mask(4), window=2).tolist() == banded
+    both_sides = [[t, t, f, f], [t, t, t, f], [f, t, t, t], [f, f, t, t]]
+    assert join_masks(ones_mask(4, 4), window=2).tolist() == both_sides
     documents = [[t, f, f, f], [f, t, t, f], [f, f, t, t], [f, f, f, f]]
     assert join_masks(causal_mask(4), 2, 3, [0, 1, 1, 1], [0, 1, 1, 1]).tolist() == documents
 

@@ -112,9 +112,9 @@ def permitted(a, variant, layer):
     t_z, t_x = np.arange(L_Z if a.line in ("5", "16") and a.field[0] != "layers" else L_X), np.arange(L_X)
     t_x = t_z if a.field[0] == "encoder" else t_x
     back = t_x[None] - t_z[:, None]
-    window = variant.attentions[layer % len(variant.attentions)].window if a.causal else None
+    window = None if a.line == "16" else variant.attentions[layer % len(variant.attentions)].window
     allowed = (back >= 0) if a.causal else np.ones(back.shape, bool)
-    return allowed & (back < window) if window else allowed
+    return allowed & (abs(back) < window) if window else allowed
 
 
 @variants

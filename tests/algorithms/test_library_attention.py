@@ -60,6 +60,8 @@ def cudnn(monkeypatch):
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
         pytest.param(alg.banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
+        pytest.param(alg.near(40), {"l_x": 512, "l_z": 256}, id="tokens beyond a window to both sides"),
+        pytest.param(alg.near(40) & alg.padding(jnp.array([0, 77], jnp.int32)), {}, id="a padded window to both sides"),
         pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
     ],
 )
@@ -171,6 +173,7 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.documents(NUMBERS)}, "does not mask by documents"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.near(9)}, "windows have one side"),
         (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
@@ -187,7 +190,9 @@ def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
 def test_what_is_exact_is_not_refused():
     half = tiles(dtype=jnp.bfloat16)
     assert cudnn_refuses(*half, alg.banded(3) & alg.padding(5), 0.0, "gpu") is None
+    assert cudnn_refuses(*half, alg.UNIDIRECTIONAL & alg.near(3), 0.0, "gpu") is None
     assert pallas_refuses(*tiles(), alg.UNIDIRECTIONAL & alg.documents(NUMBERS), 0.0, "tpu") is None
+    assert pallas_refuses(*tiles(), alg.near(3) & alg.padding(5), 0.0, "tpu") is None
     assert automatic(*half, alg.UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
     assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
     assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "gpu") == "dense"

@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, near, padding
 
 NUMBERS = jnp.array([4, 4, 0, 0, 0, 9, 9])
 
 
 @pytest.mark.parametrize(("l_z", "l_x"), [(1, 1), (7, 5), (5, 7), (7, 7)])
 def test_each_mask_permits_what_its_definition_says(l_z, l_x):
-    masks = (BIDIRECTIONAL, UNIDIRECTIONAL, banded(3), padding(2))
-    everything, unidirectional, band, padded = (np.asarray(mask.dense(l_z, l_x)) for mask in masks)
+    masks = (BIDIRECTIONAL, UNIDIRECTIONAL, banded(3), near(3), padding(2))
+    everything, unidirectional, band, both_sides, padded = (np.asarray(mask.dense(l_z, l_x)) for mask in masks)
     for t_z, t_x in itertools.product(range(l_z), range(l_x)):
         assert everything[t_z, t_x]
         assert unidirectional[t_z, t_x] == (t_z <= t_x)
         assert band[t_z, t_x] == (t_x - 3 < t_z <= t_x)
+        assert both_sides[t_z, t_x] == (abs(t_x - t_z) < 3)
         assert padded[t_z, t_x] == (t_z < 2)
 
 
@@ -35,6 +36,7 @@ MASKS = {
     "unidirectional": UNIDIRECTIONAL,
     "banded 2": banded(2),
     "banded 4": banded(4),
+    "near 3": near(3),
     "padding 3": padding(3),
     "padding 5": padding(jnp.asarray(5)),
     "documents": documents(NUMBERS),
@@ -61,7 +63,13 @@ def test_a_dense_array_joins_from_either_side(name, kind, batch):
 
 
 def test_a_token_may_attend_to_itself_alone():
-    np.testing.assert_array_equal(banded(1).dense(3, 3), np.eye(3, dtype=bool))
+    for mask in (banded(1), near(1)):
+        np.testing.assert_array_equal(mask.dense(3, 3), np.eye(3, dtype=bool))
+
+
+def test_a_unidirectional_window_has_one_side():
+    assert UNIDIRECTIONAL & near(3) == banded(3)
+    assert banded(5) & near(3) == banded(3) & near(5) == banded(3)
 
 
 def test_the_first_query_of_a_device_stays_so_when_masks_join():
@@ -86,5 +94,6 @@ def test_a_length_may_be_traced_and_mapped_over():
 @pytest.mark.parametrize("width", [2**30, 2**31, 2**70])
 def test_a_window_wider_than_any_sequence_is_no_band(width):
     assert banded(width) == UNIDIRECTIONAL
+    assert near(width) == BIDIRECTIONAL
     assert (UNIDIRECTIONAL & banded(width)).dense(3, 3).tolist() == UNIDIRECTIONAL.dense(3, 3).tolist()
     assert banded(2**30 - 1).dense(3, 3).tolist() == UNIDIRECTIONAL.dense(3, 3).tolist()

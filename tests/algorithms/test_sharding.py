@@ -26,6 +26,7 @@ LENGTHS, NUMBERS = jnp.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, se
 MASKS = {
     "unidirectional": alg.UNIDIRECTIONAL,
     "banded": alg.banded(3),
+    "near": alg.near(3),
     "documents": alg.UNIDIRECTIONAL & documents(NUMBERS),
     "padding": alg.BIDIRECTIONAL & alg.padding(LENGTHS),
     "array": jnp.asarray(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
@@ -58,6 +59,7 @@ def assert_mesh_changes_nothing(loss, *arguments, sizes):
         ("documents", "blockwise", 0.3, EIGHT),
         ("unidirectional", "blockwise", 0.3, {"data": 2, "context": 3}),
         ("banded", "dense", 0.3, EIGHT),
+        ("near", "blockwise", 0.3, EIGHT),
         ("one array", "dense", 0.3, EIGHT),
         *(
             pytest.param(mask, how, rate, sizes, marks=pytest.mark.slow)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, padding, scaled_dot_product_attention
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, near, padding, scaled_dot_product_attention
 from algorithms.ops.attention import blockwise, strips, tiles
 from tests.fuzz.comparing import BOUNDS, assert_near, chance, normal, one_of
 
@@ -19,12 +19,16 @@ def random_mask(rng: np.random.Generator, batch: tuple[int, ...], l_z: int, l_x:
     t_z, t_x = np.indices((l_z, l_x))
     mask, dense = BIDIRECTIONAL, np.ones((*batch, l_z, l_x), bool)
     of_each = batch if chance(rng, 0.5) else ()
-    for kind in rng.permutation(["unidirectional", "band", "padding", "documents", "array"])[: rng.integers(4)]:
+    kinds = ["unidirectional", "band", "near", "padding", "documents", "array"]
+    for kind in rng.permutation(kinds)[: rng.integers(4)]:
         if kind == "unidirectional":
             mask, dense = mask & UNIDIRECTIONAL, dense & (t_z <= t_x)
         elif kind == "band":
             width = int(rng.integers(1, max(l_z, l_x) + 3))
             mask, dense = mask & banded(width), dense & (t_z <= t_x) & (t_x - width < t_z)
+        elif kind == "near":
+            width = int(rng.integers(1, max(l_z, l_x) + 3))
+            mask, dense = mask & near(width), dense & (abs(t_x - t_z) < width)
         elif kind == "padding":
             lengths = rng.integers(l_z + 1, size=of_each)
             mask = mask & padding(jnp.asarray(lengths, one_of(rng, "int32", "uint8", "int64")))

@@ -117,7 +117,7 @@ NORMALIZED = Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), s
             "S ← clip(rms_norm(K))ᵀ(clip(rms_norm(Q)) + u 1ᵀ)",
         ),
         ({"attention": Attention(clip=2.0)}, 10, (4, "return"), "return Ṽ = clip(V) · softmax(S/√d_attn)"),
-        ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦t' − w < t⟧)"),
+        ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦|t − t'| < w⟧)"),
         ({"attention": NORMALIZED}, 10, (4, "4"), "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))"),
     ],
 )

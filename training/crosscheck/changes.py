@@ -247,7 +247,7 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.sinks", {4: "return"}, {r"softmax\((.*)\)": r"softmax_s(\1)"},
            "softmax_s: with exp s of this head's sink in the denominator, too"),
     Change("attention.window", {8: "14", 10: "6"}, {"t ≤ t'": "t' − w < t ≤ t'"}, "w = VALUE"),
-    Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦t' − w < t⟧"}, "w = VALUE"),
+    Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
            value=lambda v: v.attentions[0].normalize_output and _norm(v)),
     Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),

@@ -76,8 +76,8 @@ class _Blocks:
     def _most_visited(self) -> int:
         """The largest number of context blocks to which a primary block attends."""
         mask = self.mask
-        if isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is not None:
-            tokens = self.b_x + mask.width - 1
+        if isinstance(mask, StructuralMask) and mask.width is not None:
+            tokens = self.b_x + mask.width - 1 + (mask.ahead or 0)
             return min(self.n_z, -(-(tokens - 1) // self.b_z) + 1)
         return self.n_z
 
@@ -85,11 +85,11 @@ class _Blocks:
         """The first context block that the primary block i visits, and the one after the last."""
         first, end, mask = 0, self.n_z, self.mask
         if isinstance(mask, StructuralMask) and self.n_z > 1:
-            position = 0 if mask.first is None else mask.first
-            if mask.unidirectional:
-                end = jnp.minimum(end, (position + (i + 1) * self.b_x - 1) // self.b_z + 1)
+            position = i * self.b_x if mask.first is None else mask.first + i * self.b_x
+            if mask.ahead is not None:
+                end = jnp.minimum(end, (position + self.b_x - 1 + mask.ahead) // self.b_z + 1)
             if mask.width is not None:
-                first = jnp.maximum(position + i * self.b_x - mask.width + 1, 0) // self.b_z
+                first = jnp.maximum(position - mask.width + 1, 0) // self.b_z
             if mask.length is not None:
                 end = jnp.minimum(end, -(-jnp.asarray(mask.length, jnp.int32) // self.b_z))
         return first, end

@@ -117,7 +117,7 @@ def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> slice:
     """A range that contains all keys to which the mask lets the queries from ``first`` to ``end − 1`` attend."""
     if not isinstance(mask, StructuralMask) or mask.first is not None:
         return slice(0, l_z)
-    stop = min(end, l_z) if mask.unidirectional else l_z
+    stop = l_z if mask.ahead is None else min(end + mask.ahead, l_z)
     return slice(0 if mask.width is None else min(max(0, first - mask.width + 1), stop), stop)
 
 

@@ -52,6 +52,8 @@ def cudnn_refuses(
         return reason
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it does not mask by documents"
+    if isinstance(mask, StructuralMask) and mask.width is not None and not mask.unidirectional:
+        return "its windows have one side"
     return None
 
 
@@ -191,7 +193,7 @@ def pallas_attention(
     (H, _, B, l_x), l_z = Q.shape, K.shape[-1]
     rule = rules.CausalMask((l_x, l_z)) if mask.unidirectional else rules.FullMask((l_x, l_z))
     if mask.width is not None:
-        rule = rules.LocalMask((l_x, l_z), (mask.width - 1, 0), 0)
+        rule = rules.LocalMask((l_x, l_z), (mask.width - 1, mask.ahead), 0)
     of_x, of_z = (next(n for n in PALLAS_BLOCKS if l % n == 0) for l in (l_x, l_z))
     blocks = splash.BlockSizes(
         block_q=of_x,
@@ -242,7 +244,7 @@ def _has_context(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None
         return None
     t_x = jnp.arange(l_x)
     first = jnp.maximum(0, t_x - mask.width + 1) if mask.width is not None else jnp.zeros(l_x, jnp.int32)
-    end = jnp.minimum(t_x + 1, l_z) if mask.unidirectional else jnp.full(l_x, l_z)
+    end = jnp.full(l_x, l_z) if mask.ahead is None else jnp.minimum(t_x + 1 + mask.ahead, l_z)
     if mask.length is not None:
         length = jnp.asarray(mask.length, jnp.int32)
         end = jnp.minimum(jnp.broadcast_to(end, (*length.shape, l_x)), length[..., None])

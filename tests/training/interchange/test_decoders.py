@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import VARIANTS, DTransformerConfig, d_hidden_state
+from algorithms import BIDIRECTIONAL, VARIANTS, DTransformerConfig, d_hidden_state, d_transformer, near
 from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.generation import generate
@@ -85,6 +85,22 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
     cases.assert_decodes_as_theirs(torch, model, path, x, "rounded" if rounded else dtype)
+
+
+def test_a_mask_of_all_ones_makes_gemma_3_an_encoder_with_windows_to_both_sides(tmp_path):
+    """EmbeddingGemma, whose configuration counts both sides of a window: 8 // 2 + 1 = 5."""
+    theta, _, _ = load_pretrained(cases.saved(make("gemma3"), tmp_path))
+    x = np.random.default_rng(1).integers(31, size=19)
+    expected = make("gemma3", use_bidirectional_attention=True, sliding_window=8)(torch.asarray(x)[None]).logits[0]
+    P = d_transformer(x, theta, mask=BIDIRECTIONAL)
+    np.testing.assert_allclose(P, torch.softmax(expected, 1).T.detach(), atol=1e-5)
+
+
+def test_the_windows_of_modern_bert():
+    width = 8
+    overlay = transformers.masking_utils.sliding_window_bidirectional_overlay
+    theirs = overlay(transformers.ModernBertConfig(local_attention=width).sliding_window)
+    np.testing.assert_array_equal(near(width // 2 + 1).dense(13, 13), theirs(0, 0, *np.indices((13, 13))))
 
 
 @pytest.mark.parametrize("name", MODELS)

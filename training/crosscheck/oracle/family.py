@@ -277,7 +277,7 @@ def e_transformer(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> 
 def decode(
     X: Array, Z: Array, theta: Any, model: Model, masks: Any, x_positions: Positions, z_positions: Positions
 ) -> Array:
-    """Return lines 13 to 20 of Algorithm 8; cross-attention has no window and no positions, for no source says how.
+    """Return lines 13 to 20 of Algorithm 8; cross-attention has no window (T5Gemma) and no positions (T5).
 
     `Z`: the encoder's output; `masks`: function of a line's window that returns the masks of self-attention and
     cross-attention.
@@ -285,7 +285,7 @@ def decode(
     order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
     for l, W in enumerate(theta.decoder):  # line 13
         line = model["attention"][l % len(model["attention"])]
-        across = {"scale": line.get("scale"), "cap": line.get("cap")}
+        across = {name: line.get(name) for name in ("scale", "cap", "clip")}
         across |= {"own": line["own_across"]} if "own_across" in line else {}
         self_mask, cross_mask = masks(line.get("window"))
         table = part(theta, "decoder_distances")
@@ -299,10 +299,11 @@ def decode(
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
         X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
-        own = mlp_of(model, f, W.mlp)
-        Y = own(before(X, norm5, order, model), W.mlp)
-        X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
-        X = after(X, norm5, order, model)  # line 19
+        if part(W, "mlp") is not None:
+            own = mlp_of(model, f, W.mlp)
+            Y = own(before(X, norm5, order, model), W.mlp)
+            X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
+            X = after(X, norm5, order, model)  # line 19
     X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper
     return X
 
@@ -321,11 +322,13 @@ def ed_logits(
     theta: Any,
     model: Model = PAPER,
     *,
+    z_mask: Array | None = None,
+    mask: Array | None = None,
     z_length: int | None = None,
     z_documents: Sequence[int] | None = None,
     x_documents: Sequence[int] | None = None,
 ) -> Array:
-    """Return Algorithm 8 up to its softmax.
+    """Return Algorithm 8 up to its softmax; `z_mask`, `mask`: in place of the masks of lines 5 and 14.
 
     `theta`: W_e, W_p?, encoder (attention, norm1?, mlp, norm2?), decoder (self_attention, norm3?, cross_attention,
     norm4?, mlp, norm5?), W_u?, and what the options add; `model`: L is not for this algorithm.
@@ -338,12 +341,13 @@ def ed_logits(
     Z = np.stack(e, axis=1)  # line 3
     where = {"positions": z_positions, "length": z_length, "documents": z_documents}
     T5 = {"distances": part(theta, "encoder_distances"), "P": P}
-    base = ones_mask(l_z, l_z)
+    base = ones_mask(l_z, l_z) if z_mask is None else z_mask
     Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
     Z = normalize(Z, part(theta, "encoder_norm"), model)  # line 9: not in the paper
 
     def masks(window: int | None) -> tuple[Array, Array]:
-        within = join_masks(causal_mask(l_x), window, None, x_documents, x_documents)
+        base = causal_mask(l_x) if mask is None else mask
+        within = join_masks(base, window, None, x_documents, x_documents)
         return within, join_masks(ones_mask(l_z, l_x), None, z_length, x_documents, z_documents)
 
     l_x = len(x)  # line 10

@@ -354,9 +354,11 @@ def join_masks(
 ) -> Array:
     """Return which positions may attend to which, the algorithm's own mask and all others together, boolean [l_z, l_x].
 
-    `base`: the algorithm's mask, or the caller's in its place; `window`: t_x - window < t_z (Child et al. 2019 and
-    GPT-3, document 004: locally banded; Mistral, Jiang et al. 2023); `z_length`: t_z < z_length; what follows is
-    padding; `x_documents`, `z_documents`: number of the document of each t_x, t_z; a token attends within its own only.
+    `base`: the algorithm's mask, or the caller's in its place; `window`: |t_x - t_z| < window; under the mask of
+    equation (3) t_x - window < t_z <= t_x (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et
+    al. 2023), in an encoder both sides (Warner et al. 2024, "ModernBERT": 64 tokens on each); `z_length`:
+    t_z < z_length; what follows is padding; `x_documents`, `z_documents`: number of the document of each t_x, t_z; a
+    token attends within its own only.
     """
     l_z, l_x = base.shape
     joined = np.empty((l_z, l_x), dtype=bool)
@@ -364,7 +366,7 @@ def join_masks(
         for t_x in range(l_x):
             may = bool(base[t_z, t_x])
             if window is not None:
-                may = may and t_x - window < t_z
+                may = may and abs(t_x - t_z) < window
             if z_length is not None:
                 may = may and t_z < z_length
             if x_documents is not None and z_documents is not None:

@@ -248,5 +248,9 @@ def alibi_slopes(H: int) -> list[float]:
 
 
 def alibi_biases(slope: float, x_positions: Positions, z_positions: Positions) -> Array:
-    """Return what ALiBi adds to one head's scaled scores [l_z, l_x], -slope (t_x - t_z) (Press et al. 2022)."""
-    return np.array([[-slope * (t_x - t_z) for t_x in x_positions] for t_z in z_positions])
+    """Return what ALiBi adds to one head's scaled scores [l_z, l_x], -slope |t_x - t_z|.
+
+    Sources: Press et al. 2022, for t_z <= t_x; Portes et al. 2023, "MosaicBERT", and Günther et al. 2023, "Jina
+    Embeddings 2", for both sides.
+    """
+    return np.array([[-slope * abs(t_x - t_z) for t_x in x_positions] for t_z in z_positions])
