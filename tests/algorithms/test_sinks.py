@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from algorithms import BIDIRECTIONAL
 from algorithms.lines import Attention
 from algorithms.model.mixer import Given
 from algorithms.ops.attention import blockwise
+from algorithms.ops.attention.dispatch import RULES
 from tests.cases import assert_trees_close, normal, random_like
 
 LINE = Attention(sinks=True, biases=False, cap=1.5)
@@ -26,7 +28,7 @@ def computed(how, dropout):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)
 
 
-@pytest.mark.parametrize("rule", ["dense", "blockwise", "strips"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.thorough)])
 def test_every_rule_computes_what_is_printed(rule, dropout, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 4)
@@ -34,3 +36,21 @@ def test_every_rule_computes_what_is_printed(rule, dropout, monkeypatch):
     assert_trees_close((value, by), expected)
     assert jnp.abs(by[1].s).max() > 1e-3
     assert jnp.all(value[1][:, :, 3] == 0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_gradient_of_a_sink_in_bfloat16(rule):
+    """A sink's weight is no difference of rounded ones: here it is 1/3000 of all."""
+    Q, K, V, E = (normal(1, 16, 1, 64, seed=seed, dtype="bfloat16") for seed in range(4))
+    V, E, s = 1 + abs(V), 1 + abs(E), jnp.array([-5.0])
+
+    def gradient(rule, dtype):
+        arrays, of = [a.astype(dtype) for a in (Q, K, V, E)], s.astype(dtype)
+        return jax.jit(jax.grad(lambda s: (rule(*arrays[:3], s) * arrays[3]).astype("float64").sum()))(of)
+
+    def printed(Q, K, V, s):
+        exp_S = jnp.exp(jnp.einsum("hdbz,hdbx->zx", K, Q) / 4)
+        return jnp.einsum("hdbz,zx->hdbx", V, exp_S / (jnp.exp(s[0]) + exp_S.sum(0, keepdims=True)))
+
+    found = gradient(lambda Q, K, V, s: RULES[rule](Q, K, V, BIDIRECTIONAL, None, 0.0, None, (), s), "bfloat16")
+    np.testing.assert_allclose(found, gradient(printed, "float64"), rtol=0.01)

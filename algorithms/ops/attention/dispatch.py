@@ -31,7 +31,7 @@ from algorithms.ops.attention.vendor import (
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
 from algorithms.ops.softmax import capped, softmax
 
-ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp")
+ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
 """The ``checkpoint_name`` of each array that the rules and the Pallas kernel keep for their backward passes."""
 
 RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}

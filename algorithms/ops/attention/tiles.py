@@ -14,7 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, UInt32
 
-from algorithms.machinery.arrays import accumulation_dtype, are_numbers
+from algorithms.machinery.arrays import are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, sequence_axes
 
@@ -157,7 +157,8 @@ class _Residuals(NamedTuple):
     K: Float[Array, "H_kv d_attn B l_z"]
     V: Float[Array, "H_kv d_mid B l_z"]
     V_tilde: Float[Array, "H d_mid B l_x"] | None  # None if the rules keep A, and there are no sinks
-    softmax: Float[Array, "H _ B l_x"]  # A, or the log-sum-exp of each column, which gives A again
+    A: Float[Array, "H l_z B l_x"] | None
+    log_sum_exp: Float[Array, "H 1 B l_x"] | None  # of each column, which gives A again
     mask: Mask
     seeds: UInt32[Array, "H B 2"] | None
     by_distance: ByDistance
@@ -194,24 +195,22 @@ def kernel(
             before, log_sum_exp = log_sum_exp, jnp.logaddexp(log_sum_exp, _of_columns(sinks, log_sum_exp))
             share = jnp.where(before == log_sum_exp, 1, jnp.exp(before - log_sum_exp))
             V_tilde, *A = ((a * share).astype(a.dtype) for a in (V_tilde, *A))
-        shared = mask, seeds, by_distance, sinks
-        if keeps_softmax:
-            return V_tilde, _Residuals(Q, K, V, None if sinks is None else V_tilde, A[0], *shared)
         V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
-        return V_tilde, _Residuals(Q, K, V, V_tilde, log_sum_exp, *shared)
+        A = checkpoint_name(A[0], "A") if keeps_softmax else None
+        kept = (None, A, None) if keeps_softmax and sinks is None else (V_tilde, A, log_sum_exp)
+        return V_tilde, _Residuals(Q, K, V, *kept, mask, seeds, by_distance, sinks)
 
     def backward(dropout, cap, residuals: _Residuals, E):
-        Q, K, V, V_tilde, softmax, mask, seeds, by_distance, sinks = residuals
+        Q, K, V, V_tilde, A, log_sum_exp, mask, seeds, by_distance, sinks = residuals
         of_tile = functools.partial(backward_of_tile, dropout=dropout, cap=cap)
-        kept = (softmax, E) if keeps_softmax else (V_tilde, E, softmax)
+        kept = (A, E) if keeps_softmax else (V_tilde, E, log_sum_exp)
         dQ, dK, dV, *dU_dP = for_each_tile(of_tile, (Q, K, V, *kept, *_as_tiles(by_distance)), mask, seeds)
         dK, dV = _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V))
         by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # all sequences share P
-        if sinks is None or V_tilde is None:
+        if sinks is None or V_tilde is None or log_sum_exp is None:
             return dQ, dK, dV, None, None, by_U_P
-        softmax = softmax.astype(accumulation_dtype(softmax.dtype))
-        A_sink = 1 - softmax.sum(1, keepdims=True) if keeps_softmax else jnp.exp(_of_columns(sinks, softmax) - softmax)
-        d_sinks = -(A_sink * V_tilde * E).sum((1, 2, 3))
+        A_sink = jnp.exp(_of_columns(sinks, log_sum_exp) - log_sum_exp)
+        d_sinks = -(A_sink * V_tilde.astype(A_sink.dtype) * E.astype(A_sink.dtype)).sum((1, 2, 3))
         return dQ, dK, dV, None, None, by_U_P, d_sinks.astype(sinks.dtype)
 
     return hand_derived(forward, backward, static=(5, 6))
