@@ -42,9 +42,9 @@ def single_query_attention(
     q = linear(W_q, e, b_q, "paper")  # line 1
     k = linear(W_k, E, b_k, "paper")  # line 2
     v = linear(W_v, E, b_v, "paper")  # line 3
-    scores = jnp.einsum("a...,a...t->t...", q, k) / jnp.sqrt(q.shape[0]).astype(q.dtype)
-    alpha = softmax(scores)  # line 4
-    v_tilde = jnp.einsum("o...t,t...->o...", v, alpha)  # return
+    scores = jnp.einsum("a...,a...t->t...", q, k, preferred_element_type=accumulation_dtype(q.dtype))
+    alpha = softmax(scores / jnp.sqrt(q.shape[0]).astype(scores.dtype))  # line 4
+    v_tilde = jnp.einsum("o...t,t...->o...", v.astype(alpha.dtype), alpha).astype(v.dtype)  # return
     return v_tilde
 
 

@@ -121,6 +121,12 @@ def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> 
         assert_close(a, b, tolerance, jax.tree_util.keystr(path), largest)
 
 
+def common_factor(actual: Any, expected: Any) -> float:
+    """The c for which ``c expected`` is nearest to ``actual``: an error that all entries share, not their rounding."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    return float(np.vdot(expected, actual) / np.vdot(expected, expected))
+
+
 def every_equation(jaxpr):
     """The equations of a jaxpr, and of all that are inside it."""
     for eqn in jaxpr.eqns:

@@ -32,6 +32,11 @@ def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     return np.promote_types(dtype, np.float32)  # jnp.promote_types raises under jax_numpy_dtype_promotion="strict"
 
 
+def scaled(A: Shaped[Array, "*axes"], factor: float) -> Shaped[Array, "*axes"]:
+    """``factor A``. A narrow dtype rounds the product alone, not the factor, whose error all entries would share."""
+    return (A.astype(accumulation_dtype(A.dtype)) * factor).astype(A.dtype)
+
+
 def in_rows(A: Shaped[Array, "m n"]) -> Shaped[Array, "m n"]:
     """A in row-major layout, which the first factor of a product of narrow floats needs on a CPU.
 

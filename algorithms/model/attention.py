@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.alg03_attention import combine, of_heads, of_one_head, projections
-from algorithms.machinery.arrays import indices
+from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
@@ -145,7 +145,7 @@ class Attention(Mixer):
                 U = self.positions.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
                 P = functools.partial(self.positions.keys, W=W, table=table, like=Q)
             Q = self.positions.contents(Q, W)
-        Q = Q if self.scale is None else Q * (self.scale * Q.shape[1] ** 0.5)
+        Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
         return Read(Q, K, V, U, P, W.s if self.sinks else None)
 
     def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import sinusoid
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype, scaled
 from algorithms.machinery.record import Range, Record
 from algorithms.notation import Base
 
@@ -139,7 +139,7 @@ class TransformerXL(ByDistance):
 
     def queries(self, Q: Array, W: Any, scale: float) -> Array:
         """Q + v 1ᵀ."""
-        return (Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2))) * scale
+        return scaled(Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2)), scale)
 
     def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
         """``W_r r_{−δ}`` for each distance δ."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms.alg03_attention import projections
+from algorithms.machinery.arrays import scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
@@ -104,11 +105,11 @@ class Latent(Attention):
         Q_r = linear(W.W_qr, q, None, implementation)
         K_r = linear(W.W_kr, Z, None, implementation)[None]
         Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
-        Q = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, W.W_q.shape[1] + self.d_r)
+        Q = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, W.W_q.shape[1] + self.d_r))
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 
         Q_c = jnp.einsum("hac,ha...->hc...", W.W_k, Q_c)
-        of_latents = jnp.concatenate([Q_c, Q_r], axis=1) * self._factor(W, self.d_c + self.d_r)
+        of_latents = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, self.d_c + self.d_r))
         latents = jnp.concatenate([c[None], K_r], axis=1)
         return Read(of_latents, latents, latents[:, :0], whole=Read(Q, K, V), result=lambda Y: self._values(Y, W))
 

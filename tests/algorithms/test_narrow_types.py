@@ -10,7 +10,8 @@ import pytest
 from scipy.stats import norm
 
 import algorithms as alg
-from algorithms.lines import Embedding, LayerNorm
+from algorithms.lines import Attention, Embedding, LayerNorm
+from algorithms.model.distances import Table
 from tests import cases
 from tests.algorithms.test_batch_axes import loss_and_gradients
 
@@ -70,6 +71,51 @@ def test_what_is_drawn_in_half_precision_follows_its_distribution(dtype, tau, dr
     keys = jax.random.split(jax.random.key(2), (draws // 500, 500))
     q = p ** (1 / tau)
     assert_drawn_from(np.concatenate([draw(theta, some) for some in keys]), q / q.sum())
+
+
+# Numbers that no narrow float has: 1/√192 in bfloat16 is 1.0013 times as much, and √(256/224) 1.0012 times.
+BFLOAT16 = [cases.normal(192, 64, seed=seed, dtype="bfloat16") for seed in range(4)]
+
+
+def value_and_gradients(attend, dtype):
+    Q, K, V, E = (a.astype(dtype) for a in BFLOAT16)
+
+    def weighted(Q, K, V):
+        V_tilde = attend(Q, K, V)
+        return (V_tilde * E).astype("float64").sum(), V_tilde
+
+    (_, V_tilde), gradients = jax.jit(jax.value_and_grad(weighted, (0, 1, 2), has_aux=True))(Q, K, V)
+    return V_tilde, *gradients
+
+
+@pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
+def test_scores_are_scaled_in_float32(implementation):
+    attend = functools.partial(alg.scaled_dot_product_attention, mask=alg.BIDIRECTIONAL)
+    actual = value_and_gradients(functools.partial(attend, implementation=implementation), "bfloat16")
+    for name, a, b in zip(("Ṽ", *"QKV"), actual, value_and_gradients(attend, "float64"), strict=True):
+        assert abs(cases.common_factor(a, b) - 1) < 3e-4, name
+
+
+def test_the_scores_of_a_single_query_are_scaled_in_float32():
+    I, o = jnp.eye(192, dtype="bfloat16"), jnp.zeros(192, "bfloat16")
+    e, E = BFLOAT16[:2]
+    to_itself = alg.AttentionParams(I, o, I, o, I, o)
+    actual = jax.vmap(lambda e: alg.single_query_attention(e, E, to_itself), 1, 1)(e)
+    e, E = (np.asarray(a, np.float64) for a in (e, E))
+    A = np.exp(E.T @ e / np.sqrt(192))
+    assert abs(cases.common_factor(actual, E @ (A / A.sum(0))) - 1) < 3e-4
+
+
+def test_queries_are_multiplied_by_a_lines_scale_in_float32():
+    line = Attention(scale=224**-0.5, biases=False)
+    shapes = line.shapes()
+    W = jax.tree.map(
+        lambda s: jnp.ones(s.of({"H": 1, "H_kv": 1, "d_e": 1, "d_attn": 256, "d_mid": 1}), "bfloat16"), shapes
+    )
+    X = BFLOAT16[0].reshape(1, -1)
+    read = line.read(X, X, W, t_x=None, t_z=None, table=Table(), implementation="paper")
+    expected = np.sqrt(256 / 224) * np.broadcast_to(np.asarray(X, np.float64), (256, X.size))
+    assert abs(cases.common_factor(read.Q[0], expected) - 1) < 3e-4
 
 
 # Token IDs of few bits.

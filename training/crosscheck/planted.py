@@ -14,7 +14,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     ),
     "alg03_attention.py": (
         ("bias of the query skipped", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", None),
-        ("1/√d dropped, one query", "single_query_attention", "scores", " / jnp.sqrt(q.shape[0]).astype(q.dtype)", "", 3, "4", None),
+        ("1/√d dropped, one query", "single_query_attention", "4", " / jnp.sqrt(q.shape[0]).astype(scores.dtype)", "", 3, "4", None),
         ("bias of the values skipped", "projections", "3", "Z, b_v", "Z, 0 * b_v", 4, "3", None),
         ("scores not of keys", "of_one_head", "4", "jnp.matmul(K.T, Q,", "jnp.matmul(2 * K.T, Q,", 4, "4", None),
         ("mask of the other polarity", "of_one_head", "5", "jnp.where(Mask, score(S), -", "jnp.where(~Mask, score(S), -", 4, "5", None),
@@ -97,7 +97,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("keys not rotated", "Attention.read", "Q", "self.positions(K, t_z, implementation)", "K", 4, "4", "LLAMA"),
         ("window off by one", "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", "GEMMA2"),
-        ("scale dropped", "Attention.read", "Q", "Q * (self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
+        ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
         ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, implementation)", "Q", 4, "4", "QWEN3"),
         ("norm of what attention adds dropped", "Attention.write", "return", "self.normalize_output(V_tilde, W.norm_out, implementation)", "V_tilde", 10, "6", "GEMMA2"),
     ),

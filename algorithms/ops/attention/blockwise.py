@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.distances import scaled_scores, scores_by_distance_backward
 from algorithms.ops.attention.tiles import for_each_tile, in_turn, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
@@ -139,8 +139,8 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
     Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
     blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
-    U, P = _of_distances(blocks, by_distance, Q.shape[0] ** -0.5)
-    Q = blocks.padded(Q * jnp.asarray(Q.shape[0] ** -0.5, Q.dtype), primary=True)
+    U, P = _of_distances(blocks, by_distance)
+    Q = blocks.padded(Q, primary=True)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
     def of_primary(i, out):
@@ -150,9 +150,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
             m, s, V_tilde = state
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
-            S = jnp.matmul(K_j.T, Q_i, preferred_element_type=dtype)
-            if by_distance:
-                S = S + scores_by_distance(*_of_block(blocks, U, P, j, i), dtype=dtype)
+            S = scaled_scores(Q_i, K_j, _of_block(blocks, U, P, j, i))
             S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
@@ -187,16 +185,18 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
-def _of_distances(blocks, by_distance, scale):
-    """U, scaled like Q, and P, each padded to whole blocks, in a tuple that is empty if there is none."""
+def _of_distances(blocks, by_distance):
+    """U and P, each padded to whole blocks, in a tuple that is empty if there is none."""
     if not by_distance:
         return (), ()
     U, P = by_distance
-    return (blocks.padded(U * scale, primary=True),), (blocks.distances(P),)
+    return (blocks.padded(U, primary=True),), (blocks.distances(P),)
 
 
 def _of_block(blocks, U, P, j, i):
-    """U and P of the block (j, i)."""
+    """U and P of the block (j, i), if distances add to the scores."""
+    if not U:
+        return ()
     U_i = dynamic_slice_in_dim(U[0], i * blocks.b_x, blocks.b_x, 1)
     return U_i, dynamic_slice_in_dim(P[0], blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
 
@@ -230,20 +230,20 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
     C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
-    ``scores_by_distance_backward``.
+    ``scores_by_distance_backward``. The factor 1/√d_attn is applied to the sums over all blocks.
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
     Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
-    dtype = log_sum_exp.dtype
-    scale = jnp.asarray(Q.shape[0] ** -0.5, Q.dtype)
+    dtype, scale = log_sum_exp.dtype, len(Q) ** -0.5
+    dtypes = tuple(a.dtype for a in (Q, K, V, *by_distance))
     blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    delta = (V_tilde * E).astype(dtype).sum(axis=0, keepdims=True)
-    Q, E = blocks.padded(Q * scale, primary=True), blocks.padded(E, primary=True)
+    delta = (V_tilde.astype(dtype) * E.astype(dtype)).sum(axis=0, keepdims=True)
+    Q, E = blocks.padded(Q, primary=True), blocks.padded(E, primary=True)
     log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
     delta = blocks.padded(delta, primary=True)
-    U, P = _of_distances(blocks, by_distance, len(K) ** -0.5)
+    U, P = _of_distances(blocks, by_distance)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
     def of_primary(i, sums):
@@ -253,9 +253,8 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
         def of_context(j):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
-            S = product(K_j.T, Q_i)
-            U_P = _of_block(blocks, U, P, j, i) if by_distance else ()
-            S = S + scores_by_distance(*U_P, dtype=dtype) if by_distance else S
+            U_P = _of_block(blocks, U, P, j, i)
+            S = scaled_scores(Q_i, K_j, U_P)
             A = jnp.exp(jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf) - log_sum_exp_i)
             D = blocks.keep_scale(j, i)
             dV_j = product((A * D).astype(E.dtype), E_i.T)
@@ -278,11 +277,10 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     sums = tuple(tuple(jnp.zeros_like(a, dtype) for a in arrays) for arrays in ((Q, *U), (K.T, V.T, *P)))
     (dQ, *dU), (dK, dV, *dP) = in_turn(blocks.n_x, of_primary, sums)
-    dQ = (dQ * scale.astype(dtype))[:, : blocks.l_x]
-    dU = ((a * len(K) ** -0.5)[:, : blocks.l_x].astype(by_distance[0].dtype) for a in dU)
-    dP = (blocks.crop(a).astype(by_distance[1].dtype) for a in dP)
-    of_z = dK[: blocks.l_z].T.astype(K.dtype), dV[: blocks.l_z].T.astype(V.dtype)
-    return dQ.astype(Q.dtype), *of_z, *dU, *dP
+    dQ, *dU = (a[:, : blocks.l_x] * scale for a in (dQ, *dU))
+    dK, dV = dK[: blocks.l_z].T * scale, dV[: blocks.l_z].T
+    gradients = dQ, dK, dV, *dU, *(blocks.crop(a) * scale for a in dP)
+    return tuple(a.astype(dtype) for a, dtype in zip(gradients, dtypes, strict=True))
 
 
 blockwise_attention = kernel(for_each_tile, _forward_of_tile, _backward_of_tile)

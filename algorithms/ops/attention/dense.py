@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.masks import StructuralMask
-from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.distances import scaled_scores, scores_by_distance_backward
 from algorithms.ops.attention.tiles import for_each_tile, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_backward
@@ -16,9 +16,7 @@ from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_b
 def _forward_of_tile(matrices, mask, seed, dropout, cap):
     Q, K, V, *by_distance = matrices
     Mask = mask.dense(K.shape[1], Q.shape[1]) if isinstance(mask, StructuralMask) else mask
-    scale = Q.shape[0] ** -0.5
-    S = _scores(Q, K, by_distance) * scale
-    S = jnp.where(Mask, capped(S, cap), -jnp.inf)
+    S = jnp.where(Mask, capped(scaled_scores(Q, K, by_distance), cap), -jnp.inf)
     A = softmax(S)
     D = _kept(seed, dropout, A)
     V_tilde = jnp.matmul(V, (A * D).astype(V.dtype), preferred_element_type=A.dtype)
@@ -29,12 +27,6 @@ def _log_sum_exp(S):
     """That of each column; +∞ in one with nothing to attend to."""
     empty = ~jnp.any(-jnp.inf < S, axis=0, keepdims=True)
     return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
-
-
-def _scores(Q, K, by_distance):
-    """KᵀQ, plus the scores by distance."""
-    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
-    return S + scores_by_distance(*by_distance, dtype=S.dtype) if by_distance else S
 
 
 def _kept(seed, dropout, A):
@@ -68,10 +60,9 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     dV = product(E, (A * D).T.astype(E.dtype))
     g = product(V.T, E) * D
-    scale = Q.shape[0] ** -0.5
-    dS = softmax_backward(A, g) * scale
+    dS = softmax_backward(A, g) * Q.shape[0] ** -0.5
     if cap is not None:
-        dS = dS * capped_derivative(_scores(Q, K, by_distance) * scale, cap)
+        dS = dS * capped_derivative(scaled_scores(Q, K, by_distance), cap)
     dQ = product(K, dS.astype(K.dtype))
     dK = product(Q, dS.T.astype(Q.dtype))
     by_matrices = dQ.astype(Q.dtype), dK.astype(K.dtype), dV.astype(V.dtype)

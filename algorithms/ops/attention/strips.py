@@ -7,7 +7,7 @@ log-sum-exp of its queries.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from algorithms.machinery.arrays import accumulation_dtype, in_rows
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
-from algorithms.ops.attention.tiles import SMALL, ByDistance, in_groups, in_turn, kernel
+from algorithms.ops.attention.tiles import SMALL, in_groups, in_turn, kernel
 from algorithms.ops.dropout import keep_mask
 from algorithms.ops.softmax import capped, capped_derivative
 
@@ -70,7 +70,7 @@ class _Strip:
         """``a``, with these columns in the place of the strip's queries."""
         return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.first, 1)
 
-    def of_distances(self, by_distance: ByDistance, l_x: int) -> tuple[Array, ...]:
+    def of_distances(self, by_distance: Sequence[Array], l_x: int) -> tuple[Array, ...]:
         """U and P of the strip, if distances add to the scores."""
         if not by_distance:
             return ()
@@ -121,36 +121,28 @@ def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> slice:
     return slice(0 if mask.width is None else min(max(0, first - mask.width + 1), stop), stop)
 
 
-def _scaled(Q, by_distance):
-    """Q and U, divided by √d_attn, and P."""
-    scale = Q.shape[0] ** -0.5
-    Q = Q * jnp.asarray(scale, Q.dtype)
-    return Q, (by_distance[0] * scale, by_distance[1]) if by_distance else ()
-
-
 def _rows(a):
     """aᵀ; row-major for narrow floats, which XLA would otherwise widen."""
     return a.T if a.dtype == accumulation_dtype(a.dtype) else in_rows(a.T)
 
 
 def _scores(strip, Q_x, K, U_P):
-    """QᵀK of a strip, plus the scores by distance."""
+    """(QᵀK, plus the scores by distance)/√d_attn of a strip. Scaling Q instead would round it, if it is narrow."""
     S = jnp.matmul(_rows(Q_x), K[:, strip.keys], preferred_element_type=accumulation_dtype(Q_x.dtype))
-    return S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S
+    return (S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S) * len(K) ** -0.5
 
 
 def _forward_of_tile(matrices, mask, seed, dropout, cap):
-    """Strip by strip, with Q/√d_attn for Q::
+    """Strip by strip::
 
-        Sᵀ = QᵀK,         −∞ where the mask is False
-        Wᵀ = e^{Sᵀ − m},  m = max Sᵀ of each row,   s = Σ Wᵀ of each row
+        Sᵀ = QᵀK/√d_attn,  −∞ where the mask is False
+        Wᵀ = e^{Sᵀ − m},   m = max Sᵀ of each row,   s = Σ Wᵀ of each row
         Ṽ  = V W / s
 
     and log-sum-exp m + log s (+∞ for a query with nothing to attend to, whose Ṽ is 0).
     """
     Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
-    Q, by_distance = _scaled(Q, by_distance)
 
     def of_strip(strip, out):
         S = _scores(strip, strip.queries(Q), K, strip.of_distances(by_distance, Q.shape[1]))
@@ -170,26 +162,25 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
 
 def _backward_of_tile(matrices, mask, seed, dropout, cap):
-    """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), strip by strip, with Q/√d_attn for Q::
+    """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), strip by strip::
 
-        Aᵀ       = exp(QᵀK − log-sum-exp),  0 where the mask is False
-        (∂F/∂S)ᵀ = Aᵀ ⊙ (D ⊙ EᵀV − δ)
+        Aᵀ       = exp(QᵀK/√d_attn − log-sum-exp),  0 where the mask is False
+        (∂F/∂S)ᵀ = Aᵀ ⊙ (D ⊙ EᵀV − δ) /√d_attn
         ∂F/∂V    = Σ E (A ⊙ D)ᵀ
         ∂F/∂K    = Σ Q (∂F/∂S)ᵀ
         ∂F/∂Q    = K ∂F/∂S
 
     where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
-    C = c tanh(S/c), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
-    ``scores_by_distance_backward``.
+    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
+    ``scores_by_distance_backward``. The factor 1/√d_attn is applied to the sums over all strips.
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
     Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype = log_sum_exp.dtype
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    delta = (V_tilde * E).astype(dtype).sum(axis=0, keepdims=True)
+    delta = (V_tilde.astype(dtype) * E.astype(dtype)).sum(axis=0, keepdims=True)
     dtypes, scale = tuple(a.dtype for a in (Q, K, V, *by_distance)), len(Q) ** -0.5
-    Q, by_distance = _scaled(Q, by_distance)
 
     def of_strip(strip, sums):
         dQ, dK, dV, *by_U_P = sums
@@ -213,8 +204,8 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K, V, *by_distance))
     dQ, dK, dV, *by_U_P = _for_each_strip(of_strip, sums, K.shape[1], Q.shape[1], mask, seed, dropout)
-    by_U_P = (by_U_P[0] * scale, by_U_P[1]) if by_U_P else ()
-    return tuple(a.astype(dtype) for a, dtype in zip((dQ * scale, dK, dV, *by_U_P), dtypes, strict=True))
+    gradients = dQ * scale, dK * scale, dV, *(a * scale for a in by_U_P)
+    return tuple(a.astype(dtype) for a, dtype in zip(gradients, dtypes, strict=True))
 
 
 strips_attention = kernel(_for_each_tile, _forward_of_tile, _backward_of_tile)

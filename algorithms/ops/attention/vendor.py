@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
+from algorithms.machinery.arrays import scaled
 from algorithms.machinery.sharding import tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
@@ -214,7 +215,7 @@ def pallas_attention(
         q_seq_shards=1,
         residual_checkpoint_name="V_tilde",
     )
-    q, k, v = (a.transpose(2, 0, 3, 1) for a in (Q * Q.shape[1] ** -0.5, K, V))  # [B, H, l, d]
+    q, k, v = (a.transpose(2, 0, 3, 1) for a in (scaled(Q, Q.shape[1] ** -0.5), K, V))  # [B, H, l, d]
     segments = _segments(mask, B, l_x, l_z)
     segments = None if segments is None else splash.SegmentIds(*segments)
     V_tilde: Any = jax.vmap(kernel)(q, k, v, segments)
