@@ -73,6 +73,12 @@ def converted(tmp_path_factory, runs):
     return root
 
 
+def test_a_converted_model_is_evaluated_on_data_that_are_named(converted, called):
+    status, out, err = called("evaluate", converted / "back")
+    assert (status, out) == (2, "")
+    assert err.startswith("evaluate.py: --data: expected the data to evaluate on, since ")
+
+
 def test_there_and_back_is_the_same_run(converted, runs):
     before, after = load_run(runs["bpe"]), load_run(converted / "back")
     assert (before.config.d_e, before.config.tied, after.task) == (after.config.d_e, after.config.tied, "d")

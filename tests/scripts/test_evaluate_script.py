@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def evaluated(tmp_path, printed):
 
 
 def test_a_decoder_beside_compressors(evaluated):
-    out, rows, _, directory = evaluated("d", TRAIN, HELD_OUT, trained=True)
+    out, rows, samples, directory = evaluated("d", TRAIN, HELD_OUT, trained=True)
     trained = json.loads((directory / "results.json").read_text())
     assert rows["this model"]["loss"] == pytest.approx(trained["loss"], rel=1e-6)
     assert rows["this model"]["perplexity"] == pytest.approx(math.exp(trained["loss"]), rel=1e-6)
@@ -57,6 +58,7 @@ def test_a_decoder_beside_compressors(evaluated):
     assert rows["gzip -9"]["bits_per_byte"] == pytest.approx(8 * len(gzip.compress(data, 9)) / len(data), rel=0.01)
     assert rows["3-gram, Witten-Bell"]["bits_per_byte"] < rows["this model"]["bits_per_byte"]  # of three steps
     assert f"{trained['loss']:.4f}" in out
+    assert re.fullmatch("the 3-gram model learned from [0-9,]+ tokens of the training data of .*train.txt", samples[0])
 
 
 def test_an_encoder_beside_the_most_frequent_token(evaluated):
@@ -189,7 +191,8 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
     monkeypatch.chdir(tmp_path / "elsewhere")
     status, again, err = called("evaluate", "../run", "--cache", "../cache")
     assert (status, again.partition("\n")[2]) == (0, out.partition("\n")[2])
-    assert err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
+    assert err.startswith("evaluating on the validation data of ")
+    assert err.endswith("note: cannot write ../run/evaluation-validation.json: Read-only file system\n")
     assert not kept.exists()
 
 

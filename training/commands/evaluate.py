@@ -25,6 +25,7 @@ from training.runs.directory import Run, RunDirectory, load_run
 from training.settings import Settings
 
 PREDICTING = ("d", "e")
+EVERY = 30.0  # seconds between two lines of progress without a terminal
 
 
 def parser() -> Parser:
@@ -48,6 +49,11 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     """Return the settings of a run with --data in place of its own, or raise UsageError if the flags do not fit."""
     given = {"--validation-data": arguments.validation_data, "--l_max": arguments.l_max}
     if not arguments.data:
+        if not settings.data:
+            raise UsageError(
+                f"--data: expected the data to evaluate on, since {arguments.run} was converted and has none, got "
+                "nothing; name a data set or files"
+            )
         for flag in (flag for flag, value in given.items() if value):
             raise UsageError(f"{flag}: expected --data with it, got none; name the data, or leave it out")
         return settings
@@ -75,7 +81,8 @@ def main(arguments: argparse.Namespace) -> None:
     part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
-    with Bar("evaluating") as bar:
+    say(f"evaluating on the {part} data of {data.corpus.name}")
+    with Bar("evaluating", every=EVERY) as bar:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
     print(f"{part} data of {files.path}:")
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))

@@ -137,15 +137,13 @@ class Reading(Bar):
     def __init__(self, *, quiet: bool) -> None:
         super().__init__("tokenizing", unit="B", unit_scale=True)
         self._quiet = quiet
-        self._done = 0
 
     def tokenized(self, n_bytes: int, total: int) -> None:
         """Advance by n_bytes of text, of roughly `total` (0: unknown)."""
         if self._quiet:
             return
-        before, self._done = self._done, self._done + n_bytes
         self.advance(n_bytes, total)
-        if self._bar is None and before // LARGE < self._done // LARGE:
+        if self._bar is None and (self._done - n_bytes) // LARGE < self._done // LARGE:
             say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
 
 

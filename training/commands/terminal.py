@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -52,11 +53,13 @@ def print_json(prompt: str, answers: list[Any]) -> None:
 
 
 class Bar:
-    """A progress bar: shown on a terminal, after a second, and nowhere else."""
+    """A progress bar: on a terminal, after a second; elsewhere a line `every` so many seconds, or nothing (None)."""
 
-    def __init__(self, what: str, **shown: Any) -> None:
+    def __init__(self, what: str, *, every: float | None = None, **shown: Any) -> None:
         self._shown = {"desc": what, "leave": False, "delay": 1, "dynamic_ncols": True, **shown}
         self._bar: tqdm | None = None
+        self._every, self._done, self._begun = every, 0, time.monotonic()
+        self._said = self._begun
 
     def __enter__(self) -> Self:
         return self
@@ -67,9 +70,14 @@ class Bar:
 
     def advance(self, n: int, total: int) -> None:
         """Advance by n, of `total` (0: unknown)."""
+        self._done += n
         if sys.stderr.isatty():
             self._bar = self._bar or tqdm(total=total or None, **self._shown)
             self._bar.update(n)
+        elif self._every is not None and (now := time.monotonic()) - self._said >= self._every and self._done:
+            self._said, seconds = now, now - self._begun
+            left = f", {tqdm.format_interval(seconds / self._done * (total - self._done))} left" if total else ""
+            say(f"{self._shown['desc']}: {self._done} of {total or 'an unknown number'}{left}", dated=True)
 
 
 def run_of(name: str, cache: Path | None = None) -> Path:

@@ -90,6 +90,8 @@ def _decoder(
         found.samples.append("the figures are for the answers alone, given the messages before them")
         return found
     score = ngram_score(data.stores.train, store)._asdict()
+    learned = f"{len(data.stores.train.tokens):,} tokens of the training data of {data.corpus.name}"
+    found.samples.append(f"the 3-gram model learned from {learned}")
     found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}
     if not store.exact:
         found.samples.append("no bits per byte: this run's tokenizer does not reproduce the text")

@@ -254,6 +254,7 @@ def _read_adapter(source: Path, target: Path, adapted: str | Path | None, lines:
         "lora_rank": found.rank,
         "lora_alpha": found.alpha,
         "lora_matrices": found.matrices,
+        "data": (),
     }
     settings = settings_from(values, task="d")
     adapter_shapes(base.theta, settings)
@@ -432,7 +433,7 @@ def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer
     """Write a model as a run; without a tokenizer, texts are token IDs, the last three of them special."""
     N_V = model.config.N_V
     tokenizer = tokenizer or NumberTokenizer(SpecialTokens(N_V, mask=N_V - 3, bos=N_V - 2, eos=N_V - 1))
-    settings = settings_from(settings_of(model.task, model.config), task=model.task)
+    settings = settings_from({**settings_of(model.task, model.config), "data": ()}, task=model.task)
     description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
     _write_run(path, description, tokenizer, leaves)
 
