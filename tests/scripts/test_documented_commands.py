@@ -69,11 +69,14 @@ BENCHMARKS = {
 }
 
 ELSEWHERE = ("serve", "scaling")
-OF_THEIR_OWN = re.compile("--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama")
+OF_THEIR_OWN = re.compile(
+    "--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
+)
 HERE = [(name, words) for name, words in FOUND if not (name in ELSEWHERE or OF_THEIR_OWN.search(f"{name} {words}"))]
-"""Not those of serve.py and of several processes, which are what test_serve_script.py and
-tests/training/mesh/test_processes.py run; scaling.py stands below. What needs a model of people, an adapter, images or
-several tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
+"""Not those of serve.py, of several processes and of foreign code, which are what test_serve_script.py,
+tests/training/mesh/test_processes.py and tests/project/test_examples.py run; scaling.py stands below. What needs a
+model of people, an adapter, images or several tasks is in test_chat_script.py, test_convert_script.py and
+test_practice.py."""
 
 
 @pytest.fixture(scope="module")
