@@ -41,7 +41,8 @@ def summary(results: Results) -> str:
         f"{f'{changed} changed; ' if results.variant else ''}{values} values compared; worst difference "
         f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"
     )
-    wrong = [
+    wrong = ["first difference: Algorithm {}, line {} ({})".format(*results.first)] if results.first else []
+    wrong += [
         f"Algorithm {r.algorithm}, line {r.line.number}: "
         + (
             "not marked, but not as printed"
@@ -53,9 +54,6 @@ def summary(results: Results) -> str:
     wrong += [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
     wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]
     wrong += [f"not compared: {what}" for what in results.settings.get("left_out", ())]
-    if results.first is not None:
-        n, line, where = results.first
-        wrong.append(f"first difference: Algorithm {n}, line {line} ({where})")
     return "\n".join([text, *wrong])
 
 
