@@ -21,19 +21,20 @@ class Block(nn.Module):
 
     def forward(self, X):
         B, T, d = X.shape
-        normed = self.ln1(X)
+        normed = X if self.wrong.get("post") else self.ln1(X)
         q, k, v = (a.view(B, T, self.H, -1).transpose(1, 2) for a in self.qkv(normed).split(d, dim=-1))
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
         S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])
         permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
         S = S.masked_fill(~permitted, -math.inf)
-        A = S.softmax(self.wrong.get("axis", -1))
+        A = nn.functional.dropout(S.softmax(self.wrong.get("axis", -1)), self.wrong.get("dropout", 0.0))
         if self.wrong.get("detached") == "softmax":
             A = S.exp() / S.exp().sum(-1, keepdim=True).detach()
         Y = (A @ v).transpose(1, 2)
         Y = Y.transpose(1, 2) if self.wrong.get("merge") else Y
         X = (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
+        X = self.ln1(X) if self.wrong.get("post") else X
         U = self.fc(self.ln2(X))
         Z = nn.functional.gelu(U, approximate="tanh" if self.wrong.get("tanh") else "none")
         if self.wrong.get("derivative"):
@@ -55,7 +56,7 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         X = self.wte(x) + self.wpe(torch.arange(x.shape[1]) + self.wrong.get("first", 0))
-        for block in self.blocks:
+        for block in reversed(self.blocks) if self.wrong.get("reversed") else self.blocks:
             X = block(X)
         X = self.ln(X)
         return X @ self.wte.weight.T if self.wrong.get("tied") else self.head(X)

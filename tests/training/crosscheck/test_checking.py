@@ -31,6 +31,9 @@ MISTAKES = [
     ({"axis": -2}, (4, "return"), "softmax is over the queries"),
     ({"residual": True}, (10, "6"), "the residual is the normalized X̃, not X"),
     ({"tanh": True}, (10, "8"), "GELU is its tanh approximation"),
+    ({"post": True}, (6, "return"), "the norm comes after the sum (post-norm)"),
+    ({"reversed": True}, (10, "6"), "the layers are in reverse"),
+    ({"axis": 1}, (4, "return"), "is NaN, first in _softmax (foreign_code.py:"),
     ({"first": 1}, (2, "return"), "positions are one too high"),
     ({"tied": True}, (10, "return"), "W_u is W_eᵀ"),
     ({"merge": True}, (5, "3"), "without transposing"),
@@ -102,6 +105,20 @@ def test_a_departure_has_file_and_line():
     _, report = found(decoder(tanh=True))
     (departure,) = report.departures
     assert departure.seen_in.startswith("gelu (foreign_code.py:")
+
+
+def test_randomness_that_was_left_on_is_noted():
+    _, report = found(decoder(dropout=0.3))
+    assert any(
+        "two runs give different numbers, first in" in note and "foreign_code.py" in note for note in report.notes
+    )
+
+
+def test_after_two_unknowns_it_stops():
+    _, report = found(decoder(dropout=0.3))
+    kinds = [d.kind for d in report.departures]
+    assert kinds.count("unknown") <= 2
+    assert "named" not in kinds
 
 
 def test_matcher_and_diagnosis_need_no_jax():

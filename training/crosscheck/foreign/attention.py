@@ -248,8 +248,8 @@ class Attention(Parts):
             M, value = permitted(), self.use("mask_fill", place)
             if value == "after":
                 return S
-            if value == "add":
-                return np.where(M, S, S - root)
+            if self.name("mask_fill", place).startswith("add"):
+                return np.where(M, S, S + value * root)
             return np.where(M, S, value * root if np.isfinite(value) else value)
 
         k5, ka = Key(place, 4, "5"), Key(place, 4, "return", "softmax")

@@ -307,7 +307,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "mask_fill": _rows(
         ("-inf", "masked scores are −∞", -np.inf), ("0", "masked scores are 0, not −∞", 0.0), ("1e-9", "masked scores are 1e-9, not −∞ (a sign is missing)", 1e-9),
         ("+large", "masked scores are +∞ in effect", 1e4), ("-1", "masked scores are −1", -1.0), ("-10", "masked scores are −10", -10.0), ("-100", "masked scores are −100", -100.0),
-        ("add -1", "−1 is added to masked scores", "add"), ("after", "weights are set to 0 after softmax, and not renormalized", "after")),
+        *((f"add {n}", f"{n} is added to masked scores", float(n)) for n in ("-1", "1e4", "1e9", "1e10")), ("after", "weights are set to 0 after softmax, and not renormalized", "after")),
     "softmax_axis": _rows(
         ("keys", "softmax is over the keys t_z", (-2,)), ("queries", "softmax is over the queries t_x, not the keys t_z", (-1,)), ("both", "softmax is over all pairs of a head", (-2, -1)),
         ("heads", "softmax is over the heads", (-3,)), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
@@ -332,7 +332,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("W_o", "Ṽ = W_o Y", lambda W: W), ("W_oᵀ", "W_o is transposed", _transposed), ("identity", "W_o is not applied", lambda W: np.eye(W.shape[-2], W.shape[-1]) + 0 * W)),
     "weights": _rows(
         ("own", "the weights are the line's own", ("q", "k", "v")), ("q=k", "queries are made with W_k", ("k", "k", "v")), ("k=q", "keys are made with W_q", ("q", "q", "v")),
-        ("v=k", "values are made with W_k", ("q", "k", "k")), ("k=v", "keys are made with W_v", ("q", "v", "v")), ("swap", "W_q and W_k are exchanged", ("k", "q", "v")), ("kv", "W_k and W_v are exchanged", ("q", "v", "k"))),
+        ("v=k", "values are made with W_k", ("q", "k", "k")), ("k=v", "keys are made with W_v", ("q", "v", "v")), ("swap", "W_q and W_k are exchanged", ("k", "q", "v")), ("kv", "W_k and W_v are exchanged", ("q", "v", "k")),
+        ("qv", "W_q and W_v are exchanged", ("v", "k", "q")), ("kvq", "queries, keys and values are made with W_k, W_v and W_q", ("k", "v", "q")), ("vqk", "queries, keys and values are made with W_v, W_q and W_k", ("v", "q", "k"))),
     "residual": _rows(
         ("X", "X + …", lambda X, Xt, A: X + A), ("X̃", "the residual is the normalized X̃, not X", lambda X, Xt, A: Xt + A), ("none", "there is no residual", lambda X, Xt, A: A + 0 * X),
         ("double", "the sublayer is added twice", lambda X, Xt, A: X + 2 * A), ("minus", "the sublayer is subtracted", lambda X, Xt, A: X - A), ("2X", "X is added twice", lambda X, Xt, A: 2 * X + A),
@@ -348,8 +349,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("norm_last", "the norm comes after the sum (post-norm): norm(X + f(X))", "norm_last"), ("norm_out", "the norm is of the sublayer's output: X + norm(f(X))", "norm_out")),
     "parallel": _rows(("no", "one sublayer follows the other", False), ("yes", "attention and MLP read the same X, side by side", True)),
     "layer": _rows(
-        ("own", "each layer has its own parameters", lambda l, L: l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
-        ("last", "every layer has the last layer's parameters", lambda l, L: L - 1), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l),
+        ("own", "each layer has its own parameters", lambda l, L: l), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
+        ("last", "every layer has the last layer's parameters", lambda l, L: L - 1),
         ("next", "layer l has the parameters of layer l + 1", lambda l, L: (l + 1) % L), ("previous", "layer l has the parameters of layer l − 1", lambda l, L: max(l - 1, 0))),
     "shared": _rows(("own", "cross-attention has its own parameters", "e_d/"), ("self", "cross-attention has the parameters of self-attention", "")),
     "unembed": _rows(("W_u", "logits are W_u X", False), ("W_eᵀ", "W_u is W_eᵀ (tied)", True)),

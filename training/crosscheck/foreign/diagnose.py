@@ -17,7 +17,7 @@ import numpy as np
 from .cases import EPSILON, Case
 from .catalogue import HARMLESS, LOADED, RARE, SLOTS, STRUCTURE, choice, related
 from .loading import held
-from .match import Finder, Match, layout
+from .match import Finder, Match, Observed, layout
 from .recording import Recording
 from .reference import Reference
 from .run import LARGE, Key, Seen, kind_of, scope_of
@@ -123,7 +123,8 @@ class Diagnosis:
         self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
         self.maps, self.missing, others = held(recording.parameters, self.case.theta)
-        self.finder = Finder(recording.tensors, case.lengths)
+        self.lost = _first_nan(recording)
+        self.finder = Finder(recording.tensors[: self.lost.time if self.lost else None], case.lengths)
         s = case.sizes
         biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
         rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
@@ -159,11 +160,8 @@ class Diagnosis:
                 self._stop(run, visit)
                 break
             tried.add(visit)
-            self._depart(
-                run.lines[visit].key,
-                "differs, by no choice of the catalogue; what follows cannot be checked",
-                "unknown",
-            )
+            why = f"is NaN, first in {self.lost.name}" if self.lost else "differs, by no choice of the catalogue"
+            self._depart(run.lines[visit].key, f"{why}; what follows cannot be checked", "unknown")
             break
         self._simplify()
         run = self.run(self.choices, self.taken)
@@ -202,6 +200,8 @@ class Diagnosis:
             if self._loosened(pins, index, window):
                 return True
             best = self._best([(t,) for t in trials], pins, index, run)
+        if best is None and self.lost is not None:
+            return False
         if best is None:
             taken = self._take(run, visit, pins)
             pairs = self._pairs(run, index, trials, taken is not None)
@@ -335,8 +335,8 @@ class Diagnosis:
             if match is None or {tensor.time for tensor in match.tensors} != goal:
                 return None
         gained = [trial.lines[visit].match for visit in evidence if visit not in known and visit in ids[base:first]]
-        if not gained:
-            return None
+        if not gained or len(evidence) <= len(known):
+            return None  # a tensor that one line had is another's now
         return len(gained), match is not None, -float(np.mean([m.worst / m.tolerance for m in gained if m is not None]))
 
     def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
@@ -487,6 +487,13 @@ class Diagnosis:
                         f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
                     ]
         return []
+
+
+def _first_nan(recording: Recording) -> Observed | None:
+    """The first tensor that has NaN, if the outputs have."""
+    if not any(np.isnan(output).any() for output in recording.outputs):
+        return None
+    return next((tensor for tensor in recording.tensors if np.isnan(tensor.value).any()), None)
 
 
 def _key(visit: str) -> Key:

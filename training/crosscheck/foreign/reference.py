@@ -56,7 +56,7 @@ class Reference(Attention):
     def _sublayer(self, order: str, X: Any, source: Key, norm: tuple[str, Any, Any], f: Sublayer, key: Key) -> Named:
         """X + f(norm(X)) or norm(X + f(X)); `norm`: its place, its names, those around; `key`: of the sum."""
         place, names, around = norm
-        order = self.use("order", place.split("/")[0], Key(place, 6, "return")) or order
+        order = self.use("order", place, Key(place, 6, "return")) or order
         if order == "norm_first":
             Xt, kt = self.norm(place, X, source, names, around=around)
             A, ka = f(Xt, kt)
