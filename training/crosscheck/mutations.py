@@ -1,6 +1,8 @@
 """The wrong edits that the cross-check must locate: it must be able to fail, at the right line."""
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import pathlib
 import shutil
@@ -12,6 +14,7 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 from algorithms.model.variants import VARIANTS
@@ -25,7 +28,7 @@ from .foreign.checking import diagnose, merged
 from .foreign.making import make_case, of_library
 from .foreign.recording import Recording, record_jax
 from .planted import PLANTED
-from .scenarios import Scenarios
+from .scenarios import Scenarios, masked_tokens
 from .variants import VariantScenarios, compare_variant, with_numbers_that_matter
 
 __all__ = ["Caches", "check_mutations", "locate", "named"]
@@ -111,34 +114,56 @@ def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
         for algorithm, variant in tried:
             record = with_numbers_that_matter(VARIANTS[variant])
             case = make_case(algorithm, variant, seed, record=record)
-            report = diagnose(case, _observed(package, case, seed))
+            case, recording = _observed(package, case, mutation.algorithm, jax.random.key(seed))
+            report = diagnose(case, recording)
             if not report.ok:
-                return [
-                    f"Algorithm {d.algorithm}, line {d.line}: {d.text}"
-                    for d in merged(report.departures)
-                    if d.kind == "named"
-                ]
+                found = [d for d in merged(report.departures) if d.kind == "named"]
+                return [f"Algorithm {d.algorithm}, line {d.line}: {d.text}" for d in found]
     return []
 
 
-def _observed(package: ModuleType, case: Case, seed: int) -> Recording:
-    """What the functions of a copy compute from a case: the transformer, one step of its training, sampled tokens."""
+def _observed(package: ModuleType, case: Case, algorithm: int, key: jax.Array) -> tuple[Case, Recording]:
+    """What the functions of a copy compute from a case: the transformer, and if asked for training or inference.
+
+    Result: the case, with what the functions draw by themselves; the recording.
+    """
     variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
     theta = of_library(case, package, with_numbers_that_matter(variants[case.variant]))
     theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
+    if case.algorithm == 9:
+        masked, mask_token = np.flatnonzero(masked_tokens(key, 0, 0, 0.5, case.sizes["l_x"])), case.sizes["N_V"] - 3
+        x = [mask_token if t in masked else v for t, v in enumerate(case.inputs["labels"])]
+        case = dataclasses.replace(case, inputs={**case.inputs, "x": x, "masked": masked.tolist()})
     given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
-    transformer = package.REGISTRY[case.algorithm].function
-    return record_jax(lambda theta: transformer(*given, theta, implementation="paper"), theta, parameters=theta)
+    functions = {n: entry.function for n, entry in package.REGISTRY.items()}
+    transformer = functools.partial(functions[case.algorithm], *given, implementation="paper")
+    recording = record_jax(lambda theta: transformer(theta=theta), theta, parameters=theta)
+    if algorithm in (11, 12, 13):
+        data = [jnp.asarray(case.inputs["labels"])] if algorithm == 12 else given
+        options = {"p_mask": 0.5, "key": key} if algorithm == 12 else {}
+        after = functions[algorithm](*(a[None] for a in data), theta, N_epochs=1, eta=case.eta, **options)
+        steps = jax.tree_util.tree_flatten_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, theta, after))[0]
+        recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}
+    if algorithm == 14:
+        draws = [functools.partial(_categorical, jax.random.fold_in(key, i)) for i in range(len(case.sampling["y"]))]
+        case = dataclasses.replace(case, sampling={**case.sampling, "draws": draws})
+        x, tau = jnp.asarray(case.sampling["x"]), case.sampling["tau"]
+        recording.sampled = functions[14](x, theta, l_gen=len(draws), tau=tau, key=key).tolist()
+    return case, recording
+
+
+def _categorical(key: jax.Array, logits: np.ndarray) -> int:
+    return int(jax.random.categorical(key, jnp.asarray(logits)))
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:
-    """Check that each mutation is located at its line; print one line for each, and return the exit status.
+    """Check that each mutation is located at its line; print that and its name, and return the exit status.
 
     Raises:
         ValueError: for a name that is none.
     """
     caches: Caches = defaultdict(dict)
-    missed = count = 0
+    missed = count = told = 0
     unknown = sorted(set(names) - set(PLANTED))
     if unknown:
         raise ValueError(f"--mutations: expected names among {', '.join(PLANTED)}; got {', '.join(unknown)}")
@@ -154,5 +179,8 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
         where = "nothing differs" if first is None else f"{of}Algorithm {first[0]}, line {first[1]} ({first[2]})"
         verdict = "located" if found else f"EXPECTED Algorithm {wanted[0]}, line {wanted[1]}"
         console.print(f"{count:3} {name} [{mutation.edit.file}]: {where}: {verdict}", markup=False, highlight=False)
-    console.print(f"{count - missed} of {count} mutations located", highlight=False)
+        says = named(mutation, root, seed)
+        told += bool(says)
+        console.print(f"    {'; '.join(says) or 'without a name'}", markup=False, highlight=False)
+    console.print(f"{count - missed} of {count} mutations located, {told} named", highlight=False)
     return 1 if missed else 0

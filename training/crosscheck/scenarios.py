@@ -16,7 +16,7 @@ from training.crosscheck import oracle
 from .records import OracleRecord
 from .sizes import Sizes, sizes_from
 
-__all__ = ["Run", "Scenarios", "sampler"]
+__all__ = ["Run", "Scenarios", "masked_tokens", "sampler"]
 
 
 FUNCTIONS = (
@@ -215,7 +215,7 @@ class Scenarios:
     def _runs_12(self) -> Iterator[Run]:
         s, theta, p_mask, key = self.small, self._theta("E", self.small), 0.5, jax.random.key(self.seed)
         x, lengths, xs = self._data(s.l_x)
-        masked = [[_masked(key, i, n, p_mask, x.shape[1]) for n in range(s.N_data)] for i in range(s.N_epochs)]
+        masked = [[masked_tokens(key, i, n, p_mask, x.shape[1]) for n in range(s.N_data)] for i in range(s.N_epochs)]
         of_code = {"p_mask": p_mask, "key": key, "lengths": jnp.asarray(lengths)}
         yield from self._training(12, (x, theta), (xs, theta), code_options=of_code, paper_options={"masked": masked})
 
@@ -260,7 +260,7 @@ def _of_code(argument: Any) -> Any:
     return jnp.asarray(argument) if _is_array(argument) else argument
 
 
-def _masked(key: jax.Array, i: int, n: int, p_mask: float, l: int) -> np.ndarray:
+def masked_tokens(key: jax.Array, i: int, n: int, p_mask: float, l: int) -> np.ndarray:
     """Which tokens epoch i masks in sequence n, as Algorithm 12's `key` promises."""
     key = jax.random.fold_in(jax.random.fold_in(key, i), n)
     return np.asarray(jax.random.bernoulli(key, p_mask, (l,)))

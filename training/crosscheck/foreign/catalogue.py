@@ -142,12 +142,14 @@ def _rotations(
                     yield name, _rotation(name)
 
 
-def _loss(shift: int, per: Any = lambda l: 1, *, wrap: bool = False, factor: float = 1.0) -> Callable[..., Any]:
-    """−Σ log P[x[t + shift], t], divided by per(ℓ)."""
+def _loss(
+    shift: int, per: Any = lambda l: 1, *, wrap: bool = False, factor: float = 1.0, drop: int = 0
+) -> Callable[..., Any]:
+    """−Σ log P[x[t + shift], t], divided by per(ℓ); `drop`: how many of the last t are left out."""
 
     def loss(log_P: Any, x: Any, _: Any) -> Any:
         l = len(x)
-        last = l if wrap else l - shift
+        last = (l if wrap else l - shift) - drop
         return -factor * sum(log_P[..., x[(t + shift) % l], t] for t in range(last)) / per(l)
 
     return loss
@@ -163,8 +165,10 @@ def _of_masked(per: Any = lambda l, n: 1, *, every: bool = False, factor: float 
     return loss
 
 
-def _drawn(logits: Any, draw: float) -> int:
-    """The first token whose cumulated probability is above the draw."""
+def _drawn(logits: Any, draw: Any) -> Any:
+    """The first token whose cumulated probability is above the draw, which may be a function of the logits instead."""
+    if callable(draw):
+        return draw(logits)
     q = np.exp(logits - logits.max())
     return int(np.searchsorted(np.cumsum(q / q.sum()), draw, side="right"))
 
@@ -264,6 +268,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "norm_over": _rows(
         ("features", "each token is normalized by itself", (-2,)), ("tokens", "each row is normalized over the tokens", (-1,)),
         ("everything", "mean and variance are of the whole array, not of each token", (-2, -1))),
+    "norm_mean": _rows(("m", "m is of the features", None), ("tokens", "m is over the tokens, not the features", (-1,)), ("everything", "m is of the whole array", (-2, -1))),
     "norm_kind": _rows(("layer_norm", "the mean is subtracted", True), ("rms_norm", "RMSnorm: m = 0", False)),
     "norm_centre": _rows(
         ("m", "m is subtracted", lambda X, m: m), ("none", "m is not subtracted", lambda X, m: 0 * m), ("added", "m is added", lambda X, m: -m),
@@ -394,6 +399,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
             ("sum", "the loss is −Σ_{t<ℓ} log P[x[t+1], t]", _loss(1)), ("mean", "the loss is averaged over the ℓ − 1 predictions, not summed", _loss(1, lambda l: l - 1)),
             ("mean over ℓ", "the sum of the loss is divided by ℓ", _loss(1, lambda l: l)), ("not shifted", "labels are not shifted: x[t] is predicted at t (sum)", _loss(0)),
             ("not shifted, mean", "labels are not shifted: x[t] is predicted at t (mean)", _loss(0, lambda l: l)),
+            ("not shifted, t < ℓ", "labels are not shifted: x[t] is predicted at t < ℓ (sum)", _loss(0, drop=1)), ("not shifted, t < ℓ, mean", "labels are not shifted: x[t] is predicted at t < ℓ (mean)", _loss(0, lambda l: l - 1, drop=1)),
             ("shifted twice", "labels are shifted twice: x[t+2] (mean)", _loss(2, lambda l: l - 2)), ("shifted twice, sum", "labels are shifted twice: x[t+2] (sum)", _loss(2)),
             ("bits", "the loss is in bits (mean)", _loss(1, lambda l: l - 1, factor=1 / math.log(2))), ("bits, sum", "the loss is in bits (sum)", _loss(1, factor=1 / math.log(2))),
             ("wrapped", "labels are rolled: the last token predicts the first (mean)", _loss(1, lambda l: l, wrap=True)), ("wrapped, sum", "labels are rolled: the last token predicts the first (sum)", _loss(1, wrap=True)),

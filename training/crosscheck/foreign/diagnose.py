@@ -79,8 +79,6 @@ class Walk:
     status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
     layouts: dict[str, str]  # visit → where the value is
     notes: list[str]
-    runs: int
-    worst: float  # the largest difference, by its tolerance
 
 
 def in_step(run: Reference) -> dict[str, bool]:
@@ -447,20 +445,19 @@ class Diagnosis:
         ids = list(run.lines)
         last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
         is_lost = bool(self.departures) and self.departures[-1].kind in ("unknown", "stopped")
-        status, layouts, worst = {}, {}, 0.0
+        status, layouts = {}, {}
         for i, visit in enumerate(ids):
             match, form = run.lines[visit].match, run.lines[visit].form
             if match is not None:
                 status[visit] = "differs" if visit in self.taken else "equal"
                 layouts[visit] = layout(match) + (f", {form}" if form else "")
-                worst = max(worst, match.worst / match.tolerance)
             elif ok[visit]:
                 status[visit] = "in step"
             else:
                 status[visit] = "differs" if i <= last else "behind" if is_lost else "not shown"
         notes = [*self.recording.notes, *self._finite_masks(run)]
         departures = [dataclasses.replace(d, seen_in=self._seen_in(run, d)) for d in self.departures]
-        return Walk(departures, dict(self.choices), run, status, layouts, notes, self.runs, worst)
+        return Walk(departures, dict(self.choices), run, status, layouts, notes)
 
     def _seen_in(self, run: Reference, departure: Departure) -> str:
         """The foreign operation that holds what departs, or the next value that was found."""

@@ -1,6 +1,8 @@
 """What follows from the lines of a transformer: loss, gradients, updates, sampled tokens, decoding with a cache."""
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -132,19 +134,20 @@ class _Learning:
         """The line that no gradient passes, or whose derivative is another formula's, that gives the foreign gradient."""
         at = _components(wrong, theirs)
 
-        def fits(**how: Any) -> bool:
-            try:
-                g = gradient(self.case, self.loss, self.walk.choices, at=at, extras=self.diagnosis.extras, **how)
-            except (KeyError, ValueError, IndexError):
-                return False
-            return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
+        def fits(loss: str = self.loss, **how: Any) -> bool:
+            with contextlib.suppress(KeyError, ValueError, IndexError):
+                g = gradient(self.case, loss, self.walk.choices, at=at, extras=self.diagnosis.extras, **how)
+                return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
+            return False
 
+        names = SLOTS[self.slot] if self.recording.loss is None else ()
+        if loss := next((name for name in names if fits(loss=name)), None):
+            return self._departure(self.line, "", SLOTS[self.slot][loss].text, {self.slot: loss})
         lines = self.walk.run.lines
         kinds = {f"{kind_of(seen.key.place)}{visit[len(seen.key.place) :]}": seen.key for visit, seen in lines.items()}
-        for kind, key in kinds.items():
-            if fits(detached=frozenset([kind])):
-                text = "no gradient passes it (detached, or a term is missing)"
-                return Departure(key.algorithm, key.line, key.what, kind_of(key.place), text, "named")
+        if kind := next((kind for kind in kinds if fits(detached=frozenset([kind]))), None):
+            key, text = kinds[kind], "no gradient passes it (detached, or a term is missing)"
+            return Departure(key.algorithm, key.line, key.what, kind_of(key.place), text, "named")
         if fits(detached=frozenset(["W_e in W_u"])):
             return self._departure(self.step, "gradient", "what W_e, tied, gets from the logits is missing", {})
         for slot, place, key in self._derivatives():
@@ -245,4 +248,7 @@ def _components(wrong: list[str], theirs: Mapping[str, Any]) -> dict[str, list[i
 
 
 def _names(wrong: list[str], every: Mapping[str, Any]) -> str:
-    return "all parameters" if len(wrong) == len(every) else ", ".join(wrong)
+    if len(wrong) >= len(every) - sum(name.endswith("b_k") for name in every):  # a bias of the keys has no gradient
+        return "all parameters"
+    kinds = list(dict.fromkeys(re.sub(r"\d+/", "*/", name) for name in wrong))
+    return ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")

@@ -27,8 +27,8 @@ from .vocabulary import choices_of, paper_names
 
 __all__ = ["ALGORITHMS", "make_case", "oracle_lines", "write_case"]
 
-SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 12, "d_mlp": 48, "d_x": 6, "d_z": 8, "d_out": 10}
-"""By the paper's names; no axis has the number of tokens."""
+SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 18, "d_mlp": 72, "d_x": 6, "d_z": 8, "d_out": 10}
+"""By the paper's names; no axis has the number of tokens, and √d_attn is no whole number, which a factor may be."""
 
 CALLERS = {11: 8, 12: 9, 13: 10, 14: 10, 15: 8}
 """Training and inference → their transformer, whose case holds loss, step and sampled tokens, too."""

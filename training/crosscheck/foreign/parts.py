@@ -79,7 +79,8 @@ class Parts(Run):
 
     def _mean(self, key: Key, place: str, X: Any, source: Key, is_rms: bool) -> Any:
         def mean() -> Any:
-            axis, is_centred = self.use("norm_over", place), self.use("norm_kind", place) and not is_rms
+            axis = self.use("norm_mean", place) or self.use("norm_over", place)
+            is_centred = self.use("norm_kind", place) and not is_rms
             m = X.mean(axis=axis, keepdims=True) + 0 * X[..., :1, :]
             m = self.off(self.rounded(m), np.abs(X).mean(axis=axis, keepdims=True))
             return m if is_centred else 0 * m
