@@ -193,11 +193,10 @@ class Diagnosis:
             start -= 1  # rows of an earlier line, perhaps in another order
             del pins[ids[start]]
         trials, window = self._trials(run, start)
+        is_loose = {run.lines[other].key.kind for other in window} <= self.loose
+        if self.is_mixed and not is_loose and self._loosened(run, pins, index, window):
+            return True
         best = self._best([(t,) for t in trials], pins, index, run)
-        if best is None and self.is_mixed and not set(window) <= self.loose:
-            if self._loosened(pins, index, window):
-                return True
-            best = self._best([(t,) for t in trials], pins, index, run)
         if best is None and self.lost is not None:
             return False
         if best is None:
@@ -214,12 +213,13 @@ class Diagnosis:
         self._adopt(best, run, index)
         return True
 
-    def _loosened(self, pins: Pins, index: int, window: list[str]) -> bool:
+    def _loosened(self, run: Reference, pins: Pins, index: int, window: list[str]) -> bool:
         """Whether the line is found when it may be computed in float32, in code that otherwise is in float64."""
         before = set(self.loose)
-        self.loose |= set(window)
+        self.loose |= {run.lines[visit].key.kind for visit in window}
         looser = self.run(self.choices, pins)
-        self.loose = before | {w for w in window if w in looser.lines and looser.lines[w].match is not None}
+        found = {seen.key.kind for visit, seen in looser.lines.items() if visit in window and seen.match is not None}
+        self.loose = before | found
         return score(looser)[0] > index
 
     def _adopt(self, new: Mapping[str, str], run: Reference, index: int) -> None:

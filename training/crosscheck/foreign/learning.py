@@ -144,7 +144,7 @@ class _Learning:
         if loss := next((name for name in names if fits(loss=name)), None):
             return self._departure(self.line, "", SLOTS[self.slot][loss].text, {self.slot: loss})
         lines = self.walk.run.lines
-        kinds = {f"{kind_of(seen.key.place)}{visit[len(seen.key.place) :]}": seen.key for visit, seen in lines.items()}
+        kinds = {seen.key.kind: seen.key for seen in lines.values()}
         if kind := next((kind for kind in kinds if fits(detached=frozenset([kind]))), None):
             key, text = kinds[kind], "no gradient passes it (detached, or a term is missing)"
             return Departure(key.algorithm, key.line, key.what, kind_of(key.place), text, "named")

@@ -38,6 +38,11 @@ class Key:
     what: str = ""  # which of the line's values, where it has several
 
     @functools.cached_property
+    def kind(self) -> str:
+        """The same in every layer: "l*/6:4.1"."""
+        return f"{kind_of(self.place)}{self.id[len(self.place) :]}"
+
+    @functools.cached_property
     def id(self) -> str:
         """Such as "l1/6:4.1": line 1 of Algorithm 4 in line 6 in layer 1."""
         return f"{self.place}:{self.algorithm}.{self.line}" + (f" {self.what}" if self.what else "")
@@ -77,8 +82,8 @@ class Run:
 
     `case`: what is run; `choices`: what stands in place of its base; `finder`: the foreign tensors; `epsilon`: of the
     foreign dtype; `pins`: values of lines to go on from; `theta`: arrays [R, ...] in place of the case's; `extras`:
-    foreign biases by name; `budget`: how many lines in a row may be missed; `loose`: lines that the foreign code
-    computes in float32; `detached`: kinds of lines that no gradient passes; `backward`: choices of the gradient alone.
+    foreign biases by name; `budget`: how many lines in a row may be missed; `loose`: kinds of lines that the foreign
+    code computes in float32; `detached`: kinds of lines that no gradient passes; `backward`: choices of the gradient alone.
     """
 
     def __init__(
@@ -213,8 +218,7 @@ class Run:
                     self.choices = own
         finally:
             self.key = outer
-        detached = self.detached and f"{kind_of(key.place)}{key.id[len(key.place) :]}" in self.detached
-        return np.real(value) + 0j if detached else value
+        return np.real(value) + 0j if key.kind in self.detached else value
 
     def _found(
         self, key: Key, value: Any, parts: bool, forms: Sequence[tuple[str, Any, Any]]
@@ -227,7 +231,7 @@ class Run:
                 shown = value if form is None else form(value)
                 clean = np.where(shown < LARGE, LARGE, shown) if np.isneginf(shown).any() else shown
                 tolerance = float(np.max(np.abs(clean[1:] - clean[0]))) if self.epsilon else 0.0
-                if key.id in self.loose:
+                if key.kind in self.loose:
                     largest = float(np.abs(clean[0]).max())
                     tolerance = min(tolerance * TABLES / self.epsilon, tolerance + 32 * TABLES * largest)
                 match = self.finder.find(shown[0] if parts else shown[:1], tolerance)
