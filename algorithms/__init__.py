@@ -75,4 +75,6 @@ from algorithms.gato import raster_patches as raster_patches, raster_places as r
 from algorithms.machinery.contract import REGISTRY as REGISTRY
 from algorithms.machinery.platform import for_platform as for_platform
 from algorithms.machinery.sharding import mesh_axes as mesh_axes
+from algorithms.roles import muon_dimensions as muon_dimensions, partition_specs as partition_specs
+from algorithms.roles import roles_of as roles_of, weight_decay_mask as weight_decay_mask
 from algorithms import relations as relations

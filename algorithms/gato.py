@@ -20,7 +20,7 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import check_key, compiled
+from algorithms.machinery.contract import Role, arrays_of, check_key, compiled
 from algorithms.machinery.record import Range, serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
@@ -56,6 +56,10 @@ class PatchParams(NamedTuple):
     b_out: Float[Array, "d_e"]
     W_row: Float[Array, "d_e n_rows"]
     W_column: Float[Array, "d_e n_columns"]
+
+    def __declared__(self) -> "PatchParams":
+        tables: dict[str, Role] = {"W_row": "embedding", "W_column": "embedding"}
+        return arrays_of(PatchParams, K_in="kernel", K_1="kernel", K_2="kernel", **tables)
 
 
 @serializable

@@ -197,10 +197,10 @@ class Settings:
         depends=("optimizer", "schedule", "start_from", "lora_rank"),
     )
     embedding_learning_rate: float = _setting(
-        1e-2, "muon's peak learning rate of W_e, W_p, W_u and W_c, by Adam", depends=("start_from",)
+        1e-2, "muon's peak learning rate of embeddings and unembeddings, by Adam", depends=("start_from",)
     )
     vector_learning_rate: float = _setting(
-        4e-3, "muon's peak learning rate of biases and norms, by Adam", depends=("start_from",)
+        4e-3, "muon's peak learning rate of biases, norms and other vectors, by Adam", depends=("start_from",)
     )
     schedule: str = _setting("linear", "learning-rate schedule", choices=tuple(SCHEDULES), depends=("start_from",))
     warmup: int = _setting(

@@ -29,7 +29,7 @@ import math
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,12 @@ class UpTo(NamedTuple):
     axis: str
 
 
+Role = Literal["matrix", "embedding", "unembedding", "kernel", "vector"]
+"""What an array of parameters is to an initializer, an optimizer and an adapter: a matrix ``[d_out, d_in]``, perhaps of
+each head, expert or layer; the columns that tokens or positions look up; the rows of the logits of tokens or classes; a
+convolution's kernel; or anything else, such as a bias."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product, and ``L-3``
@@ -59,13 +65,18 @@ class Shape:
     """
 
     axes: str
-    start: float = 0.0  # initial value of its entries, unless its name begins with W_: matrices are drawn
+    start: float = 0.0  # initial value of a vector's entries; others are drawn
     deviation: float | None = None  # the standard deviation of initial entries that are normal around ``start``
     may_lack: bool = False  # whether parameters may have None instead, which initializers do not make
+    role: Role | None = None  # None: ``"matrix"`` if the name begins with W_, else ``"vector"``
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
         return tuple(size_of(axis, sizes) for axis in self.axes.split())
+
+    def role_of(self, name: str) -> Role:
+        """The role of a parameter with this name and shape."""
+        return self.role or ("matrix" if name.startswith("W_") else "vector")
 
 
 def factors_of(axis: str) -> list[str]:
@@ -79,10 +90,22 @@ def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
 
 
 def array(
-    axes: str, given: Any = True, *, start: float = 0.0, deviation: float | None = None, may_lack: bool = False
+    axes: str,
+    given: Any = True,
+    *,
+    start: float = 0.0,
+    deviation: float | None = None,
+    may_lack: bool = False,
+    role: Role | None = None,
 ) -> Any:
     """The `Shape` of a parameter, or None if it is not given."""
-    return Shape(axes, start, deviation, may_lack) if given else None
+    return Shape(axes, start, deviation, may_lack, role) if given else None
+
+
+def arrays_of(kind: Any, **roles: Role) -> Any:
+    """The shapes of a NamedTuple's arrays by their annotations; other fields are None."""
+    kinds = kind.__annotations__.items()
+    return kind(**{name: array(of.dim_str, role=roles.get(name)) if is_array(of) else None for name, of in kinds})
 
 
 def is_array(kind: Any) -> bool:

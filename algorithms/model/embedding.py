@@ -44,8 +44,8 @@ class Embedding(Record):
     def shapes(self, norm: LayerNorm) -> EmbeddingParams:
         """The shapes of its matrices, and of the norm that may follow."""
         d = "d_in" if self.factored else "d_e"
-        W_p = array(f"{d} l_max", self.positions in ("learned", "in_attention"))
-        return EmbeddingParams(array(f"{d} N_V"), W_p, norm.shapes(d) if self.normalized else None)
+        W_p = array(f"{d} l_max", self.positions in ("learned", "in_attention"), role="embedding")
+        return EmbeddingParams(array(f"{d} N_V", role="embedding"), W_p, norm.shapes(d) if self.normalized else None)
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""

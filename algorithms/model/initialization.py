@@ -95,7 +95,7 @@ def _initial(init: Callable, key: Any, config: Any, scheme: str, dtype: Any) -> 
 
     def array(path, of: Shape):
         name, shape = path[-1].name, of.of(sizes)
-        if of.deviation is None and not name.startswith("W_"):
+        if of.deviation is None and of.role_of(name) == "vector":
             return jnp.full(shape, of.start, dtype)
         draw = _glorot if scheme == "glorot" else functools.partial(_gpt2, name=name, writes=writes)
         draw = draw if of.deviation is None else functools.partial(_normal, of=of)

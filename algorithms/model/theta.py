@@ -49,6 +49,9 @@ class EDTransformerParams(NamedTuple):
     def __shapes__(self) -> "EDTransformerParams":
         return shapes_of(self)
 
+    def __declared__(self) -> Any:
+        return theta_shapes(type(self), self.variant)
+
 
 @serializable
 class ETransformerParams(NamedTuple):
@@ -80,6 +83,9 @@ class ETransformerParams(NamedTuple):
     def __shapes__(self) -> "ETransformerParams":
         return shapes_of(self)
 
+    def __declared__(self) -> Any:
+        return theta_shapes(type(self), self.variant)
+
 
 @serializable
 class DTransformerParams(NamedTuple):
@@ -103,6 +109,24 @@ class DTransformerParams(NamedTuple):
 
     def __shapes__(self) -> "DTransformerParams":
         return shapes_of(self)
+
+    def __declared__(self) -> Any:
+        return theta_shapes(type(self), self.variant)
+
+
+def declared(tree: Any) -> dict[Any, Shape]:
+    """The `Shape` that a line declares for each array of parameters, or of gradients or an optimizer's state, by path.
+
+    The method ``__declared__`` of parameters has the shapes of their arrays, but not of parameters in them that have
+    that method, too. There may be more shapes than arrays: those of what a tree lacks.
+    """
+    declares = getattr(tree, "__declared__", None)
+    found = {} if declares is None else dict(jax.tree_util.tree_leaves_with_path(declares()))
+    inner = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda n: n is not tree and hasattr(n, "__declared__"))
+    for path, node in inner:
+        if hasattr(node, "__declared__"):
+            found |= {(*path, *at): shape for at, shape in declared(node).items()}
+    return found
 
 
 def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
@@ -128,7 +152,11 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
         "W_e": embedding.W_e,
         "W_p": embedding.W_p,
         "embedding_norm": embedding.embedding_norm,
-        "W_u": array("N_V d_f" if kind is ETransformerParams else "N_V d_e", config is None or not config.tied),
+        "W_u": array(
+            "N_V d_f" if kind is ETransformerParams else "N_V d_e",
+            config is None or not config.tied,
+            role="unembedding",
+        ),
         "b_u": array("N_V", variant.unembedding.bias),
         "variant": variant,
     }
@@ -143,7 +171,7 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
             W_f=array("d_f d_e", variant.head),
             b_f=array("d_f", variant.head),
             norm=variant.norm.shapes("d_f") if variant.head else None,
-            W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", config is None or config.N_types),
+            W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", config is None or config.N_types, role="embedding"),
             W_pool=array("d_e d_e", variant.pooler),
             b_pool=array("d_e", variant.pooler),
             distances=distances,
@@ -151,7 +179,7 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
             b_in=array("d_e", variant.embedding.factored),
         )
     context = embedding._replace(
-        W_e=array("d_e N_V_z", config is None or config.N_V_z),
+        W_e=array("d_e N_V_z", config is None or config.N_V_z, role="embedding"),
         W_p=embedding.W_p if variant.embedding.context_positions else None,
     )
     return EDTransformerParams(

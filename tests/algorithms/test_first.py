@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.inside import at, intervene, record
@@ -13,7 +14,6 @@ from tests.cases import random_theta
 from training.generation import Generator, generate
 from training.generation.prefixes import Prefixes
 from training.loop.cost import active_parameters
-from training.mesh.table import table_of
 from training.tasks import TASKS
 
 pytestmark = pytest.mark.sampled(1, tests=1)
@@ -99,5 +99,7 @@ def test_counts_and_the_mesh_know_both_kinds():
     alike = alg.DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT.but(first=None))
     more = 2 * 3 * 8 * 9 - 2 * (3 * of_experts + 4 * 8)  # an MLP for two chosen experts, a shared one, and a router
     assert TASKS["d"].flops(CONFIG, 7) - TASKS["d"].flops(alike, 7) == N * 7 * more
-    assert table_of(THETA)["W_mlp1"] == ("model", "data")
+    specs = alg.partition_specs(THETA, jax.sharding.AbstractMesh((2, 2), ("data", "model")))
+    assert specs.first_mlp.W_mlp1 == P(None, None, "data")  # d_first is odd
+    assert specs.layers.mlp.experts.W_mlp1 == P(None, "model", None, "data")
     assert alg.Variant.from_json(VARIANT.to_json()) == VARIANT

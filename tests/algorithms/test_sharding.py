@@ -16,7 +16,6 @@ from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input,
 from algorithms.masks import documents
 from tests import cases
 from tests.algorithms.test_attention import mh_params
-from training.mesh.table import spec_of
 from training.tasks.objectives import likeliest
 
 pytestmark = pytest.mark.sampled(2)
@@ -193,17 +192,14 @@ def gathered_by_a_step(names, context):
     theta = jax.eval_shape(lambda key: alg.init_d_transformer(key, config), jax.random.key(0))
     mesh = jax.make_mesh((4, 2), (names["data"], names["model"]), axis_types=(AxisType.Auto,) * 2)
 
-    def placed(path, a):
-        spec = spec_of(path[-1].name, a.shape, {"model": 2}) if path[-1].name != "W_e" else P()
-        return NamedSharding(mesh, P(*(names["model"] if place == "model" else None for place in spec)))
-
     def step(theta, x):
         def loss(theta):
             return alg.log_loss(alg.d_hidden_state(x[:, :-1], theta), theta.W_u, x[:, 1:])
 
         return jax.tree.map(lambda a, g: a - 0.1 * g, theta, jax.grad(loss)(theta))
 
-    of_theta = jax.tree_util.tree_map_with_path(placed, theta)
+    specs = alg.partition_specs(theta, mesh, data=None, model=names["model"])._replace(W_e=P())
+    of_theta = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda spec: isinstance(spec, P))
     of_x = NamedSharding(mesh, P(names["data"]))
     with jax.set_mesh(mesh), context:
         x = jax.ShapeDtypeStruct((8, 33), jnp.int32)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-VOCABULARY_AXES = {"W_e": -1, "W_u": -2, "b_u": -1}  # parameter → its axis with an entry for each token
+from algorithms.model.theta import declared
 
 
 def padded_size(N_V: int, multiple: int) -> int:
@@ -32,12 +32,16 @@ def unpadded(theta: Any, N_V: int, multiple: int) -> Any:
 
 
 def _resized(theta: Any, before: int, after: int) -> Any:
+    if before == after:
+        return theta
+    shapes = declared(theta)
+
     def of_leaf(path, leaf):
-        axis = VOCABULARY_AXES.get(path[-1].name)
-        if axis is None or leaf.shape[axis] != before:
+        of_tokens = [axis == "N_V" for axis in shapes[path].axes.split()]
+        if not any(of_tokens):
             return leaf
         if after < before:
-            return leaf[(..., slice(after), *[slice(None)] * (-1 - axis))]
-        return jnp.pad(leaf, [(0, after - before if i == axis % leaf.ndim else 0) for i in range(leaf.ndim)])
+            return leaf[tuple(slice(after if is_one else None) for is_one in of_tokens)]
+        return jnp.pad(leaf, [(0, after - before if is_one else 0) for is_one in of_tokens])
 
-    return theta if before == after else jax.tree_util.tree_map_with_path(of_leaf, theta)
+    return jax.tree_util.tree_map_with_path(of_leaf, theta)

@@ -1,4 +1,4 @@
-"""How a mesh divides a training's arrays: parameters and optimizer state by the table, batches by their sequences.
+"""How a mesh divides a training's arrays: parameters and optimizer state by their lines, batches by their sequences.
 
 XLA inserts the communication (all mesh axes are Auto); an update computes the same as on one device, up to rounding.
 """
@@ -13,8 +13,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from training.mesh.shape import BATCH_AXES, check_devices, parse, written
-from training.mesh.table import spec_of, symbol_of, table_of
+from algorithms import mesh_axes, partition_specs
+from training.mesh.shape import check_devices, parse, written
 
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}}
 """By platform: XLA for TPUs would split products with gathered weights into loops that take twice the cycles."""
@@ -23,18 +23,35 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"tpu": {"xla_jf_spmd_threshold_fo
 class Placement:
     """The devices of a training and the placement of arrays on them; `sizes` are those of the mesh's axes."""
 
-    def __init__(self, mesh: str = "", devices: Sequence[Any] | None = None) -> None:
-        """Arrange the devices (default: all) as in "data=4,model=2"; "" is one device. Raises MeshError."""
-        self.sizes = parse(mesh)
+    def __init__(
+        self,
+        mesh: str | Mesh = "",
+        devices: Sequence[Any] | None = None,
+        *,
+        data: str | None = "data",
+        model: str | None = "model",
+    ) -> None:
+        """Arrange the devices (default: all) as in "data=4,model=2", "" being one device, or take a mesh of your own.
+
+        `data` and `model` are its axes for `partition_specs`, and all axes but `model` and "context" divide a batch.
+        Raises MeshError, and ValueError if the mesh lacks a name.
+        """
+        self._axes = {"data": data, "model": model}
+        self.sizes = parse(mesh) if isinstance(mesh, str) else dict(mesh.shape)
         self._mesh: Mesh | None = None
         if self.sizes:
-            check_devices(self.sizes, jax.device_count() if devices is None else len(devices))
-            types = (AxisType.Auto,) * len(self.sizes)
-            shape = tuple(self.sizes.values())
-            if devices is None:
-                self._mesh = jax.make_mesh(shape, tuple(self.sizes), axis_types=types)
-            else:
-                self._mesh = Mesh(np.array(devices).reshape(shape), tuple(self.sizes), axis_types=types)
+            self._mesh = Mesh(
+                self._places(mesh, devices), tuple(self.sizes), axis_types=(AxisType.Auto,) * len(self.sizes)
+            )
+            partition_specs((), self._mesh, **self._axes)  # refuses names that the mesh lacks
+
+    def _places(self, mesh: str | Mesh, devices: Sequence[Any] | None) -> np.ndarray:
+        """The devices, in the shape of the mesh."""
+        if not isinstance(mesh, str):
+            return mesh.devices
+        shape = tuple(self.sizes.values())
+        check_devices(self.sizes, jax.device_count() if devices is None else len(devices))
+        return jax.make_mesh(shape, tuple(self.sizes)).devices if devices is None else np.array(devices).reshape(shape)
 
     @property
     def n_devices(self) -> int:
@@ -53,14 +70,14 @@ class Placement:
         return kind if self._mesh is None else f"{self.n_devices} × {kind} ({written(self.sizes)})"
 
     def placed(self, tree: Any) -> Any:
-        """Return the shapes of parameters or optimizer state with their shardings, by the last name on each path."""
-        table = table_of(tree)
+        """Return the shapes of parameters or optimizer state with their shardings, by `partition_specs`."""
+        one = jax.tree.map(lambda _: P(), tree)
+        specs = one if self._mesh is None else partition_specs(tree, self._mesh, **self._axes)
 
-        def of_leaf(path, leaf):
-            sharding = self._on_mesh(spec_of(symbol_of(path), leaf.shape, self.sizes, table))
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        def of_leaf(leaf, spec):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._on_mesh(spec))
 
-        return jax.tree_util.tree_map_with_path(of_leaf, tree)
+        return jax.tree.map(of_leaf, tree, specs)
 
     def rows(self, batch_size: int) -> slice:
         """Return the sequences of a batch that the devices of this process need."""
@@ -90,7 +107,7 @@ class Placement:
     @property
     def of_batch(self) -> Sharding:
         """The sharding of a batch's arrays."""
-        return self._on_mesh(P(tuple(axis for axis in BATCH_AXES if axis in self.sizes)))
+        return self._on_mesh(P(tuple(axis for axis in self.sizes if axis not in (self._axes["model"], "context"))))
 
     def gathered(self, tree: Any) -> Any:
         """Return a pytree with each array whole: on one device, or in NumPy in each of several processes."""
@@ -103,7 +120,11 @@ class Placement:
 
     def in_use(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context to trace programs in, so that each device computes its share."""
-        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+        stack = contextlib.ExitStack()
+        if self._mesh is not None:
+            stack.enter_context(jax.set_mesh(self._mesh))
+            stack.enter_context(mesh_axes(model=self._axes["model"] or "model"))
+        return stack
 
     def compiled(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], platform: str | None = None, **options: Any

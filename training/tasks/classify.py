@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Key
 
 from algorithms import ETransformerConfig, ETransformerParams, e_encoding, init_e_transformer, unembedding
 from algorithms.machinery.arrays import AnyArray
+from algorithms.machinery.contract import arrays_of
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
 from training.tasks.objectives import Batch, Columns, Objective, in_sequence
@@ -22,6 +23,9 @@ class ClassifierParams(NamedTuple):
     encoder: ETransformerParams
     W_c: Float[Array, "N_C d_e"]
     b_c: Float[Array, "N_C"]
+
+    def __declared__(self) -> "ClassifierParams":
+        return arrays_of(ClassifierParams, W_c="unembedding")
 
 
 def init_classifier(

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
+from algorithms.machinery.contract import arrays_of
+from algorithms.roles import roles_of
 from training.settings import Settings, SettingsError
 
 
@@ -21,6 +23,9 @@ class LowRank(NamedTuple):
     A: Float[Array, "L r d_in"]
     B: Float[Array, "L d_out r"]
 
+    def __declared__(self) -> "LowRank":
+        return arrays_of(LowRank, A="matrix", B="matrix")
+
 
 def scale_of(settings: Settings) -> float:
     """Return s, which is alpha/r."""
@@ -29,8 +34,9 @@ def scale_of(settings: Settings) -> float:
 
 def matrices_of(theta: Any) -> dict[Any, Any]:
     """Return the matrices that can be adapted, those of the layers, by their paths in θ (or its shapes)."""
-    leaves = jax.tree_util.tree_leaves_with_path(theta)
-    return {path: leaf for path, leaf in leaves if path[0].name == "layers" and path[-1].name.startswith("W_")}
+    leaves, roles = jax.tree_util.tree_leaves_with_path(theta), jax.tree.leaves(roles_of(theta))
+    of_leaves = zip(leaves, roles, strict=True)
+    return {path: leaf for (path, leaf), role in of_leaves if path[0].name == "layers" and role == "matrix"}
 
 
 def sides(W: Any) -> tuple[int, int]:

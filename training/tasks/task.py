@@ -76,5 +76,5 @@ def _product_flops(c: Any, line: Line | None, l: int, **columns: int) -> int:
     return sum(
         int(2 * math.prod(shape.of(c.sizes())) * line.share_read(path[0].name)) * columns.get(path[-1].name, l)
         for path, shape in jax.tree.leaves_with_path(line.shapes())
-        if path[-1].name.startswith("W_")
+        if shape.role_of(path[-1].name) == "matrix"
     )

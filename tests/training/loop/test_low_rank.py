@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import algorithms as alg
 from tests.cases import quick_of
 from tests.training_cases import N_V, data_for, make_trainer, settings_for
-from training.loop.optimizers import decays, optimizer_from
+from training.loop.optimizers import optimizer_from
 from training.loop.train_step import LossScale, batch_loss, init_state, make_step
 from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import FROZEN, Description, RunDirectory, RunError, frozen_fingerprint, load_run
@@ -99,7 +100,7 @@ def test_an_update_changes_the_adapter_alone(optimizer):
 def test_weight_decay_is_none_unless_asked_for_and_then_of_both_factors():
     settings, _, _, adapter = model()
     assert settings.weight_decay == 0
-    assert all(jax.tree.leaves(decays(adapter)))
+    assert all(jax.tree.leaves(alg.weight_decay_mask(adapter)))
 
 
 def test_defaults_follow_from_the_rank():

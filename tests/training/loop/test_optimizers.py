@@ -1,14 +1,23 @@
 """The optimizers against their formulas in NumPy, and the schedules against theirs."""
 
+import dataclasses
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import Array
 
+import algorithms as alg
+from algorithms import MLPParams
+from algorithms.lines import MLP, Experts, Latent, array
+from algorithms.model.theta import theta_shapes
 from tests import cases
+from tests.cases import random_theta
 from tests.training_cases import N_V, settings_for
-from training.loop.optimizers import decays, make_schedule, optimizer_from
+from training.loop.optimizers import make_schedule, optimizer_from
 from training.runs.named_arrays import flatten
 from training.settings import OPTIMIZERS
 from training.tasks import TASKS, settings_from
@@ -92,9 +101,13 @@ def test_weight_decay_spares_biases_norms_and_embeddings():
     for task in TASKS:
         settings = settings_for(task, variant="BERT" if task == "e" else "PAPER")
         theta = model_shapes(task, model_config(settings, N_V), N_C=2)
-        spared = {name.rpartition(".")[2] for name, decayed in flatten(decays(theta)).items() if not decayed}
-        decayed = {name.rpartition(".")[2] for name, decayed in flatten(decays(theta)).items() if decayed}
-        embeddings = {"W_e", "W_p", "W_row", "W_column"}
+        spared = {
+            name.rpartition(".")[2] for name, decayed in flatten(alg.weight_decay_mask(theta)).items() if not decayed
+        }
+        decayed = {
+            name.rpartition(".")[2] for name, decayed in flatten(alg.weight_decay_mask(theta)).items() if decayed
+        }
+        embeddings = {"W_e", "W_p", "W_t", "W_row", "W_column"}
         assert spared == {name for name in spared if name.startswith(("b", "gamma")) or name in embeddings}
         assert {"W_q", "W_k", "W_v", "W_o", "W_mlp1", "W_mlp2"} <= decayed
         assert embeddings & decayed == set()
@@ -107,28 +120,124 @@ def test_adamw_decays_matrices_by_the_rate_times_the_weight_decay():
     gradient = jax.tree.map(jnp.zeros_like, theta)
     updates, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(gradient, theta)
     new = flatten(optax.apply_updates(theta, updates))
-    for name, decayed in flatten(decays(theta)).items():
+    for name, decayed in flatten(alg.weight_decay_mask(theta)).items():
         np.testing.assert_allclose(new[name], flatten(theta)[name] * (1 - 0.03 * decayed), rtol=1e-5)
 
 
-def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together():
-    settings = settings_for("d", tied=False, L=2, optimizer="muon", **CONSTANT, weight_decay=0.0)
-    theta = cases.random_like(model_shapes("d", model_config(settings, N_V)))
-    optimizer = optimizer_from(settings)[1]
+def orthogonalized(G):
+    """A matrix by five steps of Newton and Schulz (Jordan et al. 2024)."""
+    X = G.T if G.shape[0] > G.shape[1] else G
+    X = X / np.linalg.norm(X)
+    for _ in range(5):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    return X.T if G.shape[0] > G.shape[1] else X
+
+
+class NamedParams(NamedTuple):
+    """Arrays whose names say nothing of their roles, beside an MLP's."""
+
+    mlp: MLPParams
+    W_c: Array
+    W_q: Array
+    W_e: Array
+    codes: Array
+    A: Array
+    per_head: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Named(MLP):
+    """An MLP with unused arrays."""
+
+    def shapes(self):
+        return NamedParams(
+            super().shapes(),
+            array("d_mlp d_e"),
+            array("d_mlp d_e"),
+            array("N_experts d_e d_mlp"),
+            array("d_e N_codes", role="embedding"),
+            array("d_e d_mlp", deviation=0.02, role="matrix"),
+            array("d_e H d_attn", role="matrix"),
+        )
+
+    def sizes(self):
+        return {"N_experts": 3, "N_codes": 5}
+
+
+LATENT = alg.LLAMA.but(attention=Latent(d_c=7, d_r=4, d_q=11), mlp=Experts(n=3, activation="silu", biases=False))
+ROLES = {  # variant → leading axes of each array's matrices: of layers and experts; and Adam's arrays with their rates
+    "paper": (
+        alg.PAPER,
+        {"attention.heads.W_q": 1, "attention.heads.W_v": 1, "attention.W_o": 1, "mlp.W_mlp1": 1, "mlp.W_mlp2": 1},
+        {"W_e": 1e-2, "W_p": 1e-2, "W_u": 1e-2, "layers.mlp.b_mlp1": 4e-3, "layers.attention.heads.b_q": 4e-3},
+    ),
+    "latent": (
+        LATENT,
+        {f"attention.W_{name}": 1 for name in ("cq", "q", "qr", "c", "kr", "k", "v", "o")}
+        | {"mlp.W_r": 1, "mlp.experts.W_mlp1": 2, "mlp.experts.W_mlp2": 2},
+        {"W_e": 1e-2, "layers.attention.norm_c.gamma": 4e-3},
+    ),
+    "relative": (
+        alg.GOPHER,
+        {"attention.W_r": 1, "attention.heads.W_k": 1},
+        {"layers.attention.u": 4e-3},
+    ),
+    "own": (
+        alg.PAPER.but(mlp=Named()),
+        {"mlp.W_c": 1, "mlp.W_q": 1, "mlp.W_e": 2, "mlp.A": 1, "mlp.per_head": 1, "mlp.mlp.W_mlp1": 1},
+        {"W_e": 1e-2, "layers.mlp.codes": 1e-2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together(name):
+    variant, matrices, by_adam = ROLES[name]
+    sizes = {"N_V": 13, "l_max": 5, "L": 2, "H": 2, "d_e": 6, "d_mlp": 9, "d_attn": 4, "d_mid": 5}
+    theta = random_theta(alg.DTransformerConfig(**sizes, variant=variant, tied=False))
     gradient = jax.tree.map(lambda a: 0.01 * a, theta)
-    updates, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(gradient, theta)
-    updates, gradient = flatten(updates), flatten(gradient)
-    for name in ("layers.attention.heads.W_q", "layers.attention.W_o", "layers.mlp.W_mlp1", "layers.mlp.W_mlp2"):
-        for update, G in zip(np.asarray(updates[name]), np.asarray(gradient[name]), strict=True):
-            U, _, V = np.linalg.svd(G.reshape(-1, G.shape[-1]), full_matrices=False)
-            rows, columns = G.reshape(-1, G.shape[-1]).shape
-            expected = -0.1 * np.sqrt(max(1, rows / columns))
-            S = np.diag(U.T @ update.reshape(rows, columns) @ V.T)  # about 1: five steps of Newton and Schulz
-            assert np.all((S / expected > 0.5) & (S / expected < 1.3)), name
-            off = U.T @ update.reshape(rows, columns) @ V.T - np.diag(S)
-            np.testing.assert_allclose(off, 0, atol=1e-6)
-    for name, rate in (("W_e", settings.embedding_learning_rate), ("layers.mlp.b_mlp1", settings.vector_learning_rate)):
-        np.testing.assert_allclose(updates[name], -rate * np.sign(gradient[name]), rtol=1e-4)  # Adam's first step
+    optimizer = optimizer_of("muon", **CONSTANT, weight_decay=0.0)
+    by_optax = optax.contrib.muon(0.1, muon_weight_dimension_numbers=alg.muon_dimensions)
+    found = [jax.jit(lambda g, p, o=o: o.update(g, o.init(p), p)[0])(gradient, theta) for o in (optimizer, by_optax)]
+    gradient = flatten(gradient)
+    for updates in map(flatten, found):
+        for matrix, axes in matrices.items():
+            G, update = np.asarray(gradient[f"layers.{matrix}"], np.float64), np.asarray(updates[f"layers.{matrix}"])
+            shape = (G.shape[1], -1) if matrix == "mlp.per_head" else (-1, G.shape[-1])
+            for at in np.ndindex(G.shape[:axes]):
+                one = G[at].reshape(shape)
+                expected = -0.1 * np.sqrt(max(1, one.shape[0] / one.shape[1])) * orthogonalized(one)
+                np.testing.assert_allclose(update[at].reshape(shape), expected, atol=2e-4, err_msg=matrix)
+    for name, rate in by_adam.items():  # Adam's first step
+        np.testing.assert_allclose(flatten(found[0])[name], -rate * np.sign(gradient[name]), rtol=1e-4, err_msg=name)
+    of_matrix = {name for name, of in flatten(alg.roles_of(theta)).items() if of == "matrix"}
+    assert {f"layers.{matrix}" for matrix in matrices} <= of_matrix
+    assert not of_matrix & by_adam.keys()
+
+
+def test_arrays_that_no_line_declares_are_refused():
+    theta = random_theta(alg.DTransformerConfig(N_V=5, l_max=4, L=1, H=1, d_e=4, d_mlp=4))
+    for function in (alg.roles_of, alg.weight_decay_mask, alg.muon_dimensions):
+        with pytest.raises(
+            ValueError, match=r"\['probe'\]: expected an array that a line declares, .*, got float32\[3"
+        ):
+            function({"theta": theta, "probe": jnp.ones(3, jnp.float32)})
+        with pytest.raises(ValueError, match=r"^W_mlp1: expected an array that a line declares"):
+            function(theta.layers.mlp)
+
+
+def test_a_matrix_has_two_axes():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Narrow(MLP):
+        """An MLP whose matrix is a vector."""
+
+        def shapes(self):
+            return super().shapes()._replace(W_gate=array("d_mlp"))
+
+    theta = theta_shapes(alg.DTransformerParams, alg.PAPER.but(mlp=Narrow()))
+    with pytest.raises(ValueError, match=r"W_gate: expected the axes d_out d_in of a matrix, got \[L d_mlp\]; declare"):
+        alg.muon_dimensions(theta)
 
 
 def test_clipping_is_by_the_global_norm():

@@ -6,14 +6,21 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from algorithms import DTransformerConfig, init_d_transformer
+from algorithms import (
+    DTransformerConfig,
+    EDTransformerConfig,
+    d_token_losses,
+    init_d_transformer,
+    init_ed_transformer,
+    partition_specs,
+)
 from tests.training_cases import settings_for
 from training.mesh.padding import padded, unpadded
-from training.mesh.placement import Placement
+from training.mesh.placement import Placement, shardings
 from training.mesh.shape import MeshError, check_devices, check_sizes, parse
-from training.mesh.table import TABLE, spec_of
 from training.runs.checkpoints import sums
 from training.runs.named_arrays import flatten
 from training.tasks import TASKS
@@ -24,13 +31,12 @@ CONFIG = DTransformerConfig(N_V=24, l_max=8, L=3, H=4, d_e=16, d_mlp=32)
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("variant", ["PAPER", "BERT"])
-def test_every_parameter_is_in_the_table(task, variant):
+def test_every_parameter_is_divided(task, variant):
     settings = settings_for(task, H=4, d_e=16, d_mlp=32, variant=variant)
-    for name, leaf in flatten(model_shapes(task, model_config(settings, 24), N_C=2)).items():
-        symbol = name.rpartition(".")[2]
-        spec = spec_of(symbol, leaf.shape, {"data": 2, "model": 2})
-        assert symbol in TABLE
-        assert "data" in str(spec) or symbol == "b_c" or task == "gato", name  # with sizes that are odd
+    theta = model_shapes(task, model_config(settings, 24), N_C=2)
+    specs = partition_specs(theta, AbstractMesh((2, 2), ("data", "model")))
+    for name, spec in flatten(specs).items():
+        assert "data" in str(spec) or name == "b_c" or task == "gato", name  # with sizes that are odd
 
 
 def test_what_lies_where():
@@ -51,9 +57,37 @@ def test_what_lies_where():
 
 
 def test_what_does_not_divide_is_whole():
-    assert spec_of("W_e", (6, 17), {"data": 4, "model": 2}) == P(None, None)
-    assert spec_of("b_mlp1", (3, 6), {"data": 4, "model": 2}) == P(None, "model")
-    assert spec_of("count", (), {"data": 4}) == P()
+    config = dataclasses.replace(CONFIG, N_V=17, d_e=6, d_attn=4, d_mlp=6)
+    theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
+    specs = partition_specs({"theta": theta, "count": np.zeros(())}, AbstractMesh((4, 2), ("data", "model")))
+    assert specs["theta"].W_e == P(None, None)
+    assert specs["theta"].layers.mlp.b_mlp1 == P(None, "model")
+    assert specs["count"] == P()
+
+
+def test_a_mesh_of_ones_own_names():
+    theta = init_d_transformer(jax.random.key(0), CONFIG)
+    mesh = jax.make_mesh((2, 2, 2), ("pod", "fsdp", "tp"), axis_types=(AxisType.Auto,) * 3)
+    placement = Placement(mesh, data="fsdp", model="tp")
+    specs = {name: leaf.sharding.spec for name, leaf in flatten(placement.placed(theta)).items()}
+    assert specs == flatten(partition_specs(theta, mesh, data="fsdp", model="tp"))
+    assert specs["layers.attention.heads.W_q"] == P(None, "tp", None, "fsdp")
+    assert specs["layers.mlp.b_mlp1"] == P(None, ("tp", "fsdp"))
+    assert specs["W_u"] == P("tp", "fsdp")
+    assert flatten(partition_specs(theta, mesh, data=None, model="tp"))["W_u"] == P("tp", None)
+    x = np.random.default_rng(0).integers(0, 21, (8, 7))
+    batch = placement.batch({"x": x}, 8)
+    assert batch["x"].sharding.spec == P(("pod", "fsdp"))
+    places = jax.tree.map(jax.device_put, theta, shardings(placement.placed(theta)))
+
+    def nats(theta, batch):
+        return d_token_losses(batch["x"], theta).sum()
+
+    compiled = placement.compiled(jax.value_and_grad(nats), (places, batch))
+    found, expected = compiled(places, batch), jax.value_and_grad(nats)(theta, {"x": x})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+    with pytest.raises(ValueError, match=r"expected axes of the mesh, which are pod, fsdp, tp, got mp"):
+        Placement(mesh, data="fsdp", model="mp")
 
 
 @pytest.mark.parametrize("text", ["data", "data=0", "data=2,data=4", "rows=2", "data=two", "data=-1", "data=2;model=4"])
@@ -104,6 +138,17 @@ def test_padding_is_behind_the_tokens_and_comes_off():
     assert not wide.W_u[21:].any()
     for tree in (unpadded(wide, 21, 8), padded(theta, 21, 7)):
         jax.tree.map(np.testing.assert_array_equal, tree, theta)
+
+
+def test_only_axes_of_the_vocabulary_are_padded():
+    """Others may have its size, also those of arrays with the names of embeddings."""
+    config = EDTransformerConfig(N_V=21, N_V_z=21, l_max=21, L_enc=1, L_dec=1, H=1, d_e=21, d_mlp=21, tied=False)
+    theta = init_ed_transformer(jax.random.key(0), config)
+    before, wide = flatten(theta), flatten(padded(theta, 21, 8))
+    assert {name: a.shape for name, a in wide.items() if a.shape != before[name].shape} == {
+        "W_e": (21, 24),
+        "W_u": (24, 21),
+    }
 
 
 def test_a_sum_is_the_same_wherever_the_parts_lie_and_sees_every_bit():
