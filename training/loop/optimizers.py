@@ -48,18 +48,25 @@ def optimizer_from(settings: Settings) -> tuple[optax.Schedule, optax.GradientTr
 def make_schedule(s: Settings) -> optax.Schedule:
     """Return the learning rate as a function of the number of steps already done."""
     eta, least, left = s.learning_rate, s.learning_rate * s.final_fraction, max(1, s.steps - s.warmup)
-    fall = min(left, decay_steps(s.steps))
     if s.schedule == "vaswani":
         slope = max(s.warmup, 1) ** -1.5
         return lambda done: eta * s.d_e**-0.5 * jnp.minimum((done + 1.0) ** -0.5, (done + 1.0) * slope)
     after = {
         "constant": optax.constant_schedule(eta),
         "cosine": optax.cosine_decay_schedule(eta, left, s.final_fraction),
-        "linear": optax.linear_schedule(eta, least, left),
-        "wsd": optax.linear_schedule(eta, least, fall, left - fall),
+        "linear": _falling(eta, least, left, left),
+        "wsd": _falling(eta, least, left, min(left, decay_steps(s.steps))),
     }[s.schedule]
-    rate = optax.join_schedules([optax.linear_schedule(0.0, eta, s.warmup), after], [s.warmup])
+    rate = optax.join_schedules([lambda t: eta * (t / max(1, s.warmup)), after], [s.warmup])
     return lambda done: rate(done + 1)
+
+
+def _falling(eta: float, least: float, left: int, n: int) -> optax.Schedule:
+    """Return η for `left` − n steps, and then a line down to `least`, which it reaches exactly.
+
+    It counts the steps that remain: optax's line is η·(1 − t/n), where compiled programs round t/n to above 1.
+    """
+    return lambda t: least + (eta - least) * (jnp.clip(left - t, 0, n) / n)
 
 
 def _adam(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:

@@ -117,6 +117,18 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
     return whole
 
 
+def at_step(step: Int[Array, ""], opt_state: Any) -> Any:
+    """Return the optimizer's state with its schedules at the number of a step: skipped updates do not delay them."""
+
+    def of_node(node):
+        return node._replace(count=jnp.asarray(step, node.count.dtype)) if is_schedule(node) else node
+
+    def is_schedule(node):
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return jax.tree.map(of_node, opt_state, is_leaf=is_schedule)
+
+
 def make_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
@@ -142,7 +154,7 @@ def make_step(
         healthy = applied = state.healthy & finite
         if scaling is not None:  # a loss that is not finite overflowed in the forward pass, which no scale helps
             healthy = state.healthy & jnp.isfinite(loss) & (scaling.scale >= 1)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        updates, opt_state = optimizer.update(gradient, at_step(step, state.opt_state), state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:  # at first a shorter average, which soon forgets the initial parameters

@@ -68,6 +68,21 @@ def test_a_gradient_that_overflows_is_left_out_and_the_scale_halves():
     assert all(bool(metrics.healthy) for _, metrics in found)
 
 
+def test_updates_that_are_left_out_do_not_delay_the_schedule():
+    """The rates 1, 0.8, 0.6, … of the log are those of the updates; the first four overflow."""
+    rate = optax.linear_schedule(1.0, 0.0, 5)
+    optimizer = optax.sgd(rate)
+    settings = dataclasses.replace(settings_from({"steps": 10}, task="d"), dtype="float16")
+    step = jax.jit(make_step(Scalar(huge), optimizer, rate, settings))
+    state, rates, w = init_state({"w": jnp.asarray(1.0, jnp.float32)}, optimizer, dtype="float16"), [], [1.0]
+    for i in range(6):
+        state, metrics = step(state, {}, jnp.asarray(i), jax.random.key(0))
+        rates.append(float(metrics.learning_rate))
+        w.append(float(state.params["w"]))
+    np.testing.assert_allclose(-np.diff(w) / 16, [0, 0, 0, 0, rates[4], rates[5]], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(rates, [1, 0.8, 0.6, 0.4, 0.2, 0], atol=1e-7)
+
+
 def test_what_no_scale_helps_ends_the_training():
     ((_, metrics),) = updates(lambda w: w / w.dtype.type(0), 1)
     assert not bool(metrics.healthy)

@@ -18,6 +18,7 @@ from tests import cases
 from tests.cases import random_theta
 from tests.training_cases import N_V, settings_for
 from training.loop.optimizers import make_schedule, optimizer_from
+from training.loop.train_step import at_step
 from training.runs.named_arrays import flatten
 from training.settings import OPTIMIZERS
 from training.tasks import TASKS, settings_from
@@ -84,6 +85,35 @@ def test_a_schedule_rises_falls_and_ends(name):
     np.testing.assert_allclose(rates[:4], 0.1 * np.arange(1, 5) / 4)
     np.testing.assert_allclose(rates[4:20], FALLING[name], rtol=1e-6)
     np.testing.assert_allclose(rates[19:], FALLING[name][-1])
+
+
+@pytest.mark.parametrize("name", ["linear", "wsd"])
+@pytest.mark.parametrize("final_fraction", [0.0, 0.3])
+def test_a_compiled_schedule_is_exact_at_its_end_and_close_to_the_line_before(x32, name, final_fraction):
+    for steps, warmup in ((600, 0), (599, 37), (49, 3), (7, 0), (5, 5)):
+        rate = schedule(name, steps=steps, warmup=warmup, final_fraction=final_fraction)
+        rates = np.asarray(jax.jit(jax.vmap(rate))(jnp.arange(steps)), np.float64)
+        least, n = 0.1 * final_fraction, min(steps - warmup, -(-steps // 5)) if name == "wsd" else steps - warmup
+        t = np.arange(1, steps + 1)
+        fall = least + (0.1 - least) * np.minimum(1, (steps - t) / max(n, 1))
+        expected = np.where(t < warmup, 0.1 * t / max(warmup, 1), fall)
+        if warmup < steps:
+            assert rates[-1] == np.float32(least)
+            np.testing.assert_allclose(rates, expected, rtol=3e-7)
+        assert (rates >= 0).all()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_has_the_rate_of_its_step_whatever_was_skipped(name):
+    """The state of the optimizer counts the updates that were made; its rate is that of the step."""
+    theta = random_theta(alg.DTransformerConfig(N_V=5, l_max=4, L=1, H=1, d_e=4, d_mlp=4))
+    rates = {"learning_rate": 0.1, "embedding_learning_rate": 0.05, "vector_learning_rate": 0.02}
+    of = {"schedule": "linear", "steps": 20, "warmup": 0, "clip_norm": 0.0}
+    expected = optimizer_of(name, **CONSTANT | {n: rate * 8 / 20 for n, rate in rates.items()})
+    optimizer = optimizer_of(name, **of, **rates)
+    state, found = expected.init(theta), at_step(jnp.int32(11), optimizer.init(theta))
+    updates = [o.update(theta, s, theta)[0] for o, s in ((optimizer, found), (expected, state))]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-12), *updates)
 
 
 def test_what_is_not_given_follows_from_what_it_belongs_to():
