@@ -110,6 +110,14 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     reference = [[pair.target for pair in pairs]]
     assert figures["BLEU"] == pytest.approx(sacrebleu.corpus_bleu([*answers.values()], reference).score)
     assert found.samples[4] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
+    longer = [Pair("line " * 99, "this is a line that is too long"), *pairs, Pair("line " * 98, "")]
+    found = report._translator(run, None, None, "validation", longer, lambda n, total: None)
+    figures = found.rows["this model"]
+    assert (figures["pairs"], figures["exact_match"]) == (8, pytest.approx(4 / 8))
+    reference = [[pair.target for pair in longer]]
+    assert figures["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(["", *answers.values(), ""], reference).score)
+    assert found.samples[0].startswith("2 of the 8 sources have more than l_max = ")
+    assert found.samples[5] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
 
 
 def test_a_classifier_without_words_to_compare_with_is_evaluated(evaluated):

@@ -118,22 +118,29 @@ def _encoder(
 def _translator(
     run: Run, description: Description, data: RunData, part: str, chosen: Iterable[Pair], progress: Progress
 ) -> Comparison:
-    room = run.config.l_max - 2  # bos and eos
-    fitting = [pair for pair in chosen if len(run.tokenizer.encode(pair.source)) <= room]
+    pairs, room = list(chosen), run.config.l_max - 2  # bos and eos
+    fitting = [i for i, pair in enumerate(pairs) if len(run.tokenizer.encode(pair.source)) <= room]
     answerer = answerer_for(run, Options())
-    outputs: list[str] = []
-    for i in range(0, len(fitting), AT_ONCE):
-        sources = [pair.source for pair in fitting[i : i + AT_ONCE]]
-        outputs += [answers[0]["text"] for answers in answerer.answers(sources, first=i + 1)]
-        progress(len(sources), len(fitting))
+    outputs: list[str | None] = [None] * len(pairs)  # None: the source does not fit
+    for first in range(0, len(fitting), AT_ONCE):
+        chunk = fitting[first : first + AT_ONCE]
+        answered = answerer.answers([pairs[i].source for i in chunk], first=first + 1)
+        for i, answers in zip(chunk, answered, strict=True):
+            outputs[i] = answers[0]["text"]
+        progress(len(chunk), len(fitting))
     if not fitting:
         raise DataError(f"none of the {part} pairs of {data.corpus.name} fits into l_max = {run.config.l_max} tokens")
-    targets = [pair.target for pair in fitting]
+    targets = [pair.target for pair in pairs]
     exact = float(np.mean([a == b for a, b in zip(outputs, targets, strict=True)]))
-    found = Comparison({THIS: {"pairs": len(fitting), "exact_match": exact}})
+    found = Comparison({THIS: {"pairs": len(pairs), "exact_match": exact}})
+    if len(fitting) < len(pairs):
+        found.samples.append(
+            f"{len(pairs) - len(fitting)} of the {len(pairs)} sources have more than l_max = {run.config.l_max} "
+            "tokens: they are not translated, and count as wrong"
+        )
     if found.has("sacrebleu", "sacrebleu"):
-        found.rows[THIS] |= bleu(outputs, targets)
-    for pair, output in itertools.islice(zip(fitting, outputs, strict=True), SHOWN):
+        found.rows[THIS] |= bleu([output or "" for output in outputs], targets)
+    for pair, output in [(pairs[i], outputs[i]) for i in fitting[:SHOWN]]:
         found.samples.append(f"{pair.source} → {output}" + ("" if output == pair.target else f"   (not {pair.target})"))
     return found
 
