@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -56,6 +57,12 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def as_json(values: dict[str, Any], *, indent: int | None = None) -> str:
+    """Return numbers by name as JSON, which lacks NaN and infinities: these become strings that `float` reads."""
+    finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(finite, indent=indent)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

@@ -246,7 +246,10 @@ class Settings:
     log_every: int = _setting(1, "steps between lines of metrics.jsonl", continues=True, within=_POSITIVE)
     eval_every: int = _setting(100, "steps between evaluations on held-out data", continues=True, within=_POSITIVE)
     eval_batches: int = _setting(
-        32, "batches per evaluation, 0 for all; the final one uses all held-out data", continues=True, within=_COUNT
+        32,
+        "batches per evaluation, a fixed random sample, 0 for all; the results at the end are of all held-out data",
+        continues=True,
+        within=_COUNT,
     )
     patience: int = _setting(
         0, "stop after this many evaluations without a better loss, keep the best parameters; 0: never", within=_COUNT

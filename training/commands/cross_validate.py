@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status:
             return status
     results = [json.loads(run.results.read_text()) for run in runs]
-    figures = [[found["loss"], found["accuracy"]] for found in results]
+    figures = [[float(found["loss"]), found["accuracy"]] for found in results]
     rows: list[Any] = [[f"{i}/{len(runs)}", *of_fold] for i, of_fold in enumerate(figures, 1)]
     for name, of in (("mean", statistics.fmean), ("deviation", statistics.stdev)):
         rows.append([name, *map(of, zip(*figures, strict=True))])

@@ -5,6 +5,7 @@
     data.batch(step, rows=slice(0, 8))  # the batch of any step; the rows that one of several processes needs
     data.batches(first_step)            # endless iterator, prefetched in the background by grain
     data.evaluation_batches()           # every example exactly once, in order
+    data.evaluation_batches(sample=32)  # this many batches of examples drawn at random, always the same
 
 Examples are reshuffled every epoch; a batch may span two epochs. Token arrays are int32 [B, l], padded with the last
 token of the vocabulary, the paper's eos_token; lengths are int32 [B]; masks are boolean. Empty rows fill the last batch
@@ -232,12 +233,16 @@ class Batches:
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))
 
-    def evaluation_batches(self, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Yield every example exactly once, in order; empty rows fill the last batch."""
-        for step in range(self.n_steps):
-            first = step * self.batch_size
-            indices = np.arange(first, first + self.batch_size)
-            indices[indices >= self.n_examples] = -1
+    def evaluation_batches(self, *, rows: slice = slice(None), sample: int = 0) -> Iterator[Batch]:
+        """Yield every example exactly once, in order; empty rows fill the last batch. If there are more batches than
+        `sample`, and that is not 0, yield this many, of examples drawn at random, the same whenever it is called.
+        """
+        n, order = self.n_steps, np.arange(self.n_examples)
+        if 0 < sample < n:
+            n, order = sample, np.random.default_rng(EVALUATION).permutation(self.n_examples)
+        for step in range(n):
+            indices = order[step * self.batch_size : (step + 1) * self.batch_size]
+            indices = np.pad(indices, (0, self.batch_size - len(indices)), constant_values=-1)
             yield self.source.examples(indices, rows, np.random.default_rng([EVALUATION, step]))
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from training.data.loading import RunData
-from training.evaluation.held_out import evaluate
+from training.evaluation.held_out import check_predicts, evaluate
 from training.loop import cost
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import TrainState, batch_loss, init_state, make_step
@@ -53,6 +53,8 @@ class Plan:
         """
         settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
         optimizer_from(settings)
+        for sample in (0, settings.eval_batches):
+            check_predicts(TASKS[settings.task].objective.weights, data.validation.evaluation_batches(sample=sample))
         if settings.lora_rank:
             theta = padded(initial, description.config.N_V, settings.vocabulary_multiple)
             frozen = jax.tree.map(jax.device_put, theta, shardings(placement.placed(theta)))
@@ -114,9 +116,14 @@ class Plan:
         """Yield the batches of the updates from a step on."""
         return map(self._divided, self.data.train.batches(step, rows=self.rows))
 
-    def held_out(self) -> Iterator[Any]:
-        """Yield the held-out batches."""
-        return map(self._divided, self.data.validation.evaluation_batches(rows=self.rows))
+    def held_out(self, sample: int = 0) -> Iterator[Any]:
+        """Yield all held-out batches, or a fixed random `sample` of this many."""
+        return map(self._divided, self.data.validation.evaluation_batches(rows=self.rows, sample=sample))
+
+    @property
+    def samples(self) -> bool:
+        """Whether evaluations before the end are on a part of the held-out data."""
+        return 0 < self.settings.eval_batches < self.data.validation.n_steps
 
     def _divided(self, batch: Any) -> Any:
         return self.placement.batch(batch, self.settings.batch_size)
@@ -223,11 +230,11 @@ class Program(NamedTuple):
                     raise
             plan = split(plan)
 
-    def evaluation(self, state: TrainState, limit: int, check: Callable[[], None]) -> dict[str, float]:
-        """Return the figures on `limit` held-out batches (0: all); `check` is called before each."""
+    def evaluation(self, state: TrainState, check: Callable[[], None], *, sample: int = 0) -> dict[str, float]:
+        """Return the figures on a `sample` of the held-out batches (0: all); `check` is called before each."""
         of_bytes = self.plan.data.tokens_per_byte
-        model, held_out = self.plan.model(state), self.plan.held_out()
-        return evaluate(self.totals, model, held_out, limit=limit, tokens_per_byte=of_bytes, check=check)
+        model, held_out = self.plan.model(state), self.plan.held_out(sample)
+        return evaluate(self.totals, model, held_out, tokens_per_byte=of_bytes, check=check)
 
 
 class Preview(NamedTuple):

@@ -113,8 +113,10 @@ class Store(contextlib.ExitStack):
             self._best.save(step, {"params": evaluated(state)}, {})
 
     def best(self, plan: Plan, state: TrainState, step: int) -> TrainState | None:
-        """Return the state with the best parameters, which are those of `step`; None if they are not kept."""
-        if not self._best:
+        """Return the state with the best parameters, which are those of `step`; None if they are not kept, or if no
+        loss was finite (step 0).
+        """
+        if not self._best or not step:
             return None
         self._best.wait()
         template = plan.placement.placed(jax.eval_shape(evaluated, state))

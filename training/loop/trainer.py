@@ -185,12 +185,13 @@ def _updated(
 
 
 def _finish(program: Program, state: TrainState, progress: Progress, store: Store, watch: Watch) -> dict[str, float]:
-    """Write the trained parameters, the best ones if they are kept, and their results."""
+    """Write the trained parameters, the best ones if they are kept, and their results on all held-out data."""
     results, step = progress.results, progress.step
     best = store.best(program.plan, state, progress.best_step)
     if best is not None:
         state, step = best, progress.best_step
-        results = program.evaluation(state, 0, watch.interrupts.check)
+    if step != progress.step or program.plan.samples:
+        results = program.evaluation(state, watch.interrupts.check)
     trained, is_adapter = program.plan.trained(state), program.plan.frozen is not None
     store.finish(trained, {"step": step, **results}, is_adapter=is_adapter)
     return results
@@ -205,7 +206,13 @@ class _TooLargeError(Exception):
 
 
 class Rates:
-    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read."""
+    """Tokens per second and the model FLOP/s utilization (MFU), over the updates since they were last read.
+
+    The MFU divides the FLOPs of the model's formulas, with all pairs of tokens in attention, by those of a product that
+    is measured once, before the first update, or given. It is above 1 where attention skips the pairs that a mask
+    excludes, where that product was slow, as while other programs ran, or where several updates in flight ended
+    between two readings of the clock.
+    """
 
     def __init__(self, clock: Callable[[], float], *, flops: float, peak: float) -> None:
         """Start measuring; `flops` are those of an update, `peak` the machine's FLOP/s."""
@@ -242,6 +249,7 @@ class _Record:
         classes = len(plan.description.labels) or plan.description.config.N_V
         self._limit = plan.settings.explosion * math.log(classes)  # that many times the loss of a uniform guess
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
+        self._warned = False
         self.rates = Rates(watch.clock, flops=plan.flops, peak=program.peak)
 
     def add(self, metrics: StepMetrics) -> None:
@@ -272,18 +280,29 @@ class _Record:
             return
         rates, seconds = self.rates.read()
         self._progress.seconds += seconds
+        if rates["mfu"] > 1:
+            self._warn_of_mfu(rates.pop("mfu"))
         line |= rates | {"seconds": self._progress.seconds, "memory_bytes": memory_in_use()}
         if evaluates:
             self._progress.pending = line
         else:
             self._store.append(line)
 
+    def _warn_of_mfu(self, mfu: float) -> None:
+        """Say, once, that the metrics lack an MFU above 1."""
+        if not self._warned:
+            self._watch.observer.warned(
+                f"mfu: expected at most 1, got {mfu:.2f}, which the metrics leave out: it counts all pairs of tokens "
+                f"in attention, and its peak, {self._program.peak:.3g} FLOP/s, is given or was measured before the "
+                "first step; give the machine's --peak"
+            )
+        self._warned = True
+
     def evaluate(self, state: TrainState) -> None:
         """Evaluate after the last update, and write its pending metrics."""
         program, progress, watch = self._program, self._progress, self._watch
         plan, c, step = program.plan, program.plan.description, progress.step
-        limit = 0 if step == plan.settings.steps else plan.settings.eval_batches
-        results = program.evaluation(state, limit, watch.interrupts.check)
+        results = program.evaluation(state, watch.interrupts.check, sample=plan.settings.eval_batches)
         self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):

@@ -30,7 +30,7 @@ import safetensors
 
 from training.data.records import fingerprint
 from training.data.tokenizers import Tokenizer, load_tokenizer
-from training.disk import local_path, parse_json, read_text, reason, require_file, write_atomically
+from training.disk import as_json, local_path, parse_json, read_text, reason, require_file, write_atomically
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
@@ -238,7 +238,7 @@ class RunDirectory:
 
     def save_results(self, results: dict[str, Any]) -> None:
         """Write the final figures on the held-out data."""
-        write_atomically(self.results, lambda path: path.write_text(json.dumps(results, indent=1) + "\n"))
+        write_atomically(self.results, lambda path: path.write_text(as_json(results, indent=1) + "\n"))
 
 
 def load_run(

@@ -2,8 +2,6 @@
 
 import contextlib
 import importlib
-import json
-import math
 import os
 import struct
 import uuid
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from training.disk import parse_json, write_atomically
+from training.disk import as_json, parse_json, write_atomically
 from training.extras import install
 
 
@@ -29,9 +27,7 @@ class MetricsLog:
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line, which has a `step`, or raise OSError if it cannot be written."""
-        # JSON lacks NaN and infinities, which become strings that float() reads
-        finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        self._file.write(json.dumps(finite).encode() + b"\n")
+        self._file.write(as_json(line).encode() + b"\n")
         self._file.flush()
         for name, value in line.items():
             if name != "step" and isinstance(value, int | float):

@@ -250,6 +250,34 @@ def test_masked_tokens_hold_every_token_once_and_never_mask_padding():
         assert_equal(again, batch)
 
 
+def test_a_sample_of_held_out_data_is_fixed_and_drawn_from_all():
+    """Packed rows are sorted by the lengths of their documents: the first ones have only long ones."""
+    lengths = np.cumsum([0, *np.random.default_rng(0).integers(2, 60, size=900)])
+    documents = [range(a, b) for a, b in itertools.pairwise(lengths)]
+    store = TokenStore.from_sequences(documents, N_V=100_000, part="validation")
+    data = batched(NextTokens, store, l_max=60, batch_size=4, mode="packed")
+    sample, again = (list(data.evaluation_batches(sample=16)) for _ in range(2))
+    other = batched(NextTokens, store, l_max=60, batch_size=4, mode="packed", seed=7)
+    chex.assert_trees_all_equal(sample, again, list(other.evaluation_batches(sample=16)))
+    parts = [list(data.evaluation_batches(rows=slice(a, b), sample=16)) for a, b in ((0, 1), (1, 4))]
+    joined = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(*parts, strict=True)]
+    chex.assert_trees_all_equal(joined, sample)
+
+    def in_row(batches):
+        return np.concatenate([batch["segment_ids"].max(axis=1) for batch in batches])
+
+    everything = list(data.evaluation_batches())
+    places = {row.tobytes(): i for i, row in enumerate(np.concatenate([batch["x"] for batch in everything]))}
+    drawn = np.array([places[row.tobytes()] for batch in sample for row in batch["x"]])
+    assert len(set(drawn)) == 64 < data.n_examples
+    n = data.n_examples
+    assert abs(drawn.mean() - n / 2) < 4 * n / np.sqrt(12 * 64)  # of a uniform draw, four deviations
+    assert set(in_row(everything[:16])) == {2} != set(in_row(sample))
+    assert abs(in_row(sample).mean() - in_row(everything).mean()) < 0.15
+    for size in (0, data.n_steps, data.n_steps + 1):
+        chex.assert_trees_all_equal(list(data.evaluation_batches(sample=size)), everything)
+
+
 def test_pairs_stay_together_and_long_ones_are_left_out():
     source, target = distinct_store([3, 9, 4, 5, 8]), distinct_store([4, 3, 9, 5, 8], start=500)
     data = batched(SequencePairs, PairStore(source, target), l_max=8, batch_size=2)

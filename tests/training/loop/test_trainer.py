@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_training
+from algorithms import d_training, d_transformer
 from tests import cases
 from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
+from training.data.records import DataError
+from training.evaluation.held_out import evaluate
+from training.loop import program
 from training.loop.program import TrainingError, not_finite
 from training.loop.store import Progress
 from training.runs.checkpoints import read_checkpoint
@@ -204,6 +207,71 @@ def test_training_stops_early_and_keeps_the_best(tmp_path):
     again, witness = make_trainer(tmp_path / "run", settings)
     assert again.train() == results
     assert not witness.losses
+
+
+def held_out_loss(settings, theta, sample):
+    """The mean loss of the held-out batches, by the printed lines."""
+    nats = weight = 0.0
+    for batch in data_for(settings).validation.evaluation_batches(sample=sample):
+        within = np.arange(1, batch["x"].shape[1]) < batch["length"][:, None]
+        P = np.asarray(d_transformer(batch["x"], theta, implementation="paper"), np.float64)[..., :-1]
+        of_next = np.take_along_axis(P, np.maximum(batch["x"], 0)[None, :, 1:], axis=0)[0]
+        nats, weight = nats - np.log(of_next[within]).sum(), weight + within.sum()
+    return nats / weight
+
+
+@pytest.mark.parametrize("patience", [0, 9])
+def test_only_losses_on_the_same_held_out_data_are_compared(tmp_path, patience):
+    """The last evaluation, too, is on the sample; the results are those of all held-out data."""
+    often = {"steps": 11, "eval_every": 3, "patience": patience, "eval_batches": 1, "checkpoint_every": 4}
+    settings = settings_for("d", **PLAIN | {"optimizer": "adam", "learning_rate": 0.4} | often)
+    trainer, _ = make_trainer(tmp_path / "run", settings)
+    results = trainer.train()
+    record = {line["step"]: line for line in untimed(tmp_path / "run" / "metrics.jsonl") if "validation_loss" in line}
+    losses = {step: line["validation_loss"] for step, line in record.items()}
+    assert list(losses) == [3, 6, 9, 11]
+    template = model_shapes("d", load_run(tmp_path / "run").config)
+    last = read_checkpoint(tmp_path / "run" / "checkpoints", 11, {"params": template}).trees["params"]
+    assert losses[11] == pytest.approx(held_out_loss(settings, last, 1), rel=1e-5)
+    best = min(losses, key=losses.__getitem__) if patience else 11
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == {"step": best, **results}
+    assert results["loss"] == pytest.approx(held_out_loss(settings, load_run(tmp_path / "run").theta, 0), rel=1e-5)
+    assert results["loss"] != pytest.approx(losses[best], rel=1e-3)
+
+    stopped, _ = make_trainer(tmp_path / "stopped", settings, stop_after=7)
+    with pytest.raises(Interrupted):
+        stopped.train()
+    assert make_trainer(tmp_path / "stopped", settings)[0].train() == results
+    assert_same_run(tmp_path / "stopped", tmp_path / "run")
+
+
+def test_held_out_data_without_tokens_to_predict_are_refused_before_the_first_step(tmp_path):
+    for p_mask, eval_batches in ((1e-9, 0), (0.05, 1)):  # the latter masks one token, which is not in the sample
+        settings = settings_for("e", p_mask=p_mask, eval_batches=eval_batches, batch_size=1)
+        with pytest.raises(DataError, match="the held-out data: expected tokens to predict, got none"):
+            make_trainer(tmp_path / str(p_mask), settings)
+    make_trainer(tmp_path / "all", settings_for("e", p_mask=0.05, eval_batches=0, batch_size=1))
+    with pytest.raises(DataError, match="the held-out data: expected tokens to predict, got none"):
+        evaluate(lambda *_: (0.0, 0.0, 0.0), None, [{}])
+
+
+def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
+    trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=2, eval_every=1, patience=5))
+    trainer.train()
+    text = (tmp_path / "run" / "results.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 2, "loss": "nan", "perplexity": "inf"}
+    assert load_run(tmp_path / "run").theta.W_e.shape == (8, 17)
+
+
+def test_an_mfu_above_1_is_left_out_with_a_note(tmp_path):
+    for peak, n_warnings in ((1.0, 1), (1e30, 0)):
+        run = tmp_path / str(peak)
+        trainer, witness = make_trainer(run, settings_for("d", **PLAIN, steps=3, peak=peak))
+        trainer.train()
+        assert ["mfu" in line for line in read_metrics(run / "metrics.jsonl")] == [not n_warnings] * 3
+        assert len(witness.warnings) == n_warnings
+        assert all(text.startswith("mfu: expected at most 1, got ") for text in witness.warnings)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
