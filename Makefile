@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test end-to-end test-all compilers floor book site picture mutations lint format clean
+.PHONY: help demo test end-to-end test-all compilers floor book cases site picture mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -55,6 +55,9 @@ floor: ## cross-check algorithms with the oldest JAX that they support, in an en
 
 book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book
 	$(BIN)/python scripts/crosscheck.py --variant all --html build/book
+
+cases: $(call INSTALLED,train$(COMMA)book$(COMMA)models) ## write a case of every algorithm and model, with hashes, to build/cases
+	$(BIN)/python scripts/crosscheck.py --write-case build/cases --variant all
 
 site: $(call INSTALLED,book$(COMMA)site) ## build the documents and the book as one site in build/site, to be opened offline
 	test -f build/book/index.html || $(MAKE) book

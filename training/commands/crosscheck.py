@@ -1,6 +1,8 @@
 """The command line of the cross-check."""
 
 import argparse
+import contextlib
+import hashlib
 import importlib
 import json
 import pathlib
@@ -15,21 +17,25 @@ from rich.console import Console
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book import write_book
 from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.foreign.cases import Case
 from training.crosscheck.foreign.checking import check_files, diagnose
-from training.crosscheck.foreign.making import make_case, write_case
-from training.crosscheck.foreign.report import print_report
+from training.crosscheck.foreign.making import algorithm_of, config_of, make_case, of_library, write_case
+from training.crosscheck.foreign.report import as_data, as_junit, print_report
 from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+from training.interchange import save_pretrained
+from training.interchange.errors import InterchangeError
 
 from .arguments import Parser, local
 
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""
 
+SUMS = "SHA256SUMS"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -76,7 +82,11 @@ def parser() -> Parser:
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"),
                         help="with --of: of the code's numbers (default: float64, or what the files have)")  # fmt: skip
     parser.add_argument("--write-case", type=local, metavar="DIR",
-                        help="instead: write random parameters, inputs and the value of every line to DIR")  # fmt: skip
+                        help="instead: write random parameters, inputs and the value of every line to DIR; with "
+                        "--variant all, a case of every algorithm and model")  # fmt: skip
+    parser.add_argument(
+        "--junit", type=local, metavar="FILE", help="with --of: write the result as JUnit's XML to FILE"
+    )
     parser.add_argument("--mutations", nargs="*", metavar="NAME",
                         help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
                         "the cross-check locates each")  # fmt: skip
@@ -126,14 +136,15 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
 
 
 def _foreign(options: argparse.Namespace, console: Console) -> int:
-    """Write a case, or check foreign code against one."""
+    """Write cases, or check foreign code against one."""
+    if options.write_case is not None and "all" in options.variant:
+        return _write_all(options, console)
     if len(options.algorithm or ()) > 1 or len(options.variant) > 1:
         raise ValueError("--algorithm, --variant: expected one of them, once, with --of and --write-case")
     variant = options.variant[0] if options.variant else "PAPER"
     case = make_case((options.algorithm or [10])[0], variant, options.seed, **dict(options.sizes))
     if options.write_case is not None:
-        write_case(case, options.write_case)
-        console.print(f"case: {options.write_case}", markup=False)
+        console.print(f"case: {', '.join(map(str, _written(case, options.write_case)))}", markup=False)
         return 0
     module, _, function = options.of.partition(":")
     if function:
@@ -143,7 +154,40 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     else:
         report = check_files(options.of, expect=options.expect, dtype=options.dtype)
     print_report(report, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps(as_data(report), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if options.junit is not None:
+        options.junit.write_text(as_junit(report), "utf-8")
     return 0 if report.ok else 1
+
+
+def _written(case: Case, directory: pathlib.Path) -> list[pathlib.Path]:
+    """Write a case, and the same θ as checkpoints that others open, where such a model exists; returns their paths."""
+    write_case(case, directory)
+    found = [directory]
+    if case.algorithm >= 8:
+        for path in (directory / "huggingface", directory / "model.gguf"):
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(InterchangeError):  # no model of that kind has these lines
+                save_pretrained(path, of_library(case), config_of(case))
+                found.append(path)
+    return found
+
+
+def _write_all(options: argparse.Namespace, console: Console) -> int:
+    """Write a case of every algorithm and of every named variant, each into a folder, and the hashes of all files."""
+    cases = [(n, "PAPER") for n in range(4, 11)] + [(algorithm_of(name), name) for name in NAMES]
+    for done, (n, variant) in enumerate(cases, 1):
+        folder = options.write_case / (f"algorithm-{n}" if variant == "PAPER" else variant.lower())
+        _written(make_case(n, variant, options.seed), folder)
+        console.print(f"{done}/{len(cases)} {folder}", markup=False, highlight=False)
+    files = sorted(path for path in options.write_case.rglob("*") if path.is_file() and path.name != SUMS)
+    sums = (
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(options.write_case)}" for path in files
+    )
+    (options.write_case / SUMS).write_text("\n".join(sums) + "\n", "utf-8")
+    return 0
 
 
 def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from algorithms.model.variants import VARIANTS
+from training.commands.crosscheck import main
 from training.crosscheck import oracle
 from training.crosscheck.foreign.cases import read_case
 from training.crosscheck.foreign.making import make_case, of_library, oracle_lines, write_case
 from training.crosscheck.foreign.reference import Reference, gradient
+from training.interchange import load_pretrained
 
 CASES = [(n, "PAPER") for n in (4, 5, 6, 7, 8, 9, 10)] + [(10, name) for name in VARIANTS if name != "PAPER"]
 TINY = {"N_V": 7, "l_max": 6, "l_x": 3, "l_z": 2, "d_e": 4, "H": 1, "d_mlp": 3, "d_f": 4}
@@ -86,3 +90,36 @@ def test_sampled_tokens_are_the_first_above_the_draw():
 def test_refused(given, message):
     with pytest.raises(ValueError, match=message):
         make_case(**given)
+
+
+def test_a_model_with_normalized_heads_is_written(tmp_path):
+    """Its γ is differentiated in replicas that the queries do not have."""
+    case = make_case(10, "QWEN3", **TINY | {"H_kv": 1, "d_mlp": 3})
+    write_case(case, tmp_path)
+    assert set(load_file(tmp_path / "gradients.safetensors")) == set(case.theta)
+
+
+@pytest.mark.end_to_end
+def test_a_case_is_written_as_models_that_others_open(tmp_path, capsys):
+    assert main(["--write-case", str(tmp_path), "--variant", "LLAMA"]) == 0
+    transformers = pytest.importorskip("transformers")
+    case = read_case(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface", dtype="float64")
+    logits = model(torch.tensor([case.inputs["x"]])).logits[0].detach().log_softmax(-1)
+    loss = -sum(float(logits[t, v]) for t, v in enumerate(case.inputs["x"][1:]))
+    assert loss == pytest.approx(json.loads((tmp_path / "case.json").read_text("utf-8"))["loss"], rel=1e-5)
+    theta, _, _ = load_pretrained(tmp_path / "model.gguf")
+    assert np.array_equal(np.asarray(theta.W_e), case.theta["W_e"])
+
+
+@pytest.mark.end_to_end
+def test_a_report_is_written_as_data_and_as_tests(tmp_path, capsys):
+    files = tmp_path / "report.json", tmp_path / "report.xml"
+    of = "--algorithm", "4", "--of", "docs.examples.attention_numpy:observe"
+    assert main([*of, "--json", str(files[0]), "--junit", str(files[1])]) == 1
+    told = json.loads(files[0].read_text("utf-8"))
+    assert [(d["algorithm"], d["line"]) for d in told["departures"]] == [(4, "return")]
+    assert not told["ok"]
+    suite = ElementTree.fromstring(files[1].read_text("utf-8"))
+    assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
+    assert suite.find("testcase/failure").get("message").startswith("softmax is over the queries")

@@ -121,7 +121,7 @@ class Attention(Parts):
             if gamma is not None:
                 g = self.use("norm_gamma", at)(gamma)
                 E = E * (g.reshape(len(g), -1, E.shape[-2]) if g.shape[-1] != d else g[:, None])[..., None]
-            return self.rounded(self.rounded(E.reshape(R, H, d, l)))
+            return self.rounded(self.rounded(E.reshape(-1, H, d, l)))  # γ may have replicas that Y has not
 
         return self.line(kn, normalized, [key], parts=True), kn
 

@@ -92,7 +92,7 @@ def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, off
 
 
 def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int]) -> Case:
-    algorithm = ARCHITECTURES.get(name, 10) if name != "PAPER" else algorithm
+    algorithm = algorithm_of(name) if name != "PAPER" else algorithm
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
     s |= {"d_e": 24, "d_mlp": 40} if is_rotary else {}
@@ -121,12 +121,26 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     return dataclasses.replace(case, sampling=_sampled(case, rng))
 
 
+def algorithm_of(variant: str) -> int:
+    """The number of the algorithm whose lines a named variant changes."""
+    return ARCHITECTURES.get(variant, 10)
+
+
+def config_of(case: Case) -> Any:
+    """The sizes and lines of a case of Algorithms 8 to 10 as the library has them."""
+    return _config(algorithms, case.algorithm, case.record, case.sizes)
+
+
+def _config(package: Any, algorithm: int, variant: Any, s: dict[str, int]) -> Any:
+    config = getattr(package, f"{KINDS[algorithm]}TransformerConfig")
+    names = {field.name for field in dataclasses.fields(config)}
+    return config(**{name: size for name, size in s.items() if name in names}, variant=variant)
+
+
 def _numbered(package: Any, algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str, np.ndarray], Any]:
     """The library's parameters of a model: all their numbers counted, in arrays by path, and the tree."""
-    kind = KINDS[algorithm]
-    config, init = getattr(package, f"{kind}TransformerConfig"), getattr(package, f"init_{kind.lower()}_transformer")
-    names = {field.name for field in dataclasses.fields(config)}
-    given = config(**{name: size for name, size in s.items() if name in names}, variant=variant)
+    init = getattr(package, f"init_{KINDS[algorithm].lower()}_transformer")
+    given = _config(package, algorithm, variant, s)
     leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init(jax.random.key(0), given)))
     numbers, count = {}, 0
     for path, leaf in leaves:

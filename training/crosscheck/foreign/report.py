@@ -1,13 +1,16 @@
-"""The report of foreign code as a table for a terminal."""
+"""The report of foreign code as a table for a terminal, as data, and as the result of a test."""
+
+from typing import Any
+from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.table import Table
 
 from training.crosscheck.algorithms import PSEUDOCODE
 
-from .checking import Report
+from .checking import Report, merged
 
-__all__ = ["print_report"]
+__all__ = ["as_data", "as_junit", "print_report"]
 
 WORST = ("differs", "behind", "not shown", "in step", "equal")
 """What is said of a line that has several values: the first that one of them is."""
@@ -37,3 +40,44 @@ def print_report(report: Report, console: Console) -> None:
             table.add_row(line.number, *(text.replace("[", r"\[") for text in texts), verdict, style=style)
         console.print(table)
     console.print(str(report), markup=False, highlight=False, style="green" if report.ok else "bold red")
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """Everything that was found, as plain data."""
+    seen = report.walk.run.lines
+    return {
+        "ok": report.ok,
+        "algorithm": report.case.algorithm,
+        "dtype": report.dtype,
+        "departures": [
+            {"algorithm": d.algorithm, "line": d.line, "value": d.what, "where": d.where, "kind": d.kind, "text": d.text,
+             "choices": dict(d.choices), "seen_in": d.seen_in}
+            for d in merged(report.departures)
+        ],
+        "values": [
+            {"key": seen[visit].key.id, "algorithm": seen[visit].key.algorithm, "line": seen[visit].key.line,
+             "verdict": verdict, "held_by": report.walk.layouts.get(visit)}
+            for visit, verdict in report.walk.status.items()
+        ],
+        "variant": report.is_variant,
+        "notes": report.notes,
+    }  # fmt: skip
+
+
+def as_junit(report: Report) -> str:
+    """A test for each numbered line in JUnit's XML, failed with what departs in it."""
+    failed: dict[tuple[int, str], list[str]] = {}
+    for d in merged(report.departures):
+        if d.kind != "harmless":
+            failed.setdefault((d.algorithm, d.line), []).append(f"{d.text} ({d.where})" if d.where else d.text)
+    keys = [seen.key for seen in report.walk.run.lines.values()]
+    tests = dict.fromkeys([*((key.algorithm, key.line) for key in keys), *failed])
+    suite = ElementTree.Element(
+        "testsuite", name="formal-crosscheck", tests=str(len(tests)), failures=str(len(failed)), errors="0"
+    )
+    for n, line in tests:
+        test = ElementTree.SubElement(suite, "testcase", classname=f"Algorithm {n}", name=f"line {line}")
+        for text in failed.get((n, line), ()):
+            ElementTree.SubElement(test, "failure", message=text).text = text
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode") + "\n"
