@@ -116,6 +116,9 @@ class Settings:
         common=False,
         choices=("chunks", "windows", "packed"),
     )
+    messages_are_markup: bool = _setting(
+        False, "whether names of control tokens, such as <|im_end|>, in messages become these tokens", common=False
+    )
     masking: str = _setting(
         "paper", "how tokens are masked: by Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
     )

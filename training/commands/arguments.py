@@ -162,6 +162,12 @@ def add_lines(add: Callable[..., Any]) -> None:
     add("--lines", action="append", default=[], metavar="PACKAGE", help=trusted)
 
 
+def add_markup(add: Callable[..., Any]) -> None:
+    """Add ``--messages-are-markup``, which lets messages of a conversation contain control tokens."""
+    text = "let names of control tokens, such as <|im_end|>, in messages become these tokens"
+    add("--messages-are-markup", action="store_true", help=text)
+
+
 def placement_of(mesh: str) -> Placement | None:
     """Return the placement on a mesh; None for one device. Raises MeshError if it is invalid or does not fit."""
     if not mesh:

@@ -21,8 +21,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import called, compilation_cache
-from training.commands.arguments import Parser, add_inference, add_lines, placement_of
+from training.commands.arguments import Parser, add_inference, add_lines, add_markup, placement_of
 from training.commands.terminal import print_json, run_of, say, show
+from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
@@ -71,6 +72,7 @@ def parser() -> Parser:
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_inference(add)
     add_lines(add)
+    add_markup(add)
     return main
 
 
@@ -302,6 +304,8 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
         return Voted(answerer, after=arguments.answer_after) if arguments.vote else answerer
     if run.task != "d":
         raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of task {run.task}")
+    if arguments.messages_are_markup:
+        run = run._replace(tokenizer=with_markup(run.tokenizer))
     return Talker(run, options, system=arguments.system)
 
 
@@ -311,8 +315,10 @@ def main(arguments: argparse.Namespace) -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 raises only when its line is answered
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     options = options_of(arguments)
-    if arguments.system is not None and not arguments.chat:
-        raise AnswerError("--system: expected --chat with it, got none; add --chat, or leave it out")
+    of_chat = {"--system": arguments.system is not None, "--messages-are-markup": arguments.messages_are_markup}
+    for flag, given in of_chat.items():
+        if given and not arguments.chat:
+            raise AnswerError(f"{flag}: expected --chat with it, got none; add --chat, or leave it out")
     if arguments.interactive and arguments.prompt:
         raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
     answerer = answerer_of(arguments, options)

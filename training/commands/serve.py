@@ -18,8 +18,9 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, add_lines, at_least, placement_of
+from training.commands.arguments import Parser, add_inference, add_lines, add_markup, at_least, placement_of
 from training.commands.terminal import run_of, say
+from training.data.chat import with_markup
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
@@ -62,6 +63,7 @@ def parser() -> Parser:
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
     add_lines(add)
+    add_markup(add)
     return main
 
 
@@ -81,6 +83,8 @@ def main(arguments: argparse.Namespace) -> None:
         raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
     how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
     run = load_run(run_of(arguments.run), **how)
+    if arguments.messages_are_markup:
+        run = run._replace(tokenizer=with_markup(run.tokenizer))
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
     limits = Limits(
         body=arguments.max_bytes,

@@ -8,6 +8,7 @@ separate process, with limits on time, memory and output: see `training.data.cha
 """
 
 import contextlib
+import copy
 import importlib.util
 import json
 import os
@@ -15,10 +16,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training.data.markup import marked, unmarked, unused
 from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
@@ -39,13 +41,23 @@ class Rendered(NamedTuple):
     text: str  # the rendered conversation
     # for each assistant message, the span of characters that the model should write: from after the header to the end
     # token, inclusive
-    answers: tuple[tuple[int, int], ...]
+    answers: tuple[tuple[int, int], ...] = ()
+    plain: tuple[int, ...] = ()  # where a message begins to spell a control token: see `training.data.markup`
 
 
 class ChatTemplate:
-    """A chat template, the texts of its special tokens by name, such as bos_token, and of those that end an answer."""
+    """A chat template, the texts of its special tokens by name, such as bos_token, of those that end an answer, and of
+    the control tokens that messages may spell, but not contain.
+    """
 
-    def __init__(self, text: str, tokens: Mapping[str, str] | None = None, ends: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        text: str,
+        tokens: Mapping[str, str] | None = None,
+        ends: Sequence[str] = (),
+        controls: Iterable[str] = (),
+    ) -> None:
+        self._controls = tuple(controls)
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")
         self._lock = threading.Lock()
@@ -63,14 +75,16 @@ class ChatTemplate:
         ids = special.bos, special.eos, *special.ends
         bos, eos, *ends = (None if i is None else tokenizer.inner.id_to_token(i) for i in ids)
         tokens = {name: text for name, text in (("bos_token", bos), ("eos_token", eos)) if text is not None}
-        return cls(tokenizer.chat_template, tokens, [text for text in (eos, *ends) if text is not None])
+        controls = () if tokenizer.messages_are_markup else tokenizer.markup.names.values()
+        return cls(tokenizer.chat_template, tokens, [text for text in (eos, *ends) if text is not None], controls)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> Rendered:
         """Return a conversation as the model reads it; `add_generation_prompt` asks the assistant to speak next, and
         `variables` holds whatever else the template reads. Raises DataError if the template rejects it or fails.
         """
         check_messages(messages, answered=not add_generation_prompt)
-        return self._reply(messages, add_generation_prompt, variables)["text"]
+        text = self._reply(messages, add_generation_prompt, variables)["text"]
+        return Rendered(text, plain=self._plain(text, messages, add_generation_prompt, variables))
 
     def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
         """Return a conversation in which the assistant speaks last, and the spans of its messages. Raises DataError."""
@@ -82,7 +96,7 @@ class ChatTemplate:
         text, spans = whole["text"], [tuple(span) for span in whole["spans"]]
         if not spans:
             spans = [self._span(text, messages, i, variables) for i in answers]
-        return Rendered(text, tuple(spans))
+        return Rendered(text, tuple(spans), self._plain(text, messages, False, variables))
 
     def _span(self, text: str, messages: Sequence[Message], i: int, variables: Mapping[str, Any]) -> tuple[int, int]:
         """Return the span of assistant message i in the text, without its header."""
@@ -98,6 +112,24 @@ class ChatTemplate:
                 "the answer cannot be located; mark it in the template: {% generation %} … {% endgeneration %}"
             )
         return len(prompt), min(ends)[1] if ends else limit
+
+    def _plain(
+        self, text: str, messages: Sequence[Message], prompted: bool, variables: Mapping[str, Any]
+    ) -> tuple[int, ...]:
+        """Return where messages and variables spell control tokens in their text, found by marking them there."""
+        given = {"messages": messages, "variables": variables}
+        mark = unused(json.dumps(given, ensure_ascii=False) + self.text) if self._controls else ""
+        with_marks = marked(given, self._controls, mark) if self._controls else given
+        if with_marks == {"messages": [*messages], "variables": variables}:
+            return ()
+        reply = self._reply(with_marks["messages"], prompted, with_marks["variables"])
+        same, places = unmarked(reply["text"], mark)
+        if same != text:
+            raise DataError(
+                "a message spells a control token, and the chat template changes such a text: leave it out, or allow "
+                "control tokens in messages (--messages-are-markup)"
+            )
+        return places
 
     def _reply(self, messages: Sequence[Message], prompted: bool, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return the worker's reply to a request to render: the text, and the spans of its `generation` blocks."""
@@ -135,11 +167,27 @@ class ChatTemplate:
         return {"error": f"its process ended with status {process.returncode}"}
 
 
+def with_markup(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for conversations whose messages may contain control tokens; raise DataError if it has no chat
+    template.
+    """
+    if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
+        raise DataError("--messages-are-markup: expected a model with a chat template, got none; leave it out")
+    changed = copy.copy(tokenizer)
+    changed.messages_are_markup = True
+    return changed
+
+
 def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
     """Return a function from a conversation to the tokens that prompt the next answer, or raise DataError."""
     template = ChatTemplate.of(tokenizer)
     assert isinstance(tokenizer, LibraryTokenizer)
-    return lambda messages: tokenizer.encode_markup(template.render(messages))
+
+    def converse(messages: Sequence[Message]) -> list[int]:
+        rendered = template.render(messages)
+        return tokenizer.encode_markup(rendered.text, rendered.plain)
+
+    return converse
 
 
 def _start() -> subprocess.Popen[str]:

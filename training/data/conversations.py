@@ -72,7 +72,7 @@ class Answers:
         state: dict[str, Any] = json.loads(record.text)
         try:
             rendered = self._template.render_with_answers(state.pop("messages"), **state)
-            tokens, spans = self._tokenizer.encode_markup_with_spans(rendered.text)
+            tokens, spans = self._tokenizer.encode_markup_with_spans(rendered.text, rendered.plain)
         except DataError as error:
             raise DataError(f"{record.where}: {error}" if record.where else str(error)) from None
         begins, ends = np.array(spans, np.int64).reshape(-1, 2).T

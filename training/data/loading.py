@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, Source
+from training.data.chat import with_markup
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
@@ -113,6 +114,10 @@ def load_run_data(
     corpus = folded(corpus, settings.fold) if settings.fold else corpus
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus, tasks)
+    if settings.messages_are_markup:
+        if corpus.kind != "conversations":
+            raise DataError("--messages-are-markup: expected conversations (.jsonl) as data, got text; leave it out")
+        tokenizer = with_markup(tokenizer)
     size = corpus.n_bytes
     tokenize = TOKENIZE.get(corpus.kind, tokenize_text)
     stores = tokenize(corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))

@@ -287,7 +287,8 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
 
 def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
     """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
-    identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
+    kind = "conversations 2" if corpus.kind == "conversations" else corpus.kind  # in 1, messages were markup
+    identity = fingerprint(FORMAT, kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 
     def write(path: Path) -> None:

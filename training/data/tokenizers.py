@@ -23,6 +23,7 @@ import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from training.data import translation_tokenizers
+from training.data.markup import Markup
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
@@ -117,7 +118,8 @@ class WordTokenizer(_Listed):
 
 class LibraryTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, without its post-processor, truncation and padding: sequences are framed
-    by the paper's bos and eos. `target` decodes, if the model's output has another vocabulary than its input.
+    by the paper's bos and eos. `target` decodes, if the model's output has another vocabulary than its input. Messages
+    of a conversation are plain text, unless `messages_are_markup`: then names of control tokens in them become these.
     """
 
     def __init__(
@@ -127,7 +129,9 @@ class LibraryTokenizer(Tokenizer):
         special: SpecialTokens | None = None,
         target: library.Tokenizer | None = None,
         chat_template: str | None = None,
+        messages_are_markup: bool = False,
     ) -> None:
+        self.messages_are_markup = messages_are_markup
         self.inner = library.Tokenizer.from_str(inner.to_str())
         self.special, self.target, self.chat_template = special, target, chat_template
         if special:
@@ -155,20 +159,20 @@ class LibraryTokenizer(Tokenizer):
         return [e.ids for e in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     @functools.cached_property
-    def _markup_tokenizer(self) -> library.Tokenizer:
-        inner = library.Tokenizer.from_str(self.inner.to_str())
-        inner.encode_special_tokens = False
-        return inner
+    def markup(self) -> Markup:
+        """Encodes rendered conversations."""
+        return Markup(self.inner, self.special.all() if self.special else ())
 
-    def encode_markup(self, text: str) -> list[int]:
-        """Return the tokens of a text in which their names stand for special tokens, as in a rendered chat template."""
-        return self.encode_markup_with_spans(text)[0]
+    def encode_markup(self, text: str, plain: Sequence[int] = ()) -> list[int]:
+        """Return the tokens of a text in which their names stand for control tokens, as in a rendered chat template;
+        except those with one of the indices `plain` behind their first character, which are ordinary text.
+        """
+        return self.encode_markup_with_spans(text, plain)[0]
 
-    def encode_markup_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_markup_with_spans(self, text: str, plain: Sequence[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token IDs as `encode_markup`, and the span of characters of each token."""
         _utf8(text)
-        encoding = self._markup_tokenizer.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        return self.markup.encode(text, plain)
 
     def _decode(self, ids: list[int]) -> str:
         return (self.target or self.inner).decode(ids, skip_special_tokens=False)
@@ -193,6 +197,8 @@ class LibraryTokenizer(Tokenizer):
             state["target"] = json.loads(self.target.to_str())
         if self.chat_template is not None:
             state["chat_template"] = self.chat_template
+        if self.messages_are_markup:
+            state["messages_are_markup"] = True
         return state
 
 
@@ -284,6 +290,7 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
             special=special,
             target=target,
             chat_template=state.get("chat_template"),
+            messages_are_markup=state.get("messages_are_markup", False),
         )
     if state["kind"] == "numbers":
         return NumberTokenizer(SpecialTokens.from_json(state["special"]))

@@ -38,7 +38,17 @@ D = Task(
     init=init_d_transformer,
     objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}),
     flops=lambda c, l: decoder_flops(c, l) + 2 * c.N_V * c.d_e * l,
-    settings=("L", "rows", "pairs", "labeled", "token_noise", "lora_rank", "lora_alpha", "lora_matrices"),
+    settings=(
+        "L",
+        "rows",
+        "pairs",
+        "labeled",
+        "messages_are_markup",
+        "token_noise",
+        "lora_rank",
+        "lora_alpha",
+        "lora_matrices",
+    ),
     defaults={"N_V": 4096, "L": 2, "steps": 1000, "batch_size": 8, "eval_every": 250},
 )
 

@@ -104,14 +104,14 @@ def test_renders_as_transformers_does(theirs, name, conversation):
     for more in ({}, variables):
         given = {"add_generation_prompt": prompted, **more}
         expected = outcome(functools.partial(theirs, TEMPLATES[name], messages, **given))
-        assert expected == outcome(functools.partial(template.render, messages, **given))
+        assert expected == outcome(lambda given=given: template.render(messages, **given).text)
         assert conversation == "system" or expected != "refused"
 
 
 def test_a_date_and_special_tokens_are_there():
     dated = ChatTemplate("{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}.", TOKENS)
-    assert dated.render(said("")) == "4<s></s>."
-    assert ChatTemplate("{{ bos_token }}.").render(said("")) == "."
+    assert dated.render(said("")).text == "4<s></s>."
+    assert ChatTemplate("{{ bos_token }}.").render(said("")).text == "."
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_knows_where_the_answers_are(name, expected):
     template = ChatTemplate(TEMPLATES[name], TOKENS, ends)
     rendered = template.render_with_answers(said("a", "a", "b", content))
     assert [rendered.text[begin:end] for begin, end in rendered.answers] == expected
-    assert rendered.text == template.render(said("a", "a", "b", content), add_generation_prompt=False)
+    assert rendered.text == template.render(said("a", "a", "b", content), add_generation_prompt=False).text
 
 
 def test_answers_without_an_end_token_end_with_their_message():
@@ -205,7 +205,7 @@ def test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence(template,
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
     hostile.text = "{{ messages[0].content }}"  # the next one is rendered as ever
-    assert hostile.render(said("hi")) == "hi"
+    assert hostile.render(said("hi")).text == "hi"
 
 
 def test_no_template_writes_a_file(tmp_path):
@@ -236,7 +236,7 @@ def test_comes_with_a_tokenizer(tmp_path):
     assert tokenizer.end_tokens == (eos, end)
     template = ChatTemplate.of(tokenizer)
     assert template.ends == ("</s>", "<end>")
-    text = template.render(said("hello"))
+    text = template.render(said("hello")).text
     hello, asks = map(tokenizer.encode, ("user: hello", "assistant: "))
     assert tokenizer.encode_markup(text) == [bos, *hello, end, *asks]
     assert len(tokenizer.encode(text)) > len(hello + asks) + 2  # there, the names of special tokens are plain text

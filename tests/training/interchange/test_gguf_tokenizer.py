@@ -284,7 +284,7 @@ def test_smollms_tokenizer_reads_as_in_transformers(tmp_path):
     for text in TEXTS + markup:
         assert theirs.decode(expected(text)) == ours._decode(ours.encode_markup(text))
     conversation = [{"role": "user", "content": "What is the capital of France?"}]
-    text = ChatTemplate.of(ours).render(conversation)
+    text = ChatTemplate.of(ours).render(conversation).text
     assert text == theirs.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     assert ours.encode_markup(text) == expected(text)
     assert len(expected(text)) == 37

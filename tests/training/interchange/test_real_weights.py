@@ -226,7 +226,7 @@ def test_a_model_that_people_talk_to_answers_as_in_transformers(tmp_path):
         assert tensors.read(name).tobytes() == state[name].numpy().tobytes(), name
     convert(path, tmp_path / "run")
     tokenizer = load_run(tmp_path / "run").tokenizer
-    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "What is the capital of France?"}])
+    text = ChatTemplate.of(tokenizer).render([{"role": "user", "content": "What is the capital of France?"}]).text
     x = tokenizer.encode_markup(text)
     expected = theirs.generate(torch.tensor([x]), max_new_tokens=8, do_sample=False)[0, len(x) :].tolist()
     ours = greedy(tmp_path / "run", x, 8)

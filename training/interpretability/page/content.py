@@ -9,8 +9,7 @@ import numpy as np
 
 from algorithms import MHAttentionParams, d_hidden_state, e_encoding, e_hidden_state, e_transformer, ed_hidden_state
 from algorithms.inside import record
-from training.data.chat import ChatTemplate
-from training.data.tokenizers import LibraryTokenizer
+from training.data.chat import converser
 from training.generation import Translator
 from training.generation.modalities import of_text
 from training.generation.text import MASK, masked
@@ -78,9 +77,7 @@ def _tokens(run: Run, argument: str, text: str, *, chat: bool) -> np.ndarray:
     if chat:
         if run.task != "d":
             raise PageError(f"chat: expected a decoder, got a run of {run.task}, which cannot converse")
-        rendered = ChatTemplate.of(tokenizer).render([{"role": "user", "content": text}])
-        assert isinstance(tokenizer, LibraryTokenizer)
-        tokens = tokenizer.encode_markup(rendered)
+        tokens = converser(tokenizer)([{"role": "user", "content": text}])
     else:
         encoded = masked(text, tokenizer) if run.task == "e" else tokenizer.encode(text)
         if not encoded:
