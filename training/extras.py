@@ -1,5 +1,6 @@
 """The project's extras: sets of optional libraries."""
 
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -19,3 +20,21 @@ def install(extra: str) -> str:
         return f"pip install '{PROJECT}[{extra}]'"
     except metadata.PackageNotFoundError:
         return f"pip install -e '{Path(__file__).parents[1]}[{extra}]'"
+
+
+def unsafe(package: str, *, least: str, because: str) -> str | None:
+    """Return a sentence about a package whose installed version is older than the first without a known hole, `least`;
+    None if it is not.
+    """
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        found = "0"  # with no metadata, nothing shows that it is new enough
+    if _release(found) >= _release(least):
+        return None
+    return f"expected {package} {least} or later, got {found}, {because}; pip install -U {package}"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, without what follows them, as in ``2.6.0+cpu``."""
+    return tuple(int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))

@@ -1,14 +1,19 @@
 """How an optional library is installed: from a wheel, and from a checkout that nobody installed."""
 
 import re
+import sys
 import tomllib
+import types
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from training.commands import EXTRAS
-from training.extras import PROJECT, install
+from training.crosscheck.book import write_book
+from training.data.chat import ChatTemplate
+from training.extras import PROJECT, install, unsafe
+from training.interchange.containers import Tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -33,3 +38,45 @@ def test_every_extra_that_a_message_names_is_declared():
         asked.update(re.findall(r"install\(['\"]([\w-]+)['\"]\)", path.read_text("utf-8")))
     assert {"data", "models", "serve", "sklearn", "wandb"} <= asked <= set(DECLARED["optional-dependencies"])
     assert DECLARED["name"] == PROJECT
+
+
+OLD = {
+    "jinja2": ("3.1.5", "3.1", "2.11.3", "3.1.5.post1"),
+    "torch": ("2.5.1", "2.5.1+cu118", "1.13.0a0", "2"),
+}
+NEW = {"jinja2": ("3.1.6", "3.2", "4", "3.10.0"), "torch": ("2.6.0", "2.6.0+cpu", "2.13.0", "10.0", "2.6")}
+
+
+@pytest.mark.parametrize("package", OLD)
+def test_a_package_with_a_known_hole_is_refused(monkeypatch, tmp_path, package):
+    """Where it would read what others wrote, and before it does."""
+    uses = {
+        "jinja2": [
+            lambda: ChatTemplate("").render([{"role": "user", "content": "a"}]),
+            lambda: write_book([], tmp_path, ROOT),
+        ],
+        "torch": [lambda: Tensors(tmp_path)],
+    }
+    if package == "torch":
+        monkeypatch.setitem(
+            sys.modules, "torch", types.SimpleNamespace(load=lambda *_, **__: pytest.fail("it is read"))
+        )
+        (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    least = {"jinja2": "3.1.6", "torch": "2.6"}[package]
+    for version in OLD[package]:
+        monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
+        for use in uses[package]:
+            with pytest.raises(
+                ValueError, match=rf"expected {package} {least} or later, got .*; pip install -U {package}"
+            ):
+                use()
+    for version in NEW[package]:
+        monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
+        assert unsafe(package, least=least, because="") is None
+
+
+def test_what_the_extras_ask_for_is_as_new():
+    asked = [
+        need for needs in DECLARED["optional-dependencies"].values() for need in needs if need.startswith("jinja2")
+    ]
+    assert asked == ["jinja2>=3.1.6"] * 2

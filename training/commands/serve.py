@@ -4,23 +4,26 @@ r"""Serve a trained model over HTTP, with OpenAI's API: a decoder completes and 
     curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
         -d '{"model": "docs", "prompt": "The ", "max_tokens": 50}'
 
-By default only this machine can connect (see --host), and no key is required (see --api-key). Concurrent requests are
-generated as one batch. Exit status: 2 invalid usage or input; 130 or 143 after Ctrl-C or SIGTERM, once the running
+By default only this machine can connect (see --host), and no key is required (see --api-key-file). Concurrent requests
+are generated as one batch. Exit status: 2 invalid usage or input; 130 or 143 after Ctrl-C or SIGTERM, once the running
 answers are done, or after ten seconds.
 """
 
 import argparse
 import logging
+import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, add_lines, add_markup, at_least, placement_of
+from training.commands.arguments import Parser, add_inference, add_lines, add_markup, at_least, local, placement_of
 from training.commands.terminal import run_of, say
 from training.data.chat import with_markup
+from training.disk import read_text, reason
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
@@ -30,6 +33,7 @@ from training.serving.engine import Engine
 from training.serving.guards import connections
 from training.serving.served import Decoder, Limits, served_of
 
+KEY = "FORMAL_API_KEY"  # the environment's variable
 GRACE = 10  # seconds for running answers to finish when the server stops
 
 
@@ -54,7 +58,9 @@ def parser() -> Parser:
         1 << 28,
         "maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
     )
-    add("--api-key", metavar="KEY", help="key that clients must send (default: none)")
+    key = f"file of the key that clients must send (default: that in {KEY}, or none)"
+    add("--api-key-file", metavar="FILE", type=local, help=key)
+    add("--api-key", metavar="KEY", help="the key itself, for trials: other users of this machine can see it")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose web pages may send requests")
     add("--allow-host", action="append", default=[], metavar="NAME", help="another host name of this server")
     count("--max-connections", 1, 256, "maximum connections (default: 256)")
@@ -76,11 +82,29 @@ def listening(host: str, port: int) -> socket.socket:
         raise AnswerError(f"cannot listen on {host}, port {port}: {why}") from None
 
 
+def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
+    """Return the key that clients must send, by a flag, else by the environment; None: none. Raises AnswerError."""
+    if arguments.api_key is not None and arguments.api_key_file is not None:
+        raise AnswerError("--api-key: expected it or --api-key-file, got both; leave one out")
+    found, source = environment.get(KEY), KEY
+    if arguments.api_key is not None:
+        found, source = arguments.api_key, "--api-key"
+    elif arguments.api_key_file is not None:
+        source = f"--api-key-file: {arguments.api_key_file}"
+        try:
+            found = read_text(arguments.api_key_file).rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            raise AnswerError(f"{source}: {reason(error) if isinstance(error, OSError) else error}") from None
+    if found is not None and (not found.strip() or len(found.splitlines()) > 1):
+        got = "several lines" if found.strip() else "nothing"
+        raise AnswerError(f"{source}: expected a key, got {got}; leave it out to require none")
+    return found
+
+
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    if arguments.api_key == "":
-        raise AnswerError("--api-key: expected a key, got nothing; leave it out to require none")
+    api_key = api_key_of(arguments, os.environ)
     how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
     run = load_run(run_of(arguments.run), **how)
     if arguments.messages_are_markup:
@@ -103,7 +127,7 @@ def main(arguments: argparse.Namespace) -> None:
         clock=time.time,
         address=arguments.host,
         names=tuple(arguments.allow_host),
-        api_key=arguments.api_key,
+        api_key=api_key,
         origins=tuple(arguments.cors_origin),
     )
     with listening(arguments.host, arguments.port) as listener:

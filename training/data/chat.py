@@ -24,7 +24,7 @@ from training.data.markup import marked, unmarked, unused
 from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
-from training.extras import install
+from training.extras import install, unsafe
 from training.system import OUT_OF_TIME
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -193,6 +193,8 @@ def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
 def _start() -> subprocess.Popen[str]:
     if importlib.util.find_spec("jinja2") is None:
         raise DataError(f"a chat template needs jinja2: {install('models')}")
+    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
+        raise DataError(f"a chat template: {problem}")
     return subprocess.Popen(
         [sys.executable, "-P", "-m", _WORKER, str(SECONDS)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])},

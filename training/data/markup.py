@@ -71,7 +71,7 @@ class Markup:
         self._inner.encode_special_tokens = False
         added = self._inner.get_added_tokens_decoder().items()
         self.names = {i: token.content for i, token in added if token.special or i in others}
-        self._renamed: tuple[str, library.Tokenizer, dict[int, int]] | None = None
+        self._renamed: tuple[str, library.Tokenizer, dict[int, int]] = "", self._inner, {}
 
     def encode(self, text: str, plain: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token IDs, and the span of characters of each; the name of a control token is ordinary text if one
@@ -90,7 +90,7 @@ class Markup:
         for i, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if i not in ids and i in self.names and self.names[i] in wrapped[begin:end]:
                 raise DataError(f"a message has {self.names[i]!r}, which this tokenizer cannot encode as text")
-        spans = [(origin[a], origin[b - 1] + 1) if b > a else (origin[a],) * 2 for a, b in encoding.offsets]
+        spans = [(origin[a], origin[b - 1] + 1 if b > a else origin[a]) for a, b in encoding.offsets]
         return [ids.get(i, i) for i in encoding.ids], spans
 
     def _spans(self, text: str, mark: str) -> Iterator[tuple[int, int]]:
@@ -104,13 +104,14 @@ class Markup:
 
     def _renamed_with(self, mark: str) -> tuple[library.Tokenizer, dict[int, int]]:
         """The tokenizer whose control tokens have a mark on either side of their names, and its IDs → the true ones."""
-        if self._renamed is None or self._renamed[0] != mark:
+        if self._renamed[0] != mark:
             state = json.loads(self._inner.to_str()) | {"post_processor": None}
             for token in state["added_tokens"]:
                 if token["id"] in self.names:
                     token["content"] = mark + token["content"] + mark
             made = library.Tokenizer.from_str(json.dumps(state))
-            ids = {made.token_to_id(token["content"]): token["id"] for token in state["added_tokens"]}
+            there: Any = made.token_to_id
+            ids = {there(token["content"]): token["id"] for token in state["added_tokens"]}
             self._renamed = mark, made, ids
         return self._renamed[1:]
 

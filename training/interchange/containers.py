@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 
 from training.disk import parse_json, read_text, require_file
+from training.extras import unsafe
 from training.interchange.errors import InterchangeError
 from training.runs.named_arrays import save_tensors
 
@@ -117,6 +118,8 @@ def _state_dict(file: Path) -> Mapping[str, Any]:
         torch = importlib.import_module("torch")  # an extra, and slow to import
     except ModuleNotFoundError:
         raise InterchangeError(f"{file} is a PyTorch file, and reading it needs torch: pip install torch") from None
+    if problem := unsafe("torch", least="2.6", because="which may execute code in such a file"):
+        raise InterchangeError(f"{file} is a PyTorch file: {problem}")
     try:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -9,6 +9,7 @@ import time
 import pytest
 
 serving_cases = pytest.importorskip("tests.serving_cases")
+serve = pytest.importorskip("training.commands.serve")
 asked = serving_cases.asked
 BODY = {"model": "small", "prompt": "abc", "max_tokens": 2}
 KEY = "sé-cret"
@@ -78,6 +79,34 @@ def test_without_the_key_nothing_is_told(model):
         assert asked(port, "GET", "/v1/models", authorization=right)[0] == 200
         with serving_cases.client_of(port, api_key="abc") as client, pytest.raises(Exception, match="missing or wrong"):
             client.models.list()
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "found"),
+    [
+        ([], None, None),
+        ([], "of the environment", "of the environment"),
+        (["--api-key", "typed"], "of the environment", "typed"),
+        (["--api-key-file", "key.txt"], "of the environment", "of the file"),
+        (["--api-key", ""], None, "--api-key: expected a key, got nothing; leave it out to require none"),
+        ([], " ", "FORMAL_API_KEY: expected a key, got nothing"),
+        (["--api-key-file", "empty.txt"], "key", "--api-key-file: .*empty.txt: expected a key, got nothing"),
+        (["--api-key-file", "two.txt"], "key", "two.txt: expected a key, got several lines"),
+        (["--api-key-file", "none.txt"], "key", "none.txt: No such file"),
+        (["--api-key-file", "key.txt", "--api-key", "typed"], None, "expected it or --api-key-file, got both"),
+    ],
+)
+def test_where_the_key_comes_from(tmp_path, monkeypatch, flags, variable, found):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"key": "of the file\n", "empty": "\n", "two": "a\nb\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    arguments = serve.parser().parse_args(["RUN", *flags])
+    environment = {} if variable is None else {"FORMAL_API_KEY": variable}
+    if found is None or ("xpected" not in found and "No such" not in found):
+        assert serve.api_key_of(arguments, environment) == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            serve.api_key_of(arguments, environment)
 
 
 def test_pages_are_answered_where_their_origin_may_ask(model):

@@ -15,6 +15,7 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import TOLERANCE, LineResult, Results
 from training.crosscheck.pseudocode import Algorithm
 from training.crosscheck.report import shape_text
+from training.extras import unsafe
 
 from .backward import BackwardRule, backward_rules
 from .listing import CodeLine, Excerpt, excerpts, listing, page_of
@@ -90,7 +91,12 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
 
     Returns:
         the path of the index.
+
+    Raises:
+        ValueError: if the installed jinja2 is unsafe.
     """
+    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
+        raise ValueError(f"--html: {problem}")
     results, *variants = every
     package = importlib.import_module("algorithms")
     rules = backward_rules(package, root, results.settings["seed"])
