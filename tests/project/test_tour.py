@@ -31,7 +31,9 @@ def test_the_tour_runs_and_prints_what_is_committed(tmp_path, monkeypatch):
     committed, done = (nbformat.read(ROOT / "docs" / "tour.ipynb", 4) for _ in range(2))
     where = {"metadata": {"path": str(ROOT / "docs")}}
     client = nbclient.NotebookClient(done, timeout=600, kernel_name="python3", coalesce_streams=True, resources=where)
+    (tmp_path / "tour").write_text("of another user")
     client.execute()
+    assert len(list(tmp_path.glob("tour-*"))) == 1
     cells = [pair for pair in zip(committed.cells, done.cells, strict=True) if pair[0].cell_type == "code"]
     assert sum(pictures(cell) for cell, _ in cells) == 3
     for before, now in cells:
