@@ -12,7 +12,7 @@ import random
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The workers, the commands that they start and the next run load what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
-# Compiling takes most of the time, and half of that with XLA's slow passes, which `make test-all` runs with.
+# Compiling takes most of the time, and half of that with XLA's slow passes, which `make end-to-end` runs with.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     quickest = "--xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones have no other emitters
@@ -25,12 +25,13 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collecti
 
 import collections
 import dataclasses
-import datetime
 import functools
 import gc
 import io
 import itertools
+import subprocess
 import sys
+import zlib
 
 import hypothesis
 import jax
@@ -69,10 +70,31 @@ def pytest_collection_modifyitems(items):
         if of_module or LIBRARIES.union(FROM_LIBRARIES).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.end_to_end)
     leave_to_thorough(items)
+    for item in items:
+        is_quick = not any(map(item.get_closest_marker, (*NOT_QUICK, "download", "compilers")))
+        if is_quick and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
+            item.add_marker(pytest.mark.optimized)
 
 
-SEED = int(os.environ.get("TEST_SEED") or datetime.date.today().toordinal())
-"""Which cases of the tests marked sampled(n) are quick; another every day, so that not the same run for ever."""
+def of_commit():
+    """The name of the commit that is tested; 0 outside a clone."""
+    root = pathlib.Path(__file__).parents[1]
+    try:
+        return subprocess.check_output(("git", "rev-parse", "HEAD"), cwd=root, stderr=subprocess.DEVNULL, text=True)[
+            :12
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "0"
+
+
+SEED = os.environ.get("TEST_SEED") or of_commit()
+"""Draws the quick cases of the tests marked sampled(n), and the tenth of the quick tests that is marked optimized: the
+same for a commit, so that its result is, and others in the next, so that not the same run for ever.
+"""
+
+
+def pytest_report_header():
+    return f"TEST_SEED={SEED} draws tests"
 
 
 def leave_to_thorough(items):
@@ -100,8 +122,8 @@ def leave_to_thorough(items):
 def pytest_runtest_makereport(item, call):
     """Say with a failure which seed chose its case."""
     report = yield
-    if report.failed and item.get_closest_marker("sampled"):
-        report.sections.append(("sampled", f"TEST_SEED={SEED} chooses this case for the quick tests"))
+    if report.failed and any(map(item.get_closest_marker, ("sampled", "optimized"))):
+        report.sections.append(("drawn", f"TEST_SEED={SEED} draws this test"))
     return report
 
 
