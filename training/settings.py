@@ -102,7 +102,7 @@ class Settings:
     data: tuple[str, ...] = _setting(
         ("docs",),
         "named data sets (listed in training/data/corpora), files, directories of .txt and .md files, or "
-        "hf:NAME:SPLIT:COLUMN to stream from the Hugging Face hub; FILE=WEIGHT samples them by weight",
+        "hf:NAME@REVISION:SPLIT:COLUMN to stream from the Hugging Face hub; FILE=WEIGHT samples them by weight",
     )
     validation_data: tuple[str, ...] = _setting((), "files to validate on; if none, part of the data is held out")
     tokenizer: str = _setting(
@@ -170,7 +170,7 @@ class Settings:
     init: str = _setting("gpt2", "initialization of the parameters", choices=("glorot", "gpt2"))
     start_from: str = _setting(
         "",
-        "model to start from, with its sizes and tokenizer: a run, a checkpoint, a GGUF file or hf:OWNER/NAME",
+        "model to start from, with its sizes and tokenizer: a run, a checkpoint, a GGUF file or hf:OWNER/NAME@REVISION",
     )
     lora_rank: int = _setting(
         0, "train only adapters B A of this rank, for the model of --from; 0: train all", common=False, within=_COUNT

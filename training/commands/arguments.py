@@ -156,6 +156,12 @@ def add_inference(add: Callable[..., Any]) -> None:
     add("--weights", choices=("int8",), help="round the weights that every token reads to int8 (default: as trained)")
 
 
+def add_model(add: Callable[..., Any]) -> None:
+    """Add what every command has that takes any name of a model: ``--lines`` and ``--clear-models``."""
+    add_lines(add)
+    add("--clear-models", action="store_true", help="remove all converted models from the cache first")
+
+
 def add_lines(add: Callable[..., Any]) -> None:
     """Add ``--lines``, the packages whose code a run may execute."""
     trusted = "package with lines of your own that is not installed, for a run that names it; may be repeated"

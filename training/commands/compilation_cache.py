@@ -12,6 +12,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from training.commands.compiled_programs import Programs, keep_programs_in
 from training.commands.terminal import say
 from training.data.store import default_cache_dir
+from training.interchange.names import clear
 
 OFF = "off"
 
@@ -30,8 +31,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
     """Switch the cache on or off, by the flags and the environment. Several processes (not `alone`), for which XLA
-    tunes GPU kernels jointly, waiting for each, use a cache only in a named directory, which they must share.
+    tunes GPU kernels jointly, waiting for each, use a cache only in a named directory, which they must share. With
+    --clear-models, the cache of models is cleared.
     """
+    if getattr(arguments, "clear_models", False):
+        clear(getattr(arguments, "cache", None) or default_cache_dir())
     directory = arguments.compilation_cache
     if directory is None:
         directory = getattr(jax.config, "jax_compilation_cache_dir", None)

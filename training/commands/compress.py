@@ -14,7 +14,7 @@ from typing import Any
 
 from algorithms import DTransformerConfig
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_lines, local
+from training.commands.arguments import Parser, add_model, local
 from training.commands.terminal import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
@@ -40,7 +40,7 @@ def parser() -> Parser:
         if name != "report":
             action.add_argument("output", metavar="OUT", type=local)
             action.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
-    add_lines(main.add_argument)
+    add_model(main.add_argument)
     return main
 
 

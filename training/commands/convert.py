@@ -20,14 +20,15 @@ from training.commands.arguments import Parser, add_dtype, add_lines, local
 from training.commands.terminal import Bar, show
 from training.interchange import RUN, convert
 from training.interchange.architectures import ARCHITECTURES
-from training.interchange.hub import HUB, downloaded
+from training.interchange.hub import downloaded, origin_of
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("source", metavar="IN", help=f"a checkpoint's directory, {HUB}NAME to download one, a GGUF file, or a run")
+    source = "a checkpoint's directory, hf:NAME or hf:NAME@REVISION to download one, a GGUF file, or a run"
+    add("source", metavar="IN", help=source)
     add("target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory")
     add("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
     add_dtype(add)
@@ -43,7 +44,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     with downloaded(arguments.source) as source:
         options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
-        options |= {"lines": arguments.lines}
+        options |= {"lines": arguments.lines, "origin": origin_of(arguments.source, source)}
         with Bar("reading") as bar:
             done = convert(source, arguments.target, **options, progress=bar.advance)
         show(done)

@@ -14,10 +14,11 @@ import json
 from typing import Any
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, add_cache, add_lines, at_least
+from training.commands.arguments import Parser, UsageError, add_cache, add_model, at_least
 from training.commands.progress import Reading
 from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
+from training.data.streams import at_commit
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, compare
 from training.interchange.names import MODEL
@@ -41,7 +42,7 @@ def parser() -> Parser:
     tokens = "with --data: maximum tokens per sequence (default: the run's)"
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     add_cache(add)
-    add_lines(add)
+    add_model(add)
     return main
 
 
@@ -62,7 +63,7 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     l_max = arguments.l_max or settings.l_max
     if arguments.l_max and l_max > run.config.l_max:
         raise UsageError(f"--l_max: expected at most the model's {run.config.l_max} tokens, got {l_max}")
-    named = {"data": tuple(arguments.data), "validation_data": tuple(arguments.validation_data or ())}
+    named = {"data": tuple(map(at_commit, arguments.data)), "validation_data": tuple(arguments.validation_data or ())}
     return dataclasses.replace(settings, l_max=l_max, **named)
 
 
@@ -91,7 +92,7 @@ def main(arguments: argparse.Namespace) -> None:
         show(line)
     for package in comparison.missing:
         say(f"note: install {package} for more comparisons")
-    other = {"data": arguments.data} if arguments.data else {}
+    other = {"data": [*description.settings.data]} if arguments.data else {}
     results = {"part": part, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     suffix = f"-{data.corpus.fingerprint[:8]}" if other else ""  # leaves the results on the run's own data

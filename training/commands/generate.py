@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import called, compilation_cache
-from training.commands.arguments import Parser, add_inference, add_lines, add_markup, placement_of
+from training.commands.arguments import Parser, add_inference, add_markup, add_model, placement_of
 from training.commands.terminal import print_json, run_of, say, show
 from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
@@ -71,7 +71,7 @@ def parser() -> Parser:
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
     add_inference(add)
-    add_lines(add)
+    add_model(add)
     add_markup(add)
     return main
 

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_lines, local
+from training.commands.arguments import Parser, add_model, local
 from training.commands.terminal import run_of
 from training.disk import write_atomically
 from training.interchange.names import MODEL
@@ -29,7 +29,7 @@ def parser() -> Parser:
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
     add("--out", metavar="DIR", type=local, help="directory for page.html and the pictures (default: RUN/inside)")
-    add_lines(add)
+    add_model(add)
     return main
 
 

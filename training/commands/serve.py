@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, add_lines, add_markup, at_least, local, placement_of
+from training.commands.arguments import Parser, add_inference, add_markup, add_model, at_least, local, placement_of
 from training.commands.terminal import run_of, say
 from training.data.chat import with_markup
 from training.disk import read_text, reason
@@ -68,7 +68,7 @@ def parser() -> Parser:
     count("--max-bytes", 1, 1 << 20, "maximum request size (default: 2^20)")
     count("--timeout", 1, 300, "maximum seconds per answer (default: 300)")
     add_inference(add)
-    add_lines(add)
+    add_model(add)
     add_markup(add)
     return main
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from training.interchange.names import as_run
 
+UNUSED = 30
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
 
@@ -81,6 +82,13 @@ class Bar:
 
 
 def run_of(name: str, cache: Path | None = None) -> Path:
-    """Return the directory of the run that a name means, as `as_run` does, and show what is converted."""
+    """Return the directory of the run that a name means, as `as_run` does, and show what is converted; models in the
+    cache that nothing has used for `UNUSED` days are removed then.
+    """
+
+    def converted(text: str) -> None:
+        say(f"{text}\nIt is kept there until {UNUSED} days after its last use, or until --clear-models.")
+
     with Bar("reading") as bar:
-        return as_run(name, cache_dir=cache, say=say, progress=bar.advance)
+        unused_since = time.time() - UNUSED * 24 * 3600
+        return as_run(name, cache_dir=cache, unused_since=unused_since, say=converted, progress=bar.advance)

@@ -30,14 +30,16 @@ from typing import Any
 import jax
 
 from training.commands import called, compilation_cache
-from training.commands.arguments import Parser, add_cache, add_lines, at_least, local
+from training.commands.arguments import Parser, add_cache, add_model, at_least, local
 from training.commands.progress import Display, Reading
 from training.commands.resolving import Given, Model, resolve
 from training.commands.supervision import enter, is_supervised, note_connection, supervise
 from training.commands.terminal import run_of, say, show
 from training.data.corpora import SOURCES
+from training.data.hub_names import as_begun
 from training.data.loading import RunData, load_run_data
 from training.data.mixtures import weighted
+from training.data.streams import at_commit
 from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, read_text, reason
 from training.evaluation.report import sample, summary
@@ -92,7 +94,7 @@ def parser(*, every: bool = False) -> Parser:
             add("--preset", choices=presets, help="settings of a known model; flags and --config take precedence")
         add("--epochs", type=float, metavar="X", help="passes over the training data, in place of --steps")
         add_cache(add)
-        add_lines(add)
+        add_model(add)
         cost = "print all settings and what an update would cost, and train nothing"
         add("--dry-run", action="store_true", help=cost)
         add("--quiet", action="store_true", help="print no progress and no samples during training")
@@ -180,6 +182,8 @@ def given_by(arguments: argparse.Namespace) -> Given:
     flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
     adapts = {"lora_rank": began.lora_rank if began else 0, **preset, **file, **flags}["lora_rank"]
     preset, file, flags = (_absolute(values, adapts=bool(adapts)) for values in (preset, file, flags))
+    if began:
+        preset, file, flags = (_as_begun(values, began) for values in (preset, file, flags))
     typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
     return Given(arguments.task, began, preset, file, flags, arguments.epochs, lines=(*arguments.lines, *typed))
 
@@ -212,6 +216,24 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
     if adapts and values.get("start_from"):  # read again whenever the run is loaded
         values = values | {"start_from": absolute(values["start_from"])}
     return values | {name: [*map(absolute, paths)] for name, paths in files.items()}
+
+
+def _as_begun(values: dict[str, Any], began: Settings) -> dict[str, Any]:
+    """Return settings with the commits of the hub that the run began with, for names that may mean these."""
+    changed = {}
+    for name in {"start_from", *FILES} & values.keys():
+        now, before = values[name], getattr(began, name)
+        if isinstance(now, str):
+            changed[name] = as_begun(now, before)
+        elif isinstance(now, list | tuple) and len(now) == len(before):
+            changed[name] = [as_begun(*pair) for pair in zip(map(str, now), before, strict=True)]
+    return values | changed
+
+
+def _at_commits(settings: Settings) -> dict[str, list[str]]:
+    """Return the settings that name data sets of the hub, each at its commit."""
+    found = {name: [*map(at_commit, getattr(settings, name))] for name in FILES}
+    return {name: names for name, names in found.items() if names != [*getattr(settings, name)]}
 
 
 def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
@@ -307,6 +329,9 @@ def _prepared(
 ) -> tuple[Description, RunData, Any]:
     """Return the run's description, its data, and the parameters to start from (None: random ones)."""
     began, settings, start = files.exists(), resolve(given), None
+    if not began:
+        given = given._replace(flags={**given.flags, **_at_commits(settings)})
+        settings = resolve(given)
     if settings.start_from and (settings.lora_rank or not began):
         start = start_from(settings, functools.partial(run_of, cache=arguments.cache), given.lines)
         given = given._replace(model=Model(start.name, start.sizes))

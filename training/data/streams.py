@@ -2,9 +2,9 @@
 
     hf:NAME, hf:NAME:SPLIT, hf:NAME:SPLIT:COLUMN        such as hf:roneneldan/TinyStories:train[:10000]
 
-NAME is the name on the hub, followed by the configuration if there are several (owner/name/configuration), or a
-directory. A split such as train[:10000] reads the first 10000 rows and fetches nothing after them. The file is cached,
-so a resumed run has the same rows, without the network.
+NAME is the name on the hub, followed by the configuration if there are several (owner/name/configuration) and perhaps
+by @ and a revision (owner/name@main), or it is a directory. A split such as train[:10000] reads the first 10000 rows
+and fetches nothing after them. The file is cached, so a resumed run has the same rows, without the network.
 """
 
 import importlib
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training.data.hub_names import HUB, pinned
+from training.data.mixtures import weighted
 from training.data.records import DataError, Kind, fingerprint
 from training.disk import reason, write_atomically
 from training.extras import install
 
-HUB = "hf:"
 COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "text": (("text",), ("messages",)),
     "pairs": (("source", "target"),),
@@ -35,30 +36,60 @@ class Stream(NamedTuple):
     split: str  # name of the split
     take: int | None  # number of rows; None: all
     column: str | None  # of the text; None: text or messages
+    revision: str | None = None  # on the hub; None: the newest
 
 
 def parse_stream(written: str) -> Stream:
-    """Read hf:NAME[:SPLIT[:COLUMN]], or raise DataError.
+    """Read hf:NAME[@REVISION][:SPLIT[:COLUMN]], or raise DataError.
 
     Example:
-        >>> parse_stream("hf:owner/stories/en:train[:100]:body")
-        Stream(name='owner/stories', configuration='en', split='train', take=100, column='body')
+        >>> parse_stream("hf:owner/stories/en@v2:train[:100]:body")
+        Stream(name='owner/stories', configuration='en', split='train', take=100, column='body', revision='v2')
     """
     found = re.fullmatch(r"hf:([^:]+)(?::(\w[\w.-]*)(?:\[:([1-9]\d{0,11})\])?(?::([^:]+))?)?", written)
     if found is None:
         raise DataError(f"--data: expected hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN, got {written!r}")
     name, split, take, column = found.groups()
+    revision = None
+    if not Path(name).exists():
+        name, at, revision = name.partition("@")
+        if at and not re.fullmatch(r"\w[\w./-]*", revision):
+            raise DataError(f"--data: expected a revision behind @, as in hf:NAME@main, got {written!r}")
     parts = name.split("/")
     configuration = None
     if len(parts) == 3 and not Path(name).exists():
         name, configuration = "/".join(parts[:2]), parts[2]
-    return Stream(name, configuration, split or "train", int(take) if take else None, column)
+    return Stream(name, configuration, split or "train", int(take) if take else None, column, revision or None)
+
+
+def at_commit(written: str) -> str:
+    """Return hf:NAME at the commit that its revision is now; other names as they are. Raises DataError."""
+    if not written.startswith(HUB) or Path(_stream_of(written).name).exists():
+        return written
+    return pinned(written, _commit)
+
+
+def _stream_of(written: str) -> Stream:
+    return parse_stream(weighted(written).path)
+
+
+def _commit(written: str) -> str:
+    stream = _stream_of(written)
+    try:
+        hub = importlib.import_module("huggingface_hub").HfApi()
+        return hub.dataset_info(stream.name, revision=stream.revision).sha
+    except ModuleNotFoundError:
+        raise DataError(f"{written}: datasets is not installed: {install('data')}") from None
+    except Exception as error:  # anything that the hub or the network raises
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"{written}: cannot be found on the hub: {first}") from None
 
 
 def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
     """Return the file with a data set's rows, which is written unless cached. Raises DataError if it cannot be."""
     stream = parse_stream(written)
-    file = cache_dir / "streams" / f"{fingerprint(kind, *stream)[:32]}.jsonl"
+    at = () if stream.revision is None else (stream.revision,)
+    file = cache_dir / "streams" / f"{fingerprint(kind, *stream[:-1], *at)[:32]}.jsonl"
     if file.is_file():
         return file
 
@@ -77,8 +108,9 @@ def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
 def _lines(written: str, stream: Stream, kind: Kind) -> Iterator[str]:
     """Yield the rows as lines of JSON."""
     try:
+        options = {} if stream.revision is None else {"revision": stream.revision}
         rows = importlib.import_module("datasets").load_dataset(
-            stream.name, stream.configuration, split=stream.split, streaming=True
+            stream.name, stream.configuration, split=stream.split, streaming=True, **options
         )
         rows = rows if stream.take is None else rows.take(stream.take)
         features, is_empty = rows.features or {}, True

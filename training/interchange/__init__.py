@@ -85,7 +85,7 @@ def load_pretrained(path: str | Path, *, lines: Sequence[str] = ()) -> tuple[Any
     Args:
         path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
             file, which is read without executing any code in it), or a GGUF file, which holds everything; or
-            ``hf:OWNER/NAME``, which is downloaded first.
+            ``hf:OWNER/NAME`` or ``hf:OWNER/NAME@REVISION``, which is downloaded first.
         lines: packages that are not installed, from which a run may import its lines of one's own.
 
     Returns:
@@ -167,6 +167,7 @@ def convert(
     merge: bool = False,
     adapted: str | Path | None = None,
     lines: Sequence[str] = (),
+    origin: str = "",
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> str:
     """Convert a checkpoint to a directory that the scripts accept as a run, or a run to a checkpoint.
@@ -180,6 +181,7 @@ def convert(
         merge: write a run and its adapter as one checkpoint, instead of the adapter alone as PEFT files.
         adapted: the run that a PEFT adapter adapts.
         lines: as in `load_pretrained`.
+        origin: the name on the hub, and the revision, that config.json records.
         progress: called with the number of tensors read since the last call, and the total.
 
     Returns:
@@ -214,7 +216,7 @@ def convert(
         kind = "GGUF file" if target.suffix == SUFFIX else f"checkpoint of the kind {to}"
         return f"Converted {source} to {target}, a {kind}.{about}"
     note = _no_eos(found.fields, model) if tokenizer.end is None else ""
-    _save_run(target, model, leaves, tokenizer)
+    _save_run(target, model, leaves, tokenizer, origin)
     return f"Converted {source} to {target}, which the scripts accept as a run.{about}{note}"
 
 
@@ -429,12 +431,14 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
 
 
-def _save_run(path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer: Tokenizer | None) -> None:
+def _save_run(
+    path: Path, model: Model, leaves: dict[str, np.ndarray], tokenizer: Tokenizer | None, origin: str = ""
+) -> None:
     """Write a model as a run; without a tokenizer, texts are token IDs, the last three of them special."""
     N_V = model.config.N_V
     tokenizer = tokenizer or NumberTokenizer(SpecialTokens(N_V, mask=N_V - 3, bos=N_V - 2, eos=N_V - 1))
     settings = settings_from({**settings_of(model.task, model.config), "data": ()}, task=model.task)
-    description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()})
+    description = Description(settings, model.config, model.labels, {"tokenizer": tokenizer.fingerprint()}, origin)
     _write_run(path, description, tokenizer, leaves)
 
 

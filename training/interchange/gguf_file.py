@@ -5,6 +5,7 @@ or hostile file is rejected at once with a one-sentence error. The tensors stay 
 `gguf` (the extra `models`) dequantizes each on request.
 """
 
+import collections
 import importlib
 import math
 import struct
@@ -218,6 +219,17 @@ def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
             "get the model in another type, such as Q8_0"
         )
     return form.name, *gguf.GGML_QUANT_SIZES[form]
+
+
+def precision_of(path: Path) -> str:
+    """Return the dtype that keeps what a file has in the least space: that of its largest part; bfloat16 if this is
+    quantized. Raises InterchangeError if the file cannot be read.
+    """
+    sizes: collections.Counter[str] = collections.Counter()
+    for info in GGUFFile(path).tensors.values():
+        sizes[info.type] += math.prod(info.shape)
+    most = max(sizes, key=lambda form: sizes[form], default="F32")
+    return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
 def import_gguf(path: Path) -> Any:

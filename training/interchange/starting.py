@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from algorithms import GatoParams
+from training.data.hub_names import HUB
 from training.data.tokenizers import Tokenizer
 from training.interchange import TASK_OF, load_model, settings_of
-from training.interchange.hub import HUB
 from training.interchange.names import as_run
-from training.runs.directory import FROZEN, frozen_fingerprint
+from training.runs.directory import FROZEN, RunDirectory, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes
@@ -55,7 +55,10 @@ def start_from(settings: Settings, run_of: Callable[[str], Path] = as_run, lines
     """
     adapts, name = bool(settings.lora_rank), settings.start_from
     path = str(run_of(name)) if adapts or name.startswith(HUB) else name
-    name = path if adapts else name
+    if adapts:
+        name = path
+    elif name.startswith(HUB):
+        name = RunDirectory(path).description().origin or name
     model = load_model(path, lines=lines)
     fingerprints = {FROZEN: frozen_fingerprint(model.theta)} if adapts else {}
     theta = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), model.theta)

@@ -67,6 +67,7 @@ class Description(NamedTuple):
     config: Any  # of the model
     labels: tuple[str, ...]  # classes, by number
     fingerprints: dict[str, str]  # of tokenizer and data
+    origin: str = ""  # of a converted model of the hub: its name and commit
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON."""
@@ -77,6 +78,7 @@ class Description(NamedTuple):
             "model": config_to_json(self.config),
             "labels": list(self.labels),
             "fingerprints": self.fingerprints,
+            **({"origin": self.origin} if self.origin else {}),
         }
 
 
@@ -141,7 +143,8 @@ class RunDirectory:
             config = config_from_json(state["task"], state["model"], self.lines)
             if "tokenizer" not in state["fingerprints"]:
                 raise ValueError("fingerprints: expected one of the tokenizer, got none")
-            return Description(settings, config, tuple(state["labels"]), dict(state["fingerprints"]))
+            labels, fingerprints = tuple(state["labels"]), dict(state["fingerprints"])
+            return Description(settings, config, labels, fingerprints, state.get("origin", ""))
 
     @staticmethod
     def _settings_in(state: Any) -> Settings:
@@ -288,6 +291,8 @@ def _in_place(theta: Any, dtype: Any, placement: Placement | None) -> Any:
 def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
     """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
+    with contextlib.suppress(OSError):  # in the cache, what nothing uses is removed
+        (Path(settings.start_from) / "config.json").touch(exist_ok=True)
     try:
         theta = load_run(settings.start_from, placement=placement, lines=files.lines).theta
     except RunError as error:

@@ -1,14 +1,17 @@
 """Data sets that are streamed: the rows that were asked for and no others, once, in a file like any other."""
 
 import json
+import sys
+import types
 
 import pytest
 
 from training.data.files import read_corpus
 from training.data.loading import load_run_data
 from training.data.records import DataError
-from training.data.streams import Stream, parse_stream, streamed
+from training.data.streams import Stream, at_commit, parse_stream, streamed
 from training.data.tokenizers import ByteTokenizer
+from training.runs.directory import RunDirectory
 from training.tasks import settings_from
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: pip install -e .[data]")
@@ -120,3 +123,72 @@ def test_what_there_is_not_is_said(folder, tmp_path, behind, kind, message):
     assert str(error.value).startswith(f"hf:{folder}{behind}: {message}")
     assert "\n" not in str(error.value)
     assert not list((tmp_path / "cache" / "streams").iterdir())
+
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def hub(monkeypatch, folder):
+    """A hub with a data set, whose revisions are those asked for."""
+    asked, original = [], datasets.load_dataset
+
+    def info(name, revision):
+        if name != "a/b":
+            raise ConnectionError("404: no such data set")
+        return types.SimpleNamespace(sha=COMMIT if revision is None else "d" * 40)
+
+    def load(name, configuration, *, revision=None, **options):
+        asked.append((name, configuration, revision))
+        return original(str(folder), **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=lambda: types.SimpleNamespace(dataset_info=info))
+    )
+    return asked
+
+
+def test_a_revision_is_read(hub, tmp_path):
+    files = {
+        name: streamed(name, "text", tmp_path) for name in ("hf:a/b", "hf:a/b@v2", "hf:a/b/en@v2:test", "hf:a/b@v3")
+    }
+    assert hub == [("a/b", None, None), ("a/b", None, "v2"), ("a/b", "en", "v2"), ("a/b", None, "v3")]
+    assert len({*files.values()}) == 4
+    for wrong in ("hf:a/b@", "hf:a/b@-x", "hf:a/b@v2@v3"):
+        with pytest.raises(DataError, match="--data: expected a revision behind @, as in hf:NAME@main, got"):
+            parse_stream(wrong)
+
+
+def test_names_at_their_commit(hub, folder):
+    assert at_commit("hf:a/b") == f"hf:a/b@{COMMIT}"
+    assert at_commit("hf:a/b/en@v2:train[:9]:body=0.5") == f"hf:a/b/en@{'d' * 40}:train[:9]:body=0.5"
+    assert at_commit("hf:a/b=2") == f"hf:a/b@{COMMIT}=2"
+    for same in (f"hf:x/y@{COMMIT}", f"hf:{folder}:test", "docs", "a.txt=0.5", str(folder)):
+        assert at_commit(same) == same
+    with pytest.raises(DataError, match="hf:x/y: cannot be found on the hub: 404: no such data set"):
+        at_commit("hf:x/y")
+
+
+def test_a_run_records_the_commit_and_resumes_by_the_same_command(hub, called, tmp_path):
+    small = ["--l_max", 16, "--L", 1, "--H", 1, "--d_e", 8, "--d_mlp", 8, "--tokenizer", "bytes", "--batch-size", 2]
+    small += [
+        "--run",
+        tmp_path / "run",
+        "--cache",
+        tmp_path / "cache",
+        "--quiet",
+        "--no-tensorboard",
+        "--eval-batches",
+        1,
+    ]
+    assert called("train", "d", "--data", "hf:a/b=2", "hf:a/b@v2:test=1", *small, "--steps", 1)[0] == 0
+    recorded = RunDirectory(tmp_path / "run").description().settings.data
+    assert recorded == (f"hf:a/b@{COMMIT}=2", f"hf:a/b@{'d' * 40}:test=1")
+    assert [revision for _, _, revision in hub] == [COMMIT, "d" * 40]
+    assert called("train", "d", "--data", "hf:a/b=2", "hf:a/b@v2:test=1", *small, "--steps", 2)[0] == 0
+    assert called("train", "--run", tmp_path / "run", "--cache", tmp_path / "cache", "--steps", 3, "--quiet")[0] == 0
+    assert len(hub) == 2  # the rows are in the cache
+    for other in ("hf:a/b=3", f"hf:a/b@{'e' * 40}=2", "hf:a/b:test=2"):
+        status, _, error = called("train", "d", "--data", other, "hf:a/b@v2:test=1", *small, "--steps", 4)
+        assert (status, "began with other settings" in error) == (2, True), other
