@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ KINDS: dict[str, Callable[[int], bool]] = {
 
 def reason(error: OSError) -> str:
     """Return the operating system's message, or the library's if the error comes from NumPy or a decompressor."""
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # NumPy's, which drops the number of the error
+        return f"{os.strerror(errno.ENOSPC)} ({error})"
     return error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
 
 

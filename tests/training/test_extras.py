@@ -1,17 +1,21 @@
 """How an optional library is installed: from a wheel, and from a checkout that nobody installed."""
 
 import re
+import subprocess
 import sys
 import tomllib
 import types
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.run_cases import files_end_at
 from training.commands import EXTRAS
 from training.crosscheck.book import write_book
 from training.data.chat import ChatTemplate
+from training.disk import reason
 from training.extras import PROJECT, install, unsafe
 from training.interchange.containers import Tensors
 
@@ -80,3 +84,18 @@ def test_what_the_extras_ask_for_is_as_new():
         need for needs in DECLARED["optional-dependencies"].values() for need in needs if need.startswith("jinja2")
     ]
     assert asked == ["jinja2>=3.1.6"] * 2
+
+
+@pytest.mark.parametrize("script", ["train", "generate", "crosscheck", "benchmark"])
+def test_before_anything_is_installed_a_script_says_what_to_install(script):
+    command = [sys.executable, "-S", ROOT / "scripts" / f"{script}.py"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    extra = "book" if script == "crosscheck" else "train"
+    assert (found.returncode, found.stdout) == (2, "")
+    assert re.fullmatch(rf"{script}.py: jax is not installed: pip install .*\[{extra}\]'\n", found.stderr)
+
+
+def test_numpys_words_for_a_full_disk(tmp_path):
+    with files_end_at(10_000), pytest.raises(OSError, match=r"requested and \d+ written") as error:
+        np.zeros(9_000).tofile(tmp_path / "array")
+    assert reason(error.value).startswith("No space left on device (9000 requested")

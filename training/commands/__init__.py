@@ -31,6 +31,8 @@ EXTRAS = {
     **dict.fromkeys(("filelock", "grain", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
 }
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
+ALL_NEED = ("jax", "jaxlib", "jaxtyping", "numpy", "optax")
+"""Packages that all commands need, and every extra installs."""
 
 
 def command(main: Callable[[Arguments], int]) -> Callable[..., int]:
@@ -65,9 +67,12 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
     except ModuleNotFoundError as error:
         if error.name is None:  # our own sentence
             return _failed(name, str(error), 2)
-        if error.name not in EXTRAS:
+        extra = EXTRAS.get(error.name, "")
+        if error.name in ALL_NEED:
+            extra = "book" if name == "crosscheck.py" else "train"
+        if not extra:
             raise
-        return _failed(name, f"{error.name} is not installed: {install(EXTRAS[error.name])}", 2)
+        return _failed(name, f"{error.name} is not installed: {install(extra)}", 2)
     except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _discard_output()
         return BROKEN_PIPE
