@@ -68,4 +68,9 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         return f"{text}({posixpath.relpath(found, posixpath.dirname(own) or '.')}{anchor or ''})"
 
     parts = re.split(r"(^```.*?^```)", markdown, flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
+    return "".join(_session(part) if part.startswith("```") else LINK.sub(replaced, part) for part in parts)
+
+
+def _session(block: str) -> str:
+    """Name the language of a block with prompts, so that prompts and results are marked, and not copied."""
+    return block.replace("```python\n>>> ", "```pycon\n>>> ", 1)

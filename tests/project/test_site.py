@@ -22,6 +22,9 @@ def site(tmp_path_factory):
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, place)
     shutil.copytree(ROOT / "docs", place / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__pycache__", "assets/__pycache__"):  # as after other commands
+        (place / "docs" / name).mkdir()
+        (place / "docs" / name / "website.cpython-311.pyc").write_bytes(b"code")
     (place / "build" / "book").mkdir(parents=True)
     for name in ("index.html", "source-alg03_attention.html"):
         (place / "build" / "book" / name).write_text("<!doctype html><title>a page of the book</title>")
@@ -58,3 +61,19 @@ def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):
     page = browser(url, tmp_path, "--virtual-time-budget=10000", "--dump-dom").stdout
     assert re.search(r"[1-9]\d* matching document", page)
     assert re.search(r'href="[^"]*accelerators\.html', page[page.index("matching document") :])
+
+
+def test_byte_code_is_no_page(site):
+    assert not [path for path in site.rglob("*") if path.suffix in (".py", ".pyc") or path.name == "__pycache__"]
+
+
+def test_prompts_and_results_are_not_copied(site):
+    """The theme copies the text that is shown while it marks the block so."""
+    page = (site / "research.html").read_text("utf-8")
+    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 80
+    assert '<span class="go">(23, 2, 5)</span>' in page
+    assert 'href="assets/copying.css"' in page
+    rule = " ".join((site / "assets" / "copying.css").read_text("utf-8").split())
+    assert ".highlight code[data-md-copying] .gp, .highlight code[data-md-copying] .go { display: none; }" in rule
+    scripts = "".join(path.read_text("utf-8") for path in site.rglob("bundle.*.js"))
+    assert re.search(r'setAttribute\("data-md-copying",""\);.{0,80}\.innerText', scripts)
