@@ -157,7 +157,7 @@ def test_a_revision_is_fetched_and_recorded(hub, cache, called, tmp_path):
 def test_a_training_records_the_commit_and_resumes_by_the_same_command(hub, cache, called, tmp_path):
     (tmp_path / "data.txt").write_text(TEXT)
     rest = ["--run", tmp_path / "run", "--data", tmp_path / "data.txt", "--l_max", "16", "--quiet", "--no-tensorboard"]
-    rest += ["--peak", "1e9", "--steps"]
+    rest += ["--peak", "1e9", "--schedule", "constant", "--steps"]
     assert called("train", "d", "--from", "hf:someone/small@v2", *rest, "1")[0] == 0
     settings = RunDirectory(tmp_path / "run").description().settings
     assert settings.start_from == f"hf:someone/small@{'b' * 40}"
@@ -213,6 +213,7 @@ def test_what_nothing_uses_is_removed(models, cache, called, tmp_path):
 def test_an_adapters_model_is_in_use(models, cache, called, tmp_path):
     (tmp_path / "data.txt").write_text(TEXT)
     flags = ["--run", tmp_path / "run", "--data", tmp_path / "data.txt", "--lora-rank", "1", "--steps", "1", "--quiet"]
+    flags += ["--l_max", "40"]
     shutil.copytree(models / "checkpoint", tmp_path / "base")
     assert called("train", "d", "--from", tmp_path / "base", *flags, "--no-tensorboard")[0] == 0
     base = run_of(str(tmp_path / "base"))

@@ -171,17 +171,9 @@ def test_names_at_their_commit(hub, folder):
 
 
 def test_a_run_records_the_commit_and_resumes_by_the_same_command(hub, called, tmp_path):
-    small = ["--l_max", 16, "--L", 1, "--H", 1, "--d_e", 8, "--d_mlp", 8, "--tokenizer", "bytes", "--batch-size", 2]
-    small += [
-        "--run",
-        tmp_path / "run",
-        "--cache",
-        tmp_path / "cache",
-        "--quiet",
-        "--no-tensorboard",
-        "--eval-batches",
-        1,
-    ]
+    small = ["--schedule", "constant", "--peak", 1e9, "--l_max", 16, "--L", 1, "--H", 1, "--d_e", 8, "--d_mlp", 8]
+    small += ["--tokenizer", "bytes", "--batch-size", 2, "--quiet", "--no-tensorboard", "--eval-batches", 1]
+    small += ["--run", tmp_path / "run", "--cache", tmp_path / "cache"]
     assert called("train", "d", "--data", "hf:a/b=2", "hf:a/b@v2:test=1", *small, "--steps", 1)[0] == 0
     recorded = RunDirectory(tmp_path / "run").description().settings.data
     assert recorded == (f"hf:a/b@{COMMIT}=2", f"hf:a/b@{'d' * 40}:test=1")
