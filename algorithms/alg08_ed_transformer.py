@@ -59,6 +59,28 @@ def ed_transformer(
 
 
 @compiled
+def ed_logits(
+    z: Integer[AnyArray, "*#batch l_z"],
+    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
+    theta: EDTransformerParams,
+    *,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    z_length: ContextLength = None,
+    mask: PrimaryMask = UNIDIRECTIONAL,
+    z_mask: ContextMask = BIDIRECTIONAL,
+    cross_mask: Mask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "N_V *batch l_x"]:
+    """The logits of Algorithm 8, of which its last line takes the softmax, as `d_logits`."""
+    options: dict[str, Any] = {"implementation": implementation, "dropout": dropout, "key": key, "z_length": z_length}
+    options |= {"mask": mask, "z_mask": z_mask, "cross_mask": cross_mask, "remat": remat, "unroll": unroll}
+    return theta.variant.unembedding.logits(ed_hidden_state(z, x, theta, **options), theta)
+
+
+@compiled
 def ed_encoding(
     z: Integer[AnyArray, "*batch l_z"] | Float[AnyArray, "d_e *batch l_z"],
     theta: EDTransformerParams,

@@ -20,7 +20,7 @@ from algorithms.ops.activation import gelu
 
 @algorithm(9, "ETransformer")
 def e_transformer(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -69,8 +69,28 @@ def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: 
 
 
 @compiled
+def e_logits(
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
+    theta: ETransformerParams,
+    *,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    length: Length = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
+    mask: SelfMask = BIDIRECTIONAL,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "N_V *batch l"]:
+    """The logits of Algorithm 9, of which its last line takes the softmax, as `d_logits`."""
+    options: Any = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "types": types}
+    options |= {"mask": mask, "remat": remat, "unroll": unroll}
+    return theta.variant.unembedding.logits(e_hidden_state(x, theta, **options), theta)
+
+
+@compiled
 def e_hidden_state(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",
@@ -93,7 +113,7 @@ def e_hidden_state(
 
 @compiled
 def e_encoding(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
     implementation: Implementation = "auto",

@@ -67,6 +67,32 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
 
 
 @compiled
+def d_logits(
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
+    theta: DTransformerParams,
+    *,
+    implementation: Implementation = "auto",
+    dropout: Dropout = 0.0,
+    key: OptionalKey = None,
+    length: Length = None,
+    mask: SelfMask = UNIDIRECTIONAL,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
+    remat: Remat = False,
+    unroll: Unroll = False,
+) -> Float[Array, "N_V *batch l"]:
+    """The logits of Algorithm 10, of which its last line takes the softmax: ``W_u X + b_u 1ᵀ``, capped.
+
+    b_u and the cap are the variant's, as is the scale of a tied W_u; the logits are in at least float32. For
+    log-probabilities use ``jax.nn.log_softmax(d_logits(x, theta), axis=0)``, since the logarithm of `d_transformer`'s
+    probabilities is −∞ where these underflow. ``positions`` and ``segments`` are those of `d_hidden_state`.
+    """
+    options: Any = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "mask": mask}
+    options |= {"positions": positions, "segments": segments, "remat": remat, "unroll": unroll}
+    return theta.variant.unembedding.logits(d_hidden_state(x, theta, **options), theta)
+
+
+@compiled
 def d_hidden_state(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,

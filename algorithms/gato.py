@@ -1,10 +1,10 @@
-"""Gato: Algorithm 10 with line 2 replaced by an embedding for each modality (Phuong and Hutter 2022, §6).
+"""Gato: Algorithm 10 with an embedding for each modality in line 2 (Phuong and Hutter 2022, §6).
 
 Text is tokens. Images are patches in raster order, each embedded by a residual block. Discrete values have tokens of
 their own; `mu_law` and `discretize` turn continuous values into tokens, too. One sequence may mix all of these::
 
-    X = gato_embedding(x, patches, at, row, column, *theta)     # lines 1-3
-    X = d_hidden_state(X, theta.transformer)                    # lines 4-10, those of Algorithm 10
+    E = gato_embedding(x, patches, at, row, column, *theta)     # in place of W_e[:, x[t]] in line 2
+    X = d_hidden_state(E, theta.transformer)                    # the rest of line 2, and lines 3-10, of Algorithm 10
 """
 
 import dataclasses
@@ -231,29 +231,26 @@ def gato_embedding(
     image: PatchParams,
     *,
     implementation: Implementation = "auto",
-    positions: Integer[AnyArray, "*#batch l"] | None = None,
 ) -> Float[Array, "d_e *batch l"]:
-    """Gato's lines 1-3 of Algorithm 10: embeddings of text, values and patches in one sequence.
+    """Gato's embeddings of text, values and patches in one sequence, for line 2 of Algorithm 10.
 
     ``at[t]`` is the number of the patch at position t, or −1 if the token x[t], text or a value, is there::
 
-        1  ℓ ← length(x)
         2  for t ∈ [ℓ]: e_t ← W_e[:, x[t]] + W_p[:, t]                        where at[t] = −1
                         e_t ← patch_embedding(patches[at[t]]) + W_p[:, t]      elsewhere
-        3  X ← [e_1, …, e_ℓ]
+
+    The result has no W_p: `d_hidden_state` and the others, which take it in place of tokens, add that.
 
     Departures from Reed et al. 2022: W_p has a position for each token of the sequence, as in Algorithm 10; Gato's are
     positions within a time step.
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    f = lines_of("Algorithm 10", x, theta, implementation=implementation, positions=positions)
+    f = lines_of("Algorithm 10", x, theta, implementation=implementation)
     tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
     of_patches = patch_embedding(patches, row, column, image, implementation=implementation)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
-    X = jnp.where(at[None] < 0, tokens, of_patches)
-    X = f.at_positions(X, x, theta)  # lines 1-3
-    return X
+    return jnp.where(at[None] < 0, tokens, of_patches)
 
 
 Values = Annotated[

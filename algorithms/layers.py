@@ -29,8 +29,8 @@ from algorithms.orders import NormFirst, in_order
 
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
 Tokens = Integer[Array, "*batch l"]
-Columns = Float[Array, "d_e *batch l"]
-"""Embeddings, in place of tokens."""
+Columns = Float[Array, "d_in *batch l"]
+"""Embeddings in place of those of tokens, ``W_e[:, x[t]]``."""
 
 
 class Kept(NamedTuple):
@@ -73,16 +73,17 @@ class Lines(NamedTuple):
     draws: int = 2  # how many of its lines may drop something
 
     def embedding(self, x: Tokens | Columns, theta: Any, types: Any = None) -> Float[Array, "d_e *columns"]:
-        """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2; columns of embeddings stay as they are.
+        """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2; columns stand for ``W_e[:, x[t]]``.
 
         If θ has the parameters, token types are added, and a norm follows.
         """
-        is_embedded = jnp.issubdtype(x.dtype, jnp.floating)
-        x = x if is_embedded else zero_padding(x, self.length)
-        X = x if is_embedded else self.at_positions(self.tokens(x, theta), x, theta, types)
-        W_in = getattr(theta, "W_in", None)
-        if is_embedded or hasattr(theta, "W_in"):  # hasattr: Algorithm 9, whose padding gets the first column, too
-            X = pad_embeddings(X, theta.W_e if W_in is None else W_in, self.length)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            X = pad_embeddings(x, theta.W_e, self.length)
+        else:
+            X = self.tokens(zero_padding(x, self.length), theta)
+        X = self.at_positions(X, theta, types)
+        if hasattr(theta, "W_in"):  # Algorithm 9, whose padding gets the first column
+            X = pad_embeddings(X, theta.W_e if theta.W_in is None else theta.W_in, self.length)
         return X
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
@@ -90,14 +91,14 @@ class Lines(NamedTuple):
         return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
 
     def at_positions(
-        self, X: Float[Array, "d_in *columns"], x: Integer[Array, "*columns"], theta: Any, types: Any = None
+        self, X: Float[Array, "d_in *columns"], theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` for every column, and the rest of the embedding: token types, norm, projection."""
         line = self.variant.embedding
-        W_p_t = line.of_positions(_of_columns(self.t, x), theta, self.implementation)
+        W_p_t = line.of_positions(_of_columns(self.t, X[0]), theta, self.implementation)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
-            types = jnp.zeros_like(x) if types is None else jnp.broadcast_to(types, x.shape)
+            types = jnp.broadcast_to(0 if types is None else types, X.shape[1:])
             X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
         X = self.layer_norm(X, theta.embedding_norm)
         return shard_residual_stream(linear(theta.W_in, X, theta.b_in, self.implementation)) if line.factored else X

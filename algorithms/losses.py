@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Integer, Shaped
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
@@ -12,6 +12,7 @@ from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.layers import positions_in
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
+from algorithms.masks import UNIDIRECTIONAL, SelfMask
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
     ContextLength,
@@ -89,9 +90,12 @@ def e_token_losses(
 
 @compiled
 def d_token_losses(
-    x: Integer[AnyArray, "*batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,
     *,
+    targets: Integer[AnyArray, "*batch l"] | None = None,
+    weights: Float[AnyArray, "*#batch l"] | Bool[AnyArray, "*#batch l"] | None = None,
+    mask: SelfMask = UNIDIRECTIONAL,
     lengths: Length = None,
     positions: Integer[AnyArray, "*#batch l"] | None = None,
     segments: Integer[AnyArray, "*#batch l"] | None = None,
@@ -103,17 +107,23 @@ def d_token_losses(
 ) -> Float[Array, "*batch l"]:
     """``−log P[x[t+1], t]`` with ``P = DTransformer(x | θ)``, for every token that has a next one; 0 for others.
 
-    The last token of a document, if ``segments`` numbers each token's, has none. Otherwise like `ed_token_losses`.
+    The last token of a document, if ``segments`` numbers each token's, has none. Given ``targets``, every column before
+    the padding has a loss, ``−log P[targets[t], t]``; columns of embeddings need them. ``weights`` multiply the losses;
+    where a weight is 0, the target is not read. ``mask`` replaces the mask of line 6 of Algorithm 10. Otherwise like
+    `ed_token_losses`.
 
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 13.
     """
-    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll}
+    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll, "mask": mask}
     options |= {"length": lengths, "positions": positions, "segments": segments}
     X = d_hidden_state(x, theta, implementation=implementation, **options)
-    counted = is_before(x, lengths, 1)
-    if segments is not None:
+    counted = is_before(X[0], lengths, 0 if targets is not None else 1)
+    if targets is None and segments is not None:
         counted = counted & (segments == jnp.roll(segments, -1, axis=-1))
-    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), counted, implementation)
+    if weights is not None:
+        counted = counted & (weights != 0)
+    losses = losses_of(X, theta, jnp.roll(x, -1, axis=-1) if targets is None else targets, counted, implementation)
+    return losses if weights is None else weights.astype(losses.dtype) * losses
 
 
 def losses_of(
@@ -130,7 +140,7 @@ def losses_of(
     return jnp.where(counted, token_losses(X, line.matrix(theta), targets, **options), 0)
 
 
-def is_before(x: Integer[Array, "*batch l"], lengths: Any, n: int = 0) -> Bool[Array, "*batch l"]:
+def is_before(x: Shaped[Array, "*batch l"], lengths: Any, n: int = 0) -> Bool[Array, "*batch l"]:
     """Whether the token n after each one is before the padding."""
     lengths = as_ids(x.shape[-1] if lengths is None else lengths)
     lengths = lengths.reshape(*lengths.shape, *(1,) * (x.ndim - lengths.ndim))

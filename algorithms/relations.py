@@ -5,7 +5,10 @@ A relation is checked in every public function that has arguments of its names, 
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from algorithms.machinery.contract import relation
+from algorithms.model.columnwise import mixed
 from algorithms.model.distances import ByDistance
 
 
@@ -35,7 +38,14 @@ def a_tied_unembedding_reads_rows_of_embeddings(theta: Any) -> None:
 
 
 @relation(
-    "ed_transformer", "ed_hidden_state", "ed_encoding", "ed_decoding", "ed_token_losses", "ed_training", "ed_inference"
+    "ed_transformer",
+    "ed_logits",
+    "ed_hidden_state",
+    "ed_encoding",
+    "ed_decoding",
+    "ed_token_losses",
+    "ed_training",
+    "ed_inference",
 )
 def line_16_of_algorithm_8_attends_to_another_sequence(theta: Any) -> None:
     """Positions that queries and keys share make no sense there."""
@@ -51,11 +61,30 @@ def line_16_of_algorithm_8_attends_to_another_sequence(theta: Any) -> None:
         )
 
 
-@relation("e_transformer", "e_hidden_state", "e_token_losses", "e_training")
+@relation("e_transformer", "e_logits", "e_hidden_state", "e_token_losses", "e_training")
 def lines_10_and_11_of_algorithm_9_have_parameters(theta: Any) -> None:
     """A bare encoder ends with line 9."""
     if theta.W_f is None:
         raise ValueError("theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's; call e_encoding")
+
+
+@relation("e_transformer", "e_logits", "e_hidden_state", "e_encoding")
+def columns_have_the_rows_of_embeddings(x: Any, theta: Any) -> None:
+    """Columns stand for those of W_e, which have d_in rows where W_in projects them."""
+    rows = theta.W_e.shape[0]
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.shape[0] != rows:
+        raise ValueError(
+            f"x: expected token IDs, or columns of embeddings with the {rows} rows of theta.W_e, got {list(x.shape)}"
+        )
+
+
+@relation()
+def columns_need_targets(x: Any, targets: Any) -> None:
+    """Embeddings do not say which token follows."""
+    if targets is None and jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            "targets: expected the ID of the token to predict for each column, since x are embeddings, got None"
+        )
 
 
 @relation()
@@ -73,6 +102,17 @@ def distances_are_within_documents(positions: Any, segments: Any, theta: Any) ->
         raise ValueError(
             "positions: expected None without segments, since the variant's scores depend on the distance of columns, "
             "got an array; give segments, too"
+        )
+
+
+@relation()
+def lines_keep_documents_apart(segments: Any, theta: Any) -> None:
+    """Only the mask of attention knows where a document ends."""
+    found = None if segments is None else mixed(theta)
+    if found is not None:
+        raise ValueError(
+            f"segments: expected None, since {found.name} mixes columns, also those of different documents, got an "
+            "array; give each document a sequence of its own (train.py --rows chunks)"
         )
 
 

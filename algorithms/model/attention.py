@@ -5,11 +5,14 @@ import functools
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from algorithms.alg03_attention import combine, of_heads, of_one_head, projections
+from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
@@ -34,9 +37,10 @@ class Read(NamedTuple):
     V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K serves as V, and is cached once
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
-    own: Any = None  # what `Attention.weights` reads of each head: arrays with an axis of heads in front
+    own: Any = None  # what `Attention.weights` reads: arrays ``[H, …]`` or, of each sequence, ``[H, …, *batch, …]``
     whole: "Read | None" = None  # the same for whole sequences, from keys and values that no cache keeps; None: this
     result: Callable[[Any], Any] | None = None  # a sum of a cache's values → that of the values of ``whole``
+    sequences: Any = None  # the axis of sequences in each array of ``own``, or None; set by `Attention`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +49,8 @@ class Attention(Mixer):
 
     The mask is the algorithm's or the caller's; in self-attention the line narrows it to a window. An attention of your
     own overrides ``shapes``, ``read``, ``weights`` and ``write``: whole sequences, prompts, and steps with a cache all
-    call these. ``read`` gets any number of columns, in a step only the newest, so what it computes of a column must
-    depend on that column and its position alone.
+    call these. ``read`` and ``write`` get any number of columns, in a step only the newest, so what they compute of a
+    column must depend on that column and its position alone; a cache and packed documents refuse others.
 
     Attributes:
         positions: how queries, keys or scores depend on the positions of the tokens; None: not at all.
@@ -121,7 +125,7 @@ class Attention(Mixer):
         def attention(X, Z, W, _):
             """Algorithm 4 for every head."""
             t_z = given.t if context is None else None
-            read = self.read(X, Z, W, t_x=given.t, t_z=t_z, table=given.table, implementation=given.implementation)
+            read = self._read(X, Z, W, t_x=given.t, t_z=t_z, table=given.table, implementation=given.implementation)
             V_tilde, of_layer = attend(read)  # lines 4-5, return
             kept.append(of_layer)
             return V_tilde
@@ -151,7 +155,8 @@ class Attention(Mixer):
     def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:
         """What replaces the softmax: the weights of the values by the scores of one head of one sequence.
 
-        S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that head's part of `Read.own`.
+        S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that part of `Read.own` which
+        belongs to the head and the sequence.
         """
         if not self.sinks:
             return softmax(S)
@@ -167,6 +172,17 @@ class Attention(Mixer):
         """Lines 3 and 4 of Algorithm 5, and a norm of the result if the line has one."""
         V_tilde = combine(Y, W, implementation)
         return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
+
+    def _read(self, X: Any, Z: Any, W: Any, **options: Any) -> Read:
+        """What it reads, with the axes of sequences in what replaces the softmax."""
+        read = self.read(X, Z, W, **options)
+        if read.own is None or X.ndim == 2 or not self.replaces_softmax:
+            return read
+        arrays, tree = jax.tree.flatten(read.own)
+        axes = axes_of_own(self, *shapes_of_leaves(W), len(X))
+        batched = [array.ndim == of.ndim + X.ndim - 3 for array, of in zip(arrays, axes, strict=True)]
+        sequences = [of.sequences if has else None for of, has in zip(axes, batched, strict=True)]
+        return read._replace(sequences=tree.unflatten(sequences))
 
     def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
         norm = self.normalize_heads
@@ -201,19 +217,45 @@ def products_of_positions(P: Any, W: Any, implementation: Any) -> tuple[Any, Any
     return linear(W.heads.W_q, P, None, implementation), linear(W.heads.W_k, P, None, implementation)
 
 
+class AxesOfOwn(NamedTuple):
+    """The axes of an array of `Read.own`, for one axis of sequences."""
+
+    ndim: int
+    sequences: int | None  # the axis of sequences
+    columns: bool  # whether it has an axis of columns
+
+
+@apart
+def axes_of_own(line: Attention, tree: Any, shapes: Any, d_e: int) -> list[AxesOfOwn]:
+    """The axes of the arrays of `Read.own`, found by their shapes for other numbers of sequences and columns."""
+    W = tree.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+
+    def shapes_for(B, l):
+        X, t = jax.ShapeDtypeStruct((d_e, B, l), jnp.float32), np.arange(l)
+        options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
+        own = jax.eval_shape(lambda X, W: line.read(X, X, W, **options).own, X, W)
+        return [array.shape for array in jax.tree.leaves(own)]
+
+    found = []
+    for shape, more, longer in zip(shapes_for(2, 5), shapes_for(3, 5), shapes_for(2, 7), strict=True):
+        sequences = [axis for axis, (n, m) in enumerate(zip(shape, more, strict=True)) if n != m]
+        found.append(AxesOfOwn(len(shape), sequences[0] if sequences else None, shape != longer))
+    return found
+
+
 def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
-    Q, K, V, U, P, own, *_ = read.whole or read
+    Q, K, V, U, P, own, *_ = whole = read.whole or read
     l_x, l_z = Q.shape[-1], K.shape[-1]
     by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
-    weights = weights_of(line, own)
+    weights = weights_of(line, own, whole.sequences)
     options |= {"heads": True, "cap": line.cap, "by_distance": by_distance, "weights": weights}
     return attend(of_one_head, Q, K, V, mask, **options)
 
 
-def weights_of(line: Attention, own: Any) -> Weights | None:
-    """What replaces the softmax, if the line does; ``own`` is `Read.own`."""
+def weights_of(line: Attention, own: Any, sequences: Any = None) -> Weights | None:
+    """What replaces the softmax, if the line does; ``own`` and ``sequences`` are those of `Read`."""
     if not line.replaces_softmax and not line.sinks:
         return None
     sinks = None if line.replaces_softmax else own
-    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own", sinks)
+    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own", sinks, sequences)

@@ -67,6 +67,10 @@ class Embedding(Record):
         """``W_p[:, t]`` for every position, added to the input of queries and keys; None if nothing is added there."""
         return self._learned(t, theta, implementation) if self.positions == "in_attention" else None
 
+    def of_later_layers(self) -> "Embedding":
+        """What the line adds after line 3: positions that attentions read."""
+        return self.but(positions=self.positions if self.positions == "in_attention" else None, normalized=False)
+
     def _learned(self, t, theta, implementation):
         return positional_embedding(jnp.asarray(self.first_position + t), theta.W_p, implementation=implementation)
 

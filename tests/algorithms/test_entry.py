@@ -18,13 +18,10 @@ x, z = cases.random_tokens(13), cases.random_tokens(7, seed=1)
 
 
 def embedded(tokens, theta):
-    """What the oracle's lines 2 and 3 make of tokens."""
-    W_e, W_p = np.asarray(theta.W_e), np.asarray(theta.W_p)
-    columns = [
-        oracle.token_embedding(v, W_e) + oracle.positional_embedding(t, W_p)
-        for t, v in enumerate(np.asarray(tokens).tolist())
-    ]
-    return jnp.asarray(np.stack(columns, axis=1))
+    """What Algorithm 1 makes of tokens, by the oracle."""
+    W_e = np.asarray(theta.W_e)
+    columns = [oracle.token_embedding(v, W_e) for v in np.asarray(tokens).ravel().tolist()]
+    return jnp.asarray(np.stack(columns, axis=1)).reshape(-1, *tokens.shape)
 
 
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
@@ -34,22 +31,23 @@ def test_from_the_embeddings_of_tokens_the_decoder_computes_the_oracles_distribu
     hidden = alg.d_hidden_state(X, theta, implementation=implementation)
     cases.assert_close(alg.unembedding(hidden, theta.W_u), expected)
     cases.assert_close(alg.d_transformer(X, theta, implementation=implementation), expected)
-    f = lines_of("Algorithm 10", x, theta, implementation=implementation)
-    cases.assert_close(f.embedding(x, theta), X)
 
 
-@pytest.mark.parametrize("name", ["PAPER", "GPT2", "LLAMA", "GEMMA"])
-def test_the_two_parts_of_every_variant_make_the_whole(name):
-    """Rotary attention reads the positions itself; a scaled embedding is scaled once."""
-    sizes = cases.SHARED | {"d_attn": 6, "d_mid": 6}
+@pytest.mark.parametrize("name", ["PAPER", "GPT2", "VASWANI", "LLAMA", "GEMMA", "BLOOM"])
+def test_columns_get_positions_and_norms_as_tokens_do(name):
+    """By ``positions=``, too; a scaled embedding is scaled once; and the residual stream gets nothing."""
+    sizes = cases.SHARED | {"d_attn": 6, "d_mid": 6, "d_e": 12}
     theta = cases.random_theta(alg.DTransformerConfig(L=2, variant=alg.VARIANTS[name], **sizes))
     positions = jnp.arange(13)[None] + jnp.array([[0], [5]])
     batch = cases.random_tokens(2, 13)
     segments = jnp.asarray([[1] * 6 + [2] * 7, [1] * 13])
     f = lines_of("Algorithm 10", batch, theta, implementation="auto", positions=positions)
     options = {"positions": positions, "segments": segments}
-    X = alg.d_hidden_state(f.embedding(batch, theta), theta, **options)
-    cases.assert_close(X, alg.d_hidden_state(batch, theta, **options))
+    whole, scale = alg.d_hidden_state(batch, theta, **options), 12**0.5 if theta.variant.embedding.scaled else 1.0
+    cases.assert_close(alg.d_hidden_state(scale * embedded(batch, theta), theta, **options), whole)
+    later = theta.variant.but(embedding=theta.variant.embedding.of_later_layers())
+    rest = theta._replace(W_p=None, embedding_norm=None, variant=later)
+    cases.assert_close(alg.d_hidden_state(f.embedding(batch, theta), rest, **options), whole)
 
 
 def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
@@ -58,7 +56,6 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     cases.assert_close(alg.e_encoding(X, theta), alg.e_encoding(x, theta))
     cases.assert_close(alg.e_hidden_state(X, theta), alg.e_hidden_state(x, theta))
     cases.assert_close(alg.e_transformer(X, theta), oracle.e_transformer(x, oracle.unstack(theta)))
-    cases.assert_close(lines_of("Algorithm 9", x, theta, implementation="auto").embedding(x, theta), X)
     theta = cases.random_theta(cases.ED)
     expected = oracle.ed_transformer(z, x, oracle.unstack(theta))
     X = alg.ed_decoding(alg.ed_encoding(embedded(z, theta), theta), embedded(x, theta), theta)
@@ -68,16 +65,36 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     cases.assert_close(alg.ed_transformer(z, embedded(x, theta), theta), expected)
 
 
+@pytest.mark.parametrize("name", ["BERT", "ALBERT"])
+def test_columns_of_bert_get_types_a_norm_and_a_projection(name):
+    """And padding does not matter, whatever it is."""
+    sizes = cases.SHARED | ({"d_in": 7} if name == "ALBERT" else {})
+    variant = alg.VARIANTS[name].but(shared_layers=1)
+    theta = cases.random_theta(alg.ETransformerConfig(L=2, N_types=2, variant=variant, **sizes))
+    tokens, types, length = cases.random_tokens(2, 13), jnp.arange(26).reshape(2, 13) % 2, jnp.array([13, 5])
+    X = embedded(tokens, theta).at[:, 1, 5:].set(jnp.nan)
+    for options in ({"types": types}, {}):
+        expected = alg.e_encoding(tokens, theta, length=length, **options)
+        found, pullback = jax.vjp(lambda X, o=options: alg.e_encoding(X, theta, length=length, **o)[:, 1, :5], X)
+        cases.assert_close(found, expected[:, 1, :5])
+        assert jnp.isfinite(pullback(jnp.ones_like(found))[0]).all()
+    with pytest.raises(
+        ValueError, match=r"with the 11 rows of theta\.W_e, got \[5, 3\]|theta\.W_e: .* with d_in = 5 from x"
+    ):
+        alg.e_encoding(jnp.ones((5, 3)), theta)
+
+
 def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
     """By complex steps of the printed lines; and column t of X gets nothing from what stands before t."""
     theta = cases.random_theta(alg.DTransformerConfig(L=2, **cases.TINY))
+    W_p = np.asarray(theta.W_p)[:, :4]
     tokens = cases.random_tokens(4, n=7)
     plain, X = oracle.unstack(theta), embedded(tokens, theta)
     weight = np.random.default_rng(2).standard_normal((3, 4))
 
     def of_oracle(X):
-        """W_e holds the columns of X, and nothing is added to them."""
-        plain.W_e, plain.W_p, plain.W_u = X, np.zeros_like(X), np.eye(3)
+        """W_e holds the columns of X."""
+        plain.W_e, plain.W_p, plain.W_u = X, W_p, np.eye(3)
         return (weight * oracle.d_transformer([0, 1, 2, 3], plain)).sum()
 
     expected = oracle.complex_step_gradient(lambda p: of_oracle(p.X), SimpleNamespace(X=np.asarray(X))).X

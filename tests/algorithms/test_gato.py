@@ -1,4 +1,4 @@
-"""Gato's lines 1 to 3 against the oracle's loops; each part of them is needed; values, tokens and bad input."""
+"""Gato's embeddings against the oracle's loops; each part of them is needed; values, tokens and bad input."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.layers import lines_of
 from tests import cases
 from training.crosscheck import oracle
 from training.crosscheck.oracle import gato as printed
@@ -35,7 +34,7 @@ def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
     expected = printed.gato_embedding(elements, as_numpy(THETA))
     cases.assert_close(X, expected)
     plain = oracle.unstack(THETA.transformer)
-    plain.W_e, plain.W_p = expected, 0 * expected
+    plain.W_e = expected
     hidden = alg.d_hidden_state(X, THETA.transformer, implementation=implementation)
     P = alg.d_transformer(X, THETA.transformer, implementation=implementation)
     cases.assert_close(alg.unembedding(hidden, THETA.transformer.W_u), P)
@@ -68,8 +67,7 @@ def test_without_images_gato_is_algorithm_10():
     x = cases.random_tokens(2, 7)
     none = jnp.zeros((2, 2, 3, 2, 1))
     X = alg.gato_embedding(x, none, jnp.full((2, 7), -1), *jnp.zeros((2, 2, 1), int), *THETA)
-    lines = lines_of("Algorithm 10", x, THETA.transformer, implementation="auto")
-    cases.assert_close(X, lines.embedding(x, THETA.transformer))
+    cases.assert_close(X, THETA.transformer.W_e[:, x])
     cases.assert_close(alg.d_transformer(X, THETA.transformer), alg.d_transformer(x, THETA.transformer))
 
 

@@ -17,6 +17,7 @@ from algorithms.lines import Attention, LayerNorm, array
 from algorithms.machinery.record import Record
 from algorithms.model.mixer import Given
 from tests.cases import random_theta
+from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
@@ -261,3 +262,60 @@ def test_a_norm_of_ones_own():
 def test_the_weights_that_a_line_of_ones_own_inherits_are_the_softmax():
     S = np.random.default_rng(5).normal(size=(4, 3))
     np.testing.assert_allclose(Attention().weights(jnp.asarray(S), None), np.exp(S) / np.exp(S).sum(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(6, 6), (2, 3, 5), (1, 6)])
+def test_what_replaces_the_softmax_reads_the_gates_of_its_own_sequence(batch):
+    """Also if there are as many sequences as tokens; and numbers of heads alone serve all of them."""
+    theta, rng = random_theta(config_of(alg.PAPER.but(attention=Ordered()))), np.random.default_rng(4)
+    x = rng.integers(0, 14, batch)
+    found = alg.d_token_losses(jnp.asarray(x), theta)
+    each = [alg.d_token_losses(jnp.asarray(row), theta) for row in x.reshape(-1, batch[-1])]
+    np.testing.assert_allclose(found, np.reshape(each, batch), rtol=0, atol=1e-12)
+
+
+def test_the_gates_of_a_line_that_forgets_are_those_of_loops():
+    line, rng = Ordered(biases=False), np.random.default_rng(5)
+    theta = random_theta(config_of(alg.PAPER.but(attention=line)))
+    W, X = of_layer(theta.layers.attention, 0), rng.normal(size=(10, 2, 6))
+    Y, n = attention_of(line, jnp.asarray(X), W, alg.UNIDIRECTIONAL, "auto"), as_numpy(W)
+    for b in range(2):
+        heads = []
+        for h in range(6):
+            Q, K, V = n.heads.W_q[h] @ X[:, b], n.heads.W_k[h // 2] @ X[:, b], n.heads.W_v[h // 2] @ X[:, b]
+            log_f = -np.log1p(np.exp(-Q[0]))
+            columns = []
+            for t in range(6):
+                decay = np.array([n.W_o[h, 0] * log_f[u + 1 : t + 1].sum() for u in range(t + 1)])
+                s = K[:, : t + 1].T @ Q[:, t] / np.sqrt(4) + decay
+                columns.append(V[:, : t + 1] @ (np.exp(s) / np.exp(s).sum()))
+            heads.append(np.stack(columns, axis=1))
+        np.testing.assert_allclose(Y[:, b], n.W_o @ np.concatenate(heads), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("lines", "method"),
+    [
+        ({"mlp": Convolution()}, "Convolution.__call__"),
+        ({"attention": Neighbors(tap=4, share=0.04)}, "Neighbors.read"),
+        ({"norm": Pooled()}, "Pooled.__call__"),
+    ],
+)
+def test_lines_that_mix_columns_do_not_read_packed_documents(lines, method):
+    """They would read each other; one document a row is right."""
+    theta, x = random_theta(config_of(alg.PAPER.but(**lines))), jnp.array([3, 1, 4, 1, 5])
+    alone = alg.d_token_losses(x, theta)
+    padded = alg.d_token_losses(jnp.pad(x, (0, 2)), theta, lengths=5) if "mlp" in lines else alone
+    np.testing.assert_allclose(padded[:5], alone, atol=1e-12)
+    for f in (alg.d_token_losses, alg.d_hidden_state, alg.d_logits):
+        packed = jax.jit(jax.grad(lambda theta, f=f: f(x, theta, segments=jnp.array([0, 0, 0, 1, 1])).sum()))
+        with pytest.raises(ValueError, match=rf"^segments: expected None, since {method} mixes columns, .*; give each"):
+            packed(theta)
+
+
+@own
+def test_lines_that_do_not_mix_columns_read_packed_documents(name):
+    theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
+    packed = alg.d_token_losses(x, theta, segments=jnp.array([0, 0, 0, 1, 1]), positions=jnp.array([0, 1, 2, 0, 1]))
+    expected = [*alg.d_token_losses(x[:3], theta), *alg.d_token_losses(x[3:], theta)]
+    np.testing.assert_allclose(packed, expected, rtol=0, atol=1e-12)

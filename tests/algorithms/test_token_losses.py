@@ -111,3 +111,71 @@ def test_padding_and_invalid_targets_send_no_gradient():
     padded = X.at[1, 3:].set(99)
     of = jax.grad(lambda theta, x: alg.d_token_losses(x, theta, lengths=LENGTHS).sum())
     cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["PAPER", "GEMMA2"])
+def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
+    """With targets, every column before the padding has a loss; where a weight is 0, the target may be anything."""
+    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.VARIANTS[name]))
+    mask, targets = np.triu(np.ones((5, 5), bool), -1), jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, -1, 99]])
+    P = alg.d_transformer(X, theta, length=LENGTHS, mask=mask)
+    before = np.arange(5) < np.asarray(LENGTHS)[:, None]
+    expected = np.where(before, picked(P, jnp.clip(targets, 0, 10)), 0)
+    options = {"lengths": LENGTHS, "mask": mask, "targets": targets}
+    np.testing.assert_allclose(alg.d_token_losses(X, theta, **options), expected, rtol=1e-9)
+    E = theta.W_e[:, X] * (8**0.5 if theta.variant.embedding.scaled else 1.0)
+    np.testing.assert_allclose(alg.d_token_losses(E, theta, **options), expected, rtol=1e-9)
+    segments = jnp.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(alg.d_token_losses(X, theta, segments=segments, **options) > 0, before)
+    weights = jnp.array([[0.5, 0, 2, 1, -1], [1, 0, 1, 1, 1]])
+    invalid = options | {"weights": weights, "targets": jnp.where(weights == 0, 77, targets)}
+    np.testing.assert_allclose(alg.d_token_losses(X, theta, **invalid), weights * expected, rtol=1e-9)
+    found = jax.grad(lambda theta: alg.d_token_losses(X, theta, **invalid).sum())(theta)
+    by_hand = jax.grad(lambda theta: (alg.d_token_losses(X, theta, **options) * weights).sum())(theta)
+    cases.assert_trees_close(found, by_hand)
+    assert alg.d_token_losses(X, theta, weights=weights > 0)[0, 4] == 0
+    with pytest.raises(ValueError, match="targets: expected the ID of the token to predict for each column, since x"):
+        alg.d_token_losses(E, theta)
+
+
+def functions_of(kind, variant, dtype=jnp.float64):
+    """θ of an architecture, and its logits and probabilities as functions of it."""
+    layers = {"L_enc": 1, "L_dec": 2} if kind == "ed" else {"L": 2}
+    config = {"d": alg.DTransformerConfig, "e": alg.ETransformerConfig, "ed": alg.EDTransformerConfig}[kind]
+    x, length = ((Z, X), {"z_length": Z_LENGTHS}) if kind == "ed" else ((X,), {"length": LENGTHS})
+    logits, P = (getattr(alg, f"{kind}_{name}") for name in ("logits", "transformer"))
+    theta = cases.random_theta(config(**SIZES, **layers, variant=variant), dtype=dtype)
+    return theta, lambda theta: logits(*x, theta, **length), lambda theta: P(*x, theta, **length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("d", "PAPER"), ("d", "GEMMA2"), ("d", "OPT"), ("e", "PAPER"), ("e", "BERT"), ("ed", "T5"), ("ed", "BART")],
+)
+def test_logits_are_those_of_the_probabilities(kind, name):
+    """Scaled, capped and with the bias of the variant."""
+    theta, logits, P = functions_of(kind, alg.VARIANTS[name])
+    cases.assert_close(jax.nn.softmax(logits(theta), axis=0), P(theta))
+    if kind == "d":
+        line, hidden = theta.variant.unembedding, alg.d_hidden_state(X, theta, length=LENGTHS)
+        y = np.einsum("vd,dbl->vbl", line.matrix(theta), hidden)
+        y = y if theta.b_u is None else y + np.asarray(theta.b_u)[:, None, None]
+        cases.assert_close(logits(theta), y if line.cap is None else line.cap * np.tanh(y / line.cap))
+
+
+@pytest.mark.parametrize("kind", ["d", "e", "ed"])
+def test_large_logits_have_finite_logarithms_entropies_and_gradients(kind):
+    """At ±150 in float32, where the logarithm of the probabilities is −∞."""
+    theta, logits, P = functions_of(kind, alg.PAPER, jnp.float32)
+    theta = theta._replace(W_u=theta.W_u * (150 / jnp.abs(logits(theta)).max()))
+
+    def entropy(theta):
+        log_P = jax.nn.log_softmax(logits(theta), axis=0)
+        return -(jnp.exp(log_P) * log_P).sum() - log_P.mean()
+
+    exact = np.asarray(logits(theta), np.float64)
+    exact = exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(0))
+    value, gradient = jax.value_and_grad(entropy)(theta)
+    np.testing.assert_allclose(value, -(np.exp(exact) * exact).sum() - exact.mean(), rtol=1e-4)
+    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    assert jnp.isneginf(jnp.log(P(theta))).any()

@@ -33,7 +33,6 @@ from algorithms.ops.softmax import capped, softmax
 from training.generation.slots import Slots
 
 EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
-ROUNDING = 0.05  # the largest share of a column's largest entry that is taken for rounding, also in bfloat16
 SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
 
 
@@ -268,24 +267,6 @@ def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any =
     return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
 
 
-def check_reads_columns(line: Attention, W: Any, d_e: int, dtype: Any) -> None:
-    """Check that a line of one's own reads of a column only that column, as a step does; raise ValueError otherwise."""
-
-    @jax.jit
-    def of_last(W, X, t):
-        read = line.read(X, X, W, t_x=t, t_z=t, table=Table(), implementation="paper")
-        return [a[..., -1].astype(accumulation_dtype(dtype)) for a in read[:3]]
-
-    X, t = jnp.asarray(np.random.default_rng(0).standard_normal((d_e, 3)), dtype), jnp.arange(3)
-    for name, alone, among in zip("QKV", of_last(W, X[:, -1:], t[-1:]), of_last(W, X, t), strict=True):
-        if alone.size and jnp.abs(alone - among).max() > ROUNDING * jnp.abs(alone).max():
-            raise ValueError(
-                f"{type(line).__name__}.read: expected a column of {name} that depends on that column of X or Z alone, "
-                "got one that changes with the columns before it, which a step of generation does not read; use "
-                "algorithms.d_inference, which reads all tokens for each new one"
-            )
-
-
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:
     """Return the number of heads of queries, and of keys and values, and the rows of a key and of a value."""
     Q, K, V = jax.eval_shape(lambda W: read_of_a_column(line, W, d_e, dtype)[:3], W)
@@ -314,7 +295,11 @@ def of_rows(
 
     def printed():
         K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(*whole(cache)))
-        D = None if of_distances is None else of_distances()
+        D, seen, R = None if of_distances is None else of_distances(), permitted, K.shape[2]
+        if slot is not None:  # the oldest token first, as in a whole sequence
+            turned = jnp.where(slot < R, 0, -(slot + 1) % R)
+            K, V, seen = jnp.roll(K, turned, 2), jnp.roll(V, turned, 2), jnp.roll(seen, turned, 1)
+            D = None if D is None else jnp.roll(D, turned, 2)
         of_D, weights = None if D is None else 0, weights_of(line, read.own)
 
         def of_sequence(Q, K, V, permitted, D, own):
@@ -323,7 +308,7 @@ def of_rows(
 
         with for_each(2):
             of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
-            return result(jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, permitted, D, read.own))
+            return result(jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, seen, D, read.own))
 
     if shows("printed") or line.replaces_softmax:
         return printed()

@@ -11,7 +11,10 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from training.generation.cache import Projections, check_reads_columns, is_in_parts, sizes_of_heads
+from algorithms.machinery.apart import shapes_of_leaves
+from algorithms.model.attention import axes_of_own
+from algorithms.model.columnwise import mixed, of_one_layer
+from training.generation.cache import Projections, is_in_parts, sizes_of_heads
 from training.generation.int8 import Int8Matrix
 from training.generation.slots import smallest_part
 
@@ -31,14 +34,33 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
         layer = _layer(layer, variant)
         return _in_int8(layer) if int8 else layer
 
+    _check_lines(theta, stacked)
     layers = _one_by_one(stacked, theta, laid_out)
-    sizes_of_layers(theta)
-    W = layers[0][0]  # of self-attention
-    if not any(isinstance(a, Tracer) for a in jax.tree.leaves(W)):
-        for line in dict.fromkeys(variant.attentions):
-            if type(line).read is not Attention.read:
-                check_reads_columns(line, W, len(theta.W_e), theta.W_e.dtype)
-    return theta._replace(layers=layers, first_mlp=None) if is_decoder else theta._replace(decoder=layers)
+    theta = theta._replace(layers=layers, first_mlp=None) if is_decoder else theta._replace(decoder=layers)
+    sizes_of_layers(theta)  # raises ValueError if lines cannot read these weights, or keep caches of several shapes
+    return theta
+
+
+def _check_lines(theta: Weights, layers: Any) -> None:
+    """Raise ValueError if a step, which has one column and the keys and values of others, cannot compute a line."""
+    instead = "use algorithms.d_inference or ed_inference, which read all tokens for each new one"
+    found = mixed(theta)
+    if found is not None:
+        raise ValueError(
+            f"{found.name}: expected a column{found.result and f' of {found.result}'} that depends on that column of "
+            f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
+            f"{instead}"
+        )
+    W = (layers[0] if are_apart(layers) else of_one_layer(layers))[0]  # of self-attention
+    for line in dict.fromkeys(theta.variant.attentions):
+        reads = type(line).read is not Attention.read and line.replaces_softmax
+        for axes in axes_of_own(line, *shapes_of_leaves(W), len(theta.W_e)) if reads else ():
+            if axes.sequences is not None or axes.columns:
+                raise ValueError(
+                    f"{type(line).__name__}.read: expected arrays in `own` without axes of sequences and columns, "
+                    f"since a cache keeps only keys and values, got one that has them; make it rows of Q, K or V, or "
+                    f"{instead}"
+                )
 
 
 def _parts(stacked: Array) -> list[Array]:
@@ -101,7 +123,7 @@ def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
     layers: Any = theta.layers if is_decoder else theta.decoder
     layer = layers[0] if are_apart(layers) else layers
     W = layer.attention if is_decoder else layer.self_attention
-    W = W if are_apart(layers) else jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), W)
+    W = W if are_apart(layers) else of_one_layer(W)
     lines = dict.fromkeys(theta.variant.attentions)
     sizes = {sizes_of_heads(line, W, len(theta.W_e), theta.W_e.dtype): line for line in lines}
     if len(sizes) > 1:

@@ -34,8 +34,9 @@ def prefill(
         return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
     caches, X = [], _embedded(theta._replace(layers=()), x, lengths)
     for l, layer in enumerate(theta.layers):
-        turn = theta.variant.from_layer(l).but(attention=theta.variant.attention_of(l))
-        of_layer = theta._replace(layers=(layer,), norm=None, variant=turn)
+        embedding = theta.variant.embedding.of_later_layers()
+        turn = theta.variant.from_layer(l).but(attention=theta.variant.attention_of(l), embedding=embedding)
+        of_layer = theta._replace(layers=(layer,), norm=None, embedding_norm=None, variant=turn)
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)

@@ -15,10 +15,10 @@ from training.tasks.task import Task, decoder_flops
 def hidden_state(params: GatoParams, batch: Batch, **options: Any) -> Array:
     """Return lines 1 to 10 for a batch of the data set `Modalities`; `options` are those of `d_hidden_state`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
-    places, positions = jnp.moveaxis(batch["places"], 2, 0), batch["positions"]
+    places = jnp.moveaxis(batch["places"], 2, 0)
     x = batch.get("x_read", batch["x"])
-    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params, positions=positions)
-    packed = {"positions": positions, "segments": batch["segment_ids"]}
+    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params)
+    packed = {"positions": batch["positions"], "segments": batch["segment_ids"]}
     return d_hidden_state(X, params.transformer, **packed, **options)
 
 

@@ -48,6 +48,7 @@ class Weights(NamedTuple):
     own: Any  # what it reads besides the scores: arrays with an axis of heads in front, or None
     says: str  # whose it is, for error messages
     sinks: Any = None  # the sinks ``[H]``, if they are all that differs from the softmax, which the rules can compute
+    sequences: Any = None  # for each array of ``own``, its first axis of sequences, or None; None: no array has one
 
 
 def attend(
@@ -180,7 +181,8 @@ def _refuse(
 
 def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: bool, dropout: float, cap: float | None):
     """The lines as printed, of every head and sequence, by ``jax.vmap``."""
-    own = None if weights is None else weights.own
+    own, sequences = (None, None) if weights is None else (weights.own, weights.sequences)
+    of_own = jax.tree.map(lambda axis: axis - 1, sequences)  # without the axis of heads
     if heads and len(K) < len(Q):
         K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
 
@@ -199,7 +201,7 @@ def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: b
 
     for_seeds, of_U_P = None if seeds is None else 0, (1, None)[: len(by_distance)]
     for _ in range(Q.ndim - 2 - heads):
-        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P, None), out_axes=1)
+        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P, of_own), out_axes=1)
     with for_each(Q.ndim - 2):
         if heads:
             return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0, 0))(Q, K, V, mask, seeds, by_distance, own)

@@ -12,6 +12,17 @@ from algorithms import PAPER, EDTransformerConfig, d_inference, ed_inference
 from algorithms.lines import Attention, Read
 from tests import family_cases as cases
 from tests.cases import random_theta
+from tests.mixing_lines import (
+    Convolution,
+    Far,
+    FourBack,
+    Later,
+    Neighbors,
+    Numbered,
+    Ordered,
+    Pooled,
+    StickBreaking,
+)
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
 from training.generation import generate, translate
@@ -83,23 +94,37 @@ def test_what_a_token_takes_in_a_cache():
     assert prefixes.most == 24 * config.L * (12 + 8) * 8  # 17 tokens in a bucket of 24, float64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shifted(Attention):
-    """Keys that are the means of two neighbors', which no step of generation could compute."""
+MIXING = {
+    "Neighbors.read: expected a column of K": {"attention": Neighbors(tap=1, share=0.04)},
+    "FourBack.read: expected a column of V": {"attention": FourBack(tap=4, share=1e-6)},
+    "Later.read: expected a column of Q": {"attention": Later(tap=-1)},
+    "Far.write: expected a column": {"attention": Far(tap=257)},
+    "Convolution.__call__: expected a column": {"mlp": Convolution()},
+    "Pooled.__call__: expected a column": {"norm": Pooled()},
+    "Numbered.__call__: expected a column": {"mlp": Numbered()},
+    "Ordered.read: expected arrays in `own`": {"attention": Ordered()},
+}
 
-    def read(self, X, Z, W, **options):
-        read = super().read(X, Z, W, **options)
-        before = jnp.concatenate([read.K[..., :1], read.K[..., :-1]], axis=-1)
-        return read._replace(K=(read.K + before) / 2)
 
-
-def test_a_line_that_reads_neighbors_is_refused():
-    config = cases.config_of("SINKS", variant=PAPER.but(attention=Shifted()))
+@pytest.mark.parametrize("message", MIXING)
+def test_a_line_that_mixes_columns_is_refused(message):
+    """Whatever the share, and however far; `d_inference`, which reads all tokens, takes it."""
+    config = cases.config_of("SINKS", variant=PAPER.but(**MIXING[message]))
     theta = cases.theta_of(config)
-    d_inference(jnp.asarray(Z[0]), theta, l_gen=1, tau=0.0, key=jax.random.key(0))  # Algorithm 14 reads all tokens
-    message = r"Shifted\.read: expected a column of K that depends on that column .*; use algorithms\.d_inference"
-    with pytest.raises(ValueError, match=message):
+    d_inference(jnp.asarray(Z[0]), theta, l_gen=1, tau=0.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=rf"^{message} .*; .*use algorithms\.d_inference"):
         generate(theta, Z, lengths=LENGTHS, config=config, l_gen=1, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("window", [3, None])
+def test_weights_by_the_order_of_keys_are_those_of_whole_sequences(window):
+    """A cache of as many rows as the window turns; a breaking of sticks sees its keys in order."""
+    config = cases.config_of("SINKS", variant=PAPER.but(attention=StickBreaking(window=window)), l_max=40)
+    theta, key = cases.theta_of(config), jax.random.key(2)
+    tokens = generate(theta, Z, lengths=LENGTHS, config=config, l_gen=17, key=key)
+    for r, length in enumerate(LENGTHS):
+        x, own = jnp.asarray(Z[r, :length]), jax.random.fold_in(key, r)
+        np.testing.assert_array_equal(tokens[r], d_inference(x, theta, l_gen=17, tau=1.0, key=own))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

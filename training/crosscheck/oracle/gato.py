@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .components import Array, gelu, positional_embedding, token_embedding
+from .components import Array, gelu, token_embedding
 
 EPSILON = 1e-6
 
@@ -89,19 +89,17 @@ def bin_of(y: float) -> int:
 
 
 def gato_embedding(sequence: list[Any], theta: Any) -> Array:
-    """Return lines 1 to 3 of Gato.
+    """Return the embeddings of Gato, without positions.
 
-    `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e, W_p) and
-    image. Result: X, [d_e, l].
+    `sequence`: of each column a token ID, or a patch as `patches_of` gives it; `theta`: transformer (W_e) and image.
+    Result: [d_e, l].
     """
-    l = len(sequence)  # line 1
     e = []
-    for t in range(l):
-        element = sequence[t]
+    for element in sequence:
         if isinstance(element, tuple):
             of_element = patch_embedding(*element, theta.image)  # pyright: ignore[reportCallIssue]
         else:
             of_element = token_embedding(element, theta.transformer.W_e)
-        e.append(of_element + positional_embedding(t, theta.transformer.W_p))  # line 2
-    X: Array = np.stack(e, axis=1)  # line 3
-    return X
+        e.append(of_element)
+    E: Array = np.stack(e, axis=1)
+    return E

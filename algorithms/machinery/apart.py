@@ -1,0 +1,28 @@
+"""What is found by running code aside, while a function that needs the answer may be being traced."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def apart(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run once for equal arguments: on values, outside of the trace and the mesh at work."""
+
+    @functools.lru_cache(maxsize=256)
+    @functools.wraps(f)
+    def run(*arguments):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(jax.ensure_compile_time_eval())
+            stack.enter_context(jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())))
+            return f(*arguments)
+
+    return run
+
+
+def shapes_of_leaves(tree: Any) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+    """The structure of a pytree, and the shapes of its arrays: hashable."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(tuple(leaf.shape) for leaf in leaves)

@@ -1,0 +1,134 @@
+"""What a line of one's own does with columns, found by running it on random ones: whether it mixes them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from algorithms.machinery.apart import apart, shapes_of_leaves
+from algorithms.machinery.record import Record
+from algorithms.model.attention import Attention
+from algorithms.model.distances import Table
+from algorithms.model.mixer import Mixer
+from algorithms.model.mlp import MLP
+
+COLUMNS = 300  # more than generation ever reads at once in one program
+SAME, ROUNDED = 1e-9, 1e-5  # differences, as shares of a column's largest entry: of one program, and of two
+
+
+class Mixed(NamedTuple):
+    """A method whose columns depend on other columns."""
+
+    line: Any
+    method: str
+    result: str  # the name of the result, if it has several
+
+    @property
+    def name(self) -> str:
+        """The class and the method."""
+        return f"{type(self.line).__name__}.{self.method}"
+
+
+def mixed(theta: Any) -> Mixed | None:
+    """The first method of θ's lines of one's own that mixes columns; None if each column depends on itself alone.
+
+    Of Algorithm 8, only the decoder counts.
+    """
+    variant, layers = theta.variant, theta.layers if hasattr(theta, "layers") else theta.decoder
+    if all(map(_is_ours, (*variant.attentions, variant.mlp, variant.first, variant.norm))):
+        return None
+    is_tuple = isinstance(layers, tuple) and not hasattr(layers, "_fields")
+    layer = layers[0] if is_tuple else of_one_layer(layers)
+    first = getattr(theta, "first_mlp", None)
+    norms = [getattr(layer, name) for name in layer._fields if "norm" in name]
+    norms += [getattr(theta, name, None) for name in ("norm", "decoder_norm", "embedding_norm")]
+    cases = [(line, layer[0]) for line in dict.fromkeys(variant.attentions)]
+    cases += [(variant.mlp, layer.mlp), (variant.first and variant.first.mlp, of_one_layer(first))]
+    cases += [(variant.norm, norm) for norm in norms if norm is not None][:1]
+    for line, W in cases:
+        is_other_mixer = isinstance(line, Mixer) and not isinstance(line, Attention)  # which is to mix columns
+        if line is not None and W is not None and not _is_ours(line) and not is_other_mixer:
+            found = _mixed(line, *shapes_of_leaves(W), len(theta.W_e))
+            if found is not None:
+                return Mixed(line, *found)
+    return None
+
+
+def _is_ours(record: Any) -> bool:
+    """Whether a record, and the records in its fields, are of this package."""
+    if not isinstance(record, Record):
+        return True
+    return type(record).__module__.startswith("algorithms.") and all(map(_is_ours, vars(record).values()))
+
+
+def of_one_layer(stacked: Any) -> Any:
+    """The shapes of one of the layers that are stacked."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+
+
+def _read(line: Attention, X: Any, W: Any, t: Any) -> Any:
+    return line.read(X, X, W, t_x=t, t_z=t, table=Table(), implementation="paper")
+
+
+@apart
+def _mixed(line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
+    """The first method, and the name of its result, that mixes columns: in float64, if the line runs in it."""
+    try:
+        with jax.enable_x64(True):
+            return _first_mixed(line, tree, shapes, d_e)
+    except (TypeError, ValueError):
+        with jax.enable_x64(False):
+            return _first_mixed(line, tree, shapes, d_e)
+
+
+def _first_mixed(line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
+    rng, dtype = np.random.default_rng(0), jnp.result_type(float)
+
+    def drawn(*shape):
+        """Matrices around 0, and vectors from 0.25 to 0.75, so that none is 0 by chance."""
+        a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
+        return jnp.asarray(a, dtype)
+
+    W = tree.unflatten([drawn(*shape) for shape in shapes])
+    for method, rows, f in _methods(line, W, d_e):
+        X, others = (jnp.asarray(rng.standard_normal((*rows, COLUMNS)), dtype) for _ in range(2))
+        for name in _results_that_mix(jax.jit(f), X, others, W):
+            return method, name
+    return None
+
+
+def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...], Callable[..., dict[str, Any]]]]:
+    """The methods of a line that compute columns: their names, the rows of their input, and results by name."""
+    if isinstance(line, Attention):
+        yield "read", (d_e,), lambda X, W, t: _arrays(_read(line, X, W, t))
+        read = jax.eval_shape(lambda X, W: _arrays(_read(line, X, W, np.arange(1))), jnp.zeros((d_e, 1)), W)
+        Q, K, V = (read.get(f"whole.{name}", read[name]) for name in "QKV")
+        rows = Q.shape[0], (V if V.shape[1] else K).shape[1]
+        yield "write", rows, lambda Y, W, t: {"": line.write(Y, W, "paper")}
+    elif isinstance(line, MLP):
+        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, f=line.activation or "gelu", implementation="paper")}
+    else:
+        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, "paper")}
+
+
+def _arrays(read: Any) -> dict[str, Any]:
+    """The columns of a `Read`, by name."""
+    whole = {} if read.whole is None else {f"whole.{name}": array for name, array in _arrays(read.whole).items()}
+    arrays = {name: getattr(read, name) for name in ("Q", "K", "V", "U")}
+    return {name: array for name, array in arrays.items() if array is not None} | whole
+
+
+def _results_that_mix(f: Callable[..., dict[str, Any]], X: Any, others: Any, W: Any) -> Iterator[str]:
+    """The names of results whose columns change if the other columns do, or if there are none."""
+    t = np.arange(COLUMNS)
+    whole = f(X, W, t)
+    for i in (0, COLUMNS // 2, COLUMNS - 1):
+        among, alone = f(jnp.where(t == i, X, others), W, t), f(X[..., i : i + 1], W, t[i : i + 1])
+        for name, array in whole.items():
+            column = np.asarray(array[..., i], np.float64)
+            for found, share in ((among[name][..., i], SAME), (alone[name][..., 0], ROUNDED)):
+                least = share * np.abs(column).max(initial=0)
+                if not np.allclose(column, np.asarray(found, np.float64), rtol=0, atol=least, equal_nan=True):
+                    yield name
