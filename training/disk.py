@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import secrets
+import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ KINDS: dict[str, Callable[[int], bool]] = {
     "a directory": stat.S_ISDIR,
 }
 """Kinds of paths that are not regular files."""
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without locks, such as Lustre without flock."""
+UNFINISHED = re.compile(r"\.unfinished-(?:(?P<name>.+)-[0-9a-f]{8}|(?P<locked>.+)\.lock|(?P<other>.+))")
+"""Names of what writers write beside NAME, of their locks, and of what earlier versions left."""
 
 
 def reason(error: OSError) -> str:
@@ -68,16 +74,72 @@ def as_json(values: dict[str, Any], *, indent: int | None = None) -> str:
     return json.dumps(finite, indent=indent)
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` with a path beside `path`, flush and rename it; if that raises OSError, `path` is unchanged."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.unlink(missing_ok=True)  # writing through a link would change its target
+def write_atomically(path: Path, write: Callable[[Path], Any], *, again: bool = True) -> None:
+    """Call `write` with a name beside `path` for a file or a directory, flush a file, and rename it to `path`; if that
+    raises an error, `path` is unchanged. Writers of the same path wait for each other; without `again`, nothing is
+    written if it exists by then. What killed writers left in the directory is removed.
+    """
+    with _locked(path) as is_alone:
+        remove_unfinished(path.parent, but=path.name if is_alone else None)
+        if path.exists() and not again:
+            return
+        unfinished = path.with_name(f".unfinished-{path.name}-{secrets.token_hex(4)}")
+        try:
+            write(unfinished)
+            if unfinished.is_file():
+                with unfinished.open("r+b") as file:  # Windows flushes only what may be written
+                    os.fsync(file.fileno())
+            if again or not path.exists():  # where there are no locks, another may have been faster
+                unfinished.replace(path)
+        finally:
+            _remove(unfinished)  # unless it is renamed
+
+
+def remove_unfinished(directory: Path, *, but: str | None = None) -> None:
+    """Remove what killed writers left in a directory, and nothing of a living one; `but` is the name of a path that
+    this thread has locked.
+    """
+    for left in list(directory.glob(".unfinished-*")):
+        match = UNFINISHED.fullmatch(left.name)
+        name = match and match[match.lastgroup or 0]
+        if match is None or name is None or (match.lastgroup == "locked" and name == but):
+            continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if name == but or stack.enter_context(_locked(directory / name, wait=False)):  # its writer is gone
+                _remove(left)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of the writers of `path`; give whether it is held, which it is not where there are no locks."""
+    import filelock
+
+    file = path.with_name(f".unfinished-{path.name}.lock")
+    lock = filelock.FileLock(file, blocking=wait, thread_local=False, fallback_to_soft=False)
     try:
-        write(unfinished)
-        with unfinished.open("r+b") as file:  # Windows flushes only what may be written
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
+        lock.acquire()
+    except filelock.Timeout:
+        yield False
+        return
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
         with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
+            file.unlink()
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(OSError):  # before its release: who has opened it sees that it is gone
+            file.unlink()
+        lock.release()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link, or a directory with what is in it, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

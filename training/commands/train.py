@@ -53,7 +53,7 @@ from training.mesh.processes import Processes, ProcessesError
 from training.mesh.shape import accelerators, n_places, over_all
 from training.presets import PRESETS
 from training.runs.checkpoints import saved_steps
-from training.runs.directory import Description, RunDirectory, RunError, load_run
+from training.runs.directory import SHARED, Description, RunDirectory, RunError, load_run
 from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, converted, flag
 from training.tasks import TASKS, Task, settings_to_json
@@ -382,7 +382,7 @@ def _check_shared(files: RunDirectory, processes: Processes) -> None:
     """Check that this process sees the directory of process 0, or raise ProcessesError."""
     if processes.count == 1:
         return
-    token = files.path / f"{secrets.token_hex(8)}.unfinished"
+    token = files.path / f"{secrets.token_hex(8)}{SHARED}"
     if processes.is_main:
         token.touch()
     theirs = Path(processes.broadcast_from_main("directory", str(token)))

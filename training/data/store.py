@@ -9,7 +9,6 @@ import array
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ from jaxtyping import Bool, Int, Int32, UInt
 from training.data.conversations import Answers
 from training.data.records import Conversation, Corpus, DataError, Document, Kind, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
-from training.disk import parse_json, read_text, reason
+from training.disk import parse_json, read_text, reason, remove_unfinished, write_atomically
 
 FORMAT = "token store 2"
 BATCH_CHARACTERS = 1 << 22
+SHOWN = 8  # classes that an error names
 ANSWERS = "answers.bin"  # mask of the tokens of conversations that are answers: one byte per token
 
 
@@ -265,20 +265,15 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
-    """Unless `directory` exists, call `write` with a temporary folder and rename it to `directory`."""
-    if directory.is_dir():
-        return
+    """Unless `directory` exists, call `write` with the name of a new folder and rename that to `directory`; whoever
+    wants the same waits.
+    """
     try:
+        if directory.is_dir():
+            remove_unfinished(directory.parent)
+            return
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".unfinished-", dir=directory.parent, ignore_cleanup_errors=True
-        ) as temporary:
-            write(Path(temporary))
-            try:
-                Path(temporary).rename(directory)
-            except OSError:
-                if not directory.is_dir():  # otherwise another process has just written the same contents
-                    raise
+        write_atomically(directory, write, again=False)
     except OSError as error:
         raise DataError(
             f"cannot write the token cache {directory}: {reason(error)}; name another cache directory"
@@ -292,6 +287,7 @@ def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Pr
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 
     def write(path: Path) -> None:
+        path.mkdir()
         if write_more:
             write_more(path)
         for part, records in corpus.parts().items():
@@ -336,7 +332,7 @@ def tokenize_labeled(
         if len(names) < 2:
             raise DataError(f"{corpus.name} has {len(names)} label in its training data, expected 2 or more")
         for part, records in corpus.parts().items():
-            np.save(path / f"{part}.npy", _labels(records, names))
+            np.save(path / f"{part}.npy", _labels(records, names, drawn=bool(corpus.held_out)))
         (path / "names.json").write_text(json.dumps(names))
 
     directory, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text], write_labels)
@@ -346,14 +342,18 @@ def tokenize_labeled(
     )
 
 
-def _labels(records: Iterable[Labeled], names: Sequence[str]) -> np.ndarray:
+def _labels(records: Iterable[Labeled], names: Sequence[str], *, drawn: bool) -> np.ndarray:
+    """Return the classes of records by number; what is held out is `drawn`, or chosen by the user."""
     index = {name: i for i, name in enumerate(names)}
     labels = array.array("i")
     for record in records:
         if record.label not in index:
+            drawn_all = "all its examples are held out; give more, or choose what is held out with --validation-data"
+            advice = drawn_all if drawn else "give examples of it to train on, or leave it out"
+            shown = ", ".join(map(repr, names[:SHOWN])) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
             raise DataError(
-                f"{record.where}: label {record.label!r} does not occur in the training data, "
-                f"whose labels are {', '.join(map(repr, names))}"
+                f"{record.where}: label {record.label!r} does not occur in the training data ({advice}), "
+                f"whose labels are {shown}"
             )
         labels.append(index[record.label])
     return np.array(labels, np.int32)

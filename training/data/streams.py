@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from training.data.hub_names import HUB, pinned
 from training.data.mixtures import weighted
 from training.data.records import DataError, Kind, fingerprint
-from training.disk import reason, write_atomically
+from training.disk import reason, remove_unfinished, write_atomically
 from training.extras import install
 
 COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -91,6 +91,7 @@ def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
     at = () if stream.revision is None else (stream.revision,)
     file = cache_dir / "streams" / f"{fingerprint(kind, *stream[:-1], *at)[:32]}.jsonl"
     if file.is_file():
+        remove_unfinished(file.parent)
         return file
 
     def write(path: Path) -> None:
@@ -99,7 +100,7 @@ def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, write)
+        write_atomically(file, write, again=False)
     except OSError as error:
         raise DataError(f"{written}: cannot be written to {file.parent}: {reason(error)}") from None
     return file

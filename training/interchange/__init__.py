@@ -14,7 +14,6 @@ was compared.
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ import numpy as np
 from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
-from training.disk import local_path, reason, require_file
+from training.disk import local_path, reason, require_file, write_atomically
 from training.interchange import (
     consistency,
     containers,
@@ -428,7 +427,7 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
         architecture = gguf_writing.OF_TYPE[state["model_type"]]
         file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
     entries = in_gguf(entries)
-    _write_whole(path, lambda unfinished: gguf_writing.write(unfinished / path.name, file, state, entries, leaves))
+    _write_whole(path, lambda unfinished: gguf_writing.write(unfinished, file, state, entries, leaves))
 
 
 def _save_run(
@@ -452,16 +451,17 @@ def _write_run(path: Path, about: Description, tokenizer: Tokenizer, leaves: Any
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary directory; rename it, or the GGUF file in it, to the path when it is complete."""
-    options: Any = {"prefix": f".{path.name}-", "dir": path.parent, "ignore_cleanup_errors": True}
+    """Let `write` fill a temporary directory, or write a temporary GGUF file; rename it to the path when complete."""
+
+    def write_new(unfinished: Path) -> None:
+        if path.suffix != SUFFIX:
+            unfinished.mkdir()
+        write(unfinished)
+
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InterchangeError(f"{path} already exists; give another name, or delete it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(**options) as name:
-            unfinished = Path(name)
-            write(unfinished)
-            unfinished.chmod(0o755)
-            (unfinished / path.name if path.suffix == SUFFIX else unfinished).replace(path)
+        write_atomically(path, write_new)
     except OSError as error:
         raise InterchangeError(f"cannot write to {path}: {reason(error)}") from None

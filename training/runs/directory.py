@@ -15,7 +15,6 @@
 """
 
 import contextlib
-import errno
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,17 @@ import safetensors
 
 from training.data.records import fingerprint
 from training.data.tokenizers import Tokenizer, load_tokenizer
-from training.disk import as_json, local_path, parse_json, read_text, reason, require_file, write_atomically
+from training.disk import (
+    NO_LOCKS,
+    as_json,
+    local_path,
+    parse_json,
+    read_text,
+    reason,
+    remove_unfinished,
+    require_file,
+    write_atomically,
+)
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
@@ -42,7 +51,7 @@ from training.tasks.models import config_from_json, config_to_json, model_shapes
 from training.tasks.own_lines import has_lines_of_ones_own
 
 FORMAT = "formal-algorithms run 4"
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # file systems without locks, such as Lustre without flock
+SHARED = ".unfinished"  # suffix of a file by which processes see that they share the directory
 FROZEN = "model to adapt"  # key of the fingerprint of the parameters that a run adapts
 
 
@@ -110,7 +119,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: expected a directory, got a file; name another one")
         kept = self.path.iterdir() if self.path.is_dir() else ()
-        if any(p != self.lock and not p.name.endswith(".unfinished") for p in kept):
+        if any(p != self.lock and not (p.suffix == SHARED or p.name.startswith(".unfinished-")) for p in kept):
             if self.tokenizer.is_file():
                 return False  # a run that ended before its first step
             raise RunError(
@@ -163,8 +172,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Create the directory and lock it, or `warn` if its file system has no locks; remove it if it is empty at the
-        end. Raises RunError if another process trains here, or it cannot be written to.
+        """Create the directory and lock it, or `warn` if its file system has no locks; remove what killed processes
+        left unfinished, and at the end the directory if it is empty. Raises RunError if another process trains here, or
+        it cannot be written to.
         """
         lock = filelock.FileLock(self.lock, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
@@ -179,6 +189,9 @@ class RunDirectory:
             if error.errno not in NO_LOCKS:
                 raise RunError(f"cannot write to {self.path}: {reason(error)}; name another directory") from None
             warn(f"the file system of {self.path} has no locks: make sure that no other process trains there")
+        remove_unfinished(self.path)
+        for left in self.path.glob(f"*{SHARED}"):
+            left.unlink(missing_ok=True)
         try:
             yield
         finally:

@@ -1,10 +1,15 @@
 """Token stores: what lies on disk is what the tokenizer gave, once, whole, or not at all."""
 
+import concurrent.futures
+import dataclasses
 import errno
+import fcntl
+import functools
 import os
-import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -101,8 +106,10 @@ def test_labels_are_numbered_in_order_of_their_names(tmp_path):
 def test_a_label_that_training_lacks_is_named(tmp_path):
     train = [Labeled("a", "x"), Labeled("b", "y")]
     corpus = corpus_of(train, [Labeled("c", "z", "v.tsv:7")], kind="labeled")
-    with pytest.raises(DataError, match=r"^v\.tsv:7: label 'c' does not occur in .*, whose labels are 'a', 'b'$"):
-        tokenize_labeled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+    for share, advice in ((0.0, "give examples of it to train on"), (0.05, "all its examples are held out; give more")):
+        says = rf"^v\.tsv:7: label 'c' does not occur in .* \({advice}.*\), whose labels are 'a', 'b'$"
+        with pytest.raises(DataError, match=says):
+            tokenize_labeled(dataclasses.replace(corpus, held_out=share), ByteTokenizer(), cache_dir=tmp_path)
     corpus = corpus_of(train[:1], train[:1], kind="labeled")
     with pytest.raises(DataError, match="mine has 1 label in its training data, expected 2 or more"):
         tokenize_labeled(corpus, ByteTokenizer(), cache_dir=tmp_path)
@@ -152,18 +159,37 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     assert not any((tmp_path / "tokens").iterdir())
 
 
-def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch):
-    """Also where another one is done just before this one gives its folder the name."""
-    rename = pathlib.Path.rename
+@pytest.mark.parametrize("locks", [True, False])
+def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
+    """One waits for the other; on a file system without locks, both write, and the first one's folder stays."""
+    written, original, both = [], store._write_part, threading.Barrier(2, timeout=60)
 
-    def overtaken(path, target):
-        monkeypatch.setattr(pathlib.Path, "rename", rename)
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
-        return rename(path, target)
+    def write_part(directory, *arguments, **options):
+        if directory.name == "train":
+            written.append(directory)
+            both.wait() if not locks else time.sleep(0.2)
+        return original(directory, *arguments, **options)
 
-    monkeypatch.setattr(pathlib.Path, "rename", overtaken)
-    assert tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path).train.n_tokens == 48
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(store, "_write_part", write_part)
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", flock)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        tokenize = functools.partial(tokenize_text, TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        found = [future.result().train.n_tokens for future in [pool.submit(tokenize) for _ in range(2)]]
+    assert (found, len(written)) == ([48, 48], 1 if locks else 2)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    """Whether there is something to write or not."""
+    for _ in range(2):
+        for name in (".unfinished-abcd_12x", f".unfinished-{'0' * 32}-0123abcd"):
+            (tmp_path / "tokens" / name / "train").mkdir(parents=True)
+        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
 def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
