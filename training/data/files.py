@@ -5,16 +5,17 @@
 
 | suffix | text | pairs | labeled |
 |---|---|---|---|
-| .jsonl, .json | {"text": …} or {"messages": […]} | {"source": …, "target": …} | {"label": …, "text": …} |
+| .jsonl, .ndjson, .json | {"text": …} or {"messages": […]} | {"source": …, "target": …} | {"label": …, "text": …} |
 | .parquet, or a directory of `datasets` | column text or messages | columns source, target | columns label, text |
-| a directory of text | every .txt and .md in it and its subdirectories, sorted by name | | |
+| a directory of text | every .txt and .md in it and below that is not hidden, by name | | |
 | anything else | the file is one document | source TAB target | label TAB text |
 
-A further suffix .gz, .bz2, .xz or .zst means that the file is compressed. Files are UTF-8 (a byte order mark is
-dropped); every line of JSON lines or TSV is a record. A text file longer than 16 MiB is split between paragraphs into
-documents. If a part of it is held out, the documents are smaller: 1/400 of all the text, at least 1 KiB and at most
-64 KiB. Unless validation files are given, a share of the records is held out, limited so that validation stays quick.
-Every file is first read to its end, and every line is checked when the data are tokenized, before training starts.
+A further suffix .gz, .bz2, .xz or .zst means that the file is compressed; suffixes may be in capitals. Files are UTF-8
+(a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file longer than 16 MiB is split
+between paragraphs into documents. If a part of it is held out, the documents are smaller: 1/400 of all the text, at
+least 1 KiB and at most 64 KiB. Unless validation files are given, a share of the records is held out, limited so that
+validation stays quick. Every file is first read to its end, and every line is checked when the data are tokenized,
+before training starts.
 """
 
 import codecs
@@ -50,7 +51,7 @@ BLOCK = 1 << 20
 LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
 LARGEST_DOCUMENT = 1 << 24  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
-JSON = (".jsonl", ".json")
+JSON = (".jsonl", ".ndjson", ".json")
 
 RECORDS: dict[Kind, Any] = {"text": Document, "pairs": Pair, "labeled": Labeled}
 FIELDS: dict[Kind, tuple[str, ...]] = {kind: record._fields[:-1] for kind, record in RECORDS.items()}  # but `where`

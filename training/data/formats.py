@@ -38,18 +38,19 @@ def _needed(module: str, path: Path) -> Any:
 
 
 def inner_suffix(path: Path) -> str:
-    """Return the suffix that names a file's format, without that of its compression.
+    """Return the suffix that names a file's format, in lower case, without that of its compression.
 
     Example:
-        >>> inner_suffix(Path("a.jsonl.gz")), inner_suffix(Path("a.txt"))
+        >>> inner_suffix(Path("a.jsonl.GZ")), inner_suffix(Path("a.txt"))
         ('.jsonl', '.txt')
     """
-    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+    name = Path(path.name.lower())
+    return Path(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
 
 def opened(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed. Raises DataError if a library is missing, OSError if it cannot be."""
-    return COMPRESSED.get(path.suffix, lambda plain: plain.open("rb"))(require_file(path))
+    return COMPRESSED.get(path.suffix.lower(), lambda plain: plain.open("rb"))(require_file(path))
 
 
 @contextlib.contextmanager
@@ -75,14 +76,15 @@ def _first_line(error: Exception) -> str:
 
 def is_table(path: Path) -> bool:
     """Return whether a path is a Parquet file, or a directory saved by the library datasets."""
-    return path.suffix == ".parquet" or path.is_dir()
+    return path.suffix.lower() == ".parquet" or path.is_dir()
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the text files in a directory and its subdirectories, sorted by name; none for a directory of datasets."""
+    """Return the text files in a directory and below that are not hidden, by name; none for one of datasets."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
-    return sorted(file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
+    files = (file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
 
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:

@@ -34,6 +34,7 @@ WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
 
 BUILT = ("bytes", "characters", "words", "bpe")
 """Tokenizers that are built from the training data; others are files."""
+USE_ANOTHER = "use a tokenizer with a token for unknown text, or bytes or bpe, which encode any text"
 
 
 def _utf8(text: str) -> bytes:
@@ -116,6 +117,43 @@ class WordTokenizer(_Listed):
         return [self._ids.get(word, 0) for word in WORD.findall(text)]
 
 
+class _Characters:
+    """The characters that a tokenizer of the library keeps: a model without a token for unknown text drops others."""
+
+    def __init__(self, inner: library.Tokenizer) -> None:
+        self._normalizer = inner.normalizer
+        self._inner = library.Tokenizer(inner.model)  # without the normalizer
+        if inner.pre_tokenizer is not None:
+            self._inner.pre_tokenizer = inner.pre_tokenizer
+        self._inner.add_tokens(list(inner.get_added_tokens_decoder().values()))
+        self._kept: set[str] = set()  # by themselves
+        self._dropped: set[str] = set()
+
+    def check(self, text: str) -> None:
+        """Raise DataError if a character of a text would vanish."""
+        text = self._normalizer.normalize_str(text) if self._normalizer else text
+        for character in set(text) - self._kept - self._dropped:
+            (self._kept if self._keeps(character) else self._dropped).add(character)
+        doubtful = self._dropped.intersection(text)
+        tokens = "".join(self._inner.encode(text, add_special_tokens=False).tokens) if doubtful else ""
+        for character in sorted(doubtful):
+            if tokens.count(character) < text.count(character):  # not all are part of longer tokens
+                raise DataError(
+                    f"character {character!r} (U+{ord(character):04X}) would vanish, since the tokenizer has no token "
+                    f"for it; {USE_ANOTHER}"
+                )
+
+    def _keeps(self, character: str) -> bool:
+        """Whether a character becomes tokens, or is none of a word's, such as white space between words."""
+        splitter = self._inner.pre_tokenizer
+        if splitter is not None and not splitter.pre_tokenize_str(character):
+            return True
+        try:
+            return bool(self._inner.encode(character, add_special_tokens=False).ids)
+        except Exception:  # a model of words, which raises for those that it lacks
+            return True
+
+
 class LibraryTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library, without its post-processor, truncation and padding: sequences are framed
     by the paper's bos and eos. `target` decodes, if the model's output has another vocabulary than its input. Messages
@@ -156,7 +194,17 @@ class LibraryTokenizer(Tokenizer):
         """Return the token IDs of each text, computed in parallel."""
         for text in texts:
             _utf8(text)
-        return [e.ids for e in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            encodings = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(f"the tokenizer has no token for a part of the text ({error}); {USE_ANOTHER}") from None
+        for text in texts:
+            self._characters.check(text)
+        return [encoding.ids for encoding in encodings]
+
+    @functools.cached_property
+    def _characters(self) -> "_Characters":
+        return _Characters(self.inner)
 
     @functools.cached_property
     def markup(self) -> Markup:
@@ -172,6 +220,7 @@ class LibraryTokenizer(Tokenizer):
     def encode_markup_with_spans(self, text: str, plain: Sequence[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token IDs as `encode_markup`, and the span of characters of each token."""
         _utf8(text)
+        self._characters.check(text)
         return self.markup.encode(text, plain)
 
     def _decode(self, ids: list[int]) -> str:
@@ -342,7 +391,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         return _load_directory(path)
     try:
-        if path.suffix == ".txt":
+        if path.suffix.lower() == ".txt":
             return bert_tokenizer(path)
         state = parse_json(read_text(path))
         if state.get("format") == FORMAT:

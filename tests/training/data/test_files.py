@@ -227,16 +227,24 @@ def test_what_is_not_a_file_is_refused(tmp_path, kind):
 
 def test_a_directory_of_text_is_its_files_by_name(tmp_path):
     folder = tmp_path / "texts"
-    for name in ("b.txt", "a/z.md", "a/y.txt", "c.rst", "a/.keep", "data.jsonl"):
+    hidden = (".ipynb_checkpoints/b-checkpoint.txt", "._b.txt", "a/.git/c.md", ".d.TXT")
+    for name in ("b.txt", "a/z.md", "a/Y.TXT", "c.rst", "a/.keep", "data.jsonl", *hidden):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write(folder / name, f"{name} one.\n\n{name} two, three, four.\n" * 30)
     with gzip.open(folder / "0.txt.gz", "wb") as file:
         file.write(b"packed\n")
-    named = [folder / name for name in ("0.txt.gz", "a/y.txt", "a/z.md", "b.txt")]
+    named = [folder / name for name in ("0.txt.gz", "a/Y.TXT", "a/z.md", "b.txt")]
     one, several = (read_corpus(paths, "text") for paths in ([folder], named))
     assert (one.fingerprint, sides(one)) == (several.fingerprint, sides(several))
     other = write(tmp_path / "other.txt", "something else\n")
     assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == list(FileRecords(tuple(named), "text"))
+
+
+def test_a_directory_that_is_named_may_be_hidden(tmp_path):
+    folder = tmp_path / ".texts"
+    folder.mkdir()
+    write(folder / "a.txt", text_of(20))
+    assert read_corpus([folder], "text").fingerprint == read_corpus([folder / "a.txt"], "text").fingerprint
 
 
 def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):

@@ -58,7 +58,16 @@ def test_a_damaged_file_is_said(tmp_path, suffix):
 
 
 def test_what_is_inside_follows_from_the_name(tmp_path):
-    assert [inner_suffix(tmp_path / name) for name in ("a.jsonl.zst", "a.gz", "b.tar.xz")] == [".jsonl", "", ".tar"]
+    names = {"a.jsonl.zst": ".jsonl", "a.gz": "", "b.tar.xz": ".tar", "X.JSONL": ".jsonl", "X.ndjson.GZ": ".ndjson"}
+    assert {name: inner_suffix(tmp_path / name) for name in names} == names
+
+
+@pytest.mark.parametrize("name", ["X.JSONL", "X.ndjson", "X.NDJSON.Gz", "X.jsonl.GZ", "X.json.XZ", "X.jsonl.BZ2"])
+def test_suffixes_in_capitals_combine(tmp_path, name):
+    (tmp_path / "plain.jsonl").write_text(JSONL)
+    compress = COMPRESS.get(f".{name.lower().rpartition('.')[2]}", bytes)
+    (tmp_path / name).write_bytes(compress(JSONL.encode()))
+    assert parts(tmp_path / name)[:2] == parts(tmp_path / "plain.jsonl")[:2]
 
 
 @pytest.fixture

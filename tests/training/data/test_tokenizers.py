@@ -251,3 +251,50 @@ def test_gpt2s_own_vocabulary(tmp_path):
     assert tokenizer.special_origins == (None, 50256, 50256)
     text = "Ünïcode — and    spaces\n\n\tlike 'these' don't vanish 🙂"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def pieces(words, *, added=(), **parts):
+    """A tokenizer of byte pairs without a token for unknown text."""
+    inner = library.Tokenizer(library.models.BPE({w: i for i, w in enumerate(words)}, [], ignore_merges=True))
+    for name, part in parts.items():
+        setattr(inner, name, part)
+    inner.add_tokens(list(added))
+    return LibraryTokenizer(inner)
+
+
+SPACES = {"pre_tokenizer": library.pre_tokenizers.Whitespace()}
+COMPOSED = {"normalizer": library.normalizers.NFC()}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "lost"),
+    [
+        (pieces("ab"), "abba", None),
+        (pieces("ab"), "abαβγ", "α"),
+        (pieces("ab"), "a\nb", "\n"),  # in front of a character that it knows
+        (pieces("ab", **SPACES), "ab \n ba", None),  # white space between words is none of a word's
+        (pieces("ab", **SPACES), "ab \n bß", "ß"),
+        (pieces(["a", "αβ"]), "αβ", None),  # α alone is unknown
+        (pieces(["a", "αβ"]), "αβα", "α"),
+        (pieces("a", added=["αβ"]), "aαβa", None),
+        (pieces("a", added=["αβ"]), "aαβα", "α"),
+        (pieces("e\u0301"), "e\u0301", None),
+        (pieces("e\u0301", **COMPOSED), "e\u0301", "é"),  # which it becomes
+    ],
+)
+def test_no_character_vanishes(tokenizer, text, lost):
+    if lost is None:
+        assert "".join(tokenizer.inner.id_to_token(i) for i in tokenizer.encode(text)) == "".join(text.split())
+        return
+    for encode in (tokenizer.encode, tokenizer.encode_markup):
+        with pytest.raises(DataError) as raised:
+            encode(text)
+        assert str(raised.value).startswith(f"character {lost!r} (U+{ord(lost):04X}) would vanish, since")
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+def test_words_without_a_token_for_others_are_said(model):
+    inner = library.Tokenizer(getattr(library.models, model)({"ab": 0}, unk_token="[UNK]"))
+    assert LibraryTokenizer(inner).encode("ab") == [0]
+    with pytest.raises(DataError, match=r"tokenizer has no token for a part of the text \(.*UNK.*\); use a"):
+        LibraryTokenizer(inner).encode("x")
