@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from algorithms.ops.softmax import capped
 from training.data.tokenizers import load_tokenizer
 from training.mesh.padding import padded, unpadded
-from training.runs.checkpoints import read_checkpoint, saved_steps
+from training.runs.checkpoints import CheckpointError, DamagedError, read_checkpoint, saved_steps
 from training.runs.directory import Run, RunDirectory, RunError
 from training.settings import Settings
 from training.tasks import TASKS
@@ -37,7 +37,11 @@ def of_checkpoints(directory: str | Path, *, lines: Sequence[str] = ()) -> dict[
     stored = jax.eval_shape(lambda theta: padded(theta, config.N_V, multiple), template)
     tokenizer, found = load_tokenizer(files.tokenizer), {}
     for step in steps:
-        trees = read_checkpoint(files.checkpoints, step, {item: stored}).trees
+        try:
+            trees = read_checkpoint(files.checkpoints, step, {item: stored}).trees
+        except DamagedError as error:
+            where = f"the checkpoint of step {step} in {files.path}"
+            raise CheckpointError(f"{where} is damaged ({error}); resume the run, which sets it aside") from None
         theta = unpadded(jax.tree.map(jnp.asarray, trees[item]), config.N_V, multiple)
         found[step] = Run(theta, config, tokenizer, settings.task, description.labels)
     return found

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from training.loop.program import Plan, evaluated
+from training.disk import reason
+from training.loop.program import Plan, TrainingError, evaluated
 from training.loop.train_step import TrainState
-from training.runs.checkpoints import Checkpoints, read_checkpoint
+from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint
 from training.runs.directory import RunDirectory
 from training.runs.metrics import EventFile, MetricsLog, Writer, cut, plot_losses, read_metrics, wandb_writer
 from training.settings import Settings
@@ -59,12 +60,21 @@ class Store(contextlib.ExitStack):
         super().__init__()
         settings, self._files, self._is_main, self._warn = plan.settings, files, is_main, warn
         self._checkpoints = self.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
-        self._best = self.enter_context(Checkpoints(files.best, max_to_keep=1)) if settings.patience else None
+        self._best = self.enter_context(Checkpoints(files.best, max_to_keep=None)) if settings.patience else None
+        self._best_of: dict[int, int] = {}  # checkpoint → step of the best parameters that it names
         self._log: MetricsLog | None = None
 
     def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
         """Return the state and progress of the last good checkpoint, or the first ones. Raises CheckpointError."""
-        restored = self._checkpoints.restore_latest(_items(plan.template), self._warn)
+        try:
+            restored = self._checkpoints.restore_latest(_items(plan.template), self._warn)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot read the last checkpoint in {self._files.checkpoints}: {reason(error)}; nothing was changed: "
+                "rerun the command to try again"
+            ) from error
+        self._best_of = self._checkpoints.metas(lambda meta: meta["progress"]["best_step"])
+        self._forget_others()
         if restored is None:
             self._open_log(plan.settings, 0, 0)
             return plan.first_state(), Progress()
@@ -105,12 +115,22 @@ class Store(contextlib.ExitStack):
             "run": plan.description.to_json(),
             "tokenizer": plan.data.tokenizer.to_json(),
         }
+        if self._best:
+            self._best.wait()  # before a checkpoint names them
         self._checkpoints.save(progress.step, _items(state), meta)
+        self._best_of[progress.step] = progress.best_step
 
     def keep_best(self, state: TrainState, step: int) -> None:
         """Write the evaluated parameters, the best so far, if the training may stop early."""
         if self._best:
+            self._checkpoints.wait()
+            self._forget_others()
             self._best.save(step, {"params": evaluated(state)}, {})
+
+    def _forget_others(self) -> None:
+        """Delete the best parameters that no complete checkpoint names: a resumed run would not find its own."""
+        if self._best:
+            self._best.keep_only({self._best_of.get(step) for step in self._checkpoints.steps()})
 
     def best(self, plan: Plan, state: TrainState, step: int) -> TrainState | None:
         """Return the state with the best parameters, which are those of `step`; None if they are not kept, or if no
@@ -120,7 +140,12 @@ class Store(contextlib.ExitStack):
             return None
         self._best.wait()
         template = plan.placement.placed(jax.eval_shape(evaluated, state))
-        restored = read_checkpoint(self._files.best, step, {"params": template})
+        try:
+            restored = read_checkpoint(self._files.best, step, {"params": template})
+        except DamagedError as error:
+            raise CheckpointError(
+                f"the best parameters, {self._files.best / str(step)}, are damaged ({error}); restore a copy of them"
+            ) from error
         return state._replace(params=restored.trees["params"], ema=None)
 
     def last_step(self) -> int | None:
@@ -138,11 +163,11 @@ class Store(contextlib.ExitStack):
         if self._is_main:
             plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
 
-    def finish(self, trained: Any, results: dict[str, Any], *, is_adapter: bool) -> None:
-        """Write the trained parameters and the results, after the last checkpoint is complete."""
+    def finish(self, trained: Any, results: dict[str, Any], step: int, *, is_adapter: bool) -> None:
+        """Write the parameters trained until `step` and the results, after the last checkpoint is complete."""
         self._checkpoints.wait()
         if self._is_main:
-            self._files.save_parameters(trained, self._files.adapter if is_adapter else self._files.parameters)
+            self._files.save_parameters(trained, self._files.adapter if is_adapter else None, step=step)
             self._files.save_results(results)
 
 

@@ -193,7 +193,7 @@ def _finish(program: Program, state: TrainState, progress: Progress, store: Stor
     if step != progress.step or program.plan.samples:
         results = program.evaluation(state, watch.interrupts.check)
     trained, is_adapter = program.plan.trained(state), program.plan.frozen is not None
-    store.finish(trained, {"step": step, **results}, is_adapter=is_adapter)
+    store.finish(trained, {"step": step, **results}, progress.step, is_adapter=is_adapter)
     return results
 
 

@@ -7,8 +7,8 @@
 | metrics.jsonl | one JSON object for each logged step |
 | loss.png, tensorboard/, wandb/, profile/ | plots of them, and a profiler's trace |
 | checkpoints/STEP/ | checkpoints to resume training from |
-| best/STEP/ | the best parameters, if training may stop early |
-| parameters.safetensors | the trained parameters, once the run is complete |
+| best/STEP/ | the best parameters that the checkpoints know of, if training may stop early |
+| parameters.safetensors | the trained parameters, and the step at which the run was complete |
 | adapter.safetensors | the trained low-rank matrices, for a run that adapts another run's model |
 | results.json | the final figures on the held-out data |
 | .lock | locked by the process that trains here |
@@ -42,7 +42,7 @@ from training.disk import (
 )
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
-from training.runs.checkpoints import CheckpointError, read_checkpoint, saved_steps
+from training.runs.checkpoints import CheckpointError, DamagedError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, read_tensor, save_tensors, unflatten
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
@@ -189,10 +189,10 @@ class RunDirectory:
             if error.errno not in NO_LOCKS:
                 raise RunError(f"cannot write to {self.path}: {reason(error)}; name another directory") from None
             warn(f"the file system of {self.path} has no locks: make sure that no other process trains there")
-        remove_unfinished(self.path)
-        for left in self.path.glob(f"*{SHARED}"):
-            left.unlink(missing_ok=True)
         try:
+            remove_unfinished(self.path)
+            for left in self.path.glob(f"*{SHARED}"):
+                left.unlink(missing_ok=True)
             yield
         finally:
             with contextlib.suppress(OSError):  # before its release: who has opened it sees that it is gone
@@ -243,13 +243,14 @@ class RunDirectory:
             return
         raise RunError(f"the run in {self.path} began with {other} to resume it, or name another directory")
 
-    def save_parameters(self, params: Any, file: Path | None = None) -> None:
-        """Write the trained parameters, with checksums, to `parameters` or to another file."""
-        self.save_leaves({name: np.ascontiguousarray(array) for name, array in flatten(params).items()}, file)
+    def save_parameters(self, params: Any, file: Path | None = None, *, step: int | None = None) -> None:
+        """Write the parameters, trained until `step` if trained here, with checksums, to `parameters` or `file`."""
+        leaves = {name: np.ascontiguousarray(array) for name, array in flatten(params).items()}
+        self.save_leaves(leaves, file, step=step)
 
-    def save_leaves(self, leaves: dict[str, np.ndarray], file: Path | None = None) -> None:
-        """Write the trained parameters, given as contiguous arrays by dotted name, with checksums."""
-        metadata = {"checksums": json.dumps(checksums(leaves))}
+    def save_leaves(self, leaves: dict[str, np.ndarray], file: Path | None = None, *, step: int | None = None) -> None:
+        """Write parameters as `save_parameters`, given as contiguous arrays by dotted name."""
+        metadata = {"checksums": json.dumps(checksums(leaves))} | ({} if step is None else {"step": str(step)})
         write_atomically(file or self.parameters, lambda path: save_tensors(path, leaves, metadata))
 
     def save_results(self, results: dict[str, Any]) -> None:
@@ -260,10 +261,10 @@ class RunDirectory:
 def load_run(
     directory: str | Path, *, dtype: Any = None, placement: Placement | None = None, lines: Sequence[str] = ()
 ) -> Run:
-    """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished. Final
-    ones are read array by array, each device its part, so that a model is never in memory twice, converted to `dtype`
-    (None: as stored) and divided among the devices of `placement` (None: on one device); `lines` as in `RunDirectory`.
-    Raises RunError.
+    """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished or was
+    continued. Final ones are read array by array, each device its part, so that a model is never in memory twice,
+    converted to `dtype` (None: as stored) and divided among the devices of `placement` (None: on one device); `lines`
+    as in `RunDirectory`. Raises RunError.
     """
     files = RunDirectory(directory, lines=lines)
     if not files.path.is_dir():
@@ -279,7 +280,7 @@ def load_run(
         return Run(theta, description.config, tokenizer, task)
     template = model_shapes(task, description.config, N_C=len(description.labels))
     N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
-    if files.parameters.is_file():
+    if _is_last(files, files.parameters):
         theta = _read_parameters(files.parameters, template, dtype, placement)
     else:
         stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
@@ -324,9 +325,21 @@ def read_adapter(files: RunDirectory, description: Description, theta: Any) -> A
     """Read the adapter of a run, or that of its last good checkpoint, or raise RunError; θ may be shapes."""
     settings = description.settings
     template = adapter_shapes(theta, settings)
-    if files.adapter.is_file():
+    if _is_last(files, files.adapter):
         return _read_parameters(files.adapter, template, None, None)
     return _from_checkpoint(files, template, ema=settings.ema_decay > 0)
+
+
+def _is_last(files: RunDirectory, file: Path) -> bool:
+    """Return whether a file has the last parameters of a run: none if the run has been continued since."""
+    if not file.is_file():
+        return False
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            step = (opened.metadata() or {}).get("step")
+    except (safetensors.SafetensorError, OSError):
+        return True  # to be reported by who reads it
+    return step is None or not any(saved > int(step) for saved in saved_steps(files.checkpoints))
 
 
 def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement | None) -> Any:
@@ -347,13 +360,21 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
     item = "ema" if ema else "params"
     if not files.checkpoints.is_dir():
         raise RunError(f"the run in {files.path} has no checkpoint yet")
-    for step in saved_steps(files.checkpoints):
+    tried: set[int] = set()
+    while steps := [step for step in saved_steps(files.checkpoints) if step not in tried]:
+        step = steps[0]
+        tried.add(step)
         try:
             restored = read_checkpoint(files.checkpoints, step, {item: template})
-        except CheckpointError as error:
-            warnings.warn(
-                f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3
-            )
+        except DamagedError as error:
+            if (files.checkpoints / str(step)).is_dir():  # a training may have just deleted an old one
+                warnings.warn(
+                    f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3
+                )
             continue
+        except CheckpointError as error:
+            raise RunError(str(error)) from None
+        except OSError as error:
+            raise RunError(f"cannot read the checkpoint of step {step} in {files.path}: {reason(error)}") from None
         return jax.tree.map(jnp.asarray, restored.trees[item])
     raise RunError(f"all checkpoints of the run in {files.path} are damaged")

@@ -4,6 +4,7 @@ should.
 
 import dataclasses
 import json
+import shutil
 
 import chex
 import jax
@@ -128,6 +129,28 @@ def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp
     trainer.train()
     assert f"the checkpoint of step {steps[-1]} is damaged" in witness.warnings[0]
     assert min(witness.losses) == steps[-2] + 1
+    assert_same_run(tmp_path / "run", expected)
+
+
+@pytest.mark.parametrize("planted", [MemoryError(), OSError(5, "Input/output error")])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(undisturbed, tmp_path, monkeypatch, planted):
+    """A run that is begun anew would empty its metrics."""
+    expected, settings, _, _ = undisturbed
+    shutil.copytree(expected, tmp_path / "run")
+
+    def restore(*_, **__):
+        raise planted
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orbax.checkpoint.Checkpointer.restore", restore)
+        says = "cannot read the last checkpoint in .*: Input/output error; nothing was changed: rerun"
+        memory = isinstance(planted, MemoryError)
+        with pytest.raises(MemoryError if memory else TrainingError, match=None if memory else says):
+            make_trainer(tmp_path / "run", settings)[0].train()
+    assert checkpoint_steps(tmp_path / "run") == [7, 8]
+    trainer, witness = make_trainer(tmp_path / "run", settings)
+    trainer.train()
+    assert not witness.losses
     assert_same_run(tmp_path / "run", expected)
 
 

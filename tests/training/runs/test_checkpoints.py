@@ -1,13 +1,18 @@
 """Checkpoints: what is saved comes back, and whatever is done to the files is noticed."""
 
+import errno
+import json
+import os
 from typing import NamedTuple
 
 import chex
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.run_cases import files_end_at
-from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint, saved_steps
+from training.runs import restoring
+from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, unflatten
 
 
@@ -108,8 +113,81 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_restored(saved,
 def test_no_sound_checkpoint_is_an_error(saved):
     damage(saved, "a bit")
     damage(saved, "all bytes", step=2)
-    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged"):
-        saved.restore_latest(trees(), lambda _: None)
+    for _ in range(2):  # the next start finds none, and does not begin anew
+        with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged and set aside in .*; to resume"):
+            saved.restore_latest(trees(), lambda _: None)
+
+
+DISK = "UNKNOWN: Error reading local file \"d/1\" [os_error_code='5'] [tensorstore_spec='{}']"
+NO_DAMAGE = {
+    "memory": (MemoryError(), MemoryError),
+    "a disk": (OSError(errno.EIO, os.strerror(errno.EIO)), OSError),
+    "tensorstore's disk": (ValueError(DISK), OSError),
+    "tensorstore's memory": (ValueError("RESOURCE_EXHAUSTED: cannot allocate"), ValueError),
+    "rights": (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), PermissionError),
+    "a fault of the library": (TypeError("restore() got an unexpected argument"), TypeError),
+}
+
+
+@pytest.mark.parametrize("what", NO_DAMAGE)
+def test_what_says_nothing_about_a_checkpoint_moves_nothing(saved, monkeypatch, what):
+    planted, raised = NO_DAMAGE[what]
+
+    def restore(*_, **__):
+        raise planted
+
+    before = sorted(saved._directory.parent.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.Checkpointer, "restore", restore)
+        with pytest.raises(raised) as found:
+            saved.restore_latest(trees(), pytest.fail)
+    assert "tensorstore_spec" not in str(found.value)
+    assert sorted(saved._directory.parent.rglob("*")) == before
+    assert_restored(saved.restore_latest(trees(), pytest.fail), 3)
+
+
+@pytest.mark.parametrize("n", [50, 51])
+def test_other_arrays_than_were_saved_are_no_damage(saved, n):
+    other = trees(n=n)
+    says = r"expected params.W: float32\[51, 31\], got float32\[50, 31\]; another version of this code or of"
+    if n == 50:
+        other["state"][1]["trace"] = np.zeros(3)
+        says = r"expected state.1.trace: float64\[3\], got none; another version of this code or of optax wrote it: use"
+    with pytest.raises(CheckpointError, match=says) as raised:
+        saved.restore_latest(other, pytest.fail)
+    assert not isinstance(raised.value, DamagedError)
+    assert saved.steps() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "raised"),
+    [
+        (None, None, None),
+        (None, [True, "a checksum"], DamagedError("a checksum")),
+        (DamagedError("a checksum"), None, DamagedError("a checksum")),
+        (
+            None,
+            [False, "no room"],
+            CheckpointError("process 1 cannot read c: no room; nothing was changed"),
+        ),
+        (DamagedError("a checksum"), [False, "x"], CheckpointError("process 1 cannot read c: x; nothing was changed")),
+        (MemoryError("mine"), [True, "a checksum"], MemoryError("mine")),
+        (MemoryError("mine"), [False, "x"], MemoryError("mine")),
+    ],
+)
+def test_processes_agree_on_what_reading_found(tmp_path, monkeypatch, mine, theirs, raised):
+    def act():
+        if mine:
+            raise mine
+        return 5
+
+    monkeypatch.setattr(restoring, "gathered", lambda text: [text, json.dumps(theirs)])
+    found = None
+    try:
+        assert restoring.together(True, tmp_path.relative_to(tmp_path) / "c", act) == 5
+    except Exception as error:
+        found = error
+    assert (type(found), str(found)) == (type(raised), str(raised))
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(saved):
