@@ -2,7 +2,8 @@
 
 JAX's runtime aborts a process that loses its coordinator, bypassing all handlers. So each trains in a child process,
 and its parent prints how that ended and returns an exit status. The parent forwards signals as SIGTERM, which JAX's
-runtime announces to all processes. A child exits when its parent is gone.
+runtime announces to all processes that train, and, since JAX's runtime is all that sees it, in a pipe, for a child that
+does not train yet or any more. A child exits when its parent is gone.
 """
 
 import contextlib
@@ -39,10 +40,16 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
         child = subprocess.Popen([sys.executable, "-c", WORKER, *argv], **options)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            child.kill() if signals else child.send_signal(signal.SIGTERM)
+            if signals:
+                child.kill()
+            with contextlib.suppress(OSError):  # it has just ended
+                os.write(pipe, b".")
+                child.send_signal(signal.SIGTERM)
             signals.append(number)
 
+        assert child.stdin is not None
         signals: list[int] = []
+        pipe = child.stdin.fileno()
         with handling(pass_on):
             status = child.wait()
         if status >= 0:
@@ -56,15 +63,18 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
     return 1
 
 
-def enter() -> None:
-    """In the child: print to the parent's streams, leave JAX's output in the log, and exit when the parent is gone."""
+def enter(stop: Callable[[], None]) -> None:
+    """In the child: print to the parent's streams, leave JAX's output in the log, call `stop` in a thread when the
+    parent receives a signal, and exit when it is gone.
+    """
     for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
         setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent, which forwards it
 
     def wait_for_parent():
         with contextlib.suppress(OSError):
-            os.read(0, 1)
+            while os.read(0, 1):
+                stop()
         os._exit(1)
 
     threading.Thread(target=wait_for_parent, daemon=True).start()

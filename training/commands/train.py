@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -368,8 +369,31 @@ def _join(arguments: argparse.Namespace, processes: Processes) -> None:
         say(f"{called('train')}: {reason}; {_advice(arguments)}")
         os._exit(1)
 
-    processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id, end)
+    def stop() -> None:
+        if processes.is_main and not arguments.process_id:
+            _say_interrupted(arguments)
+        os._exit(128 + signal.SIGTERM)
+
+    enter(lambda: stop() if processes.all_stop() else None)
+    processes.join(arguments.coordinator, arguments.num_processes, arguments.process_id, end, stop)
     note_connection()
+
+
+def _stopped(arguments: argparse.Namespace, processes: Processes, interrupted: Interrupted) -> int:
+    """Say that the training was interrupted, and return the exit status."""
+    if processes.count == 1 or not processes.all_stop():
+        processes.leave()
+    if processes.is_main:
+        _say_interrupted(arguments)
+    if interrupted.working:
+        sys.stdout.flush()
+        os._exit(interrupted.status)  # nothing else stops a compilation
+    return interrupted.status
+
+
+def _say_interrupted(arguments: argparse.Namespace) -> None:
+    begun = saved_steps(RunDirectory(arguments.run).checkpoints)
+    say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
 
 
 def _advice(arguments: argparse.Namespace) -> str:
@@ -422,24 +446,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep_memory()
             compilation_cache.begin(arguments, alone=not arguments.coordinator)
             if arguments.coordinator:
-                enter()
                 _join(arguments, processes)
             else:
                 as_devices(n_places(settings.mesh))
             train(arguments, given, interrupts, processes)
         except (ValueError, RuntimeError, OSError) as error:
+            if processes.are_stopping:
+                return _stopped(arguments, processes, Interrupted(128 + signal.SIGTERM))
             if processes.count > 1 and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)):
                 error = RuntimeError(f"another process is gone: {str(error).splitlines()[0]}; {_advice(arguments)}")
             processes.leave(str(error))
             raise error from None
         except Interrupted as interrupted:
-            processes.leave()
-            if not processes.is_main:
-                return interrupted.status
-            begun = RunDirectory(arguments.run).checkpoints.is_dir()
-            say(f"interrupted; rerun the command to {'resume from the last checkpoint' if begun else 'start over'}")
-            if interrupted.working:
-                sys.stdout.flush()
-                os._exit(interrupted.status)  # nothing else stops a compilation
-            return interrupted.status
+            return _stopped(arguments, processes, interrupted)
     return 0

@@ -67,6 +67,13 @@ class Watch(NamedTuple):
     clock: Callable[[], float]
     processes: Processes  # those that train together
 
+    def check(self) -> None:
+        """Raise Interrupted if the training is to stop; of several processes, in all at the same call."""
+        if self.processes.count == 1:
+            self.interrupts.check()
+        elif self.processes.should_stop():
+            raise Interrupted(128 + signal.SIGTERM)
+
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     """Train to the end, from the last checkpoint if any; return the trained parameters' figures on held-out data.
@@ -76,6 +83,8 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     try:
         with Store(plan, files, is_main=watch.processes.is_main, warn=watch.observer.warned) as store:
             program, state, progress = _ready(plan, store, watch)
+            if not watch.processes.all_begin():
+                raise Interrupted(128 + signal.SIGTERM)
             watch.observer.began(_facts(program, state, progress.step, watch.clock))
             while True:
                 try:
@@ -101,7 +110,8 @@ def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState,
     try:
         return Program.fitting(plan, state, watch.clock, watch.interrupts.run, split), state, progress
     except Interrupted:
-        store.save(plan, state, progress)
+        if watch.processes.count == 1:  # several end at once, each where it is
+            store.save(plan, state, progress)
         raise
 
 
@@ -144,9 +154,7 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             record.evaluate(state)
         record.rates.skip()
         while progress.step < settings.steps and not progress.stopped:
-            watch.interrupts.check()
-            if watch.processes.should_stop(progress.step):
-                raise Interrupted(128 + signal.SIGTERM)
+            watch.check()
             if settings.profile and progress.step == first + PROFILE_AFTER:
                 store.trace(begins=True)
             state, metrics = _updated(program, state, next(batches), progress.step, is_first=progress.step == first)
@@ -191,7 +199,7 @@ def _finish(program: Program, state: TrainState, progress: Progress, store: Stor
     if best is not None:
         state, step = best, progress.best_step
     if step != progress.step or program.plan.samples:
-        results = program.evaluation(state, watch.interrupts.check)
+        results = program.evaluation(state, watch.check)
     trained, is_adapter = program.plan.trained(state), program.plan.frozen is not None
     store.finish(trained, {"step": step, **results}, progress.step, is_adapter=is_adapter)
     return results
@@ -302,7 +310,7 @@ class _Record:
         """Evaluate after the last update, and write its pending metrics."""
         program, progress, watch = self._program, self._progress, self._watch
         plan, c, step = program.plan, program.plan.description, progress.step
-        results = program.evaluation(state, watch.interrupts.check, sample=plan.settings.eval_batches)
+        results = program.evaluation(state, watch.check, sample=plan.settings.eval_batches)
         self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):

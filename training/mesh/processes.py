@@ -21,6 +21,7 @@ HEARTBEAT = 2.0  # seconds between two heartbeats
 SILENCE = 30.0  # seconds without a heartbeat after which a process counts as gone
 AGREEMENT_TIMEOUT = 1800.0  # seconds to wait for the other processes, which may still tokenize their data
 AUTOMATIC = "auto"
+COURSE, TRAINING, STOPPING = "course/taken", "training", "stopping"  # a name in the store, and its texts
 
 
 class ProcessesError(ValueError):
@@ -34,16 +35,25 @@ class Processes:
         self.index, self.count = 0, 1
         self._store: Store | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
+        self._points = 0  # calls of should_stop
+        self._course = ""  # of this process, where there is no store
 
     @property
     def is_main(self) -> bool:
         """Whether this is process 0, which alone writes the shared files."""
         return self.index == 0
 
-    def join(self, coordinator: str, count: int | None, index: int | None, on_loss: Callable[[str], None]) -> None:
+    def join(
+        self,
+        coordinator: str,
+        count: int | None,
+        index: int | None,
+        on_loss: Callable[[str], None],
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         """Connect to the other processes, before JAX is used, at HOST:PORT of process 0, or "auto" to ask SLURM,
-        Kubernetes or a Cloud TPU, or raise ProcessesError. When one is gone, `on_loss`, called in a thread, must end
-        this process.
+        Kubernetes or a Cloud TPU, or raise ProcessesError. When one is gone, `on_loss`, and when one is stopped before
+        the training begins, `on_stop`, called in a thread, must end this process.
         """
         address = None if coordinator == AUTOMATIC else coordinator
         if address is not None:
@@ -59,7 +69,7 @@ class Processes:
                 f"--coordinator: expected a cluster that JAX detects, got none ({error}); {give}"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
-        self._store, self._on_loss = Store.found(), on_loss
+        self._store, self._on_loss, self._on_stop = Store.found(), on_loss, on_stop
         if self._store is None:  # processes agree by collectives, and JAX's own heartbeat watches them
             return
         self._store.replace(f"beat/{self.index}", "0")
@@ -95,9 +105,45 @@ class Processes:
         if self.count > 1:
             multihost_utils.sync_global_devices(what)
 
-    def should_stop(self, step: int) -> bool:
-        """Return whether a process received SIGTERM; all processes return true at the same step."""
-        return self.count > 1 and multihost_utils.reached_preemption_sync_point(step)
+    def all_begin(self) -> bool:
+        """Return whether the training begins in all processes, which from now on stop together; otherwise, one of them
+        was stopped before.
+        """
+        return self._all_take(TRAINING)
+
+    def all_stop(self) -> bool:
+        """Return whether all processes end at once, since the training has not begun in any: each by its `on_stop`, but
+        this one by its caller. Otherwise they stop where `should_stop` says.
+        """
+        if self._left.is_set():
+            return True
+        if not self._all_take(STOPPING):
+            return False
+        self._ending.acquire()  # as in `leave`
+        if self._store is not None:
+            self._linger()
+        return True
+
+    @property
+    def are_stopping(self) -> bool:
+        """Whether all processes end at once, of which the first ones break what the others compute together."""
+        with contextlib.suppress(Exception):  # of JAX's runtime: the coordinator is gone
+            return self._store is not None and STOPPING in self._store.under("course/").values()
+        return False
+
+    def _all_take(self, course: str) -> bool:
+        """Return whether all processes take a course: the first that one of them names."""
+        if self._store is None:
+            self._course = self._course or course
+            return self._course == course
+        with contextlib.suppress(Exception):  # of JAX's runtime: another process has named one
+            self._store.put(COURSE, course)
+        return self._store.wait_for(COURSE, SILENCE) == course
+
+    def should_stop(self) -> bool:
+        """Return whether a process received SIGTERM; all processes call this equally often, and return true at once."""
+        self._points += 1
+        return self.count > 1 and multihost_utils.reached_preemption_sync_point(self._points)
 
     def leave(self, reason: str = "") -> None:
         """Leave the other processes: with a reason, tell them and return; without one, wait until all are done."""
@@ -116,7 +162,11 @@ class Processes:
             return
         with contextlib.suppress(Exception):  # the coordinator may be gone
             store.put(f"gone/{self.index}", reason)
-            threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
+            self._linger()
+
+    def _linger(self) -> None:
+        """Wait, in the coordinator, until the others have read what the store has."""
+        threading.Event().wait(2 * HEARTBEAT if self.is_main else 0)
 
     def _watch(self, store: Store) -> None:
         heard = {i: ("", 0) for i in range(self.count) if i != self.index}
@@ -128,6 +178,10 @@ class Processes:
                 beats, gone = store.under("beat/"), store.under("gone/")
             except Exception:  # whatever the runtime raises
                 self._end(store, "process 0, the coordinator, is gone")
+                return
+            if self.are_stopping and self._ending.acquire(blocking=False):
+                self._linger()
+                self._on_stop()
                 return
             reason = self._lost(heard, beats, gone)
             if reason:

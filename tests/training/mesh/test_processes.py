@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from jax._src import distributed
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
 from training.mesh import store
-from training.mesh.processes import SILENCE, Processes, ProcessesError
+from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
@@ -23,7 +25,10 @@ from training.runs.named_arrays import flatten
 SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "dropout": 0.1}
 FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e9}
 FLAGS |= {"mesh": "data=4,model=2", "steps": 50, "eval-every": 25, "checkpoint-every": 5, "vocabulary-multiple": 2}
+FLAGS |= {"eval-batches": 1}
+HELD_OUT = "".join(f"{n} and {n * n} are held out.\n" for n in range(1000))
 PATIENCE = 300  # seconds until a test gives up
+INTERRUPTED = "interrupted; rerun the command to "
 ARRIVAL = 300  # seconds that JAX waits for all of them
 SOON = SILENCE + 30  # seconds in which the others have to end; on a machine with other work
 
@@ -34,11 +39,14 @@ class Command:
     def __init__(self, directory):
         self.files, self.text = RunDirectory(directory / "run"), directory / "text.txt"
         self.text.write_text(TEXT)
+        self._held_out = directory / "held_out.txt"
+        self._held_out.write_text(HELD_OUT)
         self._directory, self._started = directory, []
 
     def start(self, index=0, count=1, port=0, variables=None, **flags):
         cache = self._directory / f"cache{index}"
-        values = {"run": self.files.path, "data": self.text, "cache": cache, **FLAGS, **flags}
+        values = {"run": self.files.path, "data": self.text, "validation-data": self._held_out, "cache": cache}
+        values |= FLAGS | flags
         if variables:
             values["coordinator"] = "auto"
         elif count > 1:
@@ -107,15 +115,14 @@ def worker_of(process):
     return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
-def assert_ended(process, status, *parts):
-    """With this status, and one sentence that has these parts."""
+def assert_ended(process, status, *parts, before=()):
+    """With this status, and one sentence that has these parts, after the lines that were said before."""
     out, err = process.communicate(timeout=SOON)
     assert process.returncode == status, err
-    lines = err.splitlines()
-    assert len(lines) == 1, err
-    assert out == ""
+    *first, last = err.splitlines()
+    assert (out, first) == ("", [*before]), err
     for part in parts:
-        assert part in lines[0]
+        assert part in last
 
 
 def assert_same_outcome(command, undisturbed):
@@ -220,6 +227,87 @@ def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undistu
     assert_same_outcome(command, undisturbed)
 
 
+@pytest.mark.end_to_end
+def test_two_processes_stop_while_they_evaluate_and_end_when_one_is_killed_and_one_goes_on(command, undisturbed):
+    processes = command.start_all(2, **{"eval-batches": 1000})
+    wait_until(lambda: max(command.losses(), default=0) == 24, *processes)  # the line of step 25 awaits its evaluation
+    time.sleep(0.5)
+    processes[1].send_signal(signal.SIGTERM)
+    for process, says in zip(processes, (INTERRUPTED + "resume from the last checkpoint\n", ""), strict=True):
+        assert process.communicate(timeout=SOON) == ("", says)
+        assert process.returncode == 143
+    assert (max(command.losses()), command.saved()[-1]) == (24, 25)
+    processes = command.start_all(2)
+    wait_until(lambda: max(command.losses()) > 32, *processes)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    says = ("is gone", "the last checkpoint is of step", "restart all processes")
+    assert_ended(processes[0], 1, *says, before=["resuming after step 25"])
+    command.end_all()
+    command.complete(1, mesh="")
+    assert_same_outcome(command, undisturbed)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("signaled", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_signal_before_the_training_begins_ends_all_at_once(command, signaled):
+    processes = command.start_all(2)
+    wait_until(command.files.config.exists, *processes)
+    processes[signaled].send_signal(signal.SIGTERM)
+    for process, says in zip(processes, (INTERRUPTED + "start over\n", ""), strict=True):
+        assert process.communicate(timeout=SOON) == ("", says)
+        assert process.returncode == 143
+    assert (command.saved(), command.losses()) == ([], {})
+
+
+RESTORING = """
+import pathlib, sys
+import jax, numpy as np
+import orbax.checkpoint as ocp
+from training.mesh.placement import Placement
+from training.mesh.processes import Processes
+from training.runs.checkpoints import Checkpoints
+processes = Processes()
+processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
+divided = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
+W = jax.make_array_from_callback((6, 5), divided, lambda index: np.arange(30.0, dtype=np.float32).reshape(6, 5)[index])
+restore = ocp.Checkpointer.restore
+with Checkpoints(pathlib.Path(sys.argv[3]), max_to_keep=3) as checkpoints:
+    for step in (1, 2):
+        checkpoints.save(step, {"params": {"W": W * step}}, {})
+    checkpoints.wait()
+    for error in (MemoryError("no room"), ValueError("DATA_LOSS: bits"), None):
+        def planted(self, path, **options):
+            if error and processes.index == 1 and path.name == "2":
+                raise error
+            return restore(self, path, **options)
+        ocp.Checkpointer.restore = planted
+        try:
+            found = checkpoints.restore_latest({"params": {"W": W}}, lambda text: print("warned:", text.split(";")[0]))
+            print("found:", found.step, float(found.trees["params"]["W"].sum()), checkpoints.steps())
+        except Exception as raised:
+            print("raised:", type(raised).__name__, str(raised).replace(sys.argv[3], "DIR"), checkpoints.steps())
+processes.leave()
+"""
+
+
+@pytest.mark.end_to_end
+def test_a_checkpoint_that_one_process_cannot_read_is_restored_by_none(tmp_path):
+    """And damage that one process finds moves it away once, for all."""
+    command = [sys.executable, "-c", RESTORING, f"127.0.0.1:{free_port()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    started = [
+        subprocess.Popen([*command, str(i), str(tmp_path / "c")], env=environment, stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in started]
+    told = [[line for line in out if re.match("(raised|warned|found): ", line)] for out in outputs]
+    first = ["raised: CheckpointError process 1 cannot read DIR/2: no room; nothing was changed [2, 1]"]
+    first += ["raised: MemoryError no room [2, 1]"]
+    later = ["warned: the checkpoint of step 2 is damaged (DATA_LOSS: bits)", *["found: 1 435.0 [1]"] * 2]
+    assert told == [[line, *later] for line in first]
+    assert [path.name for path in (tmp_path / "c-damaged").iterdir()] == ["2-1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_last", "sentence"),
@@ -269,6 +357,8 @@ class ToldFacts:
         self._facts = facts
 
     def put(self, name, text):
+        if name in self._facts and name == COURSE:
+            raise RuntimeError("ALREADY_EXISTS")
         self._facts[name] = text
 
     def wait_for(self, name, _):
@@ -283,6 +373,19 @@ def test_the_first_difference_is_said_in_every_process(index):
     with pytest.raises(ProcessesError, match=r"process 1 has b y, and process 0 x: start all of them with the same"):
         processes.agree("facts", facts[index])
     Processes().agree("facts", facts[0])
+
+
+@pytest.mark.parametrize("courses", ["bs", "sb", "bb"])
+@pytest.mark.parametrize("has_store", [True, False])
+def test_processes_begin_or_stop_together(monkeypatch, courses, has_store):
+    """Which of the two is named first counts: b, that the training begins, or s, that it stops."""
+    monkeypatch.setattr("training.mesh.processes.HEARTBEAT", 0.0)
+    told = ToldFacts()
+    both = [Processes(), Processes()] if has_store else [Processes()] * 2
+    for process, course in zip(both, courses, strict=True):
+        process.count, process._store = 2, told if has_store else None
+        first = course == courses[0]
+        assert (process.all_begin() if course == "b" else process.all_stop()) == first
 
 
 def test_only_one_file_reaches_inside_jax():
