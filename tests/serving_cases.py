@@ -30,21 +30,15 @@ def of_run(model, *, converse=None, **limits):
 def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
     """The port of a server in this process.
 
-    `what`: is served; `begun`: takes the rows of every batch; `queue`: the most continuations that wait; `most`:
-    connections; `patience`: seconds to send a request in; `options`: of the application.
+    `what`: is served; `begun`: takes an item for every batch that has ended; `queue`: the most continuations that wait;
+    `most`: connections; `patience`: seconds to send a request in; `options`: of the application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):
-        generator = what.model.generator
-        original = type(generator).answer
-
-        def answer(requests, **options):
-            if begun is not None:
-                begun.append(len(requests))
-            return original(generator, requests, **options)
-
-        generator.answer = answer
-        engine = Engine(generator, what.tokenizer, rows=8, queue=queue)
+        engine = Engine(what.model.generator, what.tokenizer, rows=8, queue=queue, budget=what.model.budget)
+        if begun is not None:
+            begin = engine._empty
+            engine._empty = lambda: begun.append(1) or begin()
     application = app.make_app(what, engine, clock=time.time, **options)
     http_class = connections(most=most, patience=patience)
     config = uvicorn.Config(application, http=http_class, ws="none", log_config=None, timeout_graceful_shutdown=5)

@@ -4,6 +4,7 @@ Everything in `training` that only some systems have is here, so that the rest i
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
@@ -11,6 +12,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 try:
     import fcntl
@@ -50,6 +52,21 @@ def physical_memory() -> int:
     if not hasattr(os, "sysconf"):
         return sys.maxsize
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that this process can still get, within the limit of its control group on Linux."""
+    available = importlib.import_module("psutil").virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, limit - used)
+    return available
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, which glibc, used by most Linux systems, would keep for this process."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another library of C
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_private(status: os.stat_result) -> bool:

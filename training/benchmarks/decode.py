@@ -16,7 +16,7 @@ from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from training.benchmarks.timing import Timing, alternate, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.cache import capacity
-from training.generation.continuation import ROOM
+from training.generation.prompts import ROOM
 from training.generation.sampling import SamplingArrays
 
 SMALL = DTransformerConfig(N_V=2048, l_max=1280, L=6, H=8, d_e=256, d_mlp=1024, variant=GPT2)

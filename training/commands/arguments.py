@@ -190,6 +190,19 @@ def local(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def size(text: str) -> int:
+    """Return a number of bytes: an argument type.
+
+    Example:
+        >>> size("1.5G"), size("300")
+        (1610612736, 300)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text, re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a number of bytes, such as 500M or 4G, got {text!r}")
+    return int(float(match[1]) * 1024 ** "_KMGT".index(match[2] or "_"))
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """Return an argument type: an integer of at least ``least``."""
 

@@ -20,7 +20,16 @@ from pathlib import Path
 import uvicorn
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_inference, add_markup, add_model, at_least, local, placement_of
+from training.commands.arguments import (
+    Parser,
+    add_inference,
+    add_markup,
+    add_model,
+    at_least,
+    local,
+    placement_of,
+    size,
+)
 from training.commands.terminal import run_of, say
 from training.data.chat import with_markup
 from training.disk import read_text, reason
@@ -57,6 +66,13 @@ def parser() -> Parser:
         0,
         1 << 28,
         "maximum bytes of cached keys and values, which requests with a common prefix share (default: 2^28)",
+    )
+    add(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="maximum memory of all keys and values, such as 4G, --prefix-bytes included (default: half of what is "
+        "free): a request for which there is none waits, or is refused if it never fits",
     )
     key = f"file of the key that clients must send (default: that in {KEY}, or none)"
     add("--api-key-file", metavar="FILE", type=local, help=key)
@@ -116,11 +132,14 @@ def main(arguments: argparse.Namespace) -> None:
         choices=arguments.queue,
         seconds=arguments.timeout,
         prefixes=arguments.prefix_bytes,
+        memory=arguments.memory,
     )
     served = served_of(run, name, limits, weights=arguments.weights)
     engine = None
     if isinstance(served.model, Decoder):
-        engine = Engine(served.model.generator, run.tokenizer, rows=arguments.rows, queue=arguments.queue)
+        model = served.model
+        sizes = {"rows": arguments.rows, "queue": arguments.queue}
+        engine = Engine(model.generator, run.tokenizer, **sizes, budget=model.budget)
     app = make_app(
         served,
         engine,

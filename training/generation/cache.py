@@ -98,6 +98,10 @@ class KeyValues(NamedTuple):
         """Return the cache with R rows, the new ones 0."""
         return KeyValues(*(jnp.pad(cache, ((0, 0), (0, R - cache.shape[1]), (0, 0))) for cache in self))
 
+    def taken(self, rows: Int[Array, "R"]) -> "KeyValues":
+        """Return the cache with the given rows of every sequence."""
+        return KeyValues(*(jnp.take(cache, rows, axis=1) for cache in self))
+
     def arranged(self, rows: Int[Array, "B R"]) -> "KeyValues":
         """Return the cache with the given rows of each of B sequences; a negative index gives an arbitrary row."""
 

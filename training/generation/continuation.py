@@ -1,9 +1,8 @@
 """A decoder that generates, and the continuations of a batch of prompts: their tokens, and the state to go on."""
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Required, Unpack
+from typing import Any, NamedTuple, Required, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +13,17 @@ from jaxtyping import Int, Key
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import At, Recorded
 from algorithms.machinery.contract import check_key
-from training.generation import decoding, inputs, layout, reading, states
-from training.generation.cache import bucket, bucketed, capacity
+from training.generation import decoding, inputs, layout, prompts, reading, states
+from training.generation.cache import bucketed, capacity
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
+from training.generation.layout import rows_of_parts
 from training.generation.prefixes import Prefixes
+from training.generation.prompts import ROOM, Read
 from training.generation.requests import Request, begins_of, check_requests, keys_of
 from training.generation.sampling import History, Sampling, SamplingArrays
 from training.generation.states import Likeliest, State
 
-ROOM = 256  # tokens that a new cache has room for, so that a typical answer needs one compiled loop
 REMEMBERED = 1024  # initial room for tokens in a `History`, so that few programs are compiled
 
 
@@ -34,21 +34,6 @@ class Requests(Sampling, total=False):
     l_gen: Required[int]
     key: Required[Key[Array, "*B"]]
     sliding: bool
-
-
-def window_start(t: int, l_max: int) -> int:
-    """Return the index of the first token that token t of a text, counted from 0, is predicted from.
-
-    The first window begins with the text and predicts its tokens up to token l_max. Each new window begins with the
-    last half of the one before. So every token is predicted from at least l_max/2 and at most l_max tokens before it,
-    or from all.
-
-    Example:
-        >>> [window_start(t, 6) for t in range(15)]
-        [0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8]
-    """
-    stride = l_max + 1 - max(1, l_max // 2)
-    return max(0, -(-(t - l_max) // stride)) * stride
 
 
 class Generator:
@@ -135,14 +120,29 @@ class Generator:
         return prefill(theta, x, lengths, C=C, most=self.most)
 
 
+class Plan(NamedTuple):
+    """How requests are to continue side by side."""
+
+    requests: list[Request]
+    left: Int[np.ndarray, "B"]  # how many tokens each can be followed by within its window
+    slot: int  # the slot of their last tokens
+    C: int  # slots
+    T: int  # tokens that a `History` has room for, if there is one
+
+
 class Continuation:
     """The continuations of a batch of prompts, so far. A text that outgrows l_max continues in the windows of
     `window_start`, which are read in one forward pass each, of all requests when one needs a new one; further tokens
     come from the cache: at most about three columns per token, however long the text.
+
+    Attributes:
+        left: how many tokens each request can be followed by before it needs a new window.
     """
 
     def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:
-        """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N."""
+        """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N. None may
+        be given, so that others can join.
+        """
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
         self.tokens = np.zeros((B, 0), np.int32)  # generated, [B, n]
@@ -150,19 +150,22 @@ class Continuation:
         # the N likeliest tokens at each position and their log-probabilities, [B, n, N] each
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
         self.starts = np.zeros(B, np.int64)  # the index of each request's first token; 0 unless it joined later
+        self.left = np.zeros(B, np.int64)
         self._reading = None if model.inside is None else Reading(model.inside)
-        self._begin()
-        self._state = self._read_all()
-        self._remember()
+        self._state: Any = None
+        if requests:
+            self._begin()
+            self._state = self._read_all()
+            self._remember(self._remembered(self._requests, self.starts))
 
     def extend(self, n: int) -> None:
         """Generate until there are n tokens in total, or until all sequences have ended."""
         while self.tokens.shape[1] < n and not self.ended:
             done = self.tokens.shape[1]
-            if not self._room:
+            if not self.left.min():
                 self._begin_windows()
             first = int(self._state.slot)
-            last = first + min(n - done, self._room)
+            last = first + min(n - done, int(self.left.min()))
             begins = self._begins if done in self.starts else None
             decode = decoding.decode if self._reading is None else self._reading.decode
             options = {"keys": self._keys, "sampling": self.sampling, "begins": begins}
@@ -182,28 +185,100 @@ class Continuation:
     def keep(self, r: int) -> None:
         """Cache the keys and values of request r and its continuation for later texts that begin the same."""
         if self._model.prefixes is not None and self._model.inside is None:
-            self._model.prefixes.keep(self._state, r)
+            text = self._texts()[r][:-1]  # the last token has not been read
+            cached = self._model.config.l_max - int(self.left[r])
+            self._model.prefixes.keep(self._state, r, text[len(text) - cached :])
 
-    def join(self, requests: Sequence[Request], *, keep: Sequence[int]) -> None:
-        """Continue some of the requests, together with new ones: `keep` are indices into the B present requests
-        followed by the new ones, and the rest are dropped. If the new prompts fit into the cache, only they are read;
-        otherwise all are read again. Raises TypeError or ValueError as `check_requests`.
+    def drop(self, r: int) -> None:
+        """Let request r no longer begin windows, since nobody reads its tokens."""
+        self.left[r] = self._model.config.l_max
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return self._state.tokens.shape[1]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next token has no slot, so the cache has to grow, unless sequences that have ended leave room."""
+        return int(self._state.slot) + 1 >= self.slots
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether most of the slots have a token."""
+        return 4 * int(self._state.slot) >= 3 * self.slots
+
+    def join(
+        self, requests: Sequence[Request], *, keep: Sequence[int], read: Read | None = None, slots: int = 0
+    ) -> None:
+        """Continue some of the requests, together with new ones, which are read now if they have not been: `keep` are
+        indices into the B present requests followed by the new ones, and the rest are dropped. There are as many slots
+        as they need, or at least so many. Raises TypeError or ValueError as `check_requests`.
         """
-        check_requests(requests, self._model.config)
-        rows, (b, n) = np.asarray(keep), (len(requests), self.tokens.shape[1])
+        if requests and read is None:
+            check_requests(requests, self._model.config)
+            read = prompts.read(self._model, [np.asarray(request.tokens) for request in requests], more=1)
+        plan, rows = self.plan(requests, keep=keep, read=read, slots=slots), np.asarray(keep)
+        (B, n), b = self.tokens.shape, len(requests)
         starts = np.concatenate([self.starts, np.full(b, n)])[rows]
 
         def kept(before: Any) -> np.ndarray:
             return np.concatenate([before, np.zeros((b, *before.shape[1:]), before.dtype)])[rows][:, starts.min() :]
 
         self.tokens, self.log_p, self.likeliest = jax.tree.map(kept, (self.tokens, self.log_p, self.likeliest))
-        self._requests, self.starts = self._kept(requests, keep), starts - starts.min()
+        self._requests, self.starts, self.left = plan.requests, starts - starts.min(), plan.left
         self._begin()
-        self._place([np.asarray(request.tokens) for request in requests], rows)
-        self._remember()
+        before, self._state = self._state, None
+        given = [state for state in (before, read and read.state) if state is not None]
+        del before  # so that its caches are freed one by one
+        of_state = np.array([*range(B), *(B + row for row in (read.rows if read else ()))])[rows]
+        state = self._placed(plan, given, jnp.asarray(of_state))
+        drawn = jnp.asarray(self._drawn().astype(np.int32)) - (state.slot - state.first)
+        self._state = state._replace(drawn=drawn)
+        if self._reading is not None:
+            self._reading.latest = read.seen if read else []
+            self._reading.choose(of_state.tolist(), beside=True)
+        self._remember(plan.T)
 
-    def _kept(self, requests: Sequence[Request], keep: Sequence[int]) -> list[Request]:
-        return [[*self._requests, *requests][r] for r in keep]
+    def plan(
+        self, requests: Sequence[Request], *, keep: Sequence[int], read: Read | None = None, slots: int = 0
+    ) -> Plan:
+        """Return how requests are to continue after `join` with these arguments: with room for what they asked for."""
+        l_max, rows, n = self._model.config.l_max, np.asarray(keep), self.tokens.shape[1]
+        lengths = np.asarray(read.state.lengths)[read.rows] if read else np.zeros(0, np.int64)
+        left = np.concatenate([self.left, l_max - lengths + 1])[rows]
+        starts = np.concatenate([self.starts, np.full(len(requests), n)])[rows]
+        of_rows = [[*self._requests, *requests][r] for r in keep]
+        slot = l_max - int(left.min())
+        C = capacity(slot + 1 + max(1, min(self._missing(of_rows, starts), ROOM, int(left.min()))))
+        return Plan(of_rows, left, slot, max(C, slots), self._remembered(of_rows, starts))
+
+    def program(self, plan: Plan, read: Read | None = None) -> tuple[tuple[Any, ...], Callable[[], None]]:
+        """Return what decides which program generates the next tokens of a plan, and a function that compiles it, which
+        another thread may call.
+        """
+        sampling = SamplingArrays.of([request.sampling for request in plan.requests], self._model.config.N_V)
+        begins, T = begins_of(plan.requests, self._model.config.N_V), plan.T if sampling.uses_history else 0
+        B, drawn = len(plan.requests), (sampling.eos.shape[1], sampling.logit_bias is None)
+        given = [jax.eval_shape(lambda state: state, read.state if read else self._state)]
+        keys = jnp.stack([request.key for request in plan.requests])
+
+        def compiled() -> None:
+            of_rows: Any = jax.ShapeDtypeStruct((B,), np.int32)
+            tokens: Any = jax.ShapeDtypeStruct((B, T), np.int32)
+            state = jax.eval_shape(lambda rows, *given: self._placed(plan, [*given], rows), of_rows, *given)
+            if T:
+                state = state._replace(history=History(tokens, of_rows, of_rows))
+            for first in {id(one): one for one in (begins, None)}.values():
+                options = {"sampling": sampling, "begins": first, "stop": np.int32(0)}
+                decoding.decode.lower(self._model.weights, None, state, keys, **options).compile()
+
+        return (B, plan.C, begins is None, T, *drawn), compiled
+
+    def _placed(self, plan: Plan, given: list[State], rows: Int[Array, "n"]) -> State:
+        model = self._model
+        where = {"slot": plan.slot, "C": plan.C, "most": model.most, "N": self._N}
+        return states.placed(given, rows, n=rows_of_parts(model.theta, len(rows)), **where)
 
     def _begin(self) -> None:
         """Lay out how the tokens of all requests are drawn."""
@@ -212,101 +287,62 @@ class Continuation:
         self.sampling = SamplingArrays.of([request.sampling for request in self._requests], N_V)
         self._begins = begins_of(self._requests, N_V)
 
-    def copy(self) -> "Continuation":
-        """Return an independent copy."""
-        other = copy.copy(self)
-        other._state = jax.tree.map(jnp.copy, self._state)  # decoding donates the state
-        other._model = copy.copy(self._model)
-        if self._model.prefixes is not None:
-            other._model.prefixes = self._model.prefixes.copy()
-        other._reading = None if self._reading is None else self._reading.copy()
-        return other
-
-    def shapes_to_join(self, requests: Sequence[Request], *, keep: Sequence[int]) -> tuple[Any, ...]:
-        """Return a key for the programs that `join` with these arguments needs: equal keys need the same programs."""
-        slots, l = self._state.tokens.shape[1], max(len(request.tokens) for request in requests)
-        fits = self._room > 0 and l <= int(self._state.slot) + 1
-        longest = 0 if fits else bucket(max(l, *(len(text) for text in self._texts())))
-        all_kept = self._kept(requests, keep)
-        both = SamplingArrays.of([request.sampling for request in all_kept], self._model.config.N_V)
-        begins = any(request.begins is not None for request in all_kept)
-        drawn = (both.eos.shape[1], both.logit_bias is None, both.uses_history)
-        return (len(requests), bucket(l), len(self.starts), len(keep), slots, longest, begins, *drawn)
-
-    def _place(self, new: list[np.ndarray], rows: np.ndarray) -> None:
-        """Place new prompts beside the others in the cache if they fit; otherwise read all texts again."""
-        before, l_max = self._state, self._model.config.l_max
-        slot, longest = int(before.slot), max(len(x) - window_start(len(x), l_max) for x in new)
-        room = min(self._room, l_max - longest + 1, 2 * l_max - slot)
-        if room > 0 and longest <= slot + 1:
-            self._state = states.joined(before, self._read(new), jnp.asarray(rows))
-            self._room = room
-            if self._reading is not None:
-                self._reading.choose(rows.tolist(), beside=True)
-        else:
-            self._state = before._replace(ended=jnp.concatenate([before.ended, jnp.zeros(len(new), bool)])[rows])
-            self._begin_windows()
-
     def _texts(self) -> list[np.ndarray]:
         """Return the tokens of each request so far, its prompt included."""
         of_rows = zip(self._requests, self.tokens, self.starts, strict=True)
         return [np.concatenate([np.asarray(x.tokens, np.int32), y[start:]]) for x, y, start in of_rows]
+
+    def _drawn(self) -> np.ndarray:
+        """Return how many tokens of each request have been drawn."""
+        return self.tokens.shape[1] - self.starts + [request.drawn for request in self._requests]
 
     def seen(self) -> list[Recorded]:
         """What `record` gives of each request for one pass over its tokens, past l_max of its window, but the last."""
         return [] if self._reading is None else self._reading.seen()
 
     def _read_all(self) -> State:
-        state = self._read(self._texts())
-        if self._reading is not None:
-            self._reading.choose(range(len(self._requests)))
-        return state
-
-    def _read(self, texts: list[np.ndarray]) -> State:
-        """Read the window of each text; a window that several texts share is read once."""
+        """Read the windows of all texts, with room for what is still to be generated."""
         l_max = self._model.config.l_max
-        of_texts = [text[window_start(len(text), l_max) :] for text in texts]
-        numbers: dict[bytes, int] = {}
-        rows = [numbers.setdefault(np.asarray(window, np.int32).tobytes(), len(numbers)) for window in of_texts]
-        windows = inputs.to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
-        windows = windows if len(windows) < len(texts) else of_texts
-        x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
-        self._room = l_max - int(lengths.max()) + 1
-        begun = self.tokens.shape[1] > 0
-        room = self._room if begun else min(self._l_gen(), self._room, ROOM)
-        prefill = reading.prefill if self._reading is None else self._reading.prefill
-        state = self._model.read(x, lengths, room=room, prefill=prefill)
-        if len(windows) < len(texts):
-            state = states.chosen(state, jnp.asarray(rows))
-            if self._reading is not None:
-                self._reading.latest = [self._reading.latest[r] for r in rows]
+        read = prompts.read(self._model, self._texts(), more=self._missing(self._requests, self.starts))
+        self.left = l_max - np.asarray(read.state.lengths)[read.rows].astype(np.int64) + 1
+        if self._reading is not None:
+            self._reading.latest = read.seen
+            self._reading.choose(read.rows)
+        state = read.chosen()
         if self._N:
             shape = (*state.tokens.shape, self._N)
             likeliest = Likeliest(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, state.log_p.dtype))
             state = state._replace(likeliest=likeliest)
         return state
 
+    def _missing(self, requests: Sequence[Request], starts: np.ndarray) -> int:
+        """Return the most tokens that a request has still asked for."""
+        n = self.tokens.shape[1]
+        return max(request.l_gen - n + int(start) for request, start in zip(requests, starts, strict=True))
+
     def _begin_windows(self) -> None:
-        before, drawn = self._state, jax.device_put((self.tokens.shape[1] - self.starts).astype(np.int32))
+        before, drawn = self._state, jax.device_put(self._drawn().astype(np.int32))
         self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
-    def _l_gen(self) -> int:
-        return max(request.l_gen for request in self._requests)
+    def _remembered(self, requests: Sequence[Request], starts: np.ndarray) -> int:
+        """Return how many tokens a history of these requests has room for."""
+        n = self.tokens.shape[1]
+        lengths = [len(request.tokens) + n - start for request, start in zip(requests, starts, strict=True)]
+        return capacity(max(int(max(lengths)) + max(request.l_gen for request in requests), REMEMBERED))
 
-    def _remember(self) -> None:
-        """If any request's sampling uses its history, put all tokens into the state, with room for those to come."""
+    def _remember(self, T: int) -> None:
+        """If any request's sampling uses its history, put all tokens into the state, with room for T."""
         if not self.sampling.uses_history:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)
-        given = np.array([len(request.tokens) for request in self._requests], np.int32)
-        T = capacity(max(int(lengths.max()) + self._l_gen(), REMEMBERED))
+        given = np.array([len(request.tokens) - request.drawn for request in self._requests], np.int32)
         padded = np.stack([np.pad(text, (0, T - len(text))) for text in texts])
         self._state = self._state._replace(history=History(*map(jnp.asarray, (padded, lengths, given))))
 
     def _take(self, first: int, end: int) -> None:
         """Append the contents of the new slots."""
-        self._room -= end - first
+        self.left -= end - first
         state, none = self._state, np.zeros((len(self.tokens), end, 0))
 
         def appended(before: Any, of_slots: Any) -> np.ndarray:

@@ -9,7 +9,14 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
+from algorithms import (
+    DTransformerConfig,
+    DTransformerParams,
+    EDTransformerParams,
+    MHAttentionParams,
+    MLPParams,
+    Variant,
+)
 from algorithms.lines import Attention
 from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.model.attention import axes_of_own
@@ -134,6 +141,12 @@ def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
             "use algorithms.d_inference or ed_inference, which keep no cache"
         )
     return next(iter(sizes))
+
+
+def bytes_of_token(theta: DTransformerParams, config: DTransformerConfig) -> int:
+    """Return the bytes of the keys and values of a token in all layers."""
+    _, H_kv, d_attn, d_mid = sizes_of_layers(theta)
+    return config.L * H_kv * (d_attn + d_mid) * theta.W_e.dtype.itemsize
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:

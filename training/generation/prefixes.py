@@ -2,10 +2,11 @@
 
 Keys and values of a token depend only on the tokens before it. `Prefixes` keeps those of the texts read most recently,
 so a conversation, or many requests with one system message, are read once; and of all tokens, even if every layer has a
-window, since texts may differ anywhere.
+window, since texts may differ anywhere. `Parts` reads a text, or the rest of one, part by part.
 """
 
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,10 @@ from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Kept, keeping, lines_of
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
+from training.generation.cache import KeyValues, Prefix, bucket, bucketed, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
-from training.generation.layout import rows_of_parts, sizes_of_layers
+from training.generation.layout import bytes_of_token, rows_of_parts, sizes_of_layers
 from training.generation.states import State
 
 LEAST = 16  # tokens of the shortest prefix that is kept or reused
@@ -39,25 +40,52 @@ class _Text(NamedTuple):
         return self.caches.K.nbytes + self.caches.V.nbytes
 
 
+class Parts:
+    """A text that is read in parts: the keys and values of its first `n` tokens, in room that grows with them."""
+
+    def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, KeyValues] | None = None) -> None:
+        """Begin a text with what is `known` of it: how many of its tokens, and their keys and values."""
+        self._generator, self.text = generator, text
+        self.n, self.caches = known or (0, _no_keys(generator.theta, generator.config.L))
+
+    @property
+    def rest(self) -> int:
+        """How many tokens are still to be read."""
+        return len(self.text) - self.n
+
+    def read(self) -> None:
+        """Read the next part."""
+        at_once = FEW if self.rest <= MANY // 2 else MANY
+        columns = self.text[self.n : self.n + at_once]
+        x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
+        t = np.minimum(np.arange(self.n, self.n + at_once), self._generator.config.l_max - 1).astype(np.int32)
+        caches = _resized(self.caches, C=capacity(max(self.caches.K.shape[2], self.n + at_once)))
+        self.caches = read_more(self._generator.theta, caches, x, t, jnp.asarray(self.n, jnp.int32))
+        self.n += len(columns)
+
+    def state(self, last: int) -> State:
+        """Return the state, as `reading.prefill` does, of the text and one more token."""
+        x = bucketed(np.append(self.text, last)[None], self._generator.config.l_max)
+        C = capacity(x.shape[1] + 1)
+        parts = rows_of_parts(self._generator.theta, 1)
+        lengths, rows = np.array([len(self.text) + 1], np.int32), (_resized(self.caches, C=C),)
+        return _beside(rows, x.astype(np.int32), lengths, n=parts)
+
+
 class Prefixes:
-    """The texts used most recently, as many as fit into `most` bytes; `found` is how many tokens were reused."""
+    """The texts used most recently, as many as fit into `most` bytes; `found` is how many tokens were reused. Several
+    threads may share it.
+    """
 
     def __init__(self, most: int) -> None:
         self.most, self.found = most, 0
         self._texts: list[_Text] = []
+        self._lock = threading.Lock()
 
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
         """Return an empty cache with room for n texts that fill the context."""
-        _, H_kv, d_attn, d_mid = sizes_of_layers(theta)
-        of_token = config.L * H_kv * (d_attn + d_mid) * theta.W_e.dtype.itemsize
-        return Prefixes(n * bucket(config.l_max) * of_token)
-
-    def copy(self) -> "Prefixes":
-        """Return an independent copy, with `found` at 0."""
-        other = Prefixes(self.most)
-        other._texts = list(self._texts)
-        return other
+        return Prefixes(n * bucket(config.l_max) * bytes_of_token(theta, config))
 
     @property
     def nbytes(self) -> int:
@@ -67,12 +95,12 @@ class Prefixes:
     def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
         """Read prompts like `reading.prefill`, but reuse the prefixes they share with texts that a `Generator` read."""
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
-        begun = [self._begin(text) for text in texts]
+        begun = [self.begin(text[:-1]) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
             state = reading.prefill(generator.apart, x, lengths, C=C)
-            for r in range(len(texts)):
-                self.keep(state, r)
+            for r, text in enumerate(texts):
+                self.keep(state, r, text[:-1])
             return state
         rows: list[KeyValues] = []
         first: dict[int, KeyValues] = {}
@@ -81,55 +109,54 @@ class Prefixes:
             state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
             first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
-            rows.append(first[r] if one is None else self._read_on(generator, text[:-1], *one, C=C))
-            self._add(text[:-1], rows[r])
-        C = max(row.K.shape[2] for row in rows)
+            rows.append(first[r] if one is None else self._read_on(generator, text[:-1], one))
+            self.add(text[:-1], rows[r])
+        C = max(C, *(row.K.shape[2] for row in rows))
         return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(generator.theta, len(x)))
 
-    def keep(self, state: State, r: int) -> None:
-        """Keep the keys and values of sequence r: its prompt and the tokens generated so far."""
-        slot, first, length = int(state.slot), int(state.first[r]), int(state.lengths[r])
-        n = length - 1 + slot - first
-        of_slots = np.asarray(state.tokens[r])
-        tokens = np.concatenate([of_slots[: length - 1], of_slots[first:slot]])
-        if n >= LEAST:
-            self._add(tokens, _of_row(state, r, C=bucket(n)))
+    def keep(self, state: State, r: int, text: np.ndarray) -> None:
+        """Keep the keys and values of sequence r, those of the tokens of a text."""
+        if len(text) >= LEAST:
+            self.add(text, _of_row(state, r, C=bucket(len(text))))
 
-    def _begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
-        """Return the longest known prefix of a text without its last token: its length, and keys and values."""
-        shared = [_shared(text[:-1], other.tokens) for other in self._texts]
-        n = max(shared, default=0)
-        if n < LEAST:
-            return None
-        best = self._texts.pop(shared.index(n))
-        self._texts.append(best)
-        self.found += n
-        return n, best.caches
+    def begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
+        """Return the longest known prefix of a text: its length, and keys and values."""
+        with self._lock:
+            shared = [_shared(text, other.tokens) for other in self._texts]
+            n = max(shared, default=0)
+            if n < LEAST:
+                return None
+            best = self._texts.pop(shared.index(n))
+            self._texts.append(best)
+            self.found += n
+            return n, best.caches
 
-    def _read_on(self, generator: Any, text: np.ndarray, n: int, caches: KeyValues, *, C: int) -> KeyValues:
+    def _read_on(self, generator: Any, text: np.ndarray, known: tuple[int, KeyValues]) -> KeyValues:
         """Return the keys and values of a text, given those of its first n tokens."""
-        at_once = FEW if len(text) - n <= MANY else MANY
-        end = n + -(-(len(text) - n) // at_once) * at_once
-        caches = _resized(caches, C=capacity(max(C, end)))
-        for start in range(n, end, at_once):
-            columns = text[start : start + at_once]
-            x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-            t = np.minimum(np.arange(start, start + at_once), generator.config.l_max - 1).astype(np.int32)
-            caches = read_more(generator.theta, caches, x, t, jnp.asarray(start, jnp.int32))
-        return caches
+        parts = Parts(generator, text, known)
+        while parts.rest:
+            parts.read()
+        return parts.caches
 
-    def _add(self, tokens: np.ndarray, caches: KeyValues) -> None:
+    def add(self, tokens: np.ndarray, caches: KeyValues) -> None:
         """Keep a text, and drop the texts that are prefixes of it."""
         n = len(tokens)
-        if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
-            return
-        text = _Text(np.array(tokens), _resized(caches, C=bucket(n)))
-        if text.nbytes > self.most:
-            return
-        self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
-        self._texts.append(text)
-        while self.nbytes > self.most:
-            del self._texts[0]
+        with self._lock:
+            if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
+                return
+            text = _Text(np.array(tokens), _resized(caches, C=bucket(n)))
+            if text.nbytes > self.most:
+                return
+            self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
+            self._texts.append(text)
+            while self.nbytes > self.most:
+                del self._texts[0]
+
+
+def _no_keys(theta: DTransformerParams, L: int) -> KeyValues:
+    """Return the keys and values of no tokens."""
+    _, H_kv, *sizes = sizes_of_layers(theta)
+    return KeyValues(*(jnp.zeros((L, H_kv, 0, d), theta.W_e.dtype) for d in sizes))
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:

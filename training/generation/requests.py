@@ -31,6 +31,7 @@ class Request(NamedTuple):
     l_gen: int  # most tokens to generate
     sampling: Sampling  # how they are drawn
     begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that it may begin with; None for all
+    drawn: int = 0  # how many of the last tokens were generated before
 
 
 def check_requests(requests: Sequence[Request], config: DTransformerConfig) -> None:

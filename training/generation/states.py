@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -27,7 +28,6 @@ from algorithms.machinery.arrays import accumulation_dtype
 from training.generation.cache import Cache, KeyValues, chosen_sequences, held, rows_of, side_by_side, whole, with_room
 from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
 from training.generation.sampling import History
-from training.generation.slots import Slots
 
 
 class Context(NamedTuple):
@@ -117,39 +117,69 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     return _at_slot(0, tuple(empty() for _ in layers), tokens, jnp.ones(B, jnp.int32))
 
 
-@jax.jit
-def joined(state: State, other: State, rows: Int[Array, "n"]) -> State:
-    """Return the chosen ``rows`` of the B sequences in one state followed by the b just read into another. All continue
-    from the slot of the first state, so the prompts of the other have at most that many tokens before their last.
+def placed(
+    given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: int | None, n: int | None, N: int
+) -> State:
+    """Return the chosen ``rows`` of the sequences in the given states, one after another, as they continue from `slot`
+    with room for C slots, or for the keys and values of the last `most` tokens, in parts of n (see `with_room`); a slot
+    that has at least as many before it as any of these sequences has tokens. N is how many of the `likeliest` tokens
+    it records. The list is emptied, so that a layer's caches are freed once they are copied.
     """
-    (B, C), (b, C_o) = state.tokens.shape, other.tokens.shape
+    layers, rest = [list(state.caches) for state in given], tuple(state._replace(caches=()) for state in given)
+    given.clear()
+    slots, B, caches = tuple(state.slot for state in rest), tuple(len(state.tokens) for state in rest), []
+    while layers[0]:
+        of_layer = tuple(of_state.pop(0) for of_state in layers)
+        caches.append(_placed_cache(of_layer, slots, rows, np.int32(slot), B=B, C=C, most=most, n=n))
+    return _placed_tokens(rest, rows, np.int32(slot), C=C, N=N)._replace(caches=tuple(caches))
 
-    def both(of_state, of_other):
-        return jnp.concatenate([of_state, of_other])[rows]
 
-    def resized(of_slots):
-        return jnp.pad(of_slots[:, :C], ((0, 0), (0, max(0, C - C_o))))
+@functools.partial(jax.jit, static_argnames=("B", "C", "most", "n"))
+def _placed_cache(
+    caches: tuple[Cache, ...],
+    slots: tuple[Int[Array, ""], ...],
+    rows: Int[Array, "n"],
+    slot: Int[Array, ""],
+    *,
+    B: tuple[int, ...],
+    C: int,
+    most: int | None,
+    n: int | None,
+) -> Cache:
+    """Return the chosen rows of caches of B sequences each, whose tokens before `slots` are then before `slot`."""
+    there = held(slot, min(C, most or C)) - slot
 
-    last = jax.lax.dynamic_slice_in_dim(other.tokens, other.slot, 1, axis=1)
-    tokens = jax.lax.dynamic_update_slice_in_dim(resized(other.tokens), last, state.slot, axis=1)
-    moved = held(state.slot, rows_of(state.caches[0])) + other.slot - state.slot
-    there = jnp.broadcast_to(jnp.where(moved < 0, 0, moved % rows_of(other.caches[0])), (b, len(moved)))
+    def moved(cache, before):
+        in_cache = jnp.where(there + before < 0, 0, (there + before) % rows_of(cache))
+        return whole(cache).taken(in_cache)
 
-    def both_caches(cache, of_other):
-        of_other = whole(of_other).arranged(there)
-        of_other = Slots.of(*of_other, cache.n) if isinstance(cache, Slots) else of_other
-        return chosen_sequences(side_by_side(cache, of_other, B), rows, B + b)
+    every, *others = map(moved, caches, slots)
+    for i, other in enumerate(others, start=1):
+        every = side_by_side(every, other, sum(B[:i]))
+    return with_room(whole(chosen_sequences(every, rows, sum(B))), C, most, n)
 
+
+@functools.partial(jax.jit, static_argnames=("C", "N"))
+def _placed_tokens(given: tuple[State, ...], rows: Int[Array, "n"], slot: Int[Array, ""], *, C: int, N: int) -> State:
+    """Return the chosen rows of states, without caches, as they continue from `slot`; of tokens only the last."""
+
+    def every(name):
+        return jnp.concatenate([getattr(state, name) for state in given])[rows]
+
+    last = [jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1) for state in given]
+    first = jnp.concatenate([state.first - state.slot for state in given])[rows] + slot
+    B, dtype = len(rows), given[0].log_p.dtype
+    tokens = jnp.zeros((B, C), jnp.int32)
     return State(
-        caches=tuple(both_caches(*of_layer) for of_layer in zip(state.caches, other.caches, strict=True)),
-        tokens=both(state.tokens, tokens),
-        log_p=both(state.log_p, resized(other.log_p)),
-        ended=both(state.ended, other.ended),
-        slot=state.slot,
-        first=both(state.first, jnp.full(b, state.slot)),
-        lengths=both(state.lengths, other.lengths),
-        drawn=both(state.drawn, other.drawn),
-        likeliest=jax.tree.map(lambda a: both(a, jnp.zeros((b, *a.shape[1:]), a.dtype)), state.likeliest),
+        caches=(),
+        tokens=jax.lax.dynamic_update_slice_in_dim(tokens, jnp.concatenate(last)[rows], slot, axis=1),
+        log_p=jnp.zeros((B, C), dtype),
+        ended=every("ended"),
+        slot=slot,
+        first=first,
+        lengths=every("lengths"),
+        drawn=every("drawn"),
+        likeliest=Likeliest(jnp.zeros((B, C, N), jnp.int32), jnp.zeros((B, C, N), dtype)) if N else None,
     )
 
 

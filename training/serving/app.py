@@ -25,6 +25,7 @@ from training.serving.engine import Engine, FullError
 from training.serving.exchange import Exchange, Stream
 from training.serving.fields import JSON, RequestError, check_model, refusal
 from training.serving.guards import host_guard, request_guard
+from training.serving.memory import TooLargeError
 from training.serving.served import Decoder, Served
 
 T = TypeVar("T")
@@ -214,6 +215,8 @@ async def _refused(request: Request, wrong: Exception) -> Response:
         return refusal(wrong)
     if isinstance(wrong, FullError):
         return refusal(RequestError(str(wrong), status=429), RETRY_AFTER)
+    if isinstance(wrong, TooLargeError):
+        return refusal(RequestError(str(wrong), code="context_length_exceeded"))
     if isinstance(wrong, HTTPException):
         known = f"{', '.join(PATHS[:-1])} and {PATHS[-1]}"
         message = f"{request.method} {request.url.path}: {wrong.detail}; the paths are {known}"
@@ -256,7 +259,7 @@ def make_app(
         Route("/v1/embeddings", server.embeddings, methods=["POST"]),
         Route("/tokenize", server.tokenize, methods=["POST"]),
     ]
-    handlers: Any = dict.fromkeys((RequestError, FullError, HTTPException, Exception), _refused)
+    handlers: Any = dict.fromkeys((RequestError, FullError, TooLargeError, HTTPException, Exception), _refused)
     guards = [
         Middleware(server.metrics.counting, paths=PATHS),
         Middleware(host_guard, address=address, names=names),

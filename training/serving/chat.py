@@ -7,9 +7,10 @@ from typing import Any
 from training.data.tokenizers import Tokenizer
 from training.generation.pieces import REPLACEMENT
 from training.generation.requests import Prompt
-from training.serving.engine import LIKELIEST, Step
+from training.serving.engine import Step
 from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer, invalid
 from training.serving.generating import FIELDS, Asked, common_fields
+from training.serving.memory import LIKELIEST
 from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -95,7 +96,9 @@ def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     if body.get("max_tokens") is not None and name == "max_completion_tokens":
         raise invalid("max_tokens", "expected it or max_completion_tokens, got both")
-    l_gen = integer(body, name, min(room, served.limits.tokens), least=1, most=served.limits.tokens)
+    assert isinstance(served.model, Decoder)
+    default = max(1, min(room, served.limits.tokens, served.model.budget.slots - l))
+    l_gen = integer(body, name, default, least=1, most=served.limits.tokens)
     if l_gen > room:
         long = f"the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more, got {l_gen}"
         raise invalid(name, long, "context_length_exceeded")

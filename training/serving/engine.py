@@ -1,27 +1,32 @@
 """Continuous batching: a thread generates continuations side by side, each with its own sampling settings.
 
-New jobs join the running batch before its next token if it has free rows. If joining needs programs that are not
-compiled yet, the batch continues while a rehearsal in another thread compiles them.
+Another thread reads the prompts of new jobs, in parts, so that a long one delays nobody, and compiles what is needed to
+let them join the running batch before its next token. Jobs are admitted in the order of arrival, as long as there are
+free rows, and memory for what they asked for.
 """
 
 import contextlib
 import dataclasses
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from algorithms.machinery.sharding import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
-from training.generation.inputs import to_power_of_two
+from training.generation.cache import bucket
 from training.generation.pieces import Pieces
-from training.generation.prefixes import Prefixes
+from training.generation.prefixes import MANY, Prefixes
+from training.generation.prompts import PromptReader, Read, window_start
 from training.generation.requests import Prompt, Request
+from training.serving.memory import LIKELIEST, Budget, rows_for, slots_for
+from training.system import give_back_memory
 
 GATHERING = 0.01  # seconds that the first request of a batch waits for others
-LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
 
 
 class FullError(RuntimeError):
@@ -59,22 +64,37 @@ class Job:
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when nobody waits for it
 
 
-class _Running:
-    """A job in the running batch: its text and number of tokens so far."""
+class _Sequence:
+    """A job on its way: its tokens and text so far."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self.job, self.text, self.n = job, Pieces(tokenizer, job.stop, given=job.prompt.given), 0
+        self.job, self.text, self.tokens = job, Pieces(tokenizer, job.stop, given=job.prompt.given), list[int]()
+
+    def request(self) -> Request:
+        """Return what is still to be generated."""
+        job = self.job
+        key = jax.random.fold_in(jax.random.key(job.seed), job.number)
+        drawn, begins = len(self.tokens), job.prompt.begins
+        tokens = [*job.prompt.tokens, *self.tokens]
+        return Request(tokens, key, job.l_gen - drawn, job.sampling, begins, drawn)
 
     def step(self, continuation: Continuation, r: int) -> Step:
         """Add the last token of row r, and return it as a step."""
         token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
         likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
-        self.n += 1
+        self.tokens.append(token)
         if token in self.job.ends:
             return Step(self.text.rest(), token, log_p, likeliest, "stop")
         new = self.text.add(token)
-        finish = "stop" if self.text.stopped else "length" if self.n == self.job.l_gen else None
+        finish = "stop" if self.text.stopped else "length" if len(self.tokens) == self.job.l_gen else None
         return Step(new + (self.text.rest() if finish == "length" else ""), token, log_p, likeliest, finish)
+
+
+class _Group(NamedTuple):
+    """Sequences whose prompts are read together."""
+
+    sequences: list[_Sequence]
+    reader: PromptReader
 
 
 class Turns:
@@ -94,24 +114,42 @@ class Turns:
 
 
 class Engine:
-    """Generates jobs side by side, in the order of arrival; `running` is how many are in progress."""
+    """Generates jobs side by side."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int) -> None:
-        """Make an engine, not yet started, for at most `rows` continuations side by side and `queue` waiting ones."""
+    def __init__(
+        self, generator: Generator, tokenizer: Tokenizer, *, rows: int, queue: int, budget: Budget | None = None
+    ) -> None:
+        """Make an engine, not yet started, for at most `rows` continuations side by side and `queue` waiting ones, with
+        a share of what memory is free unless there is a `budget`.
+        """
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
-        self._waiting: list[Job] = []
-        self._changed = threading.Condition()
-        self._closing, self.running = False, 0
+        self._budget = Budget(generator) if budget is None else budget
+        self._changed, self._closing = threading.Condition(), False
+        # where a job is: first it waits, then it is active, while its prompt is read, ready to join, and running
+        self._waiting: list[_Sequence] = []
+        self._active: list[_Sequence] = []
+        self._groups: deque[_Group] = deque()
+        self._ready: deque[tuple[list[_Sequence], Read]] = deque()
+        self._entering: list[_Sequence] = []
+        self._running: dict[int, _Sequence] = {}  # by their rows
+        self._continuation = self._empty()
+        # programs that are known, and one that is wanted
+        self._programs: set[tuple[Any, ...]] = set()
+        self._wanted: tuple[tuple[Any, ...], Callable[[], None]] | None = None
         # what a thread holds while it computes with a model that several devices share; None on a single device
         self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
-        self._rehearsed: set[tuple[Any, ...]] = set()
-        self._aside: tuple[threading.Thread, list[Job]] | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        names = {"engine": self._run, "prompts": self._read}
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in names.items()]
 
     @property
     def waiting(self) -> int:
         """How many continuations wait."""
         return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many continuations are on their way."""
+        return len(self._active)
 
     @property
     def prefixes(self) -> Prefixes | None:
@@ -121,140 +159,224 @@ class Engine:
     @property
     def is_well(self) -> bool:
         """Whether continuations will be generated."""
-        return self._thread.is_alive() and not self._closing
+        return all(thread.is_alive() for thread in self._threads) and not self._closing
 
     def start(self) -> None:
         """Begin to generate."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue all of these jobs, or raise FullError and queue none."""
+        """Queue all of these jobs, or raise FullError or TooLargeError and queue none."""
+        for job in jobs:
+            self._budget.check(len(job.prompt.tokens), job.l_gen)
         with self._changed:
-            if self._closing or len(self._waiting) + len(jobs) > self._queue:
-                asked = f"{len(self._waiting)} and {len(jobs)} more"
+            waiting = [one for one in self._waiting if not one.job.abandoned.is_set()]
+            if self._closing or len(waiting) + len(jobs) > self._queue:
+                asked = f"{len(waiting)} and {len(jobs)} more"
                 raise FullError(f"expected at most {self._queue} waiting continuations, got {asked}; try again later")
-            self._waiting += jobs
-            self._changed.notify()
+            self._waiting = waiting + [_Sequence(job, self._tokenizer) for job in jobs]
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop after the current step; unfinished jobs get `Failed`."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        self._fail([*self._active, *self._waiting], "the server is stopping")
+        self._active, self._waiting = [], []
+
+    def _empty(self) -> Continuation:
+        return Continuation(self._generator, [], likeliest=min(LIKELIEST, self._generator.config.N_V))
+
+    def _fail(self, sequences: Sequence[_Sequence], message: str) -> None:
+        for one in sequences:
+            one.job.emit(Failed(message))
+
+    def _release(self, sequences: Sequence[_Sequence]) -> None:
+        """Give the rows and the memory of sequences to others."""
+        with self._changed:
+            self._active = [one for one in self._active if one not in sequences]
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        """Read prompts, part by part in turn, and compile what the running batch wants."""
+        while work := self._next():
+            if isinstance(work, _Group):
+                self._read_part(work)
+                continue
+            key, compiled = work
+            with contextlib.suppress(Exception):  # an error is raised again when it runs
+                compiled()
+            give_back_memory()
+            with self._changed:
+                self._programs.add(key)
+                self._wanted = None
+
+    def _next(self) -> _Group | tuple[Any, ...] | None:
+        """Wait for work, and return it; None when the engine closes."""
+        with self._changed:
+            while not self._closing:
+                if self._waiting and not self._active:
+                    self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, GATHERING)
+                self._admit()
+                if self._wanted is not None:
+                    return self._wanted
+                if self._groups:
+                    return self._groups.popleft()
+                self._changed.wait()
+        return None
+
+    def _admit(self) -> None:
+        """Move waiting jobs to the active ones, in their order, as long as there are rows and memory."""
+        self._waiting = [one for one in self._waiting if not one.job.abandoned.is_set()]
+        admitted: list[_Sequence] = []
+        while self._waiting and len(self._active) < self._rows and self._fits(self._waiting[0]):
+            admitted.append(self._waiting.pop(0))
+            self._active.append(admitted[-1])
+        for sequences in _together(admitted, self._generator.config.l_max):
+            self._groups.append(self._group(sequences))
+
+    def _fits(self, new: _Sequence) -> bool:
+        batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in [*self._active, new]]
+        running = list(self._running.values())
+        read = {tuple(one.job.prompt.tokens) for one in [*self._active, new] if one not in running}
+        return self._budget.fits(batch, map(len, read))
+
+    def _group(self, sequences: list[_Sequence]) -> _Group:
+        return _Group(sequences, PromptReader(self._generator, [_text(one) for one in sequences]))
+
+    def _read_part(self, group: _Group) -> None:
+        """Read a part of the prompts of a group, unless nobody waits for it."""
+        sequences, reader = group
+        if all(one.job.abandoned.is_set() for one in sequences):
+            self._release(sequences)
+            return
+        try:
+            with self.turns or contextlib.nullcontext():
+                read = reader.advance()
+        except Exception as error:  # whatever is wrong with these, others may succeed
+            self._release(sequences)
+            self._fail(sequences, f"the continuation failed: {error}")
+            return
+        with self._changed:
+            if read is None:
+                self._groups.append(group)
+            else:
+                self._ready.append((sequences, read))
+            self._changed.notify_all()
 
     def _run(self) -> None:
-        while batch := self._next():
-            running = {r: _Running(job, self._tokenizer) for r, job in enumerate(batch)}
+        """Generate, token by token."""
+        while self._has_work():
             try:
-                self._generate(running)
-                message = "the server is stopping"
+                with self.turns or contextlib.nullcontext():
+                    self._advance()
             except Exception as error:  # whatever is wrong with this batch, the next one may succeed
-                message = f"the continuation failed: {error}"
-            self.running = 0
-            for one in running.values():
-                one.job.emit(Failed(message))
-            if self._aside is not None:
-                with self._changed:
-                    self._waiting = self._aside[1] + self._waiting
-                self._aside = None
-        for job in self._waiting:
-            job.emit(Failed("the server is stopping"))
+                failed = [*self._running.values(), *self._entering]
+                self._running, self._entering, self._continuation = {}, [], self._empty()
+                self._release(failed)
+                self._fail(failed, f"the continuation failed: {error}")
 
-    def _next(self) -> list[Job]:
-        """Wait for jobs, and return those to generate side by side; an empty list when the engine closes."""
+    def _has_work(self) -> bool:
+        """Wait until there is something to generate; return False when the engine closes."""
         with self._changed:
-            while True:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, timeout=GATHERING)
-                if self._closing:
-                    return []
-                if jobs := self._first(self._rows):
-                    return jobs
+            self._changed.wait_for(lambda: self._closing or self._running or self._ready)
+            return not self._closing
 
-    def _joining(self, continuation: Continuation, running: dict[int, _Running]) -> list[Job]:
-        """Return waiting jobs that fit, once their programs are compiled; at once if several devices share a model."""
-        if self._aside is not None:
-            thread, jobs = self._aside
-            if thread.is_alive():
-                return []
-            self._aside = None
-            return [job for job in jobs if not job.abandoned.is_set()]
-        with self._changed:
-            jobs = self._first(self._rows - len(running))
-        if not jobs:
-            return []
-        requests, keep = _to_join(continuation, running, jobs)
-        shapes = continuation.shapes_to_join(requests, keep=keep)
-        if self._is_known(shapes) or self.turns is not None:
-            return jobs
-        rehearsal = threading.Thread(target=_rehearse, args=(continuation.copy(), requests, keep), daemon=True)
-        self._aside = (rehearsal, jobs)
-        rehearsal.start()
-        return []
-
-    def _is_known(self, shapes: tuple[Any, ...]) -> bool:
-        """Return whether programs for these shapes were compiled before, and note that they will be now."""
-        known = shapes in self._rehearsed
-        self._rehearsed.add(shapes)
-        return known
-
-    def _first(self, n: int) -> list[Job]:
-        """Take the first n waiting jobs that are not abandoned."""
-        waiting = [job for job in self._waiting if not job.abandoned.is_set()]
-        jobs, self._waiting = waiting[:n], waiting[n:]
-        return jobs
-
-    def _generate(self, running: dict[int, _Running]) -> None:
-        """Generate until all rows have ended, or the engine closes; remove jobs that end, and add those that join."""
-        requests = _requests([one.job for one in running.values()])
-        likeliest = min(LIKELIEST, self._generator.config.N_V)
-        with self.turns or contextlib.nullcontext():
-            continuation = self._generator.answer(requests, likeliest=likeliest)
-        while running and not self._closing:
-            self.running = len(running)
-            with self.turns or contextlib.nullcontext():
-                self._advance(continuation, running)
-
-    def _advance(self, continuation: Continuation, running: dict[int, _Running]) -> None:
-        """Generate one more token of each row, remove jobs that end, and add those that join."""
+    def _advance(self) -> None:
+        """Let sequences join, generate one more token of each, and let go of those that end."""
+        self._join()
+        if not self._running:
+            return
+        continuation = self._continuation
         continuation.extend(continuation.tokens.shape[1] + 1)
-        for r, one in list(running.items()):
-            step = one.step(continuation, r)
-            if step.finish or one.job.abandoned.is_set():
-                continuation.keep(r)
-                del running[r]
+        steps = [(r, one, one.step(continuation, r)) for r, one in self._running.items()]
+        ended = [(r, one) for r, one, step in steps if step.finish or one.job.abandoned.is_set()]
+        for r, _ in ended:
+            continuation.keep(r)
+        outgrown = [(r, one) for r, one, _ in steps if not continuation.left[r] and (r, one) not in ended]
+        for r, _ in ended + outgrown:
+            continuation.drop(r)
+            del self._running[r]
+        if not self._running:
+            self._continuation = self._empty()
+        with self._changed:
+            self._groups += [self._group([one]) for _, one in outgrown]
+        self._release([one for _, one in ended])
+        for _, one, step in steps:
             one.job.emit(step)
-        joining = self._joining(continuation, running) if running else []
-        if joining:
-            requests, keep = _to_join(continuation, running, joining)
-            ones = [*running.values(), *(_Running(job, self._tokenizer) for job in joining)]
-            running.clear()
-            running.update(enumerate(ones))  # in new rows
-            continuation.join(requests, keep=keep)
+
+    def _join(self) -> None:
+        """Let the sequences that are ready join the others once their program is compiled; otherwise, let the others
+        continue in fewer rows, or more slots, if they should.
+        """
+        if self._ready:
+            self._entering, read = self._ready.popleft()
+            if all(one.job.abandoned.is_set() for one in self._entering):
+                self._release(self._entering)
+            elif not self._move(self._entering, read):
+                self._ready.appendleft((self._entering, read))
+            self._entering = []
+        elif self._running and self._continuation.is_full:
+            self._move([], None, now=True)
+        elif self._running and self._should_move():
+            self._move([], None)
+
+    def _should_move(self) -> bool:
+        """Whether half of the rows have ended, or the slots will not be enough for those that run."""
+        keep, continuation = _filled(list(self._running)), self._continuation
+        grows = continuation.is_nearly_full and continuation.slots < continuation.plan([], keep=keep).C
+        return grows or len(keep) < len(continuation.left)
+
+    def _move(self, sequences: Sequence[_Sequence], read: Read | None, *, now: bool = False) -> bool:
+        """Continue with the running sequences and new ones in rows and slots of their own. Return False if they have to
+        wait for a program, and it is not wanted `now`.
+        """
+        continuation, requests = self._continuation, [one.request() for one in sequences]
+        B = len(continuation.left)
+        keep = _filled([*self._running, *range(B, B + len(sequences))])
+        slots = slots_for(continuation.plan(requests, keep=keep, read=read).C, self._generator.config.l_max)
+        compiles_ahead = self.turns is None and self._generator.inside is None
+        if compiles_ahead:
+            key, compiled = continuation.program(continuation.plan(requests, keep=keep, read=read, slots=slots), read)
+            if key not in self._programs and self._running and not now:
+                with self._changed:
+                    self._wanted = self._wanted or (key, compiled)
+                    self._changed.notify_all()
+                return False
+            self._programs.add(key)
+        continuation.join(requests, keep=keep, read=read, slots=slots)
+        self._running = dict(enumerate([*self._running.values(), *sequences]))
+        return True
 
 
-def _requests(jobs: Sequence[Job]) -> list[Request]:
-    """Return jobs as requests; the first one fills unused rows."""
-
-    def request(job: Job) -> Request:
-        key = jax.random.fold_in(jax.random.key(job.seed), job.number)
-        return Request(job.prompt.tokens, key, job.l_gen, job.sampling, job.prompt.begins)
-
-    return to_power_of_two([request(job) for job in jobs])
+def _filled(rows: list[int]) -> list[int]:
+    """Return rows with the first one repeated at the end, so that there are few sizes of batches."""
+    return rows + rows[:1] * (rows_for(len(rows)) - len(rows))
 
 
-def _to_join(
-    continuation: Continuation, running: dict[int, _Running], joining: Sequence[Job]
-) -> tuple[list[Request], list[int]]:
-    """Return the arguments of `Continuation.join` for jobs."""
-    first = len(continuation.starts)
-    return _requests(joining), to_power_of_two([*running, *range(first, first + len(joining))])
+def _text(one: _Sequence) -> np.ndarray:
+    """Return the tokens of a sequence so far, its prompt included."""
+    return np.array([*one.job.prompt.tokens, *one.tokens], np.int32)
 
 
-def _rehearse(continuation: Continuation, requests: list[Request], keep: list[int]) -> None:
-    """Let prompts join a copy of the running batch, so that all programs that this needs are compiled."""
-    with contextlib.suppress(Exception):  # an error is raised again when they really join
-        continuation.join(requests, keep=keep)
-        continuation.extend(continuation.tokens.shape[1] + 1)
+def _together(sequences: Sequence[_Sequence], l_max: int) -> list[list[_Sequence]]:
+    """Return groups of sequences: those with the same prompt, and several short prompts of `MANY` columns in all."""
+    same: dict[tuple[int, ...], list[_Sequence]] = {}
+    for one in sequences:
+        tokens = one.job.prompt.tokens
+        same.setdefault(tuple(tokens[window_start(len(tokens), l_max) :]), []).append(one)
+    groups: list[list[_Sequence]] = []
+    n, longest = 0, 0  # prompts of the last group, and tokens of the longest
+    for tokens, ones in same.items():
+        n, longest = n + 1, bucket(max(longest, len(tokens)))
+        if groups and (1 << (n - 1).bit_length()) * longest <= MANY:
+            groups[-1] += ones
+        else:
+            groups.append(list(ones))
+            n, longest = 1, len(tokens)
+    return groups

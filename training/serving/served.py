@@ -18,7 +18,7 @@ from training.generation.requests import Prompt
 from training.generation.scoring import scored, sentence_embeddings
 from training.generation.text import AnswerError, Continuer, Options
 from training.runs.directory import Run
-from training.serving.engine import LIKELIEST
+from training.serving.memory import LIKELIEST, Budget
 
 TEXTS_AT_ONCE = 32
 
@@ -32,6 +32,7 @@ class Limits:
     choices: int  # continuations of a request, or texts to embed
     seconds: float  # time for an answer, waiting included
     prefixes: int  # bytes of keys and values kept for later requests with the same prefix
+    memory: int | None = None  # bytes of all keys and values, those included; None: a share of what is free
 
     @property
     def too_long(self) -> str:
@@ -44,6 +45,7 @@ class Decoder:
     """A decoder and its functions."""
 
     generator: Generator  # the model
+    budget: Budget  # the memory of its requests
     read: Callable[[str], Prompt]  # makes a prompt of a text
     # the tokens of a conversation, up to where the next answer begins; None: the model has no chat template
     converse: Callable[[Sequence[Message]], list[int]] | None
@@ -87,7 +89,8 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
         return log_p[0], likeliest[0], of_likeliest[0]
 
     converse = converser(run.tokenizer) if run.tokenizer.chat_template is not None else None
-    return Decoder(generator=generator, read=read.prompt, converse=converse, score=score)
+    budget = Budget(generator, limits.memory)
+    return Decoder(generator=generator, budget=budget, read=read.prompt, converse=converse, score=score)
 
 
 def _encoder_of(run: Run) -> Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]:

@@ -14,7 +14,7 @@ import pytest
 from algorithms import d_transformer
 from tests.run_cases import LETTERS, make_run
 from training import generation
-from training.generation.continuation import window_start
+from training.generation.prompts import window_start
 from training.runs.directory import load_run
 
 lm_eval = pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")

@@ -14,7 +14,7 @@ from tests.cases import random_theta
 from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
-from training.generation.continuation import window_start
+from training.generation.prompts import window_start
 from training.generation.sampling import History, SamplingArrays, penalized
 
 pytestmark = pytest.mark.sampled(2, tests=4)

@@ -1,5 +1,6 @@
 """The engine: who arrives when gets what it gets alone, drawn in its own way."""
 
+import functools
 import queue
 import threading
 import time
@@ -13,9 +14,8 @@ from algorithms import d_inference, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Generator, decoding, reading, states
+from training.generation import Continuation, Generator, decoding, reading, states
 from training.generation.text import Continuer, Options
-from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
 
 PROMPTS = ["abc", "j", "fade .", "a b", "cc"]
@@ -58,16 +58,22 @@ def tokens_of(steps):
     return [step.token for step in steps]
 
 
+def joins_of(of_model):
+    """A list that gets the temperatures of all requests of a batch, whenever some join it."""
+    found, plan = [], Continuation.plan
+
+    def noting(*arguments, **options):
+        planned = plan(*arguments, **options)
+        found.append([request.sampling["tau"] for request in planned.requests])
+        return planned
+
+    of_model._continuation.plan = functools.partial(noting, of_model._continuation)
+    return found
+
+
 def test_a_batch_has_what_is_drawn_in_any_way(model):
-    begun, done = [], queue.SimpleQueue()
-    of_model = engine_of(model)
-    original = of_model._generator.answer
-
-    def answer(requests, **options):
-        begun.append([request.sampling["tau"] for request in requests])
-        return original(requests, **options)
-
-    of_model._generator.answer = answer
+    done, of_model = queue.SimpleQueue(), engine_of(model)
+    begun = joins_of(of_model)
     half = {"tau": 0.5, "eos": EOS}
     jobs = [job_of(model, "abc", done.put, sampling=half) for _ in range(2)]
     jobs += [job_of(model, prompt, done.put) for prompt in PROMPTS]
@@ -113,12 +119,20 @@ def test_prompts_that_are_the_same_are_read_once(model, monkeypatch):
     assert len({tuple(tokens) for tokens in alone.values()}) == 6
 
 
-def events_of(model, names):
-    """The steps of jobs with the names of these, in the order in which they come, and the rows of every batch."""
-    begun, events, arriving = [], [], queue.SimpleQueue()
-    of_model = engine_of(model)
-    original = of_model._generator.answer
-    of_model._generator.answer = lambda x, **options: begun.append(len(x)) or original(x, **options)
+class Everything(set):
+    """What has all programs compiled."""
+
+    def __contains__(self, _):
+        return True
+
+
+def events_of(model, names, **options):
+    """The steps of jobs with the names of these, in the order in which they come: the late are read, and their programs
+    known, when the first goes on.
+    """
+    events, arriving = [], queue.SimpleQueue()
+    of_model = engine_of(model, **options)
+    of_model._programs = Everything()
 
     def job(name):
         prompt, l_gen, seed, sampling, _ = ASKED[name]
@@ -129,7 +143,11 @@ def events_of(model, names):
         events.append((name, step))
         if name == names[0]:
             n = sum(of == name for of, _ in events)
-            of_model.submit([job(late) for late in names[1:] if ASKED[late][-1] == n])
+            new = [job(late) for late in names[1:] if ASKED[late][-1] == n]
+            of_model.submit(new)
+            deadline = time.monotonic() + 60
+            while len([one for ones, _ in of_model._ready for one in ones]) < len(new) and time.monotonic() < deadline:
+                time.sleep(0.01)
         arriving.put(step)
 
     of_model.submit([job(names[0])])
@@ -138,16 +156,25 @@ def events_of(model, names):
     while finished < len(names):
         finished += arriving.get(timeout=60).finish is not None
     of_model.close()
-    return events, begun
+    return events
+
+
+def compiling(monkeypatch, go):
+    """Let programs be compiled only when it may go on."""
+    program = Continuation.program
+
+    def waiting(*arguments):
+        key, compiled = program(*arguments)
+        return key, lambda: go.wait(60) and compiled()
+
+    monkeypatch.setattr(Continuation, "program", waiting)
 
 
 def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatch):
-    """The late one joins when the rehearsal is done, which waits here for five more steps; then it gets its tokens."""
+    """The late one joins when it is done, which waits here for some more steps; then it gets its tokens."""
     steps, go = [], threading.Event()
-    rehearse = engine._rehearse
-    monkeypatch.setattr(engine, "_rehearse", lambda *of_join: go.wait(60) and rehearse(*of_join))
+    compiling(monkeypatch, go)
     of_model, done, late = engine_of(model), queue.SimpleQueue(), []
-    greedy = {"tau": 0.0}
 
     def first(step):
         steps.append(step)
@@ -155,10 +182,10 @@ def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatc
             of_model.submit([job_of(model, "fade .", lambda step: late.append(len(steps)) or done.put(step))])
         if len(steps) == 9:
             go.set()
-        time.sleep(0.02 if go.is_set() else 0)  # the rehearsal takes a while
+        time.sleep(0.02 if go.is_set() else 0)  # compiling takes a while
         done.put(step)
 
-    of_model.submit([job_of(model, "abc", first, l_gen=2000, sampling=greedy, ends=frozenset())])
+    of_model.submit([job_of(model, "abc", first, l_gen=2000, sampling={"tau": 0.0}, ends=frozenset())])
     of_model.start()
     found = []
     while len(found) < 5:
@@ -169,10 +196,10 @@ def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatc
     assert tokens_of(found) == tokens_of(steps_of(model, one={"prompt": "fade ."})["one"])
 
 
-def test_who_waits_for_a_rehearsal_that_nobody_runs_beside_is_next(model, monkeypatch):
-    """The only one on its way ends before the rehearsal does."""
+def test_who_waits_for_a_program_that_nobody_runs_beside_is_next(model, monkeypatch):
+    """The only one on its way ends before the program is compiled."""
     go, done = threading.Event(), queue.SimpleQueue()
-    monkeypatch.setattr(engine, "_rehearse", lambda *_: go.wait(60))
+    compiling(monkeypatch, go)
     of_model = engine_of(model)
 
     def first(step):
@@ -196,7 +223,7 @@ def test_another_way_of_drawing_compiles_nothing(model):
 
     asked(0.0)
     asked(0.9, top_p=0.9, repetition_penalty=1.1)
-    programs = decoding.decode, reading.layer_read, states.begun, states.chosen
+    programs = decoding.decode, reading.layer_read, states.begun, states._placed_cache
     before = [program._cache_size() for program in programs]
     for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}):
         asked(**how)
@@ -204,13 +231,12 @@ def test_another_way_of_drawing_compiles_nothing(model):
     assert [program._cache_size() for program in programs] == before
 
 
-def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model, monkeypatch):
-    """Whatever way it is drawn in, where everything is compiled."""
-    monkeypatch.setattr(Engine, "_is_known", lambda *_: True)
-    events, begun = events_of(model, [*ASKED])
+def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
+    """Whatever way it is drawn in."""
+    events = events_of(model, [*ASKED])
     for name in ASKED:
         of_name = [step for of, step in events if of == name]
-        alone = [step for _, step in events_of(model, [name])[0]]
+        alone = [step for _, step in events_of(model, [name])]
         assert tokens_of(of_name) == tokens_of(alone)
         assert "".join(step.text for step in of_name) == "".join(step.text for step in alone)
         np.testing.assert_allclose([step.log_p for step in of_name], [step.log_p for step in alone], rtol=1e-4)
@@ -221,7 +247,6 @@ def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model
     assert max(i for i, name in enumerate(order) if name in ("late", "more")) < last - 15
     assert order.index("other") < last
     assert order.index("greedy") < last
-    assert begun == [1]
 
 
 def test_who_waits_when_it_closes_is_told(model):
@@ -243,20 +268,19 @@ def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
     changes = {at("X@8", layer=0): lambda X: X * jnp.linspace(-2, 2, 8).reshape(8, *(1,) * (X.ndim - 1))}
     changes |= {at("Y@2", layer=1, head=0): 0.0}
     names = ("X@8", "A", at("Q", layer=1, head=1))
-    of_model, begun, seen, done = engine_of(model, changes=changes, names=names), [], [], queue.SimpleQueue()
-    answer = of_model._generator.answer
-    of_model._generator.answer = lambda x, **options: begun.append(answer(x, **options)) or begun[-1]
+    of_model, seen, done = engine_of(model, changes=changes, names=names), [], queue.SimpleQueue()
+    begun = of_model._continuation
 
     def first(step):
-        if len(begun[0].tokens[0]) == 3:
+        if begun.tokens.shape[1] == 3:
             of_model.submit([job_of(model, "j", second, ends=frozenset(), l_gen=5)])
-        if of_model._aside is not None:
-            of_model._aside[0].join(60)
+            while not of_model._ready:
+                time.sleep(0.01)
         done.put(step)
 
     def second(step):
         if step.finish is not None:
-            seen.append((begun[0].tokens.copy(), begun[0].starts, begun[0].seen()))
+            seen.append((begun.tokens.copy(), begun.starts, begun.seen()))
 
     of_model.submit([job_of(model, "abc", first, ends=frozenset(), l_gen=20)])
     of_model.start()
@@ -264,7 +288,7 @@ def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
         pass
     of_model.close()
     ((tokens, starts, found),) = seen
-    assert starts[1] == 4
+    assert starts[1] == 3
     for r, prompt in enumerate(("abc", "j")):
         x, y = Continuer(model, Options()).prompt(prompt).tokens, tokens[r, starts[r] :]
         options = {"l_gen": len(y), "tau": 0.0, "key": jax.random.key(0)}

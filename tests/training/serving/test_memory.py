@@ -1,0 +1,182 @@
+"""A batch takes memory by what its requests asked for, and what asks for more waits, or is refused."""
+
+import queue
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig
+from tests import serving_cases
+from tests.cases import random_theta
+from training.data.tokenizers import CharacterTokenizer
+from training.generation import Generator, prefixes
+from training.generation.layout import bytes_of_token
+from training.generation.prefixes import Prefixes
+from training.generation.prompts import PromptReader
+from training.generation.requests import Prompt, Request
+from training.serving.engine import Engine, Failed, Job
+from training.serving.memory import Budget, TooLargeError
+
+TOKENIZER = CharacterTokenizer("abcdefghijklmn")
+CONFIG = DTransformerConfig(N_V=17, l_max=3000, L=2, H=2, d_e=8, d_mlp=12)
+THETA = random_theta(CONFIG)
+TEXT = np.random.default_rng(0).integers(14, size=2500)
+GREEDY = {"tau": 0.0}
+
+
+def request(length, l_gen=12, seed=0):
+    return Request(TEXT[seed : seed + length], jax.random.key(seed), l_gen, GREEDY)
+
+
+def joined(generator, read):
+    """A batch of a prompt of 5 tokens that one of 40 joins after 3."""
+    batch = generator.answer([request(5)])
+    batch.extend(3)
+    new = request(40, seed=1)
+    batch.join([new], keep=[0, 1], read=read(generator, new) if read else None)
+    return batch
+
+
+def in_parts(generator, new):
+    reader = PromptReader(generator, [new.tokens])
+    while (read := reader.advance()) is None:
+        pass
+    return read
+
+
+@pytest.mark.parametrize("kept", [None, 1 << 20])
+@pytest.mark.parametrize("read", [None, in_parts])
+def test_who_joins_gets_room_for_what_it_asked_for(kept, read):
+    """As begun together, also after a kept prefix, and read in parts."""
+    generator = Generator(THETA, CONFIG, prefixes=kept and Prefixes(kept))
+    together = generator.answer([request(5), request(40)])
+    if kept:
+        generator.answer([request(30, seed=1)])
+    batch = joined(generator, read)
+    shapes = [one._state.tokens.shape for one in (together, batch)]
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(one._state.caches)) for one in (together, batch)]
+    assert shapes == [(2, 64), (2, 64)]
+    assert sizes == 2 * [2 * 64 * bytes_of_token(THETA, CONFIG)]
+    if kept:
+        assert generator.prefixes.found >= 29
+    batch.extend(15)
+    for r, one in enumerate((request(5), request(40, seed=1))):
+        expected = Generator(THETA, CONFIG).answer([one])
+        expected.extend(12)
+        assert batch.tokens[r, batch.starts[r] :][:12].tolist() == expected.tokens[0].tolist()
+
+
+def test_who_ends_leaves_its_slots():
+    """One of many tokens runs beside 34 of few, one after another, in as many slots as it needs itself."""
+    generator = Generator(THETA, CONFIG)
+    batch = generator.answer([request(5, l_gen=220)])
+    for i in range(34):
+        batch.join([request(9, l_gen=6, seed=i)], keep=[0, len(batch.left)])
+        batch.extend(batch.tokens.shape[1] + 6)
+        assert batch.slots == 256
+    alone = generator.answer([request(5, l_gen=220)])
+    alone.extend(204)
+    assert batch.tokens[0].tolist() == alone.tokens[0].tolist()
+
+
+def job(length, emit, l_gen=12, seed=0):
+    how = {"sampling": GREEDY, "seed": 0, "number": 0, "stop": (), "ends": frozenset()}
+    return Job(prompt=Prompt(TEXT[seed : seed + length].tolist()), l_gen=l_gen, emit=emit, **how)
+
+
+def engine_of(memory=None, kept=None, rows=8):
+    generator = Generator(THETA, CONFIG, prefixes=kept and Prefixes(kept))
+    return Engine(generator, TOKENIZER, rows=rows, queue=50, budget=Budget(generator, memory))
+
+
+def test_what_does_not_fit_waits_and_what_never_fits_is_refused():
+    """There is memory for a batch of four that grow to 256 tokens, while four are read; in the end all are done."""
+    of_slot = bytes_of_token(THETA, CONFIG) + 8 * 21
+    memory = 4 * 256 * of_slot + 4 * 2 * 64 * bytes_of_token(THETA, CONFIG)
+    engine, steps, most = engine_of(memory), queue.SimpleQueue(), []
+
+    def emit(step):
+        most.append((engine.running, engine._continuation._state and engine._continuation._state.tokens.shape))
+        steps.put(step)
+
+    with pytest.raises(TooLargeError, match=r"at most 1023 tokens together.* got 100 and 1500 tokens; ask for fewer"):
+        engine.submit([job(100, emit, l_gen=1500)])
+    engine.submit([job(20, emit, seed=i) for i in range(9)])
+    engine.start()
+    finished = 0
+    while finished < 9:
+        step = steps.get(timeout=60)
+        assert not isinstance(step, Failed)
+        finished += step.finish is not None
+    engine.close()
+    assert max(running for running, _ in most) == 4
+    assert {shape for _, shape in most if shape} <= {(1, 256), (4, 256)}
+
+
+def test_an_error_says_what_to_start_the_server_with():
+    with pytest.raises(ValueError, match="--memory: expected more than the 1000 bytes of --prefix-bytes"):
+        engine_of(memory=1100, kept=1000)
+
+
+def test_a_request_that_never_fits_is_refused_over_http(model):
+    served = serving_cases.of_run(model, memory=1 << 20, prefixes=0)
+    assert served.model.budget.most == 1 << 20
+    small = serving_cases.of_run(model, memory=60_000, prefixes=0)
+    with serving_cases.serving(small) as port:
+        body = {"model": "small", "prompt": 30 * "abc", "max_tokens": 60}
+        status, _, text = serving_cases.asked(port, "POST", "/v1/completions", body)
+    assert status == 400
+    assert "there is memory" in text
+
+
+@pytest.fixture
+def slow_parts(monkeypatch):
+    """Parts of 64 tokens, which take a while, by the token that each begins with."""
+    monkeypatch.setattr(prefixes, "MANY", 64)
+    read, parts = prefixes.Parts.read, []
+
+    def slow(self):
+        parts.append(self.n)
+        time.sleep(0.05)
+        read(self)
+
+    monkeypatch.setattr(prefixes.Parts, "read", slow)
+    return parts
+
+
+def test_a_long_prompt_is_read_between_steps_and_no_further_if_nobody_waits(slow_parts):
+    """A short one begins and ends while a long one is read, which is abandoned then: its last parts are never read."""
+    engine, long, short = engine_of(), queue.SimpleQueue(), queue.SimpleQueue()
+    abandoned = job(2400, long.put)
+    engine.submit([abandoned])
+    engine.start()
+    while len(slow_parts) < 2:
+        time.sleep(0.01)
+    engine.submit([job(9, short.put)])
+    while short.get(timeout=60).finish is None:
+        pass
+    assert long.empty()
+    assert len(slow_parts) < 2400 // 64
+    abandoned.abandoned.set()
+    deadline = time.monotonic() + 60
+    while engine.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    n = len(slow_parts)
+    time.sleep(0.3)
+    assert (engine.running, len(slow_parts)) == (0, n)
+    assert n < 2400 // 64
+    engine.close()
+    assert long.empty()
+
+
+def test_what_is_read_in_parts_has_the_tokens_of_one_reading():
+    engine, steps = engine_of(kept=1 << 20), queue.SimpleQueue()
+    engine.submit([job(1000, steps.put)])
+    engine.start()
+    tokens = [steps.get(timeout=60).token for _ in range(12)]
+    engine.close()
+    expected = Generator(THETA, CONFIG).answer([request(1000)])
+    expected.extend(12)
+    assert tokens == expected.tokens[0].tolist()

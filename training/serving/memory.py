@@ -1,0 +1,103 @@
+"""The memory that requests may use for keys and values.
+
+Each number of rows and of slots of a batch is compiled as a program of its own, which takes time, and memory as long as
+the server runs. So there are few of both: 1, 4, 16, 64, … rows, and 256, 1024, 4096, … slots, or all of the context.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from training.generation import Generator
+from training.generation.cache import capacity
+from training.generation.layout import bytes_of_token
+from training.system import available_memory
+
+LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
+SHARE = 2  # requests may use 1/2 of what is free
+
+
+def rows_for(n: int) -> int:
+    """Return the rows of a batch of n sequences.
+
+    Example:
+        >>> [rows_for(n) for n in (1, 2, 5, 17)]
+        [1, 4, 16, 64]
+    """
+    rows = 1
+    while rows < n:
+        rows *= 4
+    return rows
+
+
+def slots_for(n: int, l_max: int) -> int:
+    """Return the slots of a batch that needs n of them.
+
+    Example:
+        >>> [slots_for(n, 2048) for n in (40, 257, 1025, 2049)]
+        [256, 1024, 4096, 4096]
+    """
+    slots = 256
+    while slots < n:
+        slots *= 4
+    return min(slots, max(capacity(n), capacity(l_max + 1)))
+
+
+class TooLargeError(ValueError):
+    """A request that needs more memory than there is for all."""
+
+
+def free_memory(generator: Generator) -> int:
+    """Return the free bytes of the device of a model, the least of all if there are several."""
+    free = []
+    for device in jax.tree.leaves(generator.theta)[0].devices():
+        stats = device.memory_stats() or {}
+        free.append(stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else available_memory())
+    return min(free)
+
+
+class Budget:
+    """How many bytes requests use, of at most `most`; see `Continuation.plan`, which allocates them."""
+
+    def __init__(self, generator: Generator, most: int | None = None) -> None:
+        """Give requests `most` bytes, those of kept prefixes included; None for a share of what is free."""
+        kept = generator.prefixes.most if generator.prefixes is not None else 0
+        self.most = (free_memory(generator) // SHARE if most is None else most) - kept
+        self._l_max, self._rows = generator.config.l_max, generator.most
+        self._of_token = bytes_of_token(generator.theta, generator.config)
+        if self.slots < 2:
+            raise ValueError(
+                f"--memory: expected more than the {kept} bytes of --prefix-bytes and those of two tokens, got "
+                f"{self.most + kept}; give more, or a smaller --prefix-bytes"
+            )
+
+    def of_batch(self, tokens: Sequence[int]) -> int:
+        """Return the bytes of sequences side by side that grow to so many tokens each."""
+        B = rows_for(len(tokens)) if tokens else 0
+        C = slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max)
+        return B * (min(C, self._rows or C) * self._of_token + C * 8 * (LIKELIEST + 1))
+
+    def of_reading(self, tokens: int) -> int:
+        """Return the bytes of a prompt while it is read."""
+        return 2 * capacity(min(tokens, self._l_max) + 1) * self._of_token
+
+    def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
+        """Whether there is memory for sequences that grow to so many tokens, beside prompts that are read."""
+        return self.of_batch(batch) + sum(map(self.of_reading, read)) <= self.most
+
+    @property
+    def slots(self) -> int:
+        """The most tokens of a prompt and its continuation together."""
+        low, high = 0, self._l_max + 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits([middle], [middle]) else (low, middle - 1)
+        return low
+
+    def check(self, prompt: int, l_gen: int) -> None:
+        """Raise TooLargeError if a continuation never fits."""
+        if not self.fits([prompt + l_gen], [prompt]):
+            raise TooLargeError(
+                f"expected a prompt and a continuation of at most {self.slots} tokens together, for which there is "
+                f"memory, got {prompt} and {l_gen} tokens; ask for fewer tokens, or start the server with more --memory"
+            )
