@@ -190,6 +190,18 @@ def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
     return converse
 
 
+def ends_of_turn(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the special token that the chat template writes after an answer, if there is one."""
+    template, answer = ChatTemplate.of(tokenizer), "answer"
+    try:
+        turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+        _, found, after = template.render(turn, add_generation_prompt=False).rpartition(answer)
+    except DataError:  # a template for other conversations
+        return ()
+    tokens = tokenizer.encode_markup(after.lstrip()) if found else []
+    return tuple(tokens[:1]) if tokens and tokens[0] in tokenizer.special_tokens else ()
+
+
 def _start() -> subprocess.Popen[str]:
     if importlib.util.find_spec("jinja2") is None:
         raise DataError(f"a chat template needs jinja2: {install('models')}")

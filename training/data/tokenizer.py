@@ -1,6 +1,7 @@
 """The interface of all tokenizers."""
 
 import abc
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from training.data.records import DataError, fingerprint
 from training.data.special_tokens import SpecialTokens
 
 FORMAT = "formal-algorithms tokenizer 1"
+REPLACEMENT = "\ufffd"  # what a part of a character decodes to
+CONTEXT = 8  # last tokens before others that may decide their text: more than a character or a stripped space has
 UNKNOWN = "<unk>"
 
 
@@ -84,6 +87,57 @@ class Tokenizer(abc.ABC):
             if token not in special:
                 ordinary.append(token)
         return self._decode(ordinary)
+
+    def continued(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text that token IDs add to the text `before` them: a tokenizer may decode a token in another way
+        where a text begins. A text begins after special tokens, too.
+        """
+        context = self.context(before)
+        known, whole = self.complete(context), self.decode([*context, *ids])
+        return whole[len(known) :] if whole.startswith(known) else self.decode(ids)
+
+    def context(self, before: Sequence[int]) -> list[int]:
+        """Return the last tokens before others that may decide their text."""
+        special, context = set(self.special_tokens), list[int]()
+        for token in reversed(before[-CONTEXT:] if self.is_local else ()):
+            if token in special:
+                break
+            context.insert(0, int(token))
+        return context
+
+    def complete(self, ids: Sequence[int]) -> str:
+        """Return the text of token IDs without the part of a character that they may end in."""
+        ends = range(len(ids), max(-1, len(ids) - 4), -1)  # a character has at most four bytes
+        texts = (self.decode(ids[:end]) for end in ends)
+        return next((text for text in texts if not text.endswith(REPLACEMENT)), self.decode(ids))
+
+    def special_token(self, text: str) -> int | None:
+        """Return the special token of this name, if there is one."""
+        return next((token for token in self.special_tokens if self.name(token) == text), None)
+
+    def encode_markup(self, text: str) -> list[int]:
+        """Return the tokens of a text in which their names stand for special tokens."""
+        return self.encode(text)
+
+    def name(self, token: int) -> str:
+        """Return the name of a special token."""
+        names = {self._special.mask: "[MASK]", self._special.bos: "[BOS]", self._special.eos: "[EOS]"}
+        return names.get(token, f"[{token}]")
+
+    def spelled(self, token: int) -> bytes:
+        """Return the bytes that a token stands for within a text; those of its name if it is special."""
+        if token in self.special_tokens:
+            return self.name(token).encode()
+        return self._spelled(token)
+
+    def _spelled(self, token: int) -> bytes:
+        return self.continued(self.anchor, [token]).encode()
+
+    @functools.cached_property
+    def anchor(self) -> list[int]:
+        """An ordinary token, after which a text does not begin; none if there is none."""
+        special = set(self.special_tokens)
+        return next(([v] for v in range(self.N_V) if v not in special and self.decode([v]).isalpha()), [])
 
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str:

@@ -63,6 +63,9 @@ class ByteTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
+    def _spelled(self, token: int) -> bytes:
+        return bytes([token])
+
     def to_json(self) -> dict[str, Any]:
         """Return the kind."""
         return {"kind": "bytes"}
@@ -226,6 +229,19 @@ class LibraryTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return (self.target or self.inner).decode(ids, skip_special_tokens=False)
 
+    def name(self, token: int) -> str:
+        """Return the text that stands for a special token, such as <|im_end|>."""
+        return self.inner.id_to_token(token) or super().name(token)
+
+    def _spelled(self, token: int) -> bytes:
+        inner = self.target or self.inner
+        text, decoder = inner.id_to_token(token) or "", b"" if inner.decoder is None else inner.decoder.__getstate__()
+        if token in self._bytes:
+            return bytes([int(text[3:5], 16)])
+        if b'"ByteLevel"' in decoder and all(character in BYTES for character in text):
+            return bytes(BYTES[character] for character in text)
+        return super()._spelled(token)
+
     def may_change(self, token: int) -> bool:
         """Return whether a token is a byte such as <0xE2>: a run that is not valid UTF-8 decodes to U+FFFD for each."""
         return token in self._bytes
@@ -249,6 +265,16 @@ class LibraryTokenizer(Tokenizer):
         if self.messages_are_markup:
             state["messages_are_markup"] = True
         return state
+
+
+def byte_characters() -> list[str]:
+    """Return the character for each byte in byte-level vocabularies: the byte itself, if it is printable."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class NumberTokenizer(Tokenizer):

@@ -33,6 +33,7 @@ from training.interchange import (
     gguf_writing,
     mapping,
     peft,
+    sentencepiece_files,
     tokenizer_files,
 )
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
@@ -340,7 +341,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
     if isinstance(tensors, GGUFTensors):
         tokenizer = gguf_tokenizer.read(path, tensors.file.metadata, model.config.N_V)
     else:
-        tokenizer = tokenizer_files.read(path, fields, model)
+        tokenizer = tokenizer_files.read(path, fields, model) or sentencepiece_files.read(path, model.config.N_V)
     tokenizer = tokenizer or NumberTokenizer(tokenizer_files.special_tokens(path, fields, model, None))
     return _Checkpoint(model, template, leaves, tokenizer, fields, license_of(path, tensors))
 

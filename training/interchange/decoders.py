@@ -86,8 +86,11 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     norm = RMSNorm(epsilon=found["norm.epsilon"], offset=float(family.gemma))
     activation = ("hidden_activation", "hidden_act") if family.gemma else ("hidden_act",)
     named = next((name for name in activation if fields.get(name) is not None), "hidden_act")
+    function = fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu")
+    if kind == "gemma" and fields.get(named) == "gelu":  # what the first official files call the tanh approximation
+        function = fields.activation("", "gelu_pytorch_tanh")
     mlp = MLP(
-        activation=fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu"),
+        activation=function,
         gated=True,
         biases=fields.flag("mlp_bias", False),
         normalize_output=norm if family.sandwiched or family.after else None,

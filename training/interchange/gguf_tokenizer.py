@@ -23,6 +23,11 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 LONGEST_TOKEN = 1 << 12
 ENDS = ("eos", "eot", "eom")
+ENDS_BY_TEXT = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+)  # fmt: skip
+"""Tokens that end a text by what they are called, as for llama.cpp, since many files name only one by its ID."""
 
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -121,7 +126,7 @@ def read(path: Path, metadata: dict[str, Any], N_V: int) -> LibraryTokenizer | N
         raise
     except Exception as error:  # the library raises plain Exception
         raise fields.wrong("ggml.tokens", f"no tokenizer can be built ({str(error)[:200]})") from None
-    special = _special(fields, types, N_V, begins=begins)
+    special = _special(fields, tokens, types, N_V, begins=begins)
     frame = [*(tokens[i] for i in special.before), "$A", *(tokens[i] for i in special.after)]
     if len(frame) > 1:
         names = [(tokens[i], i) for i in {*special.before, *special.after}]
@@ -210,12 +215,15 @@ def _add(inner: library.Tokenizer, tokens: list[str], types: list[int]) -> None:
     inner.add_tokens([AddedToken(t, normalized=False) for t, kind in found if kind == USER_DEFINED])
 
 
-def _special(fields: _Fields, types: list[int], N_V: int, *, begins: bool) -> SpecialTokens:
+def _special(fields: _Fields, tokens: list[str], types: list[int], N_V: int, *, begins: bool) -> SpecialTokens:
     def of(*names: str) -> tuple[int, ...]:
         found = (fields.get(f"ggml.{name}_token_id", int, None) for name in names)
         return tuple(dict.fromkeys(token for token in found if token is not None and 0 <= token < len(types)))
 
     bos, eos, ends = of("bos"), of("eos"), of(*ENDS)
+    numbers = {token: i for i, token in enumerate(tokens)}
+    by_text = [numbers[token] for token in ENDS_BY_TEXT if token in numbers]
+    ends = tuple(dict.fromkeys([*ends, *by_text])) if ends else ()
     begins = fields.get("ggml.add_bos_token", bool, begins)
     closes = fields.get("ggml.add_eos_token", bool, False)
     others = {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)}
@@ -249,7 +257,9 @@ def metadata_of(path: Path, tokenizer: Tokenizer, model: Model, architecture: st
         assert again
         assert again.special
         lacks = _differences(state, json.loads(again.inner.to_str()))
-        lacks += [n for n in special._fields if n != "others" and getattr(special, n) != getattr(again.special, n)]
+        alike = [n for n in special._fields if n not in ("others", "ends")]
+        lacks += [n for n in alike if getattr(special, n) != getattr(again.special, n)]
+        lacks += ["ends"] if set(special.ends) - set(again.special.ends) else []
         if not lacks:
             return {**found, **more}
     raise InterchangeError(f"GGUF cannot express the tokenizer's {', '.join(lacks)}; write another format")

@@ -18,6 +18,7 @@ from training.data.tokenizers import (
     NumberTokenizer,
     Tokenizer,
     WordTokenizer,
+    byte_characters,
     load_tokenizer,
 )
 from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
@@ -101,6 +102,11 @@ class _Named:
         tokens = [t for several in found for t in (several if isinstance(several, list) else [several])]
         return list(dict.fromkeys(t for t in tokens if type(t) is int and 0 <= t < self._N_V))
 
+    def ends(self) -> list[int]:
+        """Return all tokens that any file says to end a text."""
+        by_text = self.by_text("eos_token")
+        return [*self.all("eos_token_id"), *([] if by_text in (None, *self.all("eos_token_id")) else [by_text])]
+
     def by_number(self, *names: str) -> int | None:
         """Return the token ID in the first of these fields that has a valid one."""
         tokens = map(self.number, names)
@@ -134,7 +140,7 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
         tuple(before),
         tuple(after),
         tuple(sorted(others)),
-        tuple(token for token in named.all("eos_token_id") if token != eos),
+        tuple(token for token in named.ends() if token != eos),
     )
 
 
@@ -324,7 +330,7 @@ def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
     if isinstance(tokenizer, LibraryTokenizer):
         return library.Tokenizer.from_str(tokenizer.inner.to_str())
     if isinstance(tokenizer, ByteTokenizer):
-        inner = library.Tokenizer(models.BPE(vocab=dict(zip(_byte_characters(), range(256), strict=True)), merges=[]))
+        inner = library.Tokenizer(models.BPE(vocab=dict(zip(byte_characters(), range(256), strict=True)), merges=[]))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         return inner
@@ -337,10 +343,3 @@ def _as_library_tokenizer(tokenizer: Tokenizer) -> library.Tokenizer:
         inner.decoder = decoders.Fuse()
         return inner
     raise InterchangeError(f"a {type(tokenizer).__name__} cannot be written for other libraries")
-
-
-def _byte_characters() -> list[str]:
-    """Return the character for each byte in byte-level vocabularies: the byte itself, if it is printable."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]

@@ -9,9 +9,9 @@ import pytest
 from tests import interchange_cases
 from tests.run_cases import conversing
 from training.data import chat
-from training.data.chat import ChatTemplate
+from training.data.chat import ChatTemplate, ends_of_turn
 from training.data.records import DataError
-from training.data.tokenizers import ByteTokenizer, load_tokenizer
+from training.data.tokenizers import ByteTokenizer, LibraryTokenizer, load_tokenizer
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # The kinds that published models have, in our words.
@@ -246,3 +246,12 @@ def test_comes_with_a_tokenizer(tmp_path):
 def test_a_model_that_does_not_converse_has_none():
     with pytest.raises(DataError, match="the model has no chat template"):
         ChatTemplate.of(ByteTokenizer())
+
+
+def test_an_answer_ends_with_what_the_template_writes_after_it():
+    made = conversing()
+    end, eos = map(made.inner.token_to_id, ("<end>", "</s>"))
+    only_eos = LibraryTokenizer(made.inner, special=made.special._replace(ends=()), chat_template=made.chat_template)
+    assert (ends_of_turn(only_eos), only_eos.end_tokens) == ((end,), (eos,))
+    plain = LibraryTokenizer(made.inner, special=made.special, chat_template="{{ messages[-1].content }}")
+    assert ends_of_turn(plain) == ()

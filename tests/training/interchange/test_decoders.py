@@ -122,6 +122,16 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
         assert load_pretrained(path)[1] == expected
 
 
+def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
+    """In their official files, as transformers warns; in no other model's."""
+    path = cases.saved(make("gemma"), tmp_path)
+    expected = load_pretrained(path)[1]
+    cases.change_config(path, hidden_act="gelu", hidden_activation=None)
+    assert load_pretrained(path)[1] == expected
+    cases.change_config(path, hidden_act="gelu_python")
+    assert load_pretrained(path)[1].variant.mlp.activation == "gelu"
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [

@@ -243,6 +243,13 @@ def test_more_tokens_than_the_models_are_refused(bpe):
     assert read(of_bytes(bpe), N_V=2000).N_V == 2000
 
 
+def test_what_is_called_an_end_ends_a_text_beside_the_one_that_is_named(bpe):
+    """As in llama.cpp; a file with no end at all has none."""
+    begin, end = len(bpe[0]), len(bpe[0]) + 1
+    assert read(of_bytes(bpe, **{"ggml.eos_token_id": begin})).end_tokens == (begin, end)
+    assert read(of_bytes(bpe)).end_tokens == (end,)
+
+
 def test_a_file_without_a_tokenizer_has_none():
     assert gguf_tokenizer.read(Path("model.gguf"), {}, 5) is None
 

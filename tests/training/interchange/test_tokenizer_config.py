@@ -110,6 +110,19 @@ def test_gpt2s_settings_are_heeded(tmp_path, config, as_json):
     assert begins == (config.get("add_bos_token", False) and not as_json)
 
 
+def test_whatever_any_file_says_to_end_a_text_ends_it(tmp_path):
+    """config.json names one token, generation_config.json two, and tokenizer_config.json another by its text."""
+    sizes = DTransformerConfig(N_V=300, l_max=9, L=1, H=1, d_e=2, d_mlp=3, variant=GPT2)
+    save_pretrained(tmp_path, random_theta(sizes), sizes)
+    trained = library.Tokenizer(models.BPE({text: i for i, text in enumerate("abcd")}, []))
+    trained.add_special_tokens(["<|im_end|>"])
+    trained.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}), "utf-8")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}), "utf-8")
+    cases.change_config(tmp_path, bos_token_id=0, eos_token_id=1)
+    assert load_model(tmp_path).tokenizer.end_tokens == (1, 2, 4)
+
+
 def test_the_vocabulary_and_merges_of_a_bart_are_read(tmp_path):
     sizes = EDTransformerConfig(N_V=300, l_max=9, L_enc=1, L_dec=1, H=1, d_e=2, d_mlp=3, variant=VARIANTS["bart"])
     save_pretrained(tmp_path, random_theta(sizes), sizes, to="bart")
