@@ -36,7 +36,6 @@ from training.generation import inputs
 from training.generation.cache import bucketed
 from training.generation.inputs import Lengths, Tokens
 from training.tasks.classify import ClassifierParams, class_probabilities
-from training.tasks.objectives import next_tokens
 
 COLUMNS_AT_ONCE = 32
 _classes = jax.jit(class_probabilities)
@@ -76,12 +75,16 @@ def scored(
     theta: DTransformerParams, x: Tokens, *, lengths: Lengths, config: DTransformerConfig, n: int
 ) -> tuple[Float[np.ndarray, "B m"], Int[np.ndarray, "B m n"], Float[np.ndarray, "B m n"]]:
     """The log-probability of each token after the first of each sequence; the n likeliest tokens at its position, in
-    descending order; and their log-probabilities. All are meaningless after a sequence's last token.
+    descending order; and their log-probabilities. All are meaningless after a sequence's last token, which is not read:
+    a sequence has at most l_max + 1.
     """
     inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
-    x, lengths = inputs.checked("x", x, lengths, config)
-    found = _scored(theta, bucketed(x, config.l_max), lengths, n=n)
-    log_p, likeliest, of_likeliest = (np.asarray(array)[:, : x.shape[1] - 1] for array in found)
+    x, lengths = np.asarray(x), np.asarray(lengths)
+    following, _ = inputs.checked("x", x[:, 1:], np.maximum(lengths - 1, 1), config)
+    x, lengths = inputs.checked("x", x[:, :-1], np.maximum(lengths - 1, 1), config)
+    padded = bucketed(x, config.l_max), bucketed(following, config.l_max)
+    found = _scored(theta, *padded, lengths, n=n)
+    log_p, likeliest, of_likeliest = (np.asarray(array)[:, : x.shape[1]] for array in found)
     return log_p, likeliest, of_likeliest
 
 
@@ -192,8 +195,8 @@ def _losses(theta: Any, context, x, lengths) -> Float[Array, "B l"]:
 
 
 @functools.partial(jax.jit, static_argnames=("n",))
-def _scored(theta: DTransformerParams, x, lengths, *, n: int):
-    x = zero_padding(x, lengths)
+def _scored(theta: DTransformerParams, x, following, lengths, *, n: int):
+    x, following = zero_padding(x, lengths), zero_padding(following, lengths)
     X = d_hidden_state(x, theta)
 
     def of_column(column):  # a few at a time: the logits of all would be by far the largest array
@@ -203,7 +206,7 @@ def _scored(theta: DTransformerParams, x, lengths, *, n: int):
         best, which = jax.lax.top_k(log_p, n)
         return log_p[v], which, best
 
-    columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), next_tokens(x).reshape(-1)
+    columns = jnp.moveaxis(X, 0, -1).reshape(-1, X.shape[0]), following.reshape(-1)
     found = jax.lax.map(of_column, columns, batch_size=COLUMNS_AT_ONCE)
     return tuple(array.reshape(*x.shape, *array.shape[1:]) for array in found)
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from training.data.chat import Message, converser
+from training.data.chat import Message, converser, ends_of_turn
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
 from training.generation.inputs import padded_rows, to_power_of_two
@@ -46,7 +46,7 @@ class Decoder:
 
     generator: Generator  # the model
     budget: Budget  # the memory of its requests
-    read: Callable[[str], Prompt]  # makes a prompt of a text
+    read: Callable[..., Prompt]  # `Continuer.prompt`
     # the tokens of a conversation, up to where the next answer begins; None: the model has no chat template
     converse: Callable[[Sequence[Message]], list[int]] | None
     # the log-probability of each token of a text after the first; the likeliest tokens at its position, and theirs
@@ -63,6 +63,7 @@ class Served:
     tokenizer: Tokenizer
     config: Any  # the model's sizes
     limits: Limits
+    ends: tuple[int, ...] = ()  # further tokens that end a text, besides the tokenizer's
 
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
@@ -75,7 +76,9 @@ def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] |
     if weights is not None and run.task != "d":
         raise AnswerError(f"--weights: expected a decoder's run, task d, got the task {run.task}; leave it out")
     model = _decoder_of(run, limits, weights) if run.task == "d" else _encoder_of(run)
-    return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits)
+    converses = isinstance(model, Decoder) and model.converse is not None
+    ends = ends_of_turn(run.tokenizer) if converses else ()
+    return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits, ends=ends)
 
 
 def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> Decoder:
@@ -84,6 +87,8 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
     generator.prefixes = Prefixes(limits.prefixes) if limits.prefixes else None
 
     def score(tokens: list[int]) -> tuple[Any, Any, Any]:
+        if len(tokens) < 2:  # the first is not predicted
+            return np.zeros(0), np.zeros((0, 0), np.int32), np.zeros((0, 0))
         x, lengths, n = np.array([tokens]), np.array([len(tokens)]), min(LIKELIEST, run.config.N_V)
         log_p, likeliest, of_likeliest = scored(run.theta, x, lengths=lengths, config=run.config, n=n)
         return log_p[0], likeliest[0], of_likeliest[0]

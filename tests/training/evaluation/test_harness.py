@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from algorithms import d_transformer
-from tests.run_cases import LETTERS, make_run
-from training import generation
+from tests.run_cases import LETTERS, conversing, make_run
+from training import generation, interchange
+from training.data.tokenizers import LibraryTokenizer
 from training.generation.prompts import window_start
 from training.runs.directory import load_run
 
@@ -39,8 +40,8 @@ def table_of(run, tokens):
 def by_hand(run, context, end):
     """A space between both belongs to the end, as it does in the harness."""
     context, end = (context[:-1], f" {end}") if context.endswith(" ") else (context, end)
-    tokens = [LETTERS.bos_token, *LETTERS.encode(context), *LETTERS.encode(end)][-run.config.l_max :]
-    table, n = table_of(run, tokens), len(LETTERS.encode(end))
+    tokens = [LETTERS.bos_token, *LETTERS.encode(context), *LETTERS.encode(end)][-run.config.l_max - 1 :]
+    table, n = table_of(run, tokens[:-1]), len(LETTERS.encode(end))
     places = range(len(tokens) - 1 - n, len(tokens) - 1)
     return sum(table[tokens[t + 1], t] for t in places), all(table[:, t].argmax() == tokens[t + 1] for t in places)
 
@@ -65,12 +66,15 @@ def test_likelihoods_are_those_of_the_model(run):
 def test_a_long_text_is_rolled_through_windows(run):
     text = "abcd efgh. ij" * 9
     (found,) = harness.HarnessModel(run).loglikelihood_rolling(asked("loglikelihood_rolling", (text,)))
-    tokens, l_max = [LETTERS.bos_token, *LETTERS.encode(text)], run.config.l_max
+    tokens, l_max = (
+        [LETTERS.bos_token] * 2 + LETTERS.encode(text),
+        run.config.l_max,
+    )  # HFLM's prefix, and the tokenizer's
     expected, done = 0.0, 1
-    while done < len(tokens):  # windows of l_max tokens, each of which begins with the last token of the one before
-        new = min(l_max - 1, len(tokens) - done)
-        first = max(0, done + new - l_max)
-        table = table_of(run, tokens[first : done + new])
+    while done < len(tokens):  # windows that read l_max tokens, the last of which is the last one before
+        new = min(l_max, len(tokens) - done)
+        first = max(0, done + new - 1 - l_max)
+        table = table_of(run, tokens[first : done + new - 1])
         expected += sum(table[tokens[t], t - 1 - first] for t in range(done, done + new))
         done += new
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -110,3 +114,29 @@ def test_the_documented_way_on_a_task_of_our_own(tmp_path, monkeypatch):
 def test_only_a_decoder_is_taken(tmp_path):
     with pytest.raises(ValueError, match="the run is of the task ed; the harness needs a decoder"):
         harness.HarnessModel(load_run(make_run(tmp_path / "ed", "ed")))
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("begins", [False, True])
+def test_everything_equals_the_harness_own_model_of_transformers(tmp_path, begins):
+    """For tokenizers that add no bos, like those of GPT-2 and Qwen, and for those that do."""
+    hflm = pytest.importorskip("lm_eval.models.huggingface").HFLM
+    tokenizer = conversing()
+    tokenizer = LibraryTokenizer(
+        tokenizer.inner, special=tokenizer.special._replace(before=(tokenizer.bos_token,) if begins else ())
+    )
+    run = load_run(make_run(tmp_path / "run", "d", tokenizer, variant="llama", l_max=32))
+    interchange.save_pretrained(tmp_path / "hf", run.theta, run.config, run.tokenizer)
+    theirs = hflm(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32", batch_size=2)
+    ours = harness.HarnessModel(load_run(tmp_path / "hf"), batch_size=2)
+    pairs = [("the cat", " sat on the mat"), ("the rat ", "sat"), ("", "the mat"), ("the rat sat " * 20, "on the mat")]
+    found, expected = (model.loglikelihood(asked("loglikelihood", *pairs)) for model in (ours, theirs))
+    np.testing.assert_allclose(*([log_p for log_p, _ in one] for one in (found, expected)), rtol=1e-4)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+    texts = [("the cat sat on the mat. " * 9,), ("a rat",)]
+    rolled = (model.loglikelihood_rolling(asked("loglikelihood_rolling", *texts)) for model in (ours, theirs))
+    np.testing.assert_allclose(*rolled, rtol=1e-4)
+    how = {"until": ["x"], "max_gen_toks": 9, "do_sample": False}
+    contexts = [("the cat", how), ("the rat sat " * 20, how), ("on the ", how)]
+    generated = [model.generate_until(asked("generate_until", *contexts)) for model in (ours, theirs)]
+    assert generated[0] == generated[1]
