@@ -1,21 +1,24 @@
 """Text streamed token by token: the part that no later token can change, up to the first stop string."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from training.data.tokenizers import Tokenizer
+from training.data.tokenizer import CONTEXT, REPLACEMENT, Tokenizer
 
-REPLACEMENT = "\ufffd"
-KEPT = 8  # last tokens, decoded again with the next ones: more than a character or a stripped space consists of
 LAST_WORDS = 3  # words that the next one may change, if the text of a token depends on all tokens before it
 
 
 class Pieces:
     """The text of one sequence; a token costs the same however long it is, unless its text depends on all before."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0) -> None:
-        """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's."""
-        self._tokenizer, self._stops, self._given = tokenizer, stops, given
-        self._window = _Window(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0, before: Sequence[int] = ()
+    ) -> None:
+        """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's, whose
+        tokens are those ``before``.
+        """
+        self._tokenizer, self._stops, self._given, self._before = tokenizer, stops, given, before
+        self._window = _Window(tokenizer, before)
         self._held = ""  # certain, but it may become a stop
         self.tokens: list[int] = []
         self.stopped = False  # whether the text contains a stop; everything from it on is dropped
@@ -38,13 +41,18 @@ class Pieces:
         """Add all tokens of the sequence, up to the first stop, and return their text."""
         if not self._stops:
             self.tokens += tokens
-            return self._tokenizer.decode(tokens)[self._given :]
+            return self._tokenizer.continued(self._before, tokens)[self._given :]
         text = ""
         for token in tokens:
             text += self.add(token)
             if self.stopped:
                 return text
         return text + self.rest()
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """Where the next token's text begins, in characters, and whether a text begins there."""
+        return self._window.place, self._window.is_empty
 
     def _all_held(self) -> str:
         return self._held + self._window.uncertain[self._given :]
@@ -60,11 +68,23 @@ class _Window:
     these invalid.)
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer, self._special = tokenizer, frozenset(tokenizer.special_tokens)
-        self._tokens: list[int] = []
-        self._shown = 0  # how many characters of these tokens' text are certain
+        self._tokens = tokenizer.context(before)
+        # how many characters of these tokens' text are certain
+        self._shown = len(tokenizer.complete(self._tokens))
+        self._n = 0  # how many characters have become certain
         self.uncertain = ""  # the end of the text, which later tokens may change
+
+    @property
+    def place(self) -> int:
+        """Where the text of the next token begins, which may be in the character that the last ones began."""
+        return self._n + len(self.uncertain.rstrip(REPLACEMENT))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tokens yet."""
+        return not self._tokens
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
@@ -79,20 +99,31 @@ class _Window:
             incomplete = len(text) - len(text.rstrip(REPLACEMENT))
             self._shown = max(shown, len(text) - min(incomplete, 3))  # a character has at most four bytes
         self.uncertain = text[self._shown :]
-        if self._tokenizer.is_local and len(self._tokens) >= 2 * KEPT:
-            kept, n = self._tokens[-KEPT:], len(self.uncertain) + 1
+        if self._tokenizer.is_local and len(self._tokens) >= 2 * CONTEXT:
+            kept, n = self._tokens[-CONTEXT:], len(self.uncertain) + 1
             end = self._tokenizer.decode(kept)
             if len(end) >= n and end[-n:] == text[-n:]:  # these alone give the uncertain text after some certain text
                 self._tokens, self._shown = kept, len(end) - len(self.uncertain)
+        self._n += len(text) - len(self.uncertain) - shown
         return text[shown : len(text) - len(self.uncertain)]
 
 
-def pieces_of(
-    tokens: Iterable[int], tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0
-) -> Iterator[str]:
-    """Yield a sequence's text by token, without its first ``given`` characters, up to an end token or a stop."""
-    pieces = Pieces(tokenizer, stops, given=given)
-    ends = tokenizer.end_tokens
+class Ends(NamedTuple):
+    """What ends a text."""
+
+    tokens: tuple[int, ...]
+    stops: tuple[str, ...]  # texts before which it ends
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, stops: Sequence[str] = (), tokens: Sequence[int] = ()) -> "Ends":
+        """Return the end tokens of a tokenizer, further ones, and stops, of which some may name special tokens."""
+        named = [(stop, tokenizer.special_token(stop)) for stop in stops]
+        found = [*tokenizer.end_tokens, *tokens, *(token for _, token in named if token is not None)]
+        return Ends(tuple(dict.fromkeys(found)), tuple(stop for stop, token in named if token is None))
+
+
+def pieces_of(tokens: Iterable[int], pieces: Pieces, ends: Collection[int]) -> Iterator[str]:
+    """Yield a sequence's text by token, up to an end token or a stop."""
     for token in tokens:
         if token in ends:
             break

@@ -19,7 +19,7 @@ from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Kept, keeping, lines_of
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, bucketed, capacity, chosen_sequences, whole
+from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
 from training.generation.layout import bytes_of_token, rows_of_parts, sizes_of_layers
@@ -27,6 +27,7 @@ from training.generation.states import State
 
 LEAST = 16  # tokens of the shortest prefix that is kept or reused
 FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few programs are compiled
+SMALLEST = 256  # slots of a text that was read in parts
 
 
 class _Text(NamedTuple):
@@ -65,11 +66,10 @@ class Parts:
 
     def state(self, last: int) -> State:
         """Return the state, as `reading.prefill` does, of the text and one more token."""
-        x = bucketed(np.append(self.text, last)[None], self._generator.config.l_max)
-        C = capacity(x.shape[1] + 1)
-        parts = rows_of_parts(self._generator.theta, 1)
-        lengths, rows = np.array([len(self.text) + 1], np.int32), (_resized(self.caches, C=C),)
-        return _beside(rows, x.astype(np.int32), lengths, n=parts)
+        lengths = np.array([len(self.text) + 1], np.int32)
+        C = max(SMALLEST, capacity(len(self.text) + 2))  # few sizes, so that few programs are compiled
+        x = np.append(self.text, [last] * (C - 1 - len(self.text))).astype(np.int32)[None]
+        return _beside((_resized(self.caches, C=C),), x, lengths, n=rows_of_parts(self._generator.theta, 1))
 
 
 class Prefixes:
@@ -117,7 +117,7 @@ class Prefixes:
     def keep(self, state: State, r: int, text: np.ndarray) -> None:
         """Keep the keys and values of sequence r, those of the tokens of a text."""
         if len(text) >= LEAST:
-            self.add(text, _of_row(state, r, C=bucket(len(text))))
+            self.add(text, _of_row(state, r, C=capacity(len(text))))
 
     def begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
         """Return the longest known prefix of a text: its length, and keys and values."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import inputs, prefixes, reading, states
+from training.generation import inputs, reading, states
 from training.generation.inside import Reading
 from training.generation.prefixes import Parts
 from training.generation.states import State
@@ -66,26 +66,25 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
 
 
 class PromptReader:
-    """Texts that are to be read, one of many tokens in parts."""
+    """A prompt that is to be read in parts, for n texts that end with the same window."""
 
-    def __init__(self, model: Any, texts: Sequence[np.ndarray]) -> None:
-        """Begin, with what an earlier text has in common with the only one."""
-        self._model, self._texts = model, texts
-        windows, self._rows = windows_of(texts, model.config.l_max)
-        self._parts: Parts | None = None
-        if len(windows) == 1 and model.inside is None and len(windows[0]) > prefixes.MANY:
-            text, self._last = windows[0][:-1], int(windows[0][-1])
-            known = None if model.prefixes is None else model.prefixes.begin(text)
-            self._parts = Parts(model, text, known)
+    def __init__(self, model: Any, text: np.ndarray, n: int) -> None:
+        """Begin, with what the prompt has in common with an earlier one."""
+        self._model, self._text, self._n = model, text, n
+        window = np.asarray(text[window_start(len(text), model.config.l_max) :], np.int32)
+        known = None if model.prefixes is None else model.prefixes.begin(window[:-1])
+        self._parts = Parts(model, window[:-1], known)
+        self._last = int(window[-1])
 
     def advance(self) -> Read | None:
-        """Read the next part; return all prompts after the last one."""
-        if self._parts is None:
-            return read(self._model, self._texts, more=1)
-        if self._parts.rest:
-            self._parts.read()
-        if self._parts.rest:
+        """Read the next part; return the whole prompt after the last one."""
+        parts, kept = self._parts, self._model.prefixes
+        if self._model.inside is not None:  # which sees only whole sequences
+            return read(self._model, [self._text] * self._n, more=1)
+        if parts.rest:
+            parts.read()
+        if parts.rest:
             return None
-        if self._model.prefixes is not None:
-            self._model.prefixes.add(self._parts.text, self._parts.caches)
-        return Read(self._parts.state(self._last), self._rows, [])
+        if kept is not None:
+            kept.add(parts.text, parts.caches)
+        return Read(parts.state(self._last), [0] * self._n, [])

@@ -21,6 +21,12 @@ class Prompt(NamedTuple):
     tokens: list[int]  # from bos on
     given: int = 0  # how many characters of its end the continuation repeats
     begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that the continuation may begin with; None for all
+    answers: bool = False  # whether the continuation is a text of its own
+
+    @property
+    def before(self) -> list[int]:
+        """The tokens whose text the continuation goes on."""
+        return [] if self.answers else self.tokens
 
 
 class Request(NamedTuple):

@@ -2,8 +2,8 @@
 
 from collections.abc import Generator, Sequence
 
-from training.data.chat import Message, converser
-from training.generation.pieces import pieces_of
+from training.data.chat import Message, converser, ends_of_turn
+from training.generation.pieces import Ends, pieces_of
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Prompt
 from training.generation.text import Answer, AnswerError, Continuer, Options
@@ -22,6 +22,7 @@ class Talker(Continuer):
         """Open a conversation with a system message (None: the template's). Raises DataError without a template."""
         self._converse = converser(run.tokenizer)
         super().__init__(run, options)
+        self.ends = Ends.of(run.tokenizer, options.stop or (), ends_of_turn(run.tokenizer))
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
         self.reset()
@@ -35,7 +36,7 @@ class Talker(Continuer):
         """Return a text as the first message of a conversation. Raises ValueError if it is empty or too long."""
         if not text.strip():
             raise AnswerError(f"text {number} is empty: give some text to answer")
-        return Prompt(self._fitting([*self._opening, {"role": "user", "content": text}])[1])
+        return Prompt(self._fitting([*self._opening, {"role": "user", "content": text}])[1], answers=True)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`; each answer may fill the context."""
@@ -52,22 +53,23 @@ class Talker(Continuer):
 
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
         """Yield the pieces of the next answer; if it is closed early, the pieces so far are the answer."""
-        continuation, l_gen, _ = self._continued([Prompt(self._tokens)], number)
+        prompt = Prompt(self._tokens, answers=True)
+        continuation, l_gen, _ = self._continued([prompt], number)
         pieces = []
         try:
             tokens = (int(column[0]) for column in continuation.columns(l_gen))
-            for piece in pieces_of(tokens, self.tokenizer, self.options.stop or ()):
+            for piece in pieces_of(tokens, self._pieces(prompt), self.ends.tokens):
                 pieces.append(piece)
                 yield piece
         finally:
             continuation.keep(0)
-            ends = {*self.tokenizer.end_tokens} & {*continuation.tokens[0].tolist()}
+            ends = {*self.ends.tokens} & {*continuation.tokens[0].tolist()}
             self.is_cut = not ends and continuation.tokens.shape[1] == self._room(self._tokens)
             self._say("".join(pieces))
 
     def replies(self, *, number: int = 1) -> list[Answer]:
         """Return the next answers; the conversation continues with the first."""
-        (answers,) = self._answers(*self._continued([Prompt(self._tokens)] * self.n, number))
+        (answers,) = self._answers(*self._continued([Prompt(self._tokens, answers=True)] * self.n, number))
         self._say(answers[0]["text"])
         return answers
 

@@ -17,7 +17,7 @@ from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
 from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator, inputs
 from training.generation.modalities import of_text
-from training.generation.pieces import Pieces, pieces_of
+from training.generation.pieces import Ends, Pieces, pieces_of
 from training.generation.requests import Prompt, Request, keys_of
 from training.generation.scoring import classify, fill_masks, sentence_embeddings
 from training.runs.directory import Run
@@ -132,6 +132,7 @@ class Continuer(Answerer):
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
+        self.ends = Ends.of(run.tokenizer, options.stop or ())
         self.generator = Generator(run.theta, run.config, changes=options.steer, int8=options.weights == "int8")
         if options.steer:  # trace the changes on two tokens, so that invalid ones fail before anything is generated
             hidden_state = intervene(d_hidden_state, options.steer)
@@ -140,22 +141,25 @@ class Continuer(Answerer):
             except ValueError as error:
                 raise AnswerError(f"--steer: {error}") from None
 
-    def prompt(self, text: str, *, number: int = 1) -> Prompt:
-        """Return text number `number` as the model reads it. If words begin with a space in the training data, a final
-        space is not read, and the continuation begins with such a token. Raises ValueError if it is empty or not known.
+    def prompt(self, text: str, *, number: int = 1, parse_special: bool = True, framed: bool = True) -> Prompt:
+        """Return text number `number` as the model reads it, `framed` by bos; names of special tokens stand for these
+        if `parse_special`. If words begin with a space in the training data, a final space is not read, and the
+        continuation begins with such a token. Raises ValueError if it is empty or not known.
         """
         heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
-        tokens = self._encoded(text[: len(text) - heals])
+        encode = self.tokenizer.encode_markup if parse_special else self.tokenizer.encode
+        tokens = encode(text[: len(text) - heals])
         if not tokens:
             raise AnswerError(f"text {number} is empty: give some text to continue")
-        return Prompt(self.tokenizer.framed(tokens, ends=False), int(heals), self._spaced if heals else None)
+        tokens = self.tokenizer.framed(tokens, ends=False) if framed else tokens
+        return Prompt(tokens, int(heals), self._spaced if heals else None)
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
-        """Which tokens begin with a space; special ones decode to nothing."""
-        return np.array([self.tokenizer.decode([v]).startswith(" ") for v in range(self.config.N_V)])
+        """Which tokens begin with a space within a text."""
+        return np.array([self.tokenizer.spelled(v).startswith(b" ") for v in range(self.config.N_V)])
 
-    def _begin(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, list[int]]:
+    def _begin(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, Sequence[Prompt]]:
         """Begin n continuations of each text; see `_continued`."""
         prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
         return self._continued(prompts, number)
@@ -164,31 +168,32 @@ class Continuer(Answerer):
         """Return the most tokens of a continuation of these prompts."""
         return L_GEN if self.options.l_gen is None else self.options.l_gen
 
-    def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, list[int]]:
-        """Return a `Continuation` of prompts, its most tokens, and how many characters of each prompt it repeats."""
+    def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, Sequence[Prompt]]:
+        """Return a `Continuation` of prompts, its most tokens, and the prompts."""
         l_gen, first = self._l_gen(prompts), (number - 1) * self.n
         keys = keys_of(jax.random.key(self.options.seed or 0), len(prompts), first)
-        sampling = sampling_of(self.options, self.tokenizer.end_tokens)
+        sampling = sampling_of(self.options, self.ends.tokens)
         of_prompts = zip(prompts, keys, strict=True)
         requests = [Request(prompt.tokens, key, l_gen, sampling, prompt.begins) for prompt, key in of_prompts]
-        continuation = self.generator.answer(requests)
-        return continuation, l_gen, [prompt.given for prompt in prompts]
+        return self.generator.answer(requests), l_gen, prompts
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`, with the log-probabilities of the tokens."""
         return self._answers(*self._begin(texts, first))
 
-    def _answers(self, continuation: Continuation, l_gen: int, given: list[int]) -> list[list[Answer]]:
+    def _answers(self, continuation: Continuation, l_gen: int, prompts: Sequence[Prompt]) -> list[list[Answer]]:
         continuation.extend(l_gen)
-        of_rows = zip(continuation.tokens, continuation.log_p, given, strict=True)
-        answers = [self._answer(tokens.tolist(), log_p, n) for tokens, log_p, n in of_rows]
+        of_rows = zip(continuation.tokens, continuation.log_p, prompts, strict=True)
+        answers = [self._answer(tokens.tolist(), log_p, prompt) for tokens, log_p, prompt in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
 
-    def _answer(self, tokens: list[int], log_p: np.ndarray, given: int) -> Answer:
-        ends = self.tokenizer.end_tokens
-        end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    def _pieces(self, prompt: Prompt) -> Pieces:
+        return Pieces(self.tokenizer, self.ends.stops, given=prompt.given, before=prompt.before)
+
+    def _answer(self, tokens: list[int], log_p: np.ndarray, prompt: Prompt) -> Answer:
+        end = next((i for i, token in enumerate(tokens) if token in self.ends.tokens), len(tokens))
         ended, tokens = end < len(tokens), tokens[:end]
-        pieces = Pieces(self.tokenizer, self.options.stop or (), given=given)
+        pieces = self._pieces(prompt)
         text = pieces.all(tokens)
         counted = len(pieces.tokens) + (ended and not pieces.stopped)
         reason = "stop" if pieces.stopped else "eos" if ended else "length"
@@ -202,9 +207,9 @@ class Continuer(Answerer):
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
-        continuation, l_gen, (given,) = self._begin([text], number)
+        continuation, l_gen, (prompt,) = self._begin([text], number)
         tokens = (int(column[0]) for column in continuation.columns(l_gen))
-        return pieces_of(tokens, self.tokenizer, self.options.stop or (), given=given)
+        return pieces_of(tokens, self._pieces(prompt), self.ends.tokens)
 
 
 def sampling_of(options: Options, ends: Sequence[int]) -> Sampling:
@@ -240,7 +245,8 @@ class _Translator(Answerer):
             return super().stream(text, number=number)  # the best beam is only known at the end
         z, lengths = self._sequences([text], number)
         columns = self._translator.stream(z, lengths=lengths, **self._options(number))
-        return pieces_of((int(column[0]) for column in columns), self.tokenizer)
+        tokens = (int(column[0]) for column in columns)
+        return pieces_of(tokens, Pieces(self.tokenizer), self.tokenizer.end_tokens)
 
     def _options(self, number: int) -> dict[str, Any]:
         """Return the options of `Translator` for texts from this number on."""

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.data.tokenizers import Tokenizer
-from training.generation.pieces import REPLACEMENT
 from training.generation.requests import Prompt
 from training.serving.engine import Step
 from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer, invalid
-from training.serving.generating import FIELDS, Asked, common_fields
+from training.serving.generating import FIELDS, Asked, common_fields, escaped, shown
 from training.serving.memory import LIKELIEST
 from training.serving.served import Decoder, Served
 
@@ -42,8 +41,8 @@ class Chat:
         """Return the first parts of a stream: the roles."""
         return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.asked.n)]
 
-    def part(self, index: int, step: Step, before: int) -> dict[str, Any]:
-        """Return one token of an answer; `before` is not used."""
+    def part(self, index: int, step: Step) -> dict[str, Any]:
+        """Return one token of an answer."""
         return self._delta(index, {"content": step.text} if step.text else {}, self._reported([step]), step.finish)
 
     def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
@@ -61,14 +60,13 @@ class Chat:
             return None
         of_steps = []
         for step in steps:
-            best = [self._token(token, log_p) for token, log_p in step.likeliest[: self.logprobs]]
-            of_steps.append({**self._token(step.token, step.log_p), "top_logprobs": best})
+            best = [self._token(token, log_p, step) for token, log_p in step.likeliest[: self.logprobs]]
+            of_steps.append({**self._token(step.token, step.log_p, step), "top_logprobs": best})
         return {"content": of_steps, "refusal": None}
 
-    def _token(self, token: int, log_p: float) -> dict[str, Any]:
-        text = self.tokenizer.decode([token])
-        of_text = None if REPLACEMENT in text else list(text.encode())  # unknown for part of a character
-        return {"token": text, "logprob": log_p, "bytes": of_text}
+    def _token(self, token: int, log_p: float | None, step: Step) -> dict[str, Any]:
+        text, spelled = shown(self.tokenizer, token, begins=step.begins)
+        return {"token": escaped(spelled) if text is None else text, "logprob": log_p, "bytes": list(spelled)}
 
 
 def chat_of(body: Any, served: Served) -> Chat:
@@ -82,7 +80,7 @@ def chat_of(body: Any, served: Served) -> Chat:
         if logprobs:
             raise invalid("top_logprobs", "expected logprobs to be true")
         logprobs = None
-    asked = Asked(prompts=[Prompt(tokens)], l_gen=_most_tokens(body, len(tokens), served), **common)
+    asked = Asked(prompts=[Prompt(tokens, answers=True)], l_gen=_most_tokens(body, len(tokens), served), **common)
     return Chat(asked=asked, tokenizer=served.tokenizer, logprobs=logprobs)
 
 
@@ -131,7 +129,8 @@ def _message(i: int, message: Any) -> dict[str, Any]:
     if not isinstance(content, str):
         raise RequestError(f"messages[{i}].content: expected a text, or a list of text parts", parameter="messages")
     named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
-    return {"role": message["role"], "content": content, **named}
+    role = "system" if message["role"] == "developer" else message["role"]  # its name in newer models of OpenAI
+    return {"role": role, "content": content, **named}
 
 
 def _is_text(part: Any) -> bool:

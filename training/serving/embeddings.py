@@ -36,7 +36,7 @@ def _tokens(i: int, text: Any, served: Served) -> list[int]:
             tokens = tokenizer.encode(text)
     if not tokens:
         raise not_text("input", tokenizer.N_V)
-    framed = tokenizer.framed(tokens, ends=True)
+    framed = tokenizer.framed(tokens, ends=True) if isinstance(text, str) else tokens
     if len(framed) > l_max:
         has = f"text {i} has {len(framed)} tokens, including special ones, but the model reads at most l_max = {l_max}"
         raise invalid("input", f"{has}: shorten it", "context_length_exceeded")

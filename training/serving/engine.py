@@ -18,10 +18,9 @@ import numpy as np
 from algorithms.machinery.sharding import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
-from training.generation.cache import bucket
 from training.generation.pieces import Pieces
-from training.generation.prefixes import MANY, Prefixes
-from training.generation.prompts import PromptReader, Read, window_start
+from training.generation.prefixes import Prefixes
+from training.generation.prompts import ROOM, PromptReader, Read
 from training.generation.requests import Prompt, Request
 from training.serving.memory import LIKELIEST, Budget, rows_for, slots_for
 from training.system import give_back_memory
@@ -38,9 +37,11 @@ class Step(NamedTuple):
 
     text: str  # the text that has become certain
     token: int
-    log_p: float  # its log-probability under the model
+    log_p: float | None  # its log-probability under the model; None: it is the first, which is not predicted
     likeliest: list[tuple[int, float]]  # the likeliest tokens at its position, and their log-probabilities
     finish: str | None  # "stop" or "length" if it is the last
+    start: int = 0  # where its text begins, in characters of the continuation; of the prompt if it repeats some of that
+    begins: bool = False  # whether a text begins there
 
 
 class Failed(NamedTuple):
@@ -68,7 +69,8 @@ class _Sequence:
     """A job on its way: its tokens and text so far."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self.job, self.text, self.tokens = job, Pieces(tokenizer, job.stop, given=job.prompt.given), list[int]()
+        self.job, self.tokens, prompt = job, list[int](), job.prompt
+        self.text = Pieces(tokenizer, job.stop, given=prompt.given, before=prompt.before)
 
     def request(self) -> Request:
         """Return what is still to be generated."""
@@ -83,15 +85,18 @@ class _Sequence:
         token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
         likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
         self.tokens.append(token)
+        (place, begins), finish = self.text.place, None
         if token in self.job.ends:
-            return Step(self.text.rest(), token, log_p, likeliest, "stop")
-        new = self.text.add(token)
-        finish = "stop" if self.text.stopped else "length" if len(self.tokens) == self.job.l_gen else None
-        return Step(new + (self.text.rest() if finish == "length" else ""), token, log_p, likeliest, finish)
+            text, finish = self.text.rest(), "stop"
+        else:
+            text = self.text.add(token)
+            finish = "stop" if self.text.stopped else "length" if len(self.tokens) == self.job.l_gen else None
+            text += self.text.rest() if finish == "length" else ""
+        return Step(text, token, log_p, likeliest, finish, place - self.job.prompt.given, begins)
 
 
 class _Group(NamedTuple):
-    """Sequences whose prompts are read together."""
+    """Sequences with the same prompt, which is read once."""
 
     sequences: list[_Sequence]
     reader: PromptReader
@@ -237,8 +242,10 @@ class Engine:
         while self._waiting and len(self._active) < self._rows and self._fits(self._waiting[0]):
             admitted.append(self._waiting.pop(0))
             self._active.append(admitted[-1])
-        for sequences in _together(admitted, self._generator.config.l_max):
-            self._groups.append(self._group(sequences))
+        same: dict[tuple[int, ...], list[_Sequence]] = {}
+        for one in admitted:
+            same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
+        self._groups += map(self._group, same.values())
 
     def _fits(self, new: _Sequence) -> bool:
         batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in [*self._active, new]]
@@ -247,7 +254,8 @@ class Engine:
         return self._budget.fits(batch, map(len, read))
 
     def _group(self, sequences: list[_Sequence]) -> _Group:
-        return _Group(sequences, PromptReader(self._generator, [_text(one) for one in sequences]))
+        text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
+        return _Group(sequences, PromptReader(self._generator, text, len(sequences)))
 
     def _read_part(self, group: _Group) -> None:
         """Read a part of the prompts of a group, unless nobody waits for it."""
@@ -314,23 +322,37 @@ class Engine:
         """Let the sequences that are ready join the others once their program is compiled; otherwise, let the others
         continue in fewer rows, or more slots, if they should.
         """
-        if self._ready:
+        while self._ready:
             self._entering, read = self._ready.popleft()
+            moved = True
             if all(one.job.abandoned.is_set() for one in self._entering):
                 self._release(self._entering)
-            elif not self._move(self._entering, read):
+            elif not (moved := self._move(self._entering, read)):
                 self._ready.appendleft((self._entering, read))
             self._entering = []
-        elif self._running and self._continuation.is_full:
+            if not moved:
+                break
+        if self._running and self._continuation.is_full:
             self._move([], None, now=True)
         elif self._running and self._should_move():
             self._move([], None)
 
     def _should_move(self) -> bool:
         """Whether half of the rows have ended, or the slots will not be enough for those that run."""
-        keep, continuation = _filled(list(self._running)), self._continuation
+        keep, continuation = self._filled(list(self._running)), self._continuation
         grows = continuation.is_nearly_full and continuation.slots < continuation.plan([], keep=keep).C
         return grows or len(keep) < len(continuation.left)
+
+    def _filled(self, rows: list[int]) -> list[int]:
+        """Return rows with the first one repeated at the end: as many as the active sequences will need."""
+        return rows + rows[:1] * (rows_for(max(len(rows), len(self._active))) - len(rows))
+
+    def _slots(self, least: int) -> int:
+        """Return the slots that the active sequences will need for a while, at least so many."""
+        prompts = [(len(one.job.prompt.tokens), one.job.l_gen) for one in self._active]
+        most = max(length + min(l_gen, ROOM) + 1 for length, l_gen in prompts)
+        l_max = self._generator.config.l_max
+        return slots_for(max(least, min(most, l_max + 1)), l_max)
 
     def _move(self, sequences: Sequence[_Sequence], read: Read | None, *, now: bool = False) -> bool:
         """Continue with the running sequences and new ones in rows and slots of their own. Return False if they have to
@@ -338,8 +360,8 @@ class Engine:
         """
         continuation, requests = self._continuation, [one.request() for one in sequences]
         B = len(continuation.left)
-        keep = _filled([*self._running, *range(B, B + len(sequences))])
-        slots = slots_for(continuation.plan(requests, keep=keep, read=read).C, self._generator.config.l_max)
+        keep = self._filled([*self._running, *range(B, B + len(sequences))])
+        slots = self._slots(continuation.plan(requests, keep=keep, read=read).C)
         compiles_ahead = self.turns is None and self._generator.inside is None
         if compiles_ahead:
             key, compiled = continuation.program(continuation.plan(requests, keep=keep, read=read, slots=slots), read)
@@ -352,31 +374,3 @@ class Engine:
         continuation.join(requests, keep=keep, read=read, slots=slots)
         self._running = dict(enumerate([*self._running.values(), *sequences]))
         return True
-
-
-def _filled(rows: list[int]) -> list[int]:
-    """Return rows with the first one repeated at the end, so that there are few sizes of batches."""
-    return rows + rows[:1] * (rows_for(len(rows)) - len(rows))
-
-
-def _text(one: _Sequence) -> np.ndarray:
-    """Return the tokens of a sequence so far, its prompt included."""
-    return np.array([*one.job.prompt.tokens, *one.tokens], np.int32)
-
-
-def _together(sequences: Sequence[_Sequence], l_max: int) -> list[list[_Sequence]]:
-    """Return groups of sequences: those with the same prompt, and several short prompts of `MANY` columns in all."""
-    same: dict[tuple[int, ...], list[_Sequence]] = {}
-    for one in sequences:
-        tokens = one.job.prompt.tokens
-        same.setdefault(tuple(tokens[window_start(len(tokens), l_max) :]), []).append(one)
-    groups: list[list[_Sequence]] = []
-    n, longest = 0, 0  # prompts of the last group, and tokens of the longest
-    for tokens, ones in same.items():
-        n, longest = n + 1, bucket(max(longest, len(tokens)))
-        if groups and (1 << (n - 1).bit_length()) * longest <= MANY:
-            groups[-1] += ones
-        else:
-            groups.append(list(ones))
-            n, longest = 1, len(tokens)
-    return groups

@@ -40,8 +40,8 @@ class Exchange:
                 sampling=asked.sampling,
                 seed=seed,
                 number=index,
-                stop=asked.stop,
-                ends=frozenset(served.tokenizer.end_tokens),
+                stop=asked.ends.stops,
+                ends=frozenset(asked.ends.tokens),
                 emit=functools.partial(emit, index),
             )
             for index in range(len(asked.prompts) * asked.n if asked.l_gen else 0)
@@ -63,14 +63,13 @@ class Exchange:
 
     async def parts(self) -> AsyncIterator[str]:
         """Yield the answer as events while it is generated; if it fails, the last event is the error."""
-        generated, before, object_name = 0, [0] * len(self.jobs), self._wanted.objects[1]
+        generated, object_name = 0, self._wanted.objects[1]
         try:
             for choice in self._wanted.opening():
                 yield _event(self._envelope(object_name, [choice]))
             async for index, step in self._each():
                 generated += 1
-                yield _event(self._envelope(object_name, [self._wanted.part(index, step, before[index])]))
-                before[index] += len(step.text)
+                yield _event(self._envelope(object_name, [self._wanted.part(index, step)]))
             used = self._counted(generated)
             if self._wanted.asked.include_usage:
                 yield _event(self._envelope(object_name, [], usage=used))

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from training.data.records import hash64
+from training.data.tokenizers import Tokenizer
 from training.generation import Sampling
 from training.generation.inputs import check_sampling
+from training.generation.pieces import REPLACEMENT, Ends
 from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
 from training.serving.fields import RequestError, boolean, integer, invalid, number
@@ -26,7 +29,7 @@ class Asked(NamedTuple):
     n: int  # continuations of each
     l_gen: int  # most tokens of each; 0 generates nothing
     sampling: Sampling  # how to draw them
-    stop: tuple[str, ...]  # texts before which they end
+    ends: Ends  # what ends them
     seed: int | None  # of the random draws; None: a random seed
     stream: bool  # whether to answer piece by piece
     include_usage: bool  # whether a stream ends with the token counts
@@ -34,14 +37,21 @@ class Asked(NamedTuple):
 
 def common_fields(body: Mapping[str, Any], served: Served) -> dict[str, Any]:
     """Return the fields of `Asked` except prompts and l_gen. Raises RequestError if one is invalid."""
+    ends = Ends.of(served.tokenizer, _stops(body.get("stop")), served.ends)
     return {
         "stream": boolean(body, "stream"),
         "n": integer(body, "n", 1, least=1, most=served.limits.choices),
-        "sampling": _sampling(body, served),
-        "stop": _stops(body.get("stop")),
-        "seed": None if body.get("seed") is None else integer(body, "seed", 0, least=0, most=LARGEST_SEED),
+        "sampling": _sampling(body, served, ends),
+        "ends": ends,
+        "seed": _seed(body),
         "include_usage": _stream_options(body),
     }
+
+
+def _seed(body: Mapping[str, Any]) -> int | None:
+    """Return the seed; None for a random one, as for −1. Of OpenAI's 64 bits, all count."""
+    seed = -1 if body.get("seed") is None else integer(body, "seed", 0, least=-(2**63), most=2**63 - 1)
+    return None if seed == -1 else hash64(str(seed)) >> 32 if seed > LARGEST_SEED or seed < 0 else seed
 
 
 def _stream_options(body: Mapping[str, Any]) -> bool:
@@ -53,14 +63,14 @@ def _stream_options(body: Mapping[str, Any]) -> bool:
     return boolean(options, "include_usage")
 
 
-def _sampling(body: Mapping[str, Any], served: Served) -> Sampling:
+def _sampling(body: Mapping[str, Any], served: Served, ends: Ends) -> Sampling:
     N_V = served.tokenizer.N_V
     top_k = body.get("top_k")
     sampling: Sampling = {
         "tau": number(body, "temperature", 1.0),
         "top_k": None if top_k in (None, 0, -1) else integer(body, "top_k", 1, least=1, most=N_V),
         "top_p": None if body.get("top_p") in (None, 1) else number(body, "top_p", 1.0),
-        "eos": served.tokenizer.end_tokens or None,
+        "eos": ends.tokens or None,
         "repetition_penalty": number(body, "repetition_penalty", 1.0),
         "no_repeat_ngram_size": integer(body, "no_repeat_ngram_size", 0, least=0, most=1 << 16),
         "frequency_penalty": number(body, "frequency_penalty", 0.0),
@@ -83,7 +93,7 @@ def _biases(biases: Any, N_V: int) -> dict[int, float] | None:
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < N_V):
             raise invalid("logit_bias", f"expected token IDs from 0 to {N_V - 1}, got {token!r}")
-    return {int(token): number(biases, token, 0.0) for token in biases}
+    return {int(token): number({"logit_bias": bias}, "logit_bias", 0.0) for token, bias in biases.items()}
 
 
 def _stops(stop: Any) -> tuple[str, ...]:
@@ -108,3 +118,24 @@ def token_list(value: Any, N_V: int) -> list[int] | None:
 def not_text(name: str, N_V: int) -> RequestError:
     """Return the error for a field that is neither text nor tokens."""
     return invalid(name, f"expected a text, tokens from 0 to {N_V - 1}, or a list of these, none of them empty")
+
+
+def shown(tokenizer: Tokenizer, token: int, *, begins: bool = False) -> tuple[str | None, bytes]:
+    """Return the text of a token, which may begin a text, and its bytes; None for part of a character."""
+    if begins and token not in tokenizer.special_tokens and REPLACEMENT not in (text := tokenizer.decode([token])):
+        return text, text.encode()
+    spelled = tokenizer.spelled(token)
+    try:
+        return spelled.decode(), spelled
+    except UnicodeDecodeError:
+        return None, spelled
+
+
+def escaped(spelled: bytes) -> str:
+    r"""Return bytes as OpenAI's API writes a token that is part of a character.
+
+    Example:
+        >>> print(escaped("…".encode()))
+        \xe2\x80\xa6
+    """
+    return "".join(f"\\x{byte:02x}" for byte in spelled)

@@ -11,6 +11,7 @@ import jax
 from training.generation import Generator
 from training.generation.cache import capacity
 from training.generation.layout import bytes_of_token
+from training.generation.prefixes import SMALLEST
 from training.system import available_memory
 
 LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
@@ -37,7 +38,7 @@ def slots_for(n: int, l_max: int) -> int:
         >>> [slots_for(n, 2048) for n in (40, 257, 1025, 2049)]
         [256, 1024, 4096, 4096]
     """
-    slots = 256
+    slots = SMALLEST
     while slots < n:
         slots *= 4
     return min(slots, max(capacity(n), capacity(l_max + 1)))
@@ -79,7 +80,7 @@ class Budget:
 
     def of_reading(self, tokens: int) -> int:
         """Return the bytes of a prompt while it is read."""
-        return 2 * capacity(min(tokens, self._l_max) + 1) * self._of_token
+        return 2 * max(SMALLEST, capacity(min(tokens, self._l_max) + 1)) * self._of_token
 
     def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
         """Whether there is memory for sequences that grow to so many tokens, beside prompts that are read."""

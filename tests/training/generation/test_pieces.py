@@ -136,9 +136,9 @@ def test_stops_end_the_text_where_the_text_of_all_tokens_has_them(tokenizer):
 def test_bytes_wait_until_it_is_certain_what_they_are_decoded_to():
     tokenizer = with_byte_fallback()
     a, b, byte = 1, 2, [7 + i for i in range(256)].__getitem__
-    assert list(pieces_of([a, byte(0x41), byte(0xFF), b], tokenizer)) == ["a", "", "", "\ufffd\ufffdb", ""]
-    assert list(pieces_of([a, *map(byte, "€".encode()), b], tokenizer)) == ["a", "", "", "", "€b", ""]
-    assert list(pieces_of([a, byte(0xE2)], tokenizer)) == ["a", "", "\ufffd"]
+    assert list(pieces_of([a, byte(0x41), byte(0xFF), b], Pieces(tokenizer), ())) == ["a", "", "", "\ufffd\ufffdb", ""]
+    assert list(pieces_of([a, *map(byte, "€".encode()), b], Pieces(tokenizer), ())) == ["a", "", "", "", "€b", ""]
+    assert list(pieces_of([a, byte(0xE2)], Pieces(tokenizer), ())) == ["a", "", "\ufffd"]
     stopped = Pieces(tokenizer, ["\n"])  # a stop does not wait
     assert [stopped.add(token) for token in (a, byte(0x0A))] == ["a", ""]
     assert stopped.stopped

@@ -10,12 +10,14 @@ import pytest
 from algorithms import DTransformerConfig
 from tests import serving_cases
 from tests.cases import random_theta
+from tests.run_cases import make_run
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator, prefixes
 from training.generation.layout import bytes_of_token
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import PromptReader
 from training.generation.requests import Prompt, Request
+from training.runs.directory import load_run
 from training.serving.engine import Engine, Failed, Job
 from training.serving.memory import Budget, TooLargeError
 
@@ -40,7 +42,7 @@ def joined(generator, read):
 
 
 def in_parts(generator, new):
-    reader = PromptReader(generator, [new.tokens])
+    reader = PromptReader(generator, new.tokens, 1)
     while (read := reader.advance()) is None:
         pass
     return read
@@ -94,7 +96,7 @@ def engine_of(memory=None, kept=None, rows=8):
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused():
     """There is memory for a batch of four that grow to 256 tokens, while four are read; in the end all are done."""
     of_slot = bytes_of_token(THETA, CONFIG) + 8 * 21
-    memory = 4 * 256 * of_slot + 4 * 2 * 64 * bytes_of_token(THETA, CONFIG)
+    memory = 4 * 256 * of_slot + 4 * 2 * 256 * bytes_of_token(THETA, CONFIG)
     engine, steps, most = engine_of(memory), queue.SimpleQueue(), []
 
     def emit(step):
@@ -120,14 +122,14 @@ def test_an_error_says_what_to_start_the_server_with():
         engine_of(memory=1100, kept=1000)
 
 
-def test_a_request_that_never_fits_is_refused_over_http(model):
-    served = serving_cases.of_run(model, memory=1 << 20, prefixes=0)
-    assert served.model.budget.most == 1 << 20
-    small = serving_cases.of_run(model, memory=60_000, prefixes=0)
-    with serving_cases.serving(small) as port:
-        body = {"model": "small", "prompt": 30 * "abc", "max_tokens": 60}
-        status, _, text = serving_cases.asked(port, "POST", "/v1/completions", body)
-    assert status == 400
+def test_a_request_that_never_fits_is_refused_over_http(tmp_path):
+    served = serving_cases.of_run(load_run(make_run(tmp_path / "small", "d", l_max=600)), memory=200_000, prefixes=0)
+    assert served.model.budget.slots == 255
+    with serving_cases.serving(served) as port:
+        for length, status in ((60, 200), (100, 400)):
+            body = {"model": "small", "prompt": length * "abc", "max_tokens": 50}
+            found, _, text = serving_cases.asked(port, "POST", "/v1/completions", body)
+            assert found == status
     assert "there is memory" in text
 
 

@@ -49,7 +49,7 @@ def distributions(model, tokens):
 
 def test_an_answer_follows_the_template(client):
     answer = talk(client, max_tokens=9, logprobs=True, top_logprobs=3)
-    (expected,) = complete(client, converse(MESSAGES)[1:], logprobs=3).choices
+    (expected,) = complete(client, converse(MESSAGES), logprobs=3).choices
     (choice,) = answer.choices
     said = choice.message
     assert (answer.object, said.role, said.content) == ("chat.completion", "assistant", expected.text)
@@ -123,22 +123,40 @@ def test_what_is_no_conversation_is_refused(client, options, message):
         talk(client, **body)
 
 
-@pytest.mark.parametrize("prompt", ["abc", [0, 1, 2]])
+@pytest.mark.parametrize("prompt", ["abc", [0, 1, 2], [LETTERS.bos_token, 0, 1, 2]])
 def test_echo_tells_the_prompt_and_its_log_probabilities(client, model, prompt):
+    """A text follows bos, which is not the client's; tokens are taken as they are."""
     plain = complete(client, prompt, logprobs=2)
     answer = complete(client, prompt, logprobs=2, echo=True)
     (choice,), (without,) = answer.choices, plain.choices
-    assert choice.text == "abc" + without.text
+    tokens = [LETTERS.bos_token, 0, 1, 2] if isinstance(prompt, str) else prompt
+    names = (
+        [{LETTERS.bos_token: "[BOS]"}.get(v) or LETTERS.decode([v]) for v in prompt] if tokens is prompt else [*"abc"]
+    )
+    n = len(names)
+    assert choice.text == "".join(names) + without.text
     told, expected = choice.logprobs, without.logprobs
-    P = distributions(model, [LETTERS.bos_token, 0, 1, 2])
-    assert told.tokens == ["a", "b", "c", *expected.tokens]
-    np.testing.assert_allclose(told.token_logprobs[:3], np.log([P[v, t] for t, v in enumerate([0, 1, 2])]), rtol=1e-4)
-    np.testing.assert_allclose(told.token_logprobs[3:], expected.token_logprobs, rtol=1e-6)
-    for t, best in enumerate(told.top_logprobs[:3]):
-        wanted = {LETTERS.decode([v]): np.log(P[v, t]) for v in np.argsort(P[:, t])[-2:]}
-        assert best == pytest.approx(wanted, rel=1e-4)
-    assert told.text_offset == [0, 1, 2, *(3 + offset for offset in expected.text_offset)]
+    P = distributions(model, tokens)
+    assert told.tokens == [*names, *expected.tokens]
+    log_p = [None if t < 0 else np.log(P[tokens[t + 1], t]) for t in range(len(tokens) - 1 - n, len(tokens) - 1)]
+    assert told.token_logprobs[:n] == [p if p is None else pytest.approx(p, rel=1e-4) for p in log_p]
+    np.testing.assert_allclose(told.token_logprobs[n:], expected.token_logprobs, rtol=1e-6)
+    for t, best in zip(range(len(tokens) - 1 - n, len(tokens) - 1), told.top_logprobs[:n], strict=True):
+        wanted = t >= 0 and {int(v) for v in [*np.argsort(P[:, t])[-2:], tokens[t + 1]]}
+        texts = {LETTERS.name(v) if v in LETTERS.special_tokens else LETTERS.decode([v]): v for v in wanted or ()}
+        assert best == (
+            None if t < 0 else pytest.approx({text: np.log(P[v, t]) for text, v in texts.items()}, rel=1e-4)
+        )
+    starts = [len("".join(names[:i])) for i in range(n)]
+    assert told.text_offset == [*starts, *(len("".join(names)) + offset for offset in expected.text_offset)]
     assert answer.usage == plain.usage
+    assert answer.usage.prompt_tokens == len(tokens)
+
+
+def test_a_prompt_is_read_without_bos_if_asked(client):
+    bare = complete(client, extra_body={"add_special_tokens": False})
+    assert bare.usage.prompt_tokens == 3
+    assert bare.choices == complete(client, [0, 1, 2]).choices
 
 
 def test_echo_alone_scores_a_text(client):
@@ -242,7 +260,8 @@ def test_embeddings_are_those_of_the_encoder(of_encoder, encoder):
         np.testing.assert_allclose(as_floats.data[i].embedding, found.data[i].embedding, rtol=1e-6)
     assert [one.index for one in found.data] == [0, 1, 2]
     assert found.usage.prompt_tokens == sum(len(text) + 2 for text in texts)
-    of_tokens = of_encoder.embeddings.create(model="small", input=LETTERS.encode("abc"))
+    tokens = LETTERS.framed(LETTERS.encode("abc"), ends=True)  # which are taken as they are
+    of_tokens = of_encoder.embeddings.create(model="small", input=tokens)
     np.testing.assert_allclose(of_tokens.data[0].embedding, found.data[0].embedding, rtol=1e-5)
 
 
