@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from algorithms import d_transformer
 from tests.run_cases import LETTERS, conversing, make_run
@@ -121,14 +122,16 @@ def test_only_a_decoder_is_taken(tmp_path):
 def test_everything_equals_the_harness_own_model_of_transformers(tmp_path, begins):
     """For tokenizers that add no bos, like those of GPT-2 and Qwen, and for those that do."""
     hflm = pytest.importorskip("lm_eval.models.huggingface").HFLM
-    tokenizer = conversing()
-    tokenizer = LibraryTokenizer(
-        tokenizer.inner, special=tokenizer.special._replace(before=(tokenizer.bos_token,) if begins else ())
-    )
-    run = load_run(make_run(tmp_path / "run", "d", tokenizer, variant="llama", l_max=32))
+    made = conversing()
+    bos = made.bos_token
+    if begins:
+        frame = {"single": "<s> $A", "special_tokens": [("<s>", bos)]}
+        made.inner.post_processor = processors.TemplateProcessing(**frame)
+    tokenizer = LibraryTokenizer(made.inner, special=made.special._replace(before=(bos,) if begins else ()))
+    run = load_run(make_run(tmp_path / "run", "d", tokenizer, variant="LLAMA", l_max=32))
     interchange.save_pretrained(tmp_path / "hf", run.theta, run.config, run.tokenizer)
     theirs = hflm(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32", batch_size=2)
-    ours = harness.HarnessModel(load_run(tmp_path / "hf"), batch_size=2)
+    ours = harness.HarnessModel(run, batch_size=2)
     pairs = [("the cat", " sat on the mat"), ("the rat ", "sat"), ("", "the mat"), ("the rat sat " * 20, "on the mat")]
     found, expected = (model.loglikelihood(asked("loglikelihood", *pairs)) for model in (ours, theirs))
     np.testing.assert_allclose(*([log_p for log_p, _ in one] for one in (found, expected)), rtol=1e-4)
