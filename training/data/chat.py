@@ -195,7 +195,7 @@ def ends_of_turn(tokenizer: Tokenizer) -> tuple[int, ...]:
     template, answer = ChatTemplate.of(tokenizer), "answer"
     try:
         turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-        _, found, after = template.render(turn, add_generation_prompt=False).rpartition(answer)
+        _, found, after = template.render(turn, add_generation_prompt=False).text.rpartition(answer)
     except DataError:  # a template for other conversations
         return ()
     tokens = tokenizer.encode_markup(after.lstrip()) if found else []
