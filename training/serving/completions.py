@@ -94,9 +94,9 @@ class Completion:
         }
 
     def _best(self, step: Step) -> dict[str, float | None]:
-        """Return the likeliest tokens, and the one that was drawn; of several with one text, some by their IDs."""
+        """Return the token that was drawn, and the likeliest; of several with one text, all but one by their IDs."""
         found: dict[str, float | None] = {}
-        for token, log_p in dict([*step.likeliest[: self.logprobs], (step.token, step.log_p)]).items():
+        for token, log_p in dict([(step.token, step.log_p), *step.likeliest[: self.logprobs]]).items():
             text = self._token(token, step)
             found[f"token_id:{token}" if text in found else text] = log_p
         return found

@@ -26,8 +26,8 @@ def drawn(client, seed, **options):
     return serving_cases.complete(client, "the cat", **how | options).choices[0]
 
 
-def test_five_asked_are_five_given_and_the_drawn_one(client, run):
-    """Of different names, also those that are parts of characters, and special ones."""
+def test_five_asked_are_five_given_and_the_drawn_one(client):
+    """Of different names, also those that are parts of characters."""
     seen = set()
     for seed in SEEDS:
         choice = drawn(client, seed, logprobs=5)
@@ -38,7 +38,6 @@ def test_five_asked_are_five_given_and_the_drawn_one(client, run):
             seen |= {token, *best}
     assert "" not in seen
     assert any(token.startswith("bytes:\\x") for token in seen)
-    assert seen & {"<s>", "</s>", "<end>"}
 
 
 def test_offsets_do_not_depend_on_what_stops_hold_back(client):
