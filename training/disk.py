@@ -114,6 +114,8 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of the writers of `path`; give whether it is held, which it is not where there are no locks."""
     import filelock
 
+    if not path.parent.is_dir():  # which the lock would make
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     file = path.with_name(f".unfinished-{path.name}.lock")
     lock = filelock.FileLock(file, blocking=wait, thread_local=False, fallback_to_soft=False)
     try:

@@ -19,7 +19,6 @@ FACING = {
     "model/distances": "distances family project/crosscheck_variants",
     "model/embedding": "embedding documents family transformers project/crosscheck_variants",
     "model/experts": "experts family project/crosscheck_variants",
-    "model/latent": "family latent training/interchange/decoders training/interchange/experts",
     "model/mlp": "transformers family documents project/crosscheck_variants",
     "model/norm": "normalization initialization family transformers project/crosscheck_variants",
     "model/positions": "embedding family transformers project/crosscheck_variants",

@@ -199,8 +199,7 @@ def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypa
     monkeypatch.chdir(tmp_path / "elsewhere")
     status, again, err = called("evaluate", "../run", "--cache", "../cache")
     assert (status, again.partition("\n")[2]) == (0, out.partition("\n")[2])
-    assert err.startswith("evaluating on the validation data of ")
-    assert err.endswith("note: cannot write ../run/evaluation-validation.json: Read-only file system\n")
+    assert err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
     assert not kept.exists()
 
 

@@ -86,7 +86,7 @@ def test_what_is_drawn_is_what_generate_draws(client, run, printed):
     answer = complete(client, ["abc", "de"], n=2, max_tokens=12, **options)
     assert [choice.text for choice in answer.choices] == [found["text"] for found in expected]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    tokens = [[int(v) for v in LETTERS.encode(text)] for text in ("abc", "de")]
+    tokens = [[LETTERS.bos_token, *(int(v) for v in LETTERS.encode(text))] for text in ("abc", "de")]
     of_tokens = complete(client, tokens, n=2, max_tokens=12, **options)
     assert [choice.text for choice in of_tokens.choices] == [choice.text for choice in answer.choices]
 
@@ -172,7 +172,7 @@ def test_models_are_named(client):
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop: expected a text or at most 4"),
         ({"stop": ""}, "none of them empty"),
         ({"stop": [""]}, "none of them empty"),
-        ({"seed": -1}, "seed: expected an integer from 0"),
+        ({"seed": 2**63}, "seed: expected an integer from -9223372036854775808"),
         ({"echo": 1}, "echo: expected true or false, got 1"),
         ({"max_tokens": 0}, "max_tokens: expected an integer from 1 to 60, got 0"),
         ({"logit_bias": {"15": 1}}, "logit_bias: expected token IDs from 0 to 14?, got '15'"),

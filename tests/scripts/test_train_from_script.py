@@ -82,7 +82,7 @@ def test_a_classifier_goes_on_from_an_encoder_and_resumes(train, models, tmp_pat
     assert (status, error) == (0, "resuming after step 1\n")
     status, _, error = train("classify", models / "e", LABELED, "--learning-rate", "1e-12")
     assert status == 2
-    assert "began with other settings (start_from:" in error
+    assert "began with other settings (--from:" in error
     status, _, error = train("classify", tmp_path / "run", LABELED, "--learning-rate", "1e-12", run="again")
     assert status == 0, error
 

@@ -82,10 +82,9 @@ def main(arguments: argparse.Namespace) -> None:
     part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
-    say(f"evaluating on the {part} data of {data.corpus.name}")
-    with Bar("evaluating", every=EVERY) as bar:
+    with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
-    print(f"{part} data of {files.path}:")
+    print(f"{part} data of {files.path}, {data.corpus.name}:")
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
     print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
     for line in comparison.samples:

@@ -58,7 +58,7 @@ def make_schedule(s: Settings) -> optax.Schedule:
         "wsd": _falling(eta, least, left, min(left, decay_steps(s.steps))),
     }[s.schedule]
     rate = optax.join_schedules([lambda t: eta * (t / max(1, s.warmup)), after], [s.warmup])
-    return lambda done: rate(done + 1)
+    return lambda done: rate(jnp.asarray(done + 1, float))
 
 
 def _falling(eta: float, least: float, left: int, n: int) -> optax.Schedule:

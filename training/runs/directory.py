@@ -16,6 +16,7 @@
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -306,7 +307,7 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
     """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
     with contextlib.suppress(OSError):  # in the cache, what nothing uses is removed
-        (Path(settings.start_from) / "config.json").touch(exist_ok=True)
+        os.utime(Path(settings.start_from) / "config.json")
     try:
         theta = load_run(settings.start_from, placement=placement, lines=files.lines).theta
     except RunError as error:
