@@ -27,8 +27,6 @@ from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
-from training.interchange import save_pretrained
-from training.interchange.errors import InterchangeError
 
 from .arguments import Parser, local
 
@@ -163,6 +161,9 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
 
 def _written(case: Case, directory: pathlib.Path) -> list[pathlib.Path]:
     """Write a case, and the same θ as checkpoints that others open, where such a model exists; returns their paths."""
+    from training.interchange import save_pretrained
+    from training.interchange.errors import InterchangeError
+
     write_case(case, directory)
     found = [directory]
     if case.algorithm >= 8:
