@@ -113,6 +113,7 @@ REFUSED = {
         ("d --run x --data nothing.txt", "", "cannot read nothing.txt: No such file or directory"),
         ("d --run x --data spa-eng", "", "spa-eng holds pairs, but d trains on text; choose docs"),
         ("d --run x --data docs x.txt", "", "docs is a named data set"),
+        ("d --run x --data empty", "", "empty: expected text files (.txt and .md) in it, got an empty directory"),
         (
             "d --run x --data a.txt --validation-data b.txt --tokenizer bytes --l_max 100000",
             "",
@@ -140,6 +141,7 @@ def place(tmp_path_factory):
         (root / name).write_text("".join(f"line {n}\tthis is the line {n}\n" for n in numbers))
     for task in ("d", "e", "ed", "classify"):
         make_run(root / task, task, data=("a.txt",), validation_data=("b.txt",), batch_size=4)
+    (root / "empty").mkdir()
     make_run(root / "talks", "d", conversing(), l_max=90)
     make_run(root / "short", "d", LETTERS, l_max=6)
     make_run(root / "lines", "d", CharacterTokenizer("\t\nabcdefghij ."))

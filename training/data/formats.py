@@ -129,6 +129,8 @@ def _dataset(path: Path) -> Any:
     if splits:
         raise DataError(f"{path} holds the parts {', '.join(splits)}: name one of them, such as {path / splits[0]}")
     if not (path / "dataset_info.json").is_file():
+        if not any(path.iterdir()):
+            raise DataError(f"{path}: expected text files (.txt and .md) in it, got an empty directory; name another")
         raise DataError(
             f"{path}: expected a directory of the library datasets (saved by save_to_disk), or of text files "
             f"({' and '.join(TEXT)}); name files in it"
