@@ -101,8 +101,9 @@ def partition_specs(
         >>> config = DTransformerConfig(N_V=8, l_max=4, L=2, H=2, d_e=4, d_mlp=8)
         >>> theta = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
         >>> mesh = jax.sharding.AbstractMesh((4, 2), ("dp", "tp"))
-        >>> partition_specs(theta, mesh, data="dp", model="tp").layers.mlp.W_mlp1
-        PartitionSpec(None, ('tp',), ('dp',))
+        >>> specs = partition_specs(theta, mesh, data="dp", model="tp")
+        >>> specs.layers.mlp.W_mlp1 == jax.sharding.PartitionSpec(None, "tp", "dp")
+        True
     """
     sizes = dict(mesh.shape)
     for name, default in ((data, DATA), (model, MODEL)):
