@@ -14,6 +14,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from tests import interchange_cases as cases
 from tests import real_weights
 from training.data.chat import ChatTemplate
+from training.data.records import DataError
 from training.interchange import InterchangeError, gguf_tokenizer
 from training.interchange.gguf_file import GGUFFile
 
@@ -286,8 +287,14 @@ def test_smollms_tokenizer_reads_as_in_transformers(tmp_path):
     def expected(text):
         return theirs.encode(text, add_special_tokens=False)
 
+    def spelled(texts):
+        """Those without a character that the tokenizer has no token for, which we refuse and transformers drops."""
+        return [text for text in texts if all(map(expected, set(text)))]
+
     markup = ["<|im_start|>user\nhi<|im_end|>\n<|endoftext|> x <|im_start|>", "<|im_start|><|im_end|> <repo_name>"]
-    assert_same(plain_numerals(TEXTS + PROSE + markup + random_texts(500)), ours.encode_markup, expected)
+    assert_same(plain_numerals(spelled(TEXTS + PROSE + markup + random_texts(500))), ours.encode_markup, expected)
+    with pytest.raises(DataError, match="would vanish"):
+        ours.encode("\x16")
     for text in TEXTS + markup:
         assert theirs.decode(expected(text)) == ours._decode(ours.encode_markup(text))
     conversation = [{"role": "user", "content": "What is the capital of France?"}]
@@ -300,7 +307,7 @@ def test_smollms_tokenizer_reads_as_in_transformers(tmp_path):
     for text in (" ½", "\n  3"):
         assert ours.encode(text) == ours.encode(text[:-1]) + ours.encode(text[-1]) != expected(text)
     theirs.backend_tokenizer.pre_tokenizer = ours.inner.pre_tokenizer
-    assert_same(PROSE + random_texts(500, seed=1), ours.encode_markup, expected)
+    assert_same(spelled(PROSE + random_texts(500, seed=1)), ours.encode_markup, expected)
 
 
 def read_file(path):
