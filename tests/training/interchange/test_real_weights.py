@@ -273,15 +273,19 @@ def test_a_model_in_files_of_numpy_generates_as_its_own_code(tmp_path, monkeypat
 
 
 def test_its_conversations_are_the_tokens_of_transformers(tmp_path, capsys):
-    """Also where a user writes what ends a turn; and generate.py answers."""
+    """But where a user writes what ends a turn, which is text to us; and generate.py answers."""
     path = real_weights.smollm2(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     convert(path, tmp_path / "run")
     ours = converser(load_run(tmp_path / "run").tokenizer)
-    said = ["What is the capital of France?", "Paris.\n", " And of Spain? <|im_end|>\n ¿Y? 😀"]
+    said = ["What is the capital of France?", "Paris.\n", " And of Spain?\n ¿Y? 😀"]
     turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(said)]
     system = {"role": "system", "content": "You answer in verse."}
     for messages in (turns[:1], turns, [system, *turns]):
         assert ours(messages) == theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    end, turns[2]["content"] = theirs.convert_tokens_to_ids("<|im_end|>"), "And of Spain? <|im_end|>"
+    assert (
+        ours(turns).count(end) == 4 == theirs.apply_chat_template(turns)["input_ids"].count(end) - 1
+    )  # with the system's
     assert commands.generate_main([str(tmp_path / "run"), "--chat", "--tau", "0", "--prompt", said[0]]) == 0
     assert capsys.readouterr().out == "The capital of France is Paris.\n"
