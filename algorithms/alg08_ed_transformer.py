@@ -74,7 +74,7 @@ def ed_logits(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "N_V *batch l_x"]:
-    """The logits of Algorithm 8, of which its last line takes the softmax, as `d_logits`."""
+    """The logits of Algorithm 8, before the softmax of its last line, as `d_logits`."""
     options: dict[str, Any] = {"implementation": implementation, "dropout": dropout, "key": key, "z_length": z_length}
     options |= {"mask": mask, "z_mask": z_mask, "cross_mask": cross_mask, "remat": remat, "unroll": unroll}
     return theta.variant.unembedding.logits(ed_hidden_state(z, x, theta, **options), theta)

@@ -82,7 +82,7 @@ def e_logits(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "N_V *batch l"]:
-    """The logits of Algorithm 9, of which its last line takes the softmax, as `d_logits`."""
+    """The logits of Algorithm 9, before the softmax of its last line, as `d_logits`."""
     options: Any = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "types": types}
     options |= {"mask": mask, "remat": remat, "unroll": unroll}
     return theta.variant.unembedding.logits(e_hidden_state(x, theta, **options), theta)

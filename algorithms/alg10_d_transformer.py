@@ -81,7 +81,7 @@ def d_logits(
     remat: Remat = False,
     unroll: Unroll = False,
 ) -> Float[Array, "N_V *batch l"]:
-    """The logits of Algorithm 10, of which its last line takes the softmax: ``W_u X + b_u 1ᵀ``, capped.
+    """The logits of Algorithm 10, before the softmax of its last line: ``W_u X + b_u 1ᵀ``, capped.
 
     b_u and the cap are the variant's, as is the scale of a tied W_u; the logits are in at least float32. For
     log-probabilities use ``jax.nn.log_softmax(d_logits(x, theta), axis=0)``, since the logarithm of `d_transformer`'s

@@ -40,7 +40,7 @@ def request_of(rng, model, words):
 
 
 def streamed(port, body, leave_after):
-    """Yield the pieces of an answer, with an error if it fails; break off after so many of them."""
+    """Yield the pieces of an answer, with an error if it fails; break off after this many."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         data = json.dumps({**body, "stream": True})

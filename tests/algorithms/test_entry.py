@@ -18,7 +18,7 @@ x, z = cases.random_tokens(13), cases.random_tokens(7, seed=1)
 
 
 def embedded(tokens, theta):
-    """What Algorithm 1 makes of tokens, by the oracle."""
+    """The result of Algorithm 1, by the oracle."""
     W_e = np.asarray(theta.W_e)
     columns = [oracle.token_embedding(v, W_e) for v in np.asarray(tokens).ravel().tolist()]
     return jnp.asarray(np.stack(columns, axis=1)).reshape(-1, *tokens.shape)

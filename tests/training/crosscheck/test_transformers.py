@@ -17,7 +17,7 @@ from training.interchange import save_pretrained
 
 MODELS = {8: "AutoModelForSeq2SeqLM", 9: "AutoModelForMaskedLM", 10: "AutoModelForCausalLM"}
 WITHOUT = ("PAPER", "VASWANI", "GPT3", "GOPHER", "FSMT")
-"""Variants of which transformers has no model, or none with one vocabulary."""
+"""Variants that no model of transformers has, or none with one vocabulary."""
 
 
 @pytest.mark.slow
