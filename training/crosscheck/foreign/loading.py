@@ -1,5 +1,6 @@
 """Between θ and foreign parameters: loading one into the other, and which foreign parameter holds which of θ."""
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def load(model: Any, table: Mapping[str, str], theta: Mapping[str, Any], *, laye
     `table`: pattern of a parameter's name → names of θ, separated by spaces, with "T:" in front where the foreign
     matrix is [d_in, d_out]. "{l}" is the foreign layer from 0 in a pattern, and the paper's from 1 in names.
     """
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     named, filled = dict(model.named_parameters()), set()
     for pattern, names in table.items():

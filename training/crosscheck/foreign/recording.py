@@ -1,5 +1,6 @@
 """Recording what foreign code computes, with nothing named: PyTorch, JAX, NumPy, and files of any other language."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -97,14 +98,14 @@ def record_torch(call: Callable[[], Any], model: Any = None, *, optimizer: Any =
 
 
 def _from_torch(tensor: Any) -> np.ndarray:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     return tensor.detach().to(torch.float64).cpu().numpy().copy()
 
 
 def _torch_pass(call: Callable[[], Any]) -> Any:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    torch: Any = importlib.import_module("torch")
+    TorchDispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     recording: Any = Recording()
 
