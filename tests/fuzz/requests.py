@@ -37,6 +37,7 @@ COMPLETION: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "logprobs": 2,
     "echo": False,
+    "keep_final_space": True,
     "logit_bias": {"3": -1.5},
     "stop": ["a"],
     "seed": 7,

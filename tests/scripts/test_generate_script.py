@@ -206,8 +206,10 @@ def test_line_n_in_is_line_n_out(answered, runs, called):
 
 
 @pytest.mark.parametrize("origin", ["trained here", "published"])
-def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(printed, tmp_path, origin):
-    """A published tokenizer has its special tokens anywhere, perhaps no mask, and fewer tokens than its model."""
+def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(called, printed, tmp_path, origin):
+    """Which is said, unless the space is kept. A published tokenizer has its special tokens anywhere, perhaps no mask,
+    and fewer tokens than its model.
+    """
     tokenizer = build_tokenizer("bpe", ["the cat sat on the mat, the rat sat on the cat. " * 9], N_V=280)
     if origin == "published":
         tokenizer = LibraryTokenizer(tokenizer.inner, special=SpecialTokens(N_V=290, bos=0, eos=0))
@@ -226,6 +228,12 @@ def test_a_prompt_that_ends_in_a_space_goes_on_with_a_word(printed, tmp_path, or
     assert printed(*asked) == expected + "\n"  # streamed
     first, _ = printed(*asked, "--prompt", "the cat", "--json").splitlines()
     assert json.loads(first)["answers"][0]["text"] == expected
+    (noted,) = called(*asked)[2].splitlines()
+    assert noted.startswith("note: text 1: its final space is not read")
+    whole = tokenizer.framed(tokenizer.encode("the "), ends=False)
+    kept = d_inference(jnp.asarray(whole), model.theta, l_gen=5, tau=0.0, key=jax.random.key(0)).tolist()
+    assert called(*asked, "--keep-final-space") == (0, tokenizer.decode(kept) + "\n", "")
+    assert kept[0] != best
 
 
 def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):

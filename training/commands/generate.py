@@ -37,6 +37,11 @@ LINES_AT_ONCE, RESET, QUIT, HELP = 32, "/reset", "/quit", "/help"
 TOP_P = "sample from the fewest tokens with total probability X (default: 0.9 without --tau and --top-k)"
 REPETITION = "divide positive logits of earlier tokens by X, and multiply negative ones (default: 1)"
 STEER = "add a saved direction to the activations (docs/inside.md); may be repeated"
+KEEP = "read a prompt's final space (default: the continuation begins with a token that begins with a space)"
+HEALED = (
+    "its final space is not read, and the continuation begins with a token that begins with a space, as words do in "
+    "the training data; --keep-final-space reads it"
+)
 SHOTS = "file of few-shot examples, one source TAB target per line; a prompt is a source"
 NAMES = [field.name for field in dataclasses.fields(Options) if field.name not in ("stop", "steer")]
 
@@ -70,6 +75,7 @@ def parser() -> Parser:
     add("--vote", action="store_true", help="print only the most frequent of the --n answers")
     add("--answer-after", metavar="TEXT", help="with --vote: an answer is the rest of the line after the last TEXT")
     add("--stop", action="append", metavar="TEXT", help="end a continuation before this text; may be repeated")
+    add("--keep-final-space", action="store_true", default=None, help=KEEP)
     add_inference(add)
     add_model(add)
     add_markup(add)
@@ -122,8 +128,10 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines
     return complete
 
 
-def note_unknown(answerer: Answerer, text: str, number: int) -> None:
-    """Print a note if most of a text is outside the vocabulary."""
+def note_text(answerer: Answerer, text: str, number: int) -> None:
+    """Print a note if a text's final space is not read, or most of it is outside the vocabulary."""
+    if answerer.heals(text):
+        say(f"note: text {number}: {HEALED}")
     tokenizer = answerer.tokenizer
     try:
         mostly_unknown = tokenizer.are_mostly_unknown(tokenizer.encode(text.replace(MASK, "")))
@@ -149,7 +157,7 @@ def show_answers(answerer: Answerer, answers: Sequence[Answer], number: int) -> 
 def _answers(answerer: Answerer, texts: list[str], first: int, *, lines: bool) -> Sequence[list[Answer] | None]:
     """Return the answers to each text: [] for an empty line, and None for a line that cannot be answered."""
     for number, text in enumerate(texts, first):
-        note_unknown(answerer, text, number)
+        note_text(answerer, text, number)
     if not lines:
         return answerer.answers(texts, first=first)
     stand_in = next(filter(None, texts), "")  # for empty lines, so that requests keep their numbers
@@ -185,7 +193,7 @@ def shown(answer: dict) -> str:
 
 def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
     """Stream the answer to one text, and return it."""
-    note_unknown(answerer, text, number)
+    note_text(answerer, text, number)
     pieces = []
     for piece in answerer.stream(text, number=number):
         pieces.append(piece)
@@ -240,7 +248,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     """Print the answers to one text, and return the first."""
     if answerer.streams and not as_json and not several:
         return answer_one(answerer, prompt, number)
-    note_unknown(answerer, prompt, number)
+    note_text(answerer, prompt, number)
     (answers,) = answerer.answers([prompt], first=number)
     if as_json:
         print_json(prompt, answers)

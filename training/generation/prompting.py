@@ -91,6 +91,10 @@ class Voted(Answerer):
         vars(self).update(vars(answerer), takes_lines=answerer.takes_lines)
         self._answerer, self._after = answerer, after
 
+    def heals(self, text: str) -> bool:
+        """As `Answerer.heals`."""
+        return self._answerer.heals(text)
+
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """Return one answer to each text, with its votes; see `Answerer.answers`."""
         return [[majority(found, self._after)] for found in self._answerer.answers(texts, first=first)]

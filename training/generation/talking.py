@@ -17,6 +17,7 @@ class Talker(Continuer):
 
     model = "a decoder that converses"
     verb = "answer"
+    applicable = tuple(name for name in Continuer.applicable if name != "keep_final_space")
 
     def __init__(self, run: Run, options: Options, *, system: str | None = None) -> None:
         """Open a conversation with a system message (None: the template's). Raises DataError without a template."""
@@ -31,6 +32,10 @@ class Talker(Continuer):
         """Begin a new conversation."""
         self.messages: list[Message] = list(self._opening)
         self.is_cut = False  # whether the last answer ended where the context was full
+
+    def heals(self, text: str) -> bool:
+        """Return False: a message is read whole."""
+        return False
 
     def prompt(self, text: str, *, number: int = 1) -> Prompt:
         """Return a text as the first message of a conversation. Raises ValueError if it is empty or too long."""

@@ -52,6 +52,7 @@ class Options:
     stop: tuple[str, ...] | None = None  # texts before which an answer ends
     steer: Mapping[At, Any] | None = None  # changes to the model, as `algorithms.inside.intervene` takes them
     weights: Literal["int8"] | None = None  # "int8" rounds the weights that every token reads
+    keep_final_space: bool | None = None  # read a prompt's final space; see `Continuer.prompt`
 
 
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
@@ -89,6 +90,10 @@ class Answerer(abc.ABC):
         self.n = options.n or 1
         if options.seed is not None and not 0 <= options.seed <= LARGEST_SEED:
             raise AnswerError(f"seed: expected 0 to {LARGEST_SEED}, got {options.seed}")
+
+    def heals(self, text: str) -> bool:
+        """Return whether a text's final space is left to its continuation; see `Continuer.prompt`."""
+        return False
 
     @abc.abstractmethod
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
@@ -141,12 +146,26 @@ class Continuer(Answerer):
             except ValueError as error:
                 raise AnswerError(f"--steer: {error}") from None
 
-    def prompt(self, text: str, *, number: int = 1, parse_special: bool = True, framed: bool = True) -> Prompt:
+    def heals(self, text: str) -> bool:
+        """As `Answerer.heals`."""
+        left = text.endswith(" ") and len(text) > 1 and not self.options.keep_final_space
+        return left and bool(self._spaced.sum() > 1)
+
+    def prompt(
+        self,
+        text: str,
+        *,
+        number: int = 1,
+        parse_special: bool = True,
+        framed: bool = True,
+        keep_final_space: bool = False,
+    ) -> Prompt:
         """Return text number `number` as the model reads it, `framed` by bos; names of special tokens stand for these
-        if `parse_special`. If words begin with a space in the training data, a final space is not read, and the
-        continuation begins with such a token. Raises ValueError if it is empty or not known.
+        if `parse_special`. If words begin with a space in the training data, a final space is not read unless
+        `keep_final_space`: the continuation begins with such a token, since the space alone seldom precedes a word
+        there. Raises ValueError if it is empty or not known.
         """
-        heals = text.endswith(" ") and len(text) > 1 and self._spaced.sum() > 1
+        heals = self.heals(text) and not keep_final_space
         encode = self.tokenizer.encode_markup if parse_special else self.tokenizer.encode
         tokens = encode(text[: len(text) - heals])
         if not tokens:

@@ -15,6 +15,7 @@ from training.serving.served import Decoder, Served
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"best_of": (None, 1), "suffix": (None, "")}
 MOST_LOGPROBS = 5
+KEEP = "keep_final_space"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -108,7 +109,7 @@ class Completion:
 
 def completion_of(body: Any, served: Served) -> Completion:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model is an encoder."""
-    check_fields(body, (*FIELDS, "prompt", "echo", "parse_special", "add_special_tokens"), NEUTRAL)
+    check_fields(body, (*FIELDS, "prompt", "echo", "parse_special", "add_special_tokens", KEEP), NEUTRAL)
     check_model(body.get("model"), served.name)
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which cannot complete text: use /v1/embeddings")
@@ -142,12 +143,13 @@ def _prompts(body: dict[str, Any], served: Served, model: Decoder) -> list[tuple
     """
     prompts, tokenizer = [], served.tokenizer
     parse = boolean(body, "parse_special", default=True)
-    framed = boolean(body, "add_special_tokens", default=True)
+    framed, keep = boolean(body, "add_special_tokens", default=True), boolean(body, KEEP)
     framing = len(tokenizer.framed([0], ends=False)) - 1 if framed else 0
     for one in listed(body.get("prompt")):
         if isinstance(one, str):
             with errors_of("prompt"):
-                prompts.append((one, model.read(one, parse_special=parse, framed=framed), framing))
+                prompt = model.read(one, parse_special=parse, framed=framed, keep_final_space=keep)
+                prompts.append((one, prompt, framing))
         elif tokens := token_list(one, tokenizer.N_V):
             prompts.append((_named(tokenizer, tokens), Prompt(tokens), 0))
         else:

@@ -72,6 +72,13 @@ def test_names_of_special_tokens_are_tokens_in_completions_and_text_if_asked(cli
         assert choice.usage.prompt_tokens == expected
 
 
+def test_a_final_space_is_read_if_asked(client, run):
+    """Otherwise the continuation begins with it, and is returned without."""
+    for options, read in (({}, "the cat"), ({"keep_final_space": True}, "the cat ")):
+        choice = serving_cases.complete(client, "the cat ", max_tokens=1, extra_body=options)
+        assert choice.usage.prompt_tokens == len(run.tokenizer.framed(run.tokenizer.encode(read), ends=False))
+
+
 def test_a_stop_that_names_a_special_token_is_that_token(client, run):
     """Which is then the last, and has no text."""
     bos = run.tokenizer.bos_token
