@@ -127,7 +127,19 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Variant, int, bool]:
 
 
 DECODERS = ("GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "NEOX")
-DECODERS += ("GPT_NEO", "OPT", "OLMO2", "MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
+DECODERS += (
+    "GPT_NEO",
+    "OPT",
+    "OLMO2",
+    "OLMO3",
+    "GLM4",
+    "MINIMAX_M2",
+    "MIXTRAL",
+    "QWEN3_MOE",
+    "OLMOE",
+    "GPT_OSS",
+    "DEEPSEEK",
+)
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))

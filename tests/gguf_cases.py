@@ -36,8 +36,12 @@ def settings_of(config):
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
     }
-    if config.model_type in ("gemma2", "gemma3_text"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
         found["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "olmo3":
+        found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if config.model_type == "glm4":
+        found["rope.dimension_count"] = int(config.head_dim * rope["partial_rotary_factor"])
     if config.model_type == "gemma2":
         found["attn_logit_softcapping"] = config.attn_logit_softcapping
         found["final_logit_softcapping"] = config.final_logit_softcapping
@@ -51,7 +55,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
     as gguf names it; None: all in F32; `fields`: more metadata, by key; `tensors`: more tensors, by name.
     """
     config = model.config
-    architecture = config.model_type.removesuffix("_text")
+    architecture = {"olmo3": "olmo2"}.get(config.model_type, config.model_type.removesuffix("_text"))
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), architecture)

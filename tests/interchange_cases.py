@@ -41,13 +41,16 @@ def libraries():
 
 
 def randomized(torch, model, seed=0, deviation=0.3):
-    """The model with every parameter random, none at 0 or 1, so that none can be left out unnoticed."""
+    """The model with every parameter, and what routers add, random, so that none can be left out unnoticed."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_scale = parameter.ndim == 1 and name.endswith("weight")
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.copy_(float(is_scale) + deviation * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(deviation * torch.randn(buffer.shape, generator=generator, dtype=buffer.dtype))
     return model.eval()
 
 

@@ -82,19 +82,29 @@ QWEN3 = LLAMA.but(
 
 _OLMO2_NORM = RMSNorm(epsilon=1e-6)
 
+_OLMO2_ATTENTION = Attention(
+    positions=Rotary(base=500_000.0),
+    biases=False,
+    normalize_heads=_OLMO2_NORM,
+    heads_together=True,
+    normalize_output=_OLMO2_NORM,
+)
+
 OLMO2 = LLAMA.but(
     norm=_OLMO2_NORM,
-    attention=Attention(
-        positions=Rotary(base=500_000.0),
-        biases=False,
-        normalize_heads=_OLMO2_NORM,
-        heads_together=True,
-        normalize_output=_OLMO2_NORM,
-    ),
+    attention=_OLMO2_ATTENTION,
     mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=_OLMO2_NORM),
     order="no_norm",
 )
 """OLMo Team 2024: LLAMA that normalizes sublayers' outputs instead of inputs, and queries and keys across heads."""
+
+OLMO3 = OLMO2.but(
+    attention=(
+        *[_OLMO2_ATTENTION.but(window=4096)] * 3,
+        _OLMO2_ATTENTION.but(positions=Rotary(base=500_000.0, scaling=Yarn(factor=8.0, l_original=8192))),
+    ),
+)
+"""OLMo Team 2025: OLMO2 in which three of four layers have windows, and the fourth scaled frequencies."""
 
 _GEMMA_NORM = RMSNorm(epsilon=1e-6, offset=1.0)
 
@@ -128,6 +138,14 @@ _GEMMA3_WINDOW = _GEMMA3_ATTENTION.but(positions=Rotary(base=10_000.0), window=1
 
 GEMMA3 = GEMMA2.but(attention=(*[_GEMMA3_WINDOW] * 5, _GEMMA3_ATTENTION), unembedding=Unembedding(tied=True))
 """Gemma Team 2025: GEMMA2 without caps, with normalized heads; five of six layers have windows, and another base."""
+
+GLM4 = LLAMA.but(
+    attention=Attention(
+        positions=Rotary(base=10_000.0, share=0.5, pairs="neighbors"), biases="qkv", normalize_output=LLAMA.norm
+    ),
+    mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=LLAMA.norm),
+)
+"""GLM Team 2025 (GLM-4-0414): LLAMA with normalized outputs too, half of the rows rotated, and biases of q, k and v."""
 
 NEOX = PAPER.but(
     embedding=Embedding(positions=None),
@@ -196,6 +214,18 @@ OLMOE = LLAMA.but(
     mlp=Experts(n=64, k=8, activation="silu", gated=True, biases=False, renormalized=False, balance=0.01),
 )
 """Muennighoff et al. 2024: LLAMA with norms of queries and keys across heads, and 8 of 64 MLPs by the whole softmax."""
+
+MINIMAX_M2 = LLAMA.but(
+    norm=RMSNorm(epsilon=1e-6),
+    attention=Attention(
+        positions=Rotary(base=5_000_000.0, share=0.5),
+        biases=False,
+        normalize_heads=RMSNorm(epsilon=1e-6),
+        heads_together=True,
+    ),
+    mlp=Experts(n=256, k=8, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True),
+)
+"""MiniMax 2025: LLAMA with norms of queries and keys across heads, and 8 of 256 MLPs by sigmoids."""
 
 _GPT_OSS_ATTENTION = Attention(
     positions=Rotary(base=150_000.0, scaling=Yarn(factor=32.0, l_original=4096, truncate=False)), sinks=True

@@ -25,7 +25,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
-SHARING += ("MIXTRAL", "QWEN3_MOE", "OLMOE", "GPT_OSS")
+SHARING += ("MIXTRAL", "QWEN3_MOE", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
 

@@ -1,7 +1,7 @@
-"""Llama, Mistral, Qwen, OLMo 2, SmolLM3, Gemma and gpt-oss, as Algorithm 10 with changed lines; some have experts.
+"""Llama, Mistral, Qwen, OLMo 2 and 3, SmolLM3, Gemma, GLM-4, MiniMax-M2 and gpt-oss, by their changed lines.
 
-They differ in a few fields of config.json and in where their norms are, so one mapping reads and writes them all: the
-directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
+Some have experts. They differ in a few fields of config.json and in where their norms are, so one mapping reads and
+writes them all: the directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixtur
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BASES = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0, "mixtral": 1_000_000.0, "gpt_oss": 150_000.0}
+BASES |= {"olmo3": 500_000.0, "minimax_m2": 5_000_000.0}
 """Of the wavelengths of rotary positions, in files that do not say."""
 SIZES = "N_V l_max L H d_e d_mlp"
 OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
 """Our names of sizes, and the fields', which have no defaults."""
-OUTPUT_NORMS = "post_attention_layernorm post_feedforward_layernorm"
 OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
 """The tensors after the layers."""
 
@@ -38,15 +38,37 @@ SCALINGS: dict[str, tuple[Any, list[Field]]] = {
 """By rope_type: our line, and its fields."""
 
 
+class Norms(NamedTuple):
+    """The names of the norms in a layer; "-": none."""
+
+    attention: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    of_attention: str = "-"  # of its output
+    of_mlp: str = "-"
+
+    @property
+    def of_outputs(self) -> bool:
+        """Whether the outputs of attention and MLP are normalized."""
+        return self.of_attention != "-"
+
+
+_AFTER = Norms("-", "-", "post_attention_layernorm", "post_feedforward_layernorm")
+_SANDWICH = _AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layernorm")
+_GLM4 = Norms(of_attention="post_self_attn_layernorm", of_mlp="post_mlp_layernorm")
+
+
 class Family(NamedTuple):
     """Properties of all models of a `model_type`, including those that their config.json may omit."""
 
     name: str  # of the class, without ForCausalLM
     biases: Literal["qkv"] | None = None  # of queries, keys and values; None: attention_bias decides
+    decides: bool | Literal["qkv"] = True  # which biases there are if attention_bias is true
+    biased: bool = False  # the default of attention_bias
     normalizes_heads: bool = False  # whether queries and keys are normalized
     gemma: bool = False  # whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity
-    # whether the outputs of sublayers are normalized too, and query_pre_attn_scalar scales the scores
-    sandwiched: bool = False
+    norms: Norms = Norms()
+    epsilon: float = 1e-6  # the default of theirs
+    scalar: bool = False  # whether query_pre_attn_scalar scales the scores, and scores and logits may be capped
     window: int | None = None  # the default of sliding_window; None: the family has no windows
     # every period-th layer attends to all tokens, the others within the window, unless layer_types differs; 1: all
     # layers of Mistral have the window, and those of Qwen from max_window_layers on
@@ -54,9 +76,14 @@ class Family(NamedTuple):
     H_kv: int | None = None  # the default of num_key_value_heads; None: the number of query heads
     d_head: int | None = None  # the default of head_dim; None: d_e/H
     unplaced: int = 0  # every unplaced-th layer has no positions, unless no_rope_layers differs; 0: all have positions
-    after: bool = False  # whether only the outputs of sublayers are normalized
     together: bool = False  # whether queries and keys are normalized over all heads together
-    sinks: bool = False  # whether attention has sinks; attention_bias is then true unless it is said
+    sinks: bool = False  # whether attention has sinks
+    share: float | None = None  # the default of partial_rotary_factor; None: all rows are rotated
+    pairs: Literal["halves", "neighbors"] = "halves"  # of rows that are rotated
+    # the field with the rotary base of layers with windows, in files from before transformers 5, if these have
+    # positions of their own, which are never scaled
+    local: str | None = None
+    mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS)  # the matrices of an MLP: their names, and ours
 
 
 FAMILIES: dict[str, Family] = {
@@ -64,17 +91,49 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
-    "olmo2": Family("Olmo2", normalizes_heads=True, after=True, together=True),
+    "olmo2": Family("Olmo2", normalizes_heads=True, norms=_AFTER, epsilon=1e-5, together=True),
+    "olmo3": Family(
+        "Olmo3",
+        normalizes_heads=True,
+        norms=_AFTER,
+        epsilon=1e-5,
+        together=True,
+        window=4096,
+        period=4,
+        local="rope_theta",
+    ),
     "smollm3": Family("SmolLM3", H_kv=4, unplaced=4),
     "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
-    "gemma2": Family("Gemma2", gemma=True, sandwiched=True, window=4096, period=2, H_kv=4, d_head=256),
+    "gemma2": Family("Gemma2", gemma=True, norms=_SANDWICH, scalar=True, window=4096, period=2, H_kv=4, d_head=256),
     "gemma3_text": Family(
-        "Gemma3", normalizes_heads=True, gemma=True, sandwiched=True, window=4096, period=6, H_kv=4, d_head=256
+        "Gemma3",
+        normalizes_heads=True,
+        gemma=True,
+        norms=_SANDWICH,
+        scalar=True,
+        window=4096,
+        period=6,
+        H_kv=4,
+        d_head=256,
+        local="rope_local_base_freq",
     ),
-    "mixtral": Family("Mixtral", H_kv=8),
+    "glm4": Family(
+        "Glm4",
+        decides="qkv",
+        biased=True,
+        norms=_GLM4,
+        epsilon=1.5625e-7,
+        H_kv=2,
+        d_head=128,
+        share=0.5,
+        pairs="neighbors",
+        mlp=("gate_up_proj down_proj", "*_gate+*_mlp1 *_mlp2"),
+    ),
+    "mixtral": Family("Mixtral", epsilon=1e-5, H_kv=8),
     "qwen3_moe": Family("Qwen3Moe", normalizes_heads=True, H_kv=4),
-    "olmoe": Family("Olmoe", normalizes_heads=True, together=True),
-    "gpt_oss": Family("GptOss", sinks=True, window=128, period=2, H_kv=8, d_head=64),
+    "olmoe": Family("Olmoe", normalizes_heads=True, epsilon=1e-5, together=True),
+    "minimax_m2": Family("MiniMaxM2", normalizes_heads=True, together=True, H_kv=8, d_head=128, share=1.0),
+    "gpt_oss": Family("GptOss", biased=True, epsilon=1e-5, sinks=True, window=128, period=2, H_kv=8, d_head=64),
 }
 """By model_type."""
 
@@ -93,7 +152,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         activation=function,
         gated=True,
         biases=fields.flag("mlp_bias", False),
-        normalize_output=norm if family.sandwiched or family.after else None,
+        normalize_output=norm if family.norms.of_outputs else None,
     )
     if kind in MIXTURES:
         mlp = read_mixture(fields, MIXTURES[kind], mlp)
@@ -105,35 +164,35 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
 
 def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
     """Return the cap of scores or logits: None if the field is null; Gemma 2's default if it is missing."""
-    if not FAMILIES[kind].sandwiched or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
+    if not FAMILIES[kind].scalar or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
         return None
     return fields.number(name, default)
 
 
 def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) -> Any:
     family = FAMILIES[kind]
-    scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.sandwiched else None
+    scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.scalar else None
     line = Attention(
-        biases=family.biases or fields.flag("attention_bias", family.sinks),
+        biases=family.biases or (fields.flag("attention_bias", family.biased) and family.decides),
         scale=scale,
         cap=_cap(fields, "attn_logit_softcapping", kind, 50.0),
         normalize_heads=norm if family.normalizes_heads else None,
         heads_together=family.together,
         sinks=family.sinks,
         clip=fields.number("clip_qkv", 0.0) if kind == "olmoe" and fields.get("clip_qkv") is not None else None,
-        normalize_output=norm if family.sandwiched or family.after else None,
+        normalize_output=norm if family.norms.of_outputs else None,
     )
     width = fields.get("sliding_window", None if fields.has("sliding_window") else family.window)
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
         width = None
     base = BASES.get(kind, 10_000.0)
-    lines = {FULL: line.but(positions=_rotary(rotary_of(fields), l_max, base))}
+    lines = {FULL: line.but(positions=_rotary(fields, FULL, kind, l_max, base))}
     in_window = [False] * L
     if width is not None and family.window:
         in_window = _windows(fields, kind, L)
         window = fields.integer("sliding_window", family.window)
         of_windows = 10_000.0 if kind == "gemma3_text" else base
-        lines[SLIDING] = line.but(positions=_rotary(rotary_of(fields, SLIDING), l_max, of_windows), window=window)
+        lines[SLIDING] = line.but(positions=_rotary(fields, SLIDING, kind, l_max, of_windows), window=window)
     elif not family.window:
         if kind != "olmoe":
             fields.require("clip_qkv", None, "clipped queries, keys and values")
@@ -179,22 +238,31 @@ def in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
     return tuple(lines[:n])
 
 
-def rotary_of(fields: Fields, kind: str = FULL) -> Fields:
-    """Return the fields of the rotary positions of the layers of a kind."""
+def rotary_of(fields: Fields, kind: str = FULL, local: str | None = None) -> Fields:
+    """Return the fields of the rotary positions of the layers of a kind; `local`: as in `Family`."""
     state = fields.table("rope_parameters")
     if not state:  # before transformers 5
-        is_local = kind == SLIDING and fields.get("rope_local_base_freq") is not None
-        name = "rope_local_base_freq" if is_local else "rope_theta"
-        state = {**({} if is_local else fields.table("rope_scaling")), "rope_theta": fields.get(name)}
+        own = local if kind == SLIDING else None
+        state = {**({} if own else fields.table("rope_scaling")), "rope_theta": fields.get(own or "rope_theta")}
+        if fields.get("partial_rotary_factor") is not None:
+            state["partial_rotary_factor"] = fields.get("partial_rotary_factor")
     elif kind in state or FULL in state:
         state = fields.inner(state).table(kind)
     return fields.inner(state)
 
 
-def _rotary(fields: Fields, l_max: int, base: float) -> Rotary:
-    """Return rotary positions; `base` is the default of theirs."""
-    fields.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
-    return Rotary(base=fields.number("rope_theta", base), scaling=read_scaling(fields, l_max))
+def _rotary(fields: Fields, layers: str, kind: str, l_max: int, base: float) -> Rotary:
+    """Return the rotary positions of some layers of a model; `base` is the default of theirs."""
+    family = FAMILIES[kind]
+    said, share = rotary_of(fields, layers, family.local), 1.0
+    if family.share is None:
+        said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
+    elif kind == "minimax_m2" and said.get("partial_rotary_factor") is None and fields.get("rotary_dim") is not None:
+        share = fields.integer("rotary_dim") / fields.integer("head_dim", family.d_head)
+    else:
+        share = said.number("partial_rotary_factor", family.share)
+    scaling = read_scaling(said, l_max)
+    return Rotary(base=said.number("rope_theta", base), share=share, pairs=family.pairs, scaling=scaling)
 
 
 def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> Linear | Llama3 | Yarn | None:
@@ -245,8 +313,10 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     first = next((line for line in lines if line.positions is not None), lines[0])
     state["rope_parameters"] = rotary_fields(first.positions)
     state |= _mlp_fields(c, kind)
+    if isinstance(first.positions, Rotary) and family.share is not None:
+        state["rope_parameters"]["partial_rotary_factor"] = first.positions.share
     if not family.biases:
-        state["attention_bias"] = first.biases is True
+        state["attention_bias"] = first.biases == family.decides
     if family.unplaced:
         state["no_rope_layers"] = [int(line.positions is not None) for line in lines]
     if kind == "olmoe":
@@ -257,10 +327,10 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
             state["layer_types"] = [SLIDING if w else FULL for w in in_window]
         if kind.startswith("qwen"):
             state["use_sliding_window"] = window is not None
-    if family.sandwiched:
+    if family.scalar:
         state["query_pre_attn_scalar"] = round(first.scale**-2) if first.scale else c.d_attn
         state["attn_logit_softcapping"], state["final_logit_softcapping"] = first.cap, v.unembedding.cap
-    if kind == "gemma3_text":
+    if family.local:
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
     return []
@@ -271,7 +341,7 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
     if mlp is not None:
         name = theirs(mlp.activation or "gelu")
         name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # gelu_new rounds differently in bfloat16
-        found["hidden_activation" if FAMILIES[kind].sandwiched else "hidden_act"] = name
+        found["hidden_activation" if FAMILIES[kind].scalar else "hidden_act"] = name
         if kind in ("llama", "smollm3"):
             found["mlp_bias"] = mlp.biases
     return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
@@ -284,18 +354,16 @@ def _architecture(kind: str, family: Family) -> Architecture:
         *fields_of(SIZES, OF_SIZES),
         Field("num_key_value_heads", "H_kv", family.H_kv or (lambda found: found["H"])),
         Field("head_dim", "d_attn", family.d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
-        Field("rms_norm_eps", "norm.epsilon", 1e-6),
+        Field("rms_norm_eps", "norm.epsilon", family.epsilon),
         Field("tie_word_embeddings", "unembedding.tied", family.gemma or family.unplaced > 0),
         *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
     ]
-    before = "pre_feedforward_layernorm" if family.sandwiched else "post_attention_layernorm"
-    after = family.sandwiched or family.after
     attention, layer = "layers.attention", "model.layers.#"
-    mlp = rows(f"{layer}.mlp", "gate_proj up_proj down_proj", "layers.mlp", OURS)
+    mlp = rows(f"{layer}.mlp", family.mlp[0], "layers.mlp", family.mlp[1])
+    norms = zip(family.norms, ("norm1", "norm2", "attention.norm_out", "mlp.norm_out"), strict=True)
     tensors = {
         "model.embed_tokens.weight": "W_e",
-        **({} if family.after else rows(layer, f"input_layernorm {before}", "layers", "norm1.* norm2.*")),
-        **(rows(layer, OUTPUT_NORMS, "layers", "attention.norm_out.* mlp.norm_out.*") if after else {}),
+        **{f"{layer}.{name}.*": f"layers.{ours}.*" for name, ours in norms if name != "-"},
         **rows(f"{layer}.self_attn", "q_proj k_proj v_proj o_proj", attention, HEADS),
         **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
         f"{layer}.self_attn.sinks": f"{attention}.s",
@@ -305,7 +373,10 @@ def _architecture(kind: str, family: Family) -> Architecture:
     return Architecture(
         "d",
         kind,
-        PAPER.but(embedding=Embedding(positions=None, scaled=family.gemma), order="no_norm" if family.after else None),
+        PAPER.but(
+            embedding=Embedding(positions=None, scaled=family.gemma),
+            order="no_norm" if family.norms == _AFTER else None,
+        ),
         fields,
         tensors,
         _read,

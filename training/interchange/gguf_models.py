@@ -41,6 +41,14 @@ _OLMO2 = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GLM4 = {
+    **_LINEARS,
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_MINIMAX = {**_LLAMA, "exp_probs_b": "block_sparse_moe.e_score_correction"}
 _GEMMA2 = {**_OLMO2, "ffn_norm": "pre_feedforward_layernorm"}
 _GPT_OSS = {
     **_LINEARS,
@@ -102,6 +110,7 @@ _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _GPT_OSS_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_WINDOW, **_MIXTRAL}
+_MINIMAX_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_MIXTRAL}
 _LATENTS = {
     **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
@@ -195,6 +204,24 @@ def _llama(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     return found | ({"model_type": "mixtral", **m.fields(_MIXTRAL)} if has_experts else {})
 
 
+def _olmo2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; a file with windows is OLMo 3's, whose frequencies are not scaled in them."""
+    found, window = _with_rotary(m, _ROTARY), m.get("attention.sliding_window")
+    if not window:
+        return found
+    rotary = found["rope_parameters"]
+    in_windows = {"rope_type": "default", "rope_theta": rotary["rope_theta"]}
+    found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": rotary}
+    return found | {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(m, found, 4)}
+
+
+def _minimax(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; the weights of experts are sigmoids, divided by their sum."""
+    if m.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise m.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)")
+    return _with_rotary(m, names, intermediate_size=m.integer("feed_forward_length"))
+
+
 def _qwen3_moe(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
     return _with_rotary(m, names) | {"norm_topk_prob": True}
@@ -258,11 +285,19 @@ def _gemma3(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _windows(m: Metadata, found: dict[str, Any], pattern: int, *, largest: int) -> dict[str, Any]:
-    """Return the fields on which layers have windows and on the scale of the scores. Every ``pattern``-th layer attends
-    to all tokens, unless the file says otherwise; as in llama.cpp, the model with ``largest`` layers divides its scores
-    by √(d_e/H).
+    """Return the fields on which layers have windows and on the scale of the scores; as in llama.cpp, the model with
+    ``largest`` layers divides its scores by √(d_e/H).
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    return {
+        "layer_types": _layer_types(m, found, pattern),
+        "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"],
+    }
+
+
+def _layer_types(m: Metadata, found: dict[str, Any], pattern: int) -> list[str]:
+    """Return which layers have windows: all but every ``pattern``-th, unless the file says otherwise."""
+    L = found["num_hidden_layers"]
     if L >= MOST_LAYERS:
         raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
     in_window = m.raw("attention.sliding_window_pattern")  # a number, or whether each layer has a window
@@ -271,16 +306,27 @@ def _windows(m: Metadata, found: dict[str, Any], pattern: int, *, largest: int) 
         in_window = [bool((l + 1) % period) for l in range(L)]
     if len(in_window) != L:
         raise m.wrong("attention.sliding_window_pattern", f"a number, or true or false for each of {L} layers")
-    return {
-        "layer_types": ["sliding_attention" if w else "full_attention" for w in in_window],
-        "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"],
-    }
+    return ["sliding_attention" if w else "full_attention" for w in in_window]
 
 
 def _of_heads(state: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata on sizes that GGUF has twice, from the fields of config.json."""
     d = state.get("head_dim")
-    return {} if d is None else {"rope.dimension_count": d, "attention.value_length": d}
+    if d is None:
+        return {}
+    turned = int(d * state["rope_parameters"].get("partial_rotary_factor", 1))
+    return {"rope.dimension_count": turned, "attention.value_length": d}
+
+
+def _of_olmo(state: dict[str, Any]) -> dict[str, Any]:
+    """Return OLMo's: which layers have windows, if there are any."""
+    in_window = [kind == "sliding_attention" for kind in state.get("layer_types", ())]
+    return _of_heads(state) | ({"attention.sliding_window_pattern": in_window} if in_window else {})
+
+
+def _of_sigmoids(state: dict[str, Any]) -> dict[str, Any]:
+    """Return those of experts whose weights are sigmoids."""
+    return _of_heads(state) | {"expert_gating_func": SIGMOID}
 
 
 def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +391,9 @@ KINDS: dict[str, Kind] = {
     "smollm3": Kind(permuted=True),
     "qwen2": Kind(),
     "qwen3": Kind(),
-    "olmo2": Kind(inner=_OLMO2),
+    "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo),
+    "glm4": Kind(inner=_GLM4),
+    "minimax-m2": Kind(_minimax, _MINIMAX_FIELDS, ("minimax_m2",), inner=_MINIMAX, derived=_of_sigmoids),
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
     "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
     "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),

@@ -1,6 +1,6 @@
-"""The mixtures of experts of Mixtral, Qwen3-MoE, OLMoE, gpt-oss and DeepSeek: their fields and their tensors."""
+"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss and DeepSeek: their fields and tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from algorithms.lines import MLP, Experts
@@ -21,7 +21,9 @@ class Mixture(NamedTuple):
     fields: Sequence[Field] = ()  # further fields, by the attributes of `Experts`
     module: str = "mlp"  # in a layer
     router: str = "gate"  # in that module
+    choice: str = "gate.e_score_correction_bias"  # in that module: what is added to the scores of the choice
     parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
+    others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
 
 
@@ -33,6 +35,14 @@ MIXTURES = {
     "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
     "olmoe": Mixture(fields=[CHOSEN]),
+    "minimax_m2": Mixture(
+        ("num_local_experts", 256),
+        renormalized=True,
+        module="block_sparse_moe",
+        choice="e_score_correction_bias",
+        parts="w1 w3 w2",
+        others={"scores": "sigmoid", "choice_bias": True},
+    ),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
     "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
     "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
@@ -54,7 +64,7 @@ def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Exper
         field.read(fields, found)
     balance = fields.number("router_aux_loss_coef", 0.001) if fields.flag("output_router_logits", False) else 0.0
     return Experts(
-        **(found | others),
+        **(found | {**own.others, **others}),
         n=fields.integer(name if fields.has(name) else "num_local_experts", default, limit=1 << 16),
         k=fields.integer("num_experts_per_tok", own.k),
         router_bias=own.fused,
@@ -78,7 +88,7 @@ def mixture_table(own: Mixture) -> dict[str, str]:
     module, ours = f"model.layers.#.{own.module}", "layers.mlp"
     found = {
         f"{module}.{own.router}.*": f"{ours}.*_r",
-        f"{module}.{own.router}.e_score_correction_bias": f"{ours}.b_choice",
+        f"{module}.{own.choice}": f"{ours}.b_choice",
     }
     if own.fused:
         for name, leaves in (("gate_up_proj", "_gate+{}_mlp1"), ("down_proj", "_mlp2")):

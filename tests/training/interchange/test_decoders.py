@@ -34,6 +34,9 @@ LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "head_
 GROUPS = {"q_lora_rank": 7, "n_group": 4, "topk_group": 2}
 WITHIN = {"topk_method": "group_limited_greedy"}
 FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
+OLMO3 = {"hidden_size": 60, "num_hidden_layers": 5, "sliding_window": 5}
+DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
+HALF = {**DEFAULT, "partial_rotary_factor": 0.5}
 NEOX = {"hidden_size": 48, "head_dim": 8}
 MODELS = {
     "gpt2": ("gpt2", {"n_inner": 7}),
@@ -45,6 +48,8 @@ MODELS = {
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", {}),
     "olmo2": ("olmo2", {"hidden_size": 60}),
+    "olmo3": ("olmo3", {**OLMO3, "rope_parameters": {**BY_KIND, "full_attention": YARN}}),
+    "glm4": ("glm4", {"head_dim": 12, "rope_parameters": HALF}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
@@ -53,6 +58,10 @@ MODELS = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 5, "norm_topk_prob": True}),
     "olmoe": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60}),
     "olmoe, clipped": ("olmoe", {**EXPERTS, "num_experts": 5, "hidden_size": 60, "clip_qkv": 0.5}),
+    "minimax_m2": (
+        "minimax_m2",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "hidden_size": 60, "head_dim": 12, "rope_parameters": HALF},
+    ),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS}),
     "deepseek_v3, with first layers": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS, **FIRST}),
@@ -114,9 +123,16 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
 def test_the_spellings_of_transformers_4_are_read(tmp_path):
     gemma3 = {"rope_theta": 1000.0, "rope_local_base_freq": 50.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
     gemma3 |= {"layer_types": None, "sliding_window_pattern": 6}
+    olmo3 = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in YARN.items() if k != "rope_theta"}}
+    olmo3 |= {"layer_types": None}
+    glm4 = {"rope_theta": 100.0, "partial_rotary_factor": None}
+    minimax = {"rope_theta": 100.0, "rotary_dim": 6}
     llama = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}
-    for name, old in (("llama", llama), ("gemma3", gemma3)):
-        path = cases.saved(make(name), tmp_path / name)
+    of_windows = {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN}}
+    changed = {"olmo3": of_windows}
+    old_fields = {"llama": llama, "gemma3": gemma3, "olmo3": olmo3, "glm4": glm4, "minimax_m2": minimax}
+    for name, old in old_fields.items():
+        path = cases.saved(make(name, **changed.get(name, {})), tmp_path / name)
         expected = load_pretrained(path)[1]
         cases.change_config(path, rope_parameters=None, **old)
         assert load_pretrained(path)[1] == expected

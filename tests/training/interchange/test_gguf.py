@@ -28,6 +28,8 @@ MODELS = {
     "qwen2": {"head_dim": 4, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 8, "tie_word_embeddings": True},
     "olmo2": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "olmo3": {"num_hidden_layers": 5, "sliding_window": 16},
+    "glm4": {"head_dim": 8},
     "gemma": {"head_dim": 8},
     "gemma2": {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 3},
     "gemma3_text": {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8, "num_hidden_layers": 7},

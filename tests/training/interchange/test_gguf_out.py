@@ -148,9 +148,11 @@ EXPERTS = {
     "mixtral": {"num_local_experts": 4, "head_dim": 4},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "norm_topk_prob": True},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
 }
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "gpt_oss": "gpt-oss"}
+ARCHITECTURES["minimax_m2"] = "minimax-m2"
 
 
 def as_llama_cpp_has(name, model):
