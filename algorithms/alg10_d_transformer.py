@@ -54,7 +54,7 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
     """Lines 1-10 of Algorithm 10, with the lines f of θ's variant."""
     X = f.embedding(x, theta)  # lines 1-3
 
-    @f.each_layer(X, theta.layers, mask, first=theta.first_mlp)  # line 4
+    @f.each_layer(X, theta.layers, mask)  # line 4
     def X(X, W, f, mask):
         X_tilde = f.layer_norm(X, W.norm1)  # line 5
         X = X + f.mh_attention(X_tilde, W.attention, mask)  # line 6

@@ -1,6 +1,5 @@
 """What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,15 +9,16 @@ from jax import Array
 from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
-from algorithms.loops import one_loop
 from algorithms.machinery.arrays import indices
+from algorithms.machinery.naming import through_layers
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
 from algorithms.model.distances import Table
 from algorithms.model.mixer import Given, Mixer
-from algorithms.model.variant import Variant
+from algorithms.model.theta import Apart, Layers, count_layers, stacks_of
+from algorithms.model.variant import LayerLines, Variant
 from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
@@ -34,7 +34,7 @@ Columns = Float[Array, "d_in *batch l"]
 
 
 class Kept(NamedTuple):
-    """What the mixers of all layers have kept, stacked or in a tuple, or those of one layer; None: nothing."""
+    """What the mixers of all layers have kept, those of one stack stacked, or those of one layer; None: nothing."""
 
     own: Any = None  # those that read their own sequence
     context: Any = None  # those that read a context
@@ -70,6 +70,7 @@ class Lines(NamedTuple):
     keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
+    run: tuple[LayerLines, ...] = ()  # the lines of the layers that the same code computes, in turn
     draws: int = 2  # how many of its lines may drop something
 
     def embedding(self, x: Tokens | Columns, theta: Any, types: Any = None) -> Float[Array, "d_e *columns"]:
@@ -134,14 +135,16 @@ class Lines(NamedTuple):
 
             return of_layer
 
-        Y, kept = self.variant.by_attention(self.l, by, X, Z, W, kept, self._key(0 if is_own else 1))
+        distinct = dict.fromkeys(layer.attention for layer in self.run)
+        arguments = X, Z, W, kept, self._key(0 if is_own else 1)
+        Y, kept = self.variant.by_attention(self.l, by, *arguments, among=tuple(distinct))
         if self.keeps is not None:
             self.keeps(Kept(own=kept) if is_own else Kept(context=kept))
         return shard_residual_stream(Y)
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any, f: Callable[..., Any]) -> Float[Array, "d_e *columns"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, with the line's own f if it has one; 0 without MLPs."""
-        line = self.variant.mlp
+        line = self.run[0].mlp
         if line is None:
             return jnp.zeros_like(X)
         X, W = self._normalized(X, W)
@@ -168,79 +171,86 @@ class Lines(NamedTuple):
         """The key of the layer's line number i of those that drop something."""
         return None if self.key is None else fold_in(self.key, self.draws * self.l + i)
 
-    def each_layer(self, X: Any, layers: Any, *reads: Any, first: Any = None) -> Callable[[Layer], Any]:
+    def each_layer(self, X: Any, layers: Layers, *reads: Any) -> Callable[[Layer], Any]:
         """``for l = 1, …, L: X ← layer(X, θ_l, f, …)``, written above the body of the loop, as in `algorithms.loops`.
 
-        A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
+        The layers of a stack are one loop; if there are several stacks, whose layers take turns, these loops are inside
+        another. A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
 
         Args:
             X: the residual stream.
-            layers: the layers' parameters, stacked on axis 0, each used by ``variant.shared_layers`` consecutive
-                layers; or a tuple with those of every layer.
+            layers: the layers' parameters.
             reads: what else the body reads, such as a mask.
-            first: the stacked MLPs of the first layers, if ``layers`` has only those of the rest.
         """
 
         def run(layer):
-            body = in_order(self.order, layer)
-            if isinstance(layers, tuple) and not hasattr(layers, "_fields"):
-                out, kept = self._one_by_one(body, X, layers, reads)
-            elif first is None:
-                out, kept = self._scan(body, X, layers, self.kept, 0, reads)
-            else:
-                out, kept = self._stacks(body, X, layers, first, reads)
+            through = self._one_by_one if isinstance(layers, Apart) else self._in_loops
+            with through_layers(X) as first:
+                out, kept = through(in_order(self.order, layer), first, layers, reads)
             if self.keeps is not None:
                 self.keeps(kept)
             return out
 
         return run
 
-    def _from(self, l: int) -> "Lines":
-        """The lines of layer l, and of the layers until the lines change."""
-        return self._replace(variant=self.variant.from_layer(l))
-
-    def _layer(self, body, X, W, l, kept, reads):
-        """One layer, and what its mixers keep."""
+    def _layer(self, body, X, W, l, run, kept, reads):
+        """One layer of a run, and what its mixers keep."""
         draws, found = 3 if hasattr(W, "cross_attention") else 2, []
-        X = body(X, W, self._replace(l=l, draws=draws, kept=kept, keeps=found.append), *reads)
+        f = self._replace(l=l, draws=draws, run=run, kept=kept, keeps=found.append)
+        X = body(X, W, f, *reads)
         return X, Kept(*(next(filter(lambda a: a is not None, of), None) for of in zip(*found, strict=True)))
 
     def _one_by_one(self, body, X, layers, reads):
-        found, of_layers = [], self.kept
-        for l, theta_l in enumerate(layers):
-            kept = Kept(*(None if of is None else of[l] for of in of_layers))
-            X, new = self._from(l)._replace(key=None)._layer(body, X, theta_l, l, kept, reads)
+        found = []
+        for l, W in enumerate(layers):
+            kept = Kept(*(None if of is None else of[l] for of in self.kept))
+            X, new = self._replace(key=None)._layer(body, X, W, l, (self.variant.lines(l),), kept, reads)
             found.append(new)
         return X, Kept(*map(tuple, zip(*found, strict=True)))
 
-    def _stacks(self, body, X, layers, first, reads):
-        n = len(jax.tree.leaves(first)[0])
-        parts = [(slice(0, n), first), (slice(n, None), layers.mlp)]
+    def _in_loops(self, body, X, layers, reads):
+        stacks, found = stacks_of(layers), []
+        X = match_varying_axes((X, stacks, reads, self.table, self.key))[0]
+        kept = [Kept(*of) for of in zip(*(of or (None,) * len(stacks) for of in self.kept), strict=True)]
+        for part in self.variant.parts(count_layers(layers, self.variant)):
+            here = slice(len(found), len(found) + len(part.runs))
+            X, new = self._part(body, X, part, stacks[here], kept[here], reads)
+            found += new
+        return X, Kept(*map(tuple, zip(*found, strict=True)))
 
-        def run(X, kept):
+    def _part(self, body, X, part, stacks, kept, reads):
+        """The layers of a part: one loop, or for a cycle of several runs a loop of one each."""
+
+        def cycle(X, of_turn):
+            p, stacks, kept = of_turn
             found = []
-            for at, mlp in parts:
-                of_part = functools.partial(jax.tree.map, lambda a, at=at: a[at])
-                stack = of_part(layers._replace(mlp=None))._replace(mlp=mlp)
-                X, new = self._from(at.start)._scan(body, X, stack, of_part(kept), at.start, reads)
+            for run, stack, of_run in zip(part.runs, stacks, kept, strict=True):
+                X, new = self._run(body, X, run, run.start + p * run.step, stack, of_run, reads)
                 found.append(new)
-            return X, jax.tree.map(lambda *a: jnp.concatenate(a), *found)
+            return X, found
 
-        return one_loop(run)(X, self.kept)
+        def by_turns(tree):
+            return jax.tree.map(lambda a: a.reshape(part.times, -1, *a.shape[1:]), tree)
 
-    def _scan(self, body, X, stack, kept, first, reads):
+        if part.times == 1:
+            return cycle(X, (0, stacks, kept))
+        xs = jnp.arange(part.times), by_turns(stacks), by_turns(kept)
+        X, found = jax.lax.scan(cycle, X, xs, unroll=self.unroll)
+        return X, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
+
+    def _run(self, body, X, run, first, stack, kept, reads):
+        """Layers with parameters of equal shapes, from number ``first`` on."""
         shared = self.variant.shared_layers
 
         def turn(X, of_layer):
-            theta_l, l, kept = of_layer
+            W, i, kept = of_layer
             if shared > 1:
-                theta_l = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, l // shared, keepdims=False), stack)
-            return self._layer(body, X, theta_l, first + l, kept, reads)
+                W = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i // shared, keepdims=False), stack)
+            return self._layer(body, X, W, first + i, run.layers, kept, reads)
 
-        L = shared * jax.tree.leaves(stack)[0].shape[0]
-        X = match_varying_axes((X, stack, reads, self.table, self.key))[0]
-        turn = _recomputed(turn, self.remat, self.unroll, X)
-        return jax.lax.scan(turn, X, (None if shared > 1 else stack, jnp.arange(L), kept), unroll=self.unroll)
+        turn = _recomputed(turn, self.remat, self.unroll, X, alone=len(run.layers) == 1)
+        xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), kept
+        return jax.lax.scan(turn, X, xs, unroll=self.unroll)
 
 
 def keeping(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, Kept]:
@@ -302,11 +312,11 @@ def lines_of(
     return Lines(variant, order, t, table, implementation, *options)
 
 
-def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any) -> Callable[..., Any]:
+def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any, *, alone: bool) -> Callable[..., Any]:
     """A layer whose backward pass recomputes what ``remat`` says.
 
     In a loop on a GPU, it always recomputes norms and activations: storing them would move more bytes. No product is
-    computed twice for that.
+    computed twice for that. Outside of a loop, as ``alone`` in one, XLA would merge what is computed again.
     """
     if not remat and (unroll or platform_of(X) not in ("gpu", "cuda")):
         return turn
@@ -317,7 +327,7 @@ def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any) 
     def policy(primitive, *arrays, **options):
         return by_name(primitive, *arrays, **options) or primitive.name in by_primitive
 
-    return jax.checkpoint(turn, prevent_cse=unroll, policy=policy)
+    return jax.checkpoint(turn, prevent_cse=unroll or alone, policy=policy)
 
 
 def _of_columns(t: Any, x: Any) -> Any:

@@ -59,16 +59,3 @@ def _varying(turn: Callable[..., Any], state: Any) -> Any:
             break
         state = jax.tree.map(cast_to_vary, state, wider)
     return state
-
-
-ONE_LOOP = "layers_in_stacks"
-
-
-def one_loop(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose loops go through the layers one stack after another: to `algorithms.inside`, one loop."""
-
-    def named(*arguments):
-        return run(*arguments)
-
-    named.__name__ = ONE_LOOP
-    return jax.jit(named)

@@ -11,12 +11,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from algorithms.machinery.contract import Shape, described, factors_of
+from algorithms.machinery.contract import Shape, described
 from algorithms.model.theta import declared
 from algorithms.model.variant import Variant
 
 HEADS = ("H", "H_kv")
-LAYERS = ("L", "L_enc", "L_dec", "L_first")  # axes of layers, which are never divided
 DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "d_first", "N_V"}  # axes that ``model`` divides
 WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}  # axes that are never divided
 
@@ -62,7 +61,7 @@ def muon_dimensions(theta: Any) -> Any:
     from optax.contrib import MuonDimensionNumbers
 
     def of_array(name: str, shape: Shape) -> Any:
-        axes = [axis for axis in shape.axes.split() if factors_of(axis)[0] not in LAYERS]
+        axes = [axis for axis in shape.axes.split() if not is_of_layers(axis)]
         if shape.role_of(name) != "matrix":
             return None
         if len(axes) < 2:
@@ -148,7 +147,7 @@ def _own_divided(tree: Any) -> frozenset[str]:
 def _row(shape: Shape, own: frozenset[str], data: str | None, model: str | None) -> tuple[tuple[str, ...], ...]:
     """The mesh axes of each axis: ``model`` divides the first of those above or of a line, ``data`` the last other."""
     axes = shape.axes.split()
-    in_layers = [i for i, axis in enumerate(axes) if factors_of(axis)[0] not in LAYERS]
+    in_layers = [i for i, axis in enumerate(axes) if not is_of_layers(axis)]
     divided = [i for i in in_layers if axes[i] in DIVIDED | own][:1]
     others = [i for i in in_layers if i not in divided and axes[i] not in WHOLE]
     row: list[tuple[str | None, ...]] = [()] * len(axes)
@@ -167,3 +166,8 @@ def _dividing(names: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tu
         if sizes.get(name, 1) > 1 and size % n == 0:
             found = (*found, name)
     return found or None
+
+
+def is_of_layers(axis: str) -> bool:
+    """Whether an axis is one of layers, of one stack or of several, which are never divided."""
+    return axis.partition("_")[0] == "L"

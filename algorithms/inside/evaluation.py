@@ -6,7 +6,7 @@ the requested values, stacked or only of the requested layers, and counts its it
 
 import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import cond_p, jit_p, scan_p, while_p
 
 from algorithms.inside.parts import Part, Turn, edited, in_range_or_nan, mapped_first, rows_first
-from algorithms.loops import ONE_LOOP
 from algorithms.machinery.named import named_p
 from algorithms.machinery.naming import Site
 from algorithms.machinery.varying import match_varying_axes
@@ -30,7 +29,7 @@ class Found(NamedTuple):
     mapped: int  # the number of its leading axes that come from `jax.vmap`
     loops: tuple[int, ...]  # the lengths of the loops around it, the outermost first
     differentiated: bool  # whether the program differentiates its computation
-    times: int = 1  # how often it is computed in one iteration of the innermost loop
+    times: int = 1  # how often it is computed in one iteration of the innermost of these
     within: str | None = None  # the primitive that makes it unreachable, such as "while"
 
     @property
@@ -42,7 +41,21 @@ class Found(NamedTuple):
 def found_in(jaxpr: Jaxpr) -> dict[Site, Found]:
     """The named values of a program, in the order of their first computation."""
     found = _found_in_a_turn(jaxpr)
-    return {site: f._replace(loops=(f.times, *f.loops) if f.times > 1 else f.loops) for site, f in found.items()}
+    return {site: _complete(f, found) for site, f in found.items() if site.symbol}
+
+
+def _complete(f: Found, found: dict[Site, Found]) -> Found:
+    """A value with its repeated computations taken for loops; those in the layers of a pass are one."""
+    if f.site.layers not in found or f.loops:
+        return f._replace(loops=(f.times, *f.loops) if f.times > 1 else f.loops, times=1)
+    first: Any = f.site.layers
+    passes = found[first].times
+    return f._replace(loops=(*([passes] if passes > 1 else []), f.times // passes), times=1)
+
+
+def _is_loop_over_layers(site: Site, visits: Container[Site]) -> bool:
+    """Whether a loop, in each iteration of which these sites are visited, is in the pass that the site is in."""
+    return site.layers is not None and site.layers not in visits
 
 
 def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
@@ -61,35 +74,19 @@ def _found_in_equation(eqn: Any) -> dict[Site, Found]:
         p = eqn.params
         here[p["site"]] = Found(p["site"], eqn.outvars[0].aval, p["mapped"], (), p["differentiated"])
     elif eqn.primitive is scan_p:
-        inner = found_in(eqn.params["jaxpr"].jaxpr)
-        here = {site: f._replace(loops=(eqn.params["length"], *f.loops), times=1) for site, f in inner.items()}
-    elif _is_one_loop(eqn):
-        for of_stack, stacks in _stacks(eqn):
-            here |= {site: f._replace(loops=(stacks[site][1], *f.loops[1:])) for site, f in of_stack.items()}
+        n, inner = eqn.params["length"], _found_in_a_turn(eqn.params["jaxpr"].jaxpr)
+        for site, f in inner.items():
+            if _is_loop_over_layers(site, inner) and not f.loops:
+                here[site] = f._replace(times=n * f.times)
+            else:
+                whole = _complete(f, inner)
+                here[site] = whole._replace(loops=(n, *whole.loops))
     elif not _is_computed_again(eqn):
         for inner in _jaxprs_in(eqn):
             here |= _found_in_a_turn(inner)
         if eqn.primitive not in (jit_p, cond_p) and not _is_checkpoint(eqn):
             here = {site: f._replace(within=f.within or eqn.primitive.name) for site, f in here.items()}
     return here
-
-
-def _is_one_loop(eqn: Any) -> bool:
-    """Whether an equation is a program whose loops count as one loop over the layers."""
-    return eqn.primitive is jit_p and eqn.params["name"] == ONE_LOOP
-
-
-def _stacks(eqn: Any) -> list[tuple[dict[Site, Found], dict[Site, tuple[int, int]]]]:
-    """The named values of each equation of such a program, and `Turn.stacks` of these."""
-    found = [_found_in_equation(inner) for inner in eqn.params["jaxpr"].jaxpr.eqns]
-    lengths = collections.Counter()
-    firsts = []
-    for of_stack in found:
-        firsts.append({site: lengths[site] for site in of_stack})
-        lengths.update({site: f.loops[0] for site, f in of_stack.items()})
-    return [
-        (f, {site: (n, lengths[site]) for site, n in first.items()}) for f, first in zip(found, firsts, strict=True)
-    ]
 
 
 def _is_computed_again(eqn: Any) -> bool:
@@ -102,9 +99,10 @@ class Kept(NamedTuple):
 
     value: Array
     loops: int
+    layers: int = 0  # of how many layers, if not yet of all in a pass; unless some are chosen, they are the first axis
 
 
-jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k.loops), lambda loops, c: Kept(*c, loops))
+jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k[1:]), lambda counts, c: Kept(*c, *counts))
 
 Seen = dict[int, list[Kept]]
 """The recorded values of each request, one for each visit of its statement."""
@@ -122,6 +120,29 @@ class _Visits:
         return Turn(self.so_far[site] - 1, self.of_turn[site])
 
 
+class _Loop(NamedTuple):
+    """An iteration of a loop that is being evaluated."""
+
+    turn: Turn
+    before: collections.Counter[Site]  # how often each site was visited before the loop, in an iteration around it
+    visits: dict[Site, int]  # and is in each iteration of it
+    around: dict[Site, int]  # and in one around it
+
+
+def _turns_of(site: Site, loops: tuple[_Loop, ...], visit: Turn, of_turn: dict[Site, int]) -> tuple[Turn, ...]:
+    """The loops around a visit of a statement, the outermost first; all those over layers are one, the last."""
+    outer = tuple(loop.turn for loop in loops if not _is_loop_over_layers(site, loop.visits))
+    if site.layers is None:
+        return (*outer, visit) if visit.length > 1 else outer  # a Python loop
+    inner = loops[len(outer) :]
+    number = visit.number + sum(loop.before[site] + loop.turn.number * loop.visits[site] for loop in inner)
+    visits = inner[0].around if inner else of_turn
+    first: Any = site.layers
+    passes = visits[first]
+    n = visits[site] // passes
+    return (*outer, *([Turn(number // n, passes)] if passes > 1 else []), Turn(number % n, n))
+
+
 class Evaluator:
     """Evaluates a program with requests and edits.
 
@@ -132,7 +153,6 @@ class Evaluator:
 
     def __init__(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> None:
         self.requests, self.edits = requests, edits
-        self.stacks: dict[int, Any] = {}  # `Turn.stacks` of a loop's equation, by its identity
         self.sites = {part.site for part in (*requests, *(part for part, _ in edits))}
 
     def run(self, program: ClosedJaxpr, arguments: list[Any]) -> tuple[list[Any], list[Array]]:
@@ -140,44 +160,51 @@ class Evaluator:
         out, seen = self._turn(program.jaxpr, program.consts, arguments, ())
         return out, [seen[i].value for i in range(len(self.requests))]
 
-    def _turn(self, jaxpr: Jaxpr, consts: Any, arguments: Any, turns: tuple[Turn, ...]) -> tuple[list, dict[int, Kept]]:
+    def _turn(
+        self, jaxpr: Jaxpr, consts: Any, arguments: Any, loops: tuple[_Loop, ...]
+    ) -> tuple[list[Any], dict[int, Kept]]:
         """One iteration of a loop, or a whole program; repeated visits of a statement are stacked."""
-        out, seen = self._evaluate(jaxpr, consts, arguments, turns, _Visits(jaxpr))
-        return out, {i: self._stacked(i, visits) for i, visits in seen.items()}
+        visits = _Visits(jaxpr)
+        out, seen = self._evaluate(jaxpr, consts, arguments, loops, visits)
+        return out, {i: self._stacked(i, of, visits) for i, of in seen.items()}
 
-    def _stacked(self, i: int, visits: list[Kept]) -> Kept:
-        if len(visits) == 1:
-            return visits[0]
-        part, value, loops = self.requests[i], [kept.value for kept in visits], visits[0].loops
-        shapes = {v.shape for v in value}
+    def _stacked(self, i: int, kept: list[Kept], visits: _Visits) -> Kept:
+        if kept[0].layers:
+            first: Any = self.requests[i].site.layers
+            return self._of_layers(i, kept, visits.of_turn.get(first, 0))
+        if len(kept) == 1:
+            return kept[0]
+        self._check_one_shape(i, kept, f"since it is computed {len(kept)} times", "each call by itself")
+        return Kept(jnp.stack([k.value for k in kept]), kept[0].loops + 1)
+
+    def _check_one_shape(self, i: int, kept: list[Kept], where: str, instead: str, first: int = 0) -> None:
+        shapes = {k.value.shape[first:] for k in kept}
         if len(shapes) > 1:
             raise ValueError(
-                f"{part.where}: expected one shape, since it is computed {len(visits)} times, got "
-                f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record each call by itself"
+                f"{self.requests[i].where}: expected one shape {where}, got "
+                f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record {instead}"
             )
-        value = jnp.stack(value)
-        if self._selects(i, loops):
-            value = in_range_or_nan(value[part.layers(len(value))], part.where.layer, len(value))
-        return Kept(value, loops + 1)
 
-    def _joined(self, i: int, of_stacks: list[Kept]) -> Kept:
-        """The values of one loop over the layers from those of the loops that count as one."""
-        values, loops = [kept.value for kept in of_stacks], of_stacks[0].loops
-        is_chosen = self._selects(i, loops - 1)
-        shapes = {v.shape[0 if is_chosen else 1 :] for v in values}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"{self.requests[i].where}: expected one shape in all layers, got "
-                f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record a function with the layers of one kind"
-            )
-        return Kept(jax.tree.reduce(jnp.add, values) if is_chosen else jnp.concatenate(values), loops)
-
-    def _selects(self, i: int, loops: int) -> bool:
-        """Whether the next loop around a value is the loop over the layers, and only some layers are requested."""
-        return self.requests[i].where.layer is not None and loops == 0
+    def _of_layers(self, i: int, kept: list[Kept], passes: int) -> Kept:
+        """The values of consecutive visits: of all layers in one or several passes, or of some of them if that is 0."""
+        layer, found = self.requests[i].where.layer, []
+        first = 0 if layer is not None else 1
+        self._check_one_shape(i, kept, "in all layers", "a function with the layers of one kind", first)
+        n = sum(k.layers for k in kept)
+        length, so_far = n // (passes or 1), []
+        for k in kept:
+            so_far.append(k)
+            if sum(k.layers for k in so_far) == length:
+                values = [k.value for k in so_far]
+                value = jnp.concatenate(values) if layer is None else jax.tree.reduce(jnp.add, values)
+                found.append(value if layer is None or not passes else in_range_or_nan(value, layer, length))
+                so_far = []
+        if not passes:
+            return Kept(found[0], 0, n)
+        return Kept(found[0], 1) if passes == 1 else Kept(jnp.stack(found), 2)
 
     def _evaluate(
-        self, jaxpr: Jaxpr, consts: Any, arguments: Any, turns: tuple[Turn, ...], visits: _Visits
+        self, jaxpr: Jaxpr, consts: Any, arguments: Any, loops: tuple[_Loop, ...], visits: _Visits
     ) -> tuple[list[Any], Seen]:
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
         seen: Seen = collections.defaultdict(list)
@@ -192,7 +219,7 @@ class Evaluator:
                 values.update(zip(program.jaxpr.outvars, outputs, strict=True))
                 continue
             for eqn in eqns:
-                outputs, inner = self._observed(eqn, [read(v) for v in eqn.invars], turns, visits)
+                outputs, inner = self._observed(eqn, [read(v) for v in eqn.invars], loops, visits)
                 for i, kept in inner.items():
                     seen[i] += kept
                 values.update(zip(eqn.outvars, outputs, strict=True))
@@ -206,84 +233,72 @@ class Evaluator:
             return False
         return any(self._is_observed(inner) for jaxpr in _jaxprs_in(eqn) for inner in jaxpr.eqns)
 
-    def _observed(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[Any, Seen]:
+    def _observed(self, eqn: Any, inputs: list[Any], loops: tuple[_Loop, ...], visits: _Visits) -> tuple[Any, Seen]:
         p = eqn.params
         if eqn.primitive is named_p:
-            return self._named(p, inputs[0], turns, visits)
-        if _is_one_loop(eqn):
-            self.stacks |= {id(e): s for e, (_, s) in zip(p["jaxpr"].jaxpr.eqns, _stacks(eqn), strict=True)}
-            out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
-            return out, {i: [self._joined(i, of_stacks)] for i, of_stacks in seen.items()}
+            return self._named(p, inputs[0], loops, visits)
         if eqn.primitive is jit_p:
             inputs = _placed(inputs, p["in_shardings"])
-            out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, turns, visits)
+            out, seen = self._evaluate(p["jaxpr"].jaxpr, p["jaxpr"].consts, inputs, loops, visits)
             return _placed(out, p["out_shardings"]), seen
         if _is_checkpoint(eqn):
             evaluate = jax.checkpoint(
-                lambda *inputs: self._evaluate(p["jaxpr"], (), inputs, turns, visits),
+                lambda *inputs: self._evaluate(p["jaxpr"], (), inputs, loops, visits),
                 prevent_cse=p["prevent_cse"],
                 policy=p["policy"],
             )
             return evaluate(*inputs)
         if eqn.primitive is scan_p:
-            return self._scan(eqn, inputs, turns)
+            return self._scan(eqn, inputs, loops, visits)
         if eqn.primitive is cond_p:
-            return self._cond(p, inputs, turns, visits)
+            return self._cond(p, inputs, loops, visits)
         assert eqn.primitive is while_p, eqn.primitive  # `_Program.part` refuses values inside other primitives
-        return self._while(p, inputs, turns), {}
+        return self._while(p, inputs, loops), {}
 
-    def _named(self, p: Any, value: Array, turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Array], Seen]:
-        site, visit = p["site"], visits.next(p["site"])
-        turns = tuple(turn.of(site) for turn in turns)
-        turns = (*turns, visit) if visit.length > 1 else turns  # a Python loop
+    def _named(self, p: Any, value: Array, loops: tuple[_Loop, ...], visits: _Visits) -> tuple[list[Array], Seen]:
+        site = p["site"]
+        turns = _turns_of(site, loops, visits.next(site), visits.of_turn)
         value = rows_first(value, site, p["mapped"])
         for part, new in self.edits:
             if part.site == site:
                 value = edited(part, value, new, turns)
-        seen = {i: [Kept(part.of(value), 0)] for i, part in enumerate(self.requests) if part.site == site}
+        seen = {i: [_visited(part, value, turns)] for i, part in enumerate(self.requests) if part.site == site}
         return [named_p.bind(mapped_first(value, site, p["mapped"]), **p)], seen
 
-    def _scan(self, eqn: Any, inputs: list[Any], turns: tuple[Turn, ...]) -> tuple[list[Any], Seen]:
+    def _scan(self, eqn: Any, inputs: list[Any], loops: tuple[_Loop, ...], visits: _Visits) -> tuple[list[Any], Seen]:
         p, body, length = eqn.params, eqn.params["jaxpr"], eqn.params["length"]
         m = len(inputs) - _sliced(eqn.invars, body.jaxpr.invars)
         n_carry = len(eqn.outvars) - _sliced(eqn.outvars, body.jaxpr.outvars)
         consts, carry, xs = inputs[: m - n_carry], inputs[m - n_carry : m], inputs[m:]
-        stacks = self.stacks.get(id(eqn))
-
-        def length_of(i):
-            return Turn(0, length, stacks).of(self.requests[i].site).length
-
-        def layers_of(i):
-            return self.requests[i].layers(length_of(i))
+        before, of_body = visits.so_far.copy(), _Visits(body.jaxpr).of_turn
+        some = {site: n * length for site, n in of_body.items() if _is_loop_over_layers(site, of_body)}
+        visits.so_far.update(some)
 
         def one(carry, number, x):
-            around = (*turns, Turn(number, length, stacks))
+            around = (*loops, _Loop(Turn(number, length), before, of_body, visits.of_turn))
             out, seen = self._turn(body.jaxpr, body.consts, [*consts, *carry, *x], around)
-            some = {i: k for i, k in seen.items() if self._selects(i, k.loops)}
-            return out[:n_carry], out[n_carry:], some, {i: k for i, k in seen.items() if i not in some}
+            summed = {i: k for i, k in seen.items() if k.layers and self.requests[i].where.layer is not None}
+            return out[:n_carry], out[n_carry:], summed, {i: k for i, k in seen.items() if i not in summed}
 
         def turn(state, indexed):
-            carry, chosen = state
+            carry, sums = state
             number, x = indexed
-            carry, y, some, every = one(carry, number, x)
-            numbers = {i: Turn(number, length, stacks).of(self.requests[i].site).number for i in some}
-            chosen = {i: _chosen(chosen[i], k.value, numbers[i], layers_of(i)) for i, k in some.items()}
-            return (carry, chosen), (y, every)
+            carry, y, summed, every = one(carry, number, x)
+            return (carry, {i: sums[i] + k.value for i, k in summed.items()}), (y, every)
 
-        chosen: dict[int, Any] = {}
+        sums, summed = {}, {}
         if any(part.where.layer is not None for part in self.requests):
-            shapes = jax.eval_shape(one, carry, jnp.asarray(0), [jax.tree.map(lambda a: a[0], x) for x in xs])[2]
-            fronts = {i: jnp.shape(layers_of(i)) for i in shapes}
-            chosen = {i: jnp.zeros((*fronts[i], *k.value.shape), k.value.dtype) for i, k in shapes.items()}
-            chosen = match_varying_axes((chosen, inputs))[0]
-        (carry, chosen), (ys, every) = jax.lax.scan(
-            turn, (carry, chosen), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
+            first = [jax.tree.map(lambda a: a[0], x) for x in xs]
+            summed = jax.eval_shape(one, carry, jnp.asarray(0), first)[2]
+            sums = {i: jnp.zeros(k.value.shape, k.value.dtype) for i, k in summed.items()}
+            sums = match_varying_axes((sums, inputs))[0]
+        (carry, sums), (ys, every) = jax.lax.scan(
+            turn, (carry, sums), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
         )
-        chosen = {i: in_range_or_nan(v, self.requests[i].where.layer, length_of(i)) for i, v in chosen.items()}
-        seen = {i: [Kept(k.value, k.loops + 1)] for i, k in every.items()}
-        return [*carry, *ys], seen | {i: [Kept(value, 1)] for i, value in chosen.items()}
+        seen = {i: [_after_loop(k, length)] for i, k in every.items()}
+        return [*carry, *ys], seen | {i: [Kept(v, 0, summed[i].layers * length)] for i, v in sums.items()}
 
-    def _cond(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...], visits: _Visits) -> tuple[list[Any], Seen]:
+    def _cond(self, p: Any, inputs: list[Any], loops: tuple[_Loop, ...], visits: _Visits) -> tuple[list[Any], Seen]:
         """Values that only some branches compute are 0 if another branch is taken."""
         which, *operands = inputs
         before = visits.so_far.copy()
@@ -291,7 +306,7 @@ class Evaluator:
         def branch(closed, shapes=None):
             def evaluate(*operands):
                 visits.so_far = before.copy()
-                out, seen = self._evaluate(closed.jaxpr, closed.consts, operands, turns, visits)
+                out, seen = self._evaluate(closed.jaxpr, closed.consts, operands, loops, visits)
                 zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes or {})
                 return out, zeros | seen
 
@@ -302,13 +317,13 @@ class Evaluator:
             shapes |= jax.eval_shape(branch(closed), *operands)[1]
         return jax.lax.switch(which, [branch(closed, shapes) for closed in p["branches"]], *operands)
 
-    def _while(self, p: Any, inputs: list[Any], turns: tuple[Turn, ...]) -> list[Any]:
+    def _while(self, p: Any, inputs: list[Any], loops: tuple[_Loop, ...]) -> list[Any]:
         n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         of_condition, of_body, state = inputs[:n], inputs[n:m], inputs[m:]
         condition, body = p["cond_jaxpr"], p["body_jaxpr"]
         return jax.lax.while_loop(
             lambda state: jaxpr_as_fun(condition)(*of_condition, *state)[0],
-            lambda state: self._turn(body.jaxpr, body.consts, [*of_body, *state], turns)[0],
+            lambda state: self._turn(body.jaxpr, body.consts, [*of_body, *state], loops)[0],
             state,
         )
 
@@ -318,11 +333,22 @@ def _sliced(around: Any, inside: Any) -> int:
     return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
 
 
-def _chosen(chosen: Array, value: Array, number: Array, layers: Any) -> Array:
-    """The values kept so far, updated by this layer's value if the layer is one of those chosen."""
-    is_this = number == jnp.asarray(layers)
-    is_this = is_this.reshape(*is_this.shape, *(1,) * value.ndim)
-    return jnp.where(is_this, value.reshape(*(1,) * (chosen.ndim - value.ndim), *value.shape), chosen)
+def _visited(part: Part, value: Array, turns: tuple[Turn, ...]) -> Kept:
+    """What is kept of one visit: of one layer, or of the chosen layers, all 0 but this one if it is one of them."""
+    value = part.of(value)
+    if part.site.layers is None:
+        return Kept(value, 0)
+    if part.where.layer is None:
+        return Kept(value[None], 0, 1)
+    is_this = turns[-1].number == jnp.asarray(part.layers(turns[-1].length))
+    return Kept(jnp.where(is_this.reshape(*is_this.shape, *(1,) * value.ndim), value, 0), 0, 1)
+
+
+def _after_loop(kept: Kept, length: int) -> Kept:
+    """What is kept of all iterations, from what they stacked."""
+    if not kept.layers:
+        return Kept(kept.value, kept.loops + 1)
+    return Kept(kept.value.reshape(-1, *kept.value.shape[2:]), 0, kept.layers * length)
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:

@@ -20,12 +20,6 @@ class Turn(NamedTuple):
 
     number: Any  # its index, from 0; it may be traced
     length: int  # the number of iterations of the loop
-    stacks: Any = None  # site → the index of its first iteration here, and the length, if several loops count as one
-
-    def of(self, site: Site) -> "Turn":
-        """The iteration as one of those in which this statement is computed."""
-        first, length = (self.stacks or {}).get(site, (0, self.length))
-        return Turn(self.number + first, length)
 
 
 def rows_first(value: Array, site: Site, mapped: int) -> Array:
@@ -57,10 +51,10 @@ class Part(NamedTuple):
 
         Raises ValueError if the value does not have this part.
         """
-        if self.where.layer is not None and not (self.site.layered and loops):
+        if self.where.layer is not None and not (self.site.layers and loops):
             raise ValueError(f"{self.where}: expected no layer, since it is not computed in every layer")
         sizes = {word: shape[axis] for word, axis in self._axes(len(shape)).items()}
-        if self.site.layered and loops:
+        if self.site.layers and loops:
             sizes["layer"] = loops[-1]
         for word in ("layer", "head", "token", "context"):
             part = getattr(self.where, word)

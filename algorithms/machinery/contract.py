@@ -60,9 +60,7 @@ convolution's kernel; or anything else, such as a bias."""
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product, and ``L-3``
-    a difference.
-    """
+    """The shape of a parameter: the names of its axes, as in ``"H d_attn d_e"``; ``H*d_mid`` is a product."""
 
     axes: str
     start: float = 0.0  # initial value of a vector's entries; others are drawn
@@ -80,13 +78,13 @@ class Shape:
 
 
 def factors_of(axis: str) -> list[str]:
-    """The names in that of an axis: ``H`` and ``d_mid`` in ``H*d_mid``, ``L`` in ``L-3``."""
-    return axis.partition("-")[0].split("*")
+    """The names in that of an axis: ``H`` and ``d_mid`` in ``H*d_mid``."""
+    return axis.split("*")
 
 
 def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
     """The size of an axis by the sizes of the names in it."""
-    return math.prod(sizes[factor] for factor in factors_of(axis)) - int(axis.partition("-")[2] or 0)
+    return math.prod(sizes[factor] for factor in factors_of(axis))
 
 
 def array(
@@ -230,6 +228,13 @@ class Axes:
             return
         if isinstance(shapes, Shape):
             self._check_array(name, value, "Float", shapes.axes, "")
+        elif type(shapes) is tuple:
+            if type(value) is not tuple:
+                raise TypeError(f"{name}: expected a tuple of stacks of layers, got {described(value)}")
+            if len(value) != len(shapes):
+                raise TypeError(f"{name}: expected {len(shapes)} stacks of layers, got {len(value)}")
+            for i, (stack, of_stack) in enumerate(zip(value, shapes, strict=True)):
+                self._check_parameters(f"{name}[{i}]", stack, of_stack)
         elif not isinstance(value, type(shapes)):
             raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")
         else:

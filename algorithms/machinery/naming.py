@@ -36,9 +36,6 @@ class Line(NamedTuple):
     number: str
 
 
-LAYERS = frozenset({Line(8, "4"), Line(8, "13"), Line(9, "4"), Line(10, "4")})
-"""The lines that loop over the layers."""
-
 HEADS = frozenset({Line(5, "1"), Line(5, "2")})
 """The lines that compute the heads; their axis comes first."""
 
@@ -49,7 +46,7 @@ class Site(NamedTuple):
     symbol: str  # the name that it assigns
     path: tuple[Line, ...]  # its line, preceded by the lines of the calls that led to it, the outermost first
     place: str  # file and line of the source
-    layered: bool  # whether it is in a loop over the layers
+    layers: "Site | None"  # the beginning of the pass through the layers that it is in, see `through_layers`
     each: int  # the number of axes, of heads and sequences, that `jax.vmap` maps over around it
 
     @property
@@ -70,7 +67,7 @@ class Look(NamedTuple):
     # ("beside"), or by the lines as printed instead of the kernel ("printed")
     scores: str
     path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
-    layered: bool = False  # whether it is in a loop over the layers
+    layers: Site | None = None  # the beginning of the pass through the layers that it is in
     each: int = 0  # the number of axes that `jax.vmap` maps over, for lines written for one head of one sequence
 
 
@@ -95,6 +92,24 @@ def numbered(function: F) -> F:
 def shows(scores: str) -> bool:
     """Whether there is an observer, who wants attention to show its scores in this way."""
     return looking.value is not None and looking.value.scores == scores
+
+
+@contextlib.contextmanager
+def through_layers(X: Any) -> Iterator[Any]:
+    """A context for one pass through all layers, however many loops that takes, and X, which it begins with.
+
+    While observed, the beginning is a value without a name: values inside have an axis of layers, as long as there are
+    visits of them for each beginning.
+    """
+    look = looking.value
+    if look is None:
+        yield X
+        return
+    from algorithms.machinery.named import named_p
+
+    site = Site("", look.path, "", None, look.each)
+    with looking(look._replace(layers=site)):
+        yield named_p.bind(X, site=site, mapped=0, differentiated=False)
 
 
 @contextlib.contextmanager
@@ -228,8 +243,8 @@ def _line(
     def name(value: Any, symbol: str) -> Any:
         if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
             return value
-        site = Site(symbol, path, place, look.layered, look.each)
+        site = Site(symbol, path, place, look.layers, look.each)
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
-    with looking(look._replace(path=path, layered=look.layered or not LAYERS.isdisjoint(path[-1:]))):
+    with looking(look._replace(path=path)):
         yield name

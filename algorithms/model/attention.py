@@ -80,6 +80,7 @@ class Attention(Mixer):
     sinks: bool = False
     clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
 
+    reads_context: ClassVar[bool] = True
     final: ClassVar[tuple[str, ...]] = ("whole", "step", "begin", "context", "windowed", "replaces_softmax")
 
     def shapes(self) -> Any:

@@ -13,6 +13,7 @@ from algorithms.model.attention import Attention
 from algorithms.model.distances import Table
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP
+from algorithms.model.theta import of_each_layer
 
 COLUMNS = 300  # more than generation ever reads at once in one program
 SAME, ROUNDED = 1e-9, 1e-5  # differences, as shares of a column's largest entry: of one program, and of two
@@ -39,18 +40,17 @@ def mixed(theta: Any) -> Mixed | None:
     variant, layers = theta.variant, theta.layers if hasattr(theta, "layers") else theta.decoder
     if all(map(_is_ours, (*variant.attentions, variant.mlp, variant.first, variant.norm))):
         return None
-    is_tuple = isinstance(layers, tuple) and not hasattr(layers, "_fields")
-    layer = layers[0] if is_tuple else of_one_layer(layers)
-    first = getattr(theta, "first_mlp", None)
-    norms = [getattr(layer, name) for name in layer._fields if "norm" in name]
+    each = of_each_layer(layers, variant)
+    norms = [getattr(each[0], name) for name in each[0]._fields if "norm" in name]
     norms += [getattr(theta, name, None) for name in ("norm", "decoder_norm", "embedding_norm")]
-    cases = [(line, layer[0]) for line in dict.fromkeys(variant.attentions)]
-    cases += [(variant.mlp, layer.mlp), (variant.first and variant.first.mlp, of_one_layer(first))]
+    of_layers = [(variant.lines(l), layer) for l, layer in enumerate(each)]
+    cases = [(line.attention, layer[0]) for line, layer in of_layers]
+    cases += [(line.mlp, layer.mlp) for line, layer in of_layers]
     cases += [(variant.norm, norm) for norm in norms if norm is not None][:1]
-    for line, W in cases:
+    for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in cases if W is not None):
         is_other_mixer = isinstance(line, Mixer) and not isinstance(line, Attention)  # which is to mix columns
-        if line is not None and W is not None and not _is_ours(line) and not is_other_mixer:
-            found = _mixed(line, *shapes_of_leaves(W), len(theta.W_e))
+        if not _is_ours(line) and not is_other_mixer:
+            found = _mixed(line, *W, len(theta.W_e))
             if found is not None:
                 return Mixed(line, *found)
     return None
@@ -61,11 +61,6 @@ def _is_ours(record: Any) -> bool:
     if not isinstance(record, Record):
         return True
     return type(record).__module__.startswith("algorithms.") and all(map(_is_ours, vars(record).values()))
-
-
-def of_one_layer(stacked: Any) -> Any:
-    """The shapes of one of the layers that are stacked."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
 
 
 def _read(line: Attention, X: Any, W: Any, t: Any) -> Any:

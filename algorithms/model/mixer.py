@@ -38,12 +38,15 @@ class Mixer(Line, abstract=True):
     window: ClassVar[int | None] = None
     """The number of tokens that a token reads, itself included; None: all."""
 
+    reads_context: ClassVar[bool] = False
+    """Whether it can read the columns of a context in place of its own, as line 16 of Algorithm 8 does."""
+
     def whole(
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l_x"], Any]:
         """The columns of whole sequences, and what is kept of the first ``given.until`` tokens of each.
 
-        They read a context ``[d_e, *batch, l_z]`` in place of themselves if there is one.
+        They read a context ``[d_e, *batch, l_z]`` in place of themselves if there is one, of a line that can.
         """
         raise NotImplementedError
 

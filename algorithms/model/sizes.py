@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from algorithms.machinery.record import Range, check_fields
 from algorithms.model.attention import Attention
 from algorithms.model.positions import Rotary
-from algorithms.model.theta import own_sizes
+from algorithms.model.theta import own_sizes, sizes_of_stacks
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
@@ -66,7 +66,7 @@ class TransformerConfig:
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
         for line in self.variant.attentions:
-            if isinstance(line.positions, Rotary) and type(line).read is Attention.read:
+            if isinstance(line.positions, Rotary) and getattr(type(line), "read", None) is Attention.read:
                 line.positions.rows(self.d_attn)
         clashes = own_sizes(self.variant).keys() & {field.name for field in dataclasses.fields(self)}
         if clashes:
@@ -79,7 +79,8 @@ class TransformerConfig:
         """The size of each axis of θ, by name; layers that share parameters count once."""
         sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
-        sizes |= {name: sizes[name] // self.shared_layers for name in sizes.keys() & set(_LAYERS)}
+        for L in sizes.keys() & set(_LAYERS):
+            sizes |= sizes_of_stacks(L, self.variant, sizes[L])
         return {**sizes, **own_sizes(self.variant), "l_max": self.l_max + self.variant.embedding.first_position}
 
     @property

@@ -4,9 +4,12 @@ Initializers, checks, counts and the mesh derive from the shapes.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from algorithms.machinery.contract import Shape, array
@@ -18,9 +21,79 @@ from algorithms.parameters import (
     EDDecoderLayerParams,
     EmbeddingParams,
     LayerNormParams,
-    MLPParams,
     TransformerLayerParams,
 )
+
+Layers = Any
+"""The parameters of layers: a TransformerLayerParams or EDDecoderLayerParams, stacked, if those of all layers have
+equal shapes, as θ's annotations have it; otherwise a tuple of one for each `Run` of `Variant.parts`. Or those of every
+layer, `Apart`."""
+
+
+class Apart(tuple):
+    """The parameters of every layer, one after another, as generation lays them out."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Apart,
+    lambda layers: ([(jax.tree_util.SequenceKey(l), W) for l, W in enumerate(layers)], None),
+    lambda _, of: Apart(of),
+)
+
+
+def stacks_of(layers: Layers) -> tuple[Any, ...]:
+    """The stacks of layers, one or several."""
+    return layers if type(layers) is tuple else (layers,)
+
+
+def count_layers(layers: Layers, variant: Variant) -> int:
+    """How many layers these parameters are for."""
+    if isinstance(layers, Apart):
+        return len(layers)
+    return variant.shared_layers * sum(len(jax.tree.leaves(stack)[0]) for stack in stacks_of(layers))
+
+
+def places(variant: Variant, L: int) -> list[tuple[int, int]]:
+    """For each of L layers, in order, the number of its stack in θ, and its row there."""
+    runs = [(run, part) for part in variant.parts(L) for run in part.runs]
+    found = {l: (i, row) for i, (run, part) in enumerate(runs) for row, l in enumerate(part.numbers(run))}
+    return [found[l] for l in range(L)]
+
+
+def of_each_layer(layers: Layers, variant: Variant) -> list[Any]:
+    """The shapes of the parameters of every layer."""
+
+    def shapes(tree, axis=0):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axis:], a.dtype), tree)
+
+    if isinstance(layers, Apart):
+        return list(map(shapes, layers))
+    stacks = [shapes(stack, 1) for stack in stacks_of(layers)]
+    return [stacks[stack] for stack, _ in places(variant, count_layers(layers, variant))]
+
+
+def _count(layers: Any, variant: Variant) -> int | None:
+    """How many layers these are, if it matters and can be told; what is wrong with them is found later."""
+    of_stacks = type(layers) is tuple and all(jax.tree.leaves(stack) for stack in layers)
+    return count_layers(layers, variant) if of_stacks and not variant.is_one_stack else None
+
+
+def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) -> Any:
+    """A part of the parameters that has equal shapes in all layers, as one stack, with shared ones repeated."""
+    stacks = stacks_of(layers)
+    if len(stacks) == 1:
+        return variant.of_every_layer(part(stacks[0]))
+    firsts = list(itertools.accumulate([0, *(len(jax.tree.leaves(stack)[0]) for stack in stacks)]))
+    rows = jnp.asarray([firsts[i] + row for i, row in places(variant, firsts[-1])])
+    return jax.tree.map(lambda *a: jnp.concatenate(a)[rows], *map(part, stacks))
+
+
+def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
+    """The sizes of the axes along which n layers are stacked, by name: L if there is one stack."""
+    rows = [part.times * len(run.layers) for part in variant.parts(n) for run in part.runs]
+    if variant.is_one_stack:
+        return {L: n // variant.shared_layers}
+    return {f"{L}_{i}": size for i, size in enumerate(rows)}
 
 
 @serializable
@@ -50,7 +123,7 @@ class EDTransformerParams(NamedTuple):
         return shapes_of(self)
 
     def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant)
+        return theta_shapes(type(self), self.variant, theta=self)
 
 
 @serializable
@@ -84,16 +157,15 @@ class ETransformerParams(NamedTuple):
         return shapes_of(self)
 
     def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant)
+        return theta_shapes(type(self), self.variant, theta=self)
 
 
 @serializable
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
-    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
-    are added to the scores of all layers whose attention has `Distances`, as in T5; and ``first_mlp``, the MLPs of the
-    first layers if the variant has others there, of which ``layers.mlp`` then has the rest.
+    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; and ``distances``,
+    which are added to the scores of all layers whose attention has `Distances`, as in T5.
     """
 
     W_e: Array
@@ -104,14 +176,13 @@ class DTransformerParams(NamedTuple):
     b_u: Array | None = None
     embedding_norm: LayerNormParams | None = None
     distances: Array | None = None
-    first_mlp: MLPParams | None = None
     variant: Variant = PAPER
 
     def __shapes__(self) -> "DTransformerParams":
         return shapes_of(self)
 
     def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant)
+        return theta_shapes(type(self), self.variant, theta=self)
 
 
 def declared(tree: Any) -> dict[Any, Shape]:
@@ -129,11 +200,11 @@ def declared(tree: Any) -> dict[Any, Shape]:
     return found
 
 
-def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
+def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None) -> Any:
     """The shapes of θ, of the class ``kind``: Algorithm 8's, 9's or 10's; None for parameters that it does not have.
 
     The config decides what the variant leaves open: whether there are a W_u, token types and separate embeddings of the
-    context. Without one, they are there.
+    context, and how many layers. Without one, they are there, and there are as many layers as θ has.
     """
     if variant.embedding.factored and kind is not ETransformerParams:
         raise ValueError(
@@ -160,10 +231,14 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
         "b_u": array("N_V", variant.unembedding.bias),
         "variant": variant,
     }
-    layers = _layers(variant, TransformerLayerParams, "L")
+
+    def layers_of(params, L, name):
+        n = config and getattr(config, L) if theta is None else _count(getattr(theta, name), variant)
+        return _layers(variant, params, L, n)
+
+    layers: Any = None if kind is EDTransformerParams else layers_of(TransformerLayerParams, "L", "layers")
     if kind is DTransformerParams:
-        first_mlp = first and first.shapes()
-        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances, first_mlp=first_mlp)
+        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances)
     if kind is ETransformerParams:
         return ETransformerParams(
             **shapes,
@@ -178,14 +253,21 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
             W_in=array("d_e d_in", variant.embedding.factored),
             b_in=array("d_e", variant.embedding.factored),
         )
+    if not all(line.reads_context for line in variant.attentions):
+        kinds = " and ".join(
+            dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)
+        )
+        raise ValueError(
+            f"variant.attention: expected mixers that read a context in Algorithm 8, for its line 16, got {kinds}"
+        )
     context = embedding._replace(
         W_e=array("d_e N_V_z", config is None or config.N_V_z, role="embedding"),
         W_p=embedding.W_p if variant.embedding.context_positions else None,
     )
     return EDTransformerParams(
         **shapes,
-        encoder=_layers(variant, TransformerLayerParams, "L_enc"),
-        decoder=_layers(variant, EDDecoderLayerParams, "L_dec"),
+        encoder=layers_of(TransformerLayerParams, "L_enc", "encoder"),
+        decoder=layers_of(EDDecoderLayerParams, "L_dec", "decoder"),
         context=context if any(shape is not None for shape in context) else None,
         encoder_norm=norm,
         decoder_norm=norm,
@@ -194,20 +276,17 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None) -> Any:
     )
 
 
-def _layers(variant: Any, kind: Any, L: str) -> Any:
-    """The shapes of layers, stacked along L: attentions and, unless there is none, an MLP, each with its norm.
-
-    Of MLPs there are fewer if the first layers have others.
-    """
+def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
+    """The shapes of n layers, stacked: attentions and, unless there is none, an MLP, each with its norm."""
     norm = None if variant.order == "no_norm" else variant.norm.shapes()
-    attentions = [variant.attentions[0].shapes(), norm] * (len(kind._fields) // 2 - 1)
-    mlp = (None, None) if variant.mlp is None else (variant.mlp.shapes(), norm)
 
-    def stacked(shapes, L):
-        return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{L} {s.axes}"), shapes)
+    def stack(axis, run):
+        attention, mlp = run.shapes
+        layer = kind(*[attention, norm] * (len(kind._fields) // 2 - 1), mlp, mlp and norm)
+        return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
-    layers = stacked(kind(*attentions, *mlp), L)
-    return layers if variant.first is None else layers._replace(mlp=stacked(mlp[0], f"{L}-{variant.first.n}"))
+    runs = [run for part in variant.parts(n) for run in part.runs]
+    return stack(L, runs[0]) if variant.is_one_stack else tuple(stack(f"{L}_{i}", run) for i, run in enumerate(runs))
 
 
 MAY_LACK = {
@@ -227,7 +306,7 @@ def shapes_of(theta: Any) -> Any:
     """
     if not isinstance(theta.variant, Variant):
         raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
-    shapes = _without(MAY_LACK[type(theta)], theta_shapes(type(theta), theta.variant), theta)
+    shapes = _without(MAY_LACK[type(theta)], theta_shapes(type(theta), theta.variant, theta=theta), theta)
     if getattr(shapes, "context", None) is not None:
         shapes = shapes._replace(context=_without(EmbeddingParams._fields, shapes.context, theta.context))
     _check_present("theta", theta, shapes, theta.variant)
@@ -270,5 +349,8 @@ def _check_present(path: str, value: Any, shapes: Any, variant: Variant) -> None
             f"{path}: expected {expected} in {variant!r}, got {found}; use the variant that these parameters were made "
             "for"
         )
+    if type(shapes) is tuple and type(value) is tuple:
+        for i, (stack, of_stack) in enumerate(zip(value, shapes, strict=False)):
+            _check_present(f"{path}[{i}]", stack, of_stack, variant)
     for name in getattr(shapes, "_fields", ()) if isinstance(value, type(shapes)) else ():
         _check_present(f"{path}.{name}", getattr(value, name), getattr(shapes, name), variant)

@@ -1,8 +1,10 @@
 """A variant: a model as a record of the lines of Algorithms 8 to 10, and the check that θ fits it."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 from algorithms.machinery.record import Range, Record, as_arguments, serializable
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
+from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm
 from algorithms.model.unembedding import Unembedding
@@ -40,16 +43,43 @@ class First(Record):
             self.refuse("mlp", "an MLP without axes of its own, such as one of experts")
 
     def shapes(self) -> Any:
-        """The shapes of the MLPs of all first layers."""
+        """The shapes of the MLP of a first layer."""
 
-        def stacked(shape):
-            return dataclasses.replace(shape, axes=f"L_first {shape.axes}".replace("d_mlp", "d_first"))
+        def own(shape):
+            return dataclasses.replace(shape, axes=shape.axes.replace("d_mlp", "d_first"))
 
-        return jax.tree.map(stacked, self.mlp.shapes())
+        return jax.tree.map(own, self.mlp.shapes())
 
     def sizes(self) -> dict[str, int]:
         """The sizes of the axes that the configuration of a model does not have, by name."""
-        return {"L_first": self.n, "d_first": self.d_mlp, **self.mlp.sizes()}
+        return {"d_first": self.d_mlp, **self.mlp.sizes()}
+
+
+class LayerLines(NamedTuple):
+    """The lines of a layer that others may not have."""
+
+    attention: Mixer
+    mlp: MLP | None
+
+
+class Run(NamedTuple):
+    """Consecutive layers whose parameters have equal shapes: one stack of θ, and one loop."""
+
+    layers: tuple[LayerLines, ...]
+    shapes: tuple[Any, Any]  # of the parameters of each layer's attention and MLP
+    start: int  # the number of the first of them
+    step: int  # from there to the first of them in the next turn of the cycle
+
+
+class Part(NamedTuple):
+    """Layers that one loop computes: a cycle of runs, several times."""
+
+    runs: tuple[Run, ...]
+    times: int
+
+    def numbers(self, run: Run) -> list[int]:
+        """The numbers of the layers in a run's stack, in its order."""
+        return [run.start + p * run.step + j for p in range(self.times) for j in range(len(run.layers))]
 
 
 VARIANTS: dict[str, "Variant"] = {}
@@ -65,7 +95,8 @@ class Variant(Record):
     Attributes:
         embedding: lines 1 to 3.
         norm: lines 5, 7 and 10.
-        attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n.
+        attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n. They may
+            have different parameters, and need not be attentions.
         mlp: line 8; None for attention-only layers.
         first: another line 8 for the first layers of Algorithm 10; None: all layers have the same.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
@@ -82,7 +113,7 @@ class Variant(Record):
 
     embedding: Embedding = Embedding()
     norm: LayerNorm = LayerNorm()
-    attention: Attention | tuple[Attention, ...] = Attention()
+    attention: Mixer | tuple[Mixer, ...] = Attention()
     mlp: MLP | None = MLP()
     first: First | None = None
     order: Order | None = None
@@ -96,8 +127,10 @@ class Variant(Record):
         """Check the fields."""
         super().__post_init__()
         lines = self.attentions
-        if not lines or any(line.shapes() != lines[0].shapes() for line in lines):
-            self.refuse("attention", "one line, or several with the same parameters")
+        if not lines:
+            self.refuse("attention", "one line, or several")
+        if self.shared_layers > 1 and not self.is_one_stack:
+            self.refuse("shared_layers", "1, since layers that share parameters cannot have different ones")
         sizes = [(name, size) for line in lines for name, size in line.sizes().items()]
         if len(dict(sizes)) < len(set(sizes)):
             self.refuse("attention", "lines whose axes of the same name have the same size")
@@ -124,27 +157,66 @@ class Variant(Record):
         return f"{name}({changes})" if base is None else f"{name}.but({changes})" if changes else name
 
     @property
-    def attentions(self) -> tuple[Attention, ...]:
+    def attentions(self) -> tuple[Mixer, ...]:
         """The attentions as a tuple."""
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
 
-    def attention_of(self, l: int) -> Attention:
+    def attention_of(self, l: int) -> Mixer:
         """The attention of layer l."""
         return self.attentions[l % len(self.attentions)]
 
-    def by_attention(self, l: Any, of_line: Callable[[Attention], Callable[..., Any]], *arguments: Any) -> Any:
-        """``of_line(line)(*arguments)``, with the attention of layer l, which may be traced."""
-        lines, distinct = self.attentions, tuple(dict.fromkeys(self.attentions))
+    def by_attention(
+        self,
+        l: Any,
+        of_line: Callable[[Mixer], Callable[..., Any]],
+        *arguments: Any,
+        among: tuple[Mixer, ...] | None = None,
+    ) -> Any:
+        """``of_line(line)(*arguments)``, with the attention of layer l, which may be traced, one of ``among``."""
+        distinct = among or tuple(dict.fromkeys(self.attentions))
         if len(distinct) == 1 or isinstance(l, int):
-            return of_line(self.attention_of(0 if len(distinct) == 1 else l))(*arguments)
-        turn = jnp.asarray([distinct.index(line) for line in lines])[l % len(lines)]
+            return of_line(distinct[0] if len(distinct) == 1 else self.attention_of(l))(*arguments)
+        numbers = [distinct.index(line) if line in distinct else 0 for line in self.attentions]
+        turn = jnp.asarray(numbers)[l % len(numbers)]
         return jax.lax.switch(turn, [of_line(line) for line in distinct], *arguments)
 
-    def from_layer(self, l: int) -> "Variant":
-        """The lines of layer l, and of those after it whose MLP is the same."""
-        is_first = self.first is not None and l < self.first.n
-        return self if self.first is None else self.but(first=None, mlp=self.first.mlp if is_first else self.mlp)
+    @property
+    def is_one_stack(self) -> bool:
+        """Whether the parameters of all layers have equal shapes, and are therefore one stack of θ."""
+        return self.first is None and len({line.shapes() for line in self.attentions}) == 1
 
     def of_every_layer(self, stacked: Any) -> Any:
-        """The stacked parameters of all L layers, shared ones repeated, from those that θ stacks."""
+        """The stacked parameters of all L layers, shared ones repeated, from those that a stack of θ has."""
         return jax.tree.map(lambda a: jnp.repeat(a, self.shared_layers, axis=0), stacked)
+
+    def lines(self, l: int) -> LayerLines:
+        """The lines of layer l = 0, 1, …."""
+        first = self.first if self.first is not None and l < self.first.n else self
+        return LayerLines(self.attention_of(l), first.mlp)
+
+    def parts(self, L: int | None) -> tuple[Part, ...]:
+        """The loops that compute L layers, in order; with None, the first layers and one cycle."""
+        return _parts(self, L)
+
+
+@functools.cache
+def _parts(variant: Variant, L: int | None) -> tuple[Part, ...]:
+    n, cycle = 0 if variant.first is None else variant.first.n, len(variant.attentions) * variant.shared_layers
+    L = n + cycle if L is None else L
+    if variant.is_one_stack:
+        return (_part(variant, 0, L, 1),)
+    times, rest = divmod(L - n, len(variant.attentions))
+    whole = _part(variant, n, len(variant.attentions), times)
+    rests = [_part(variant, n, L - n, 1)] if len(whole.runs) == 1 else [whole, _part(variant, L - rest, rest, 1)]
+    return tuple(part for part in (_part(variant, 0, n, 1), *rests) if part.runs and part.times)
+
+
+def _part(variant: Variant, start: int, n: int, times: int) -> Part:
+    def shapes(l):
+        attention, mlp = variant.lines(l)
+        mlp = variant.first if variant.first is not None and l < variant.first.n else mlp
+        return attention.shapes(), mlp and mlp.shapes()
+
+    found = [(of_run, list(numbers)) for of_run, numbers in itertools.groupby(range(start, start + n), shapes)]
+    runs = (Run(tuple(map(variant.lines, numbers)), of_run, numbers[0], n) for of_run, numbers in found)
+    return Part(tuple(runs), times)

@@ -29,8 +29,12 @@ X = jnp.array([[1, 3, 4, 2], [5, 5, 0, 7]])
 
 
 def mlp_of(theta, l):
-    stack, i = (theta.first_mlp, l) if l < N else (theta.layers.mlp, l - N)
-    return jax.tree.map(lambda a: a[i], stack)
+    return layer_of(theta, l).mlp
+
+
+def layer_of(theta, l):
+    stack, i = (0, l) if l < N else (1, l - N)
+    return jax.tree.map(lambda a: a[i], theta.layers[stack])
 
 
 def layer_by_layer(theta, x, seen=None):
@@ -38,9 +42,9 @@ def layer_by_layer(theta, x, seen=None):
     f = lines_of("Algorithm 10", x, theta, "paper")
     X = f.embedding(x, theta)
     for l in range(L):
-        W = jax.tree.map(lambda a, l=l: a[l], theta.layers._replace(mlp=None))
+        W = layer_of(theta, l)
         X_tilde = f.layer_norm(X, W.norm1)
-        X = X + f._replace(l=l).mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
+        X = X + f._replace(l=l, run=(VARIANT.lines(l),)).mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
         line = GATED if l < N else EXPERTS
         X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), f="silu", implementation="paper")
         if seen is not None:

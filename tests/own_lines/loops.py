@@ -99,3 +99,14 @@ def latent(line, X, Z, W, mask):
         K, V = np.concatenate([W.W_k[h] @ C, K_r]), W.W_v[h] @ C
         Y.append(np.stack([V @ map_of(K, Q, mask, t_x) for t_x in range(X.shape[1])], axis=1))
     return W.W_o @ np.concatenate(Y)
+
+
+def retention(line, X, Z, W, mask):
+    """Sums of values, each multiplied by e^{−e^a} for each token that it is away."""
+    V, decay = W.W_v @ Z, np.exp(-np.exp(W.a))
+    Y = np.zeros((len(V), X.shape[1]))
+    for t_x in range(X.shape[1]):
+        for t_z in range(Z.shape[1]):
+            if mask[t_z, t_x]:
+                Y[:, t_x] += decay ** abs(t_x - t_z) * V[:, t_z]
+    return W.W_o @ Y

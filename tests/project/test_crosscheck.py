@@ -75,7 +75,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
     assert results.ok, summary(results)
     places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
-    assert places["4"] == ["@f.each_layer(X, theta.layers, mask, first=theta.first_mlp)\ndef X(X, W, f, mask):"]
+    assert places["4"] == ["@f.each_layer(X, theta.layers, mask)\ndef X(X, W, f, mask):"]
     assert (places["9"], places["return"]) == (["return X"], ["P = theta.variant.unembedding(X, theta)"])
     assert results.lines[10, "4"].verdict == "equal"  # the turns of the loop, not only what it makes
     layers, sequences = 2, 1 + 2 + 1  # a single one, a batch, and a single one with tied weights

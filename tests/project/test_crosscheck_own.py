@@ -20,6 +20,7 @@ from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
+HYBRID = "tests.own_lines.retention:HYBRID"
 IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="silu", gated=True, biases=False))
 FIRST = DEEPSEEK.but(first=First(n=1, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=5))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
@@ -42,6 +43,14 @@ def test_every_line_agrees_with_the_loops(name):
     assert results.lines[10, number].cells["X"].visits > 0
     assert results.settings["left_out"] == ([] if name == "EXPERTS" else [REST.format(name.title())])
     assert (4, "4") in results.lines if name == "EXPERTS" else (4, "4") not in results.lines
+
+
+@pytest.mark.thorough
+def test_every_line_of_layers_that_differ_agrees_with_the_loops():
+    results = crosscheck(HYBRID)
+    assert results.ok, summary(results)
+    assert results.lines[10, "6"].cells["X"].visits > 0
+    assert " + Retention or MHAttention(" in results.lines[10, "6"].change.line.text
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant, lines
+from algorithms.model.theta import count_layers, places
 
 from .oracle import family
 from .oracle.parameters import unstack_family
@@ -28,7 +29,9 @@ NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "or
 def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
-    def line(a: lines.Attention) -> lines.Attention:
+    def line(a: Any) -> Any:
+        if not isinstance(a, lines.Attention):
+            return a
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is lines.Latent else {}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
 
@@ -46,7 +49,9 @@ def few(variant: Variant) -> Variant:
 def small(variant: Variant) -> Variant:
     """The same with caps, clips, scales and bases that matter at the tests' sizes."""
 
-    def line(a: lines.Attention) -> lines.Attention:
+    def line(a: Any) -> Any:
+        if not isinstance(a, lines.Attention):
+            return a
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
@@ -80,13 +85,13 @@ def family_parameters(theta: Any) -> Any:
 
 
 def _unstacked(theta: Any) -> Any:
-    first = getattr(theta, "first_mlp", None)
-    if first is None:
-        return unstack_family(theta)
-    stacks = [unstack_family(SimpleNamespace(layers=mlps)).layers for mlps in (first, theta.layers.mlp)]
-    unstacked = unstack_family(theta._replace(layers=theta.layers._replace(mlp=None), first_mlp=None))
-    for layer, mlp in zip(unstacked.layers, [*stacks[0], *stacks[1]], strict=True):
-        layer.mlp = mlp
+    fields = {name: getattr(theta, name) for name in ("layers", "encoder", "decoder") if hasattr(theta, name)}
+    several = {name: stacks for name, stacks in fields.items() if type(stacks) is tuple}
+    unstacked = unstack_family(theta._replace(**{name: stacks[0] for name, stacks in several.items()}))
+    for name, stacks in several.items():
+        of_stacks = [unstack_family(SimpleNamespace(layers=stack)).layers for stack in stacks]
+        at = places(theta.variant, count_layers(stacks, theta.variant))
+        setattr(unstacked, name, [of_stacks[stack][row] for stack, row in at])
     return unstacked
 
 
@@ -126,7 +131,9 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     }
 
 
-def _line(a: lines.Attention) -> dict[str, Any]:
+def _line(a: Any) -> dict[str, Any]:
+    if not isinstance(a, lines.Attention):
+        return {"positions": None, "window": None}
     if type(a) is lines.Latent:
         latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
         return {"positions": _positions(a.positions), "window": a.window, **latent}

@@ -20,6 +20,7 @@ import numpy as np
 
 from algorithms.lines import MLP, Attention, Experts, Latent
 from algorithms.model.mixer import Given
+from algorithms.model.theta import count_layers, places, stacks_of
 from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
@@ -69,21 +70,30 @@ class OwnScenarios(VariantScenarios):
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of lines of one's own with their own names."""
-        stacks = {name: getattr(theta, name) for name in ("layers", "encoder", "decoder") if hasattr(theta, name)}
+        variant, names = self.variant, [name for name in ("layers", "encoder", "decoder") if hasattr(theta, name)]
+        stacks: dict[str, Any] = {name: stacks_of(getattr(theta, name)) for name in names}
         own = [field for field in ("attention", "self_attention", "cross_attention", "mlp")
                if field.rpartition("_")[2] in self.own]  # fmt: skip
-        fields = {name: [field for field in own if field in stack._fields] for name, stack in stacks.items()}
-        ours = () if all(map(is_own, self.variant.attentions)) else ("attention", "self_attention", "cross_attention")
-        without = {name: stack._replace(**{field: None for field in fields[name] if field not in ours})
-                   for name, stack in stacks.items()}  # fmt: skip
-        unstacked = family_parameters(theta._replace(**without))
-        for name, stack in stacks.items():
-            for l, layer in enumerate(getattr(unstacked, name)):
+        fields = {name: [field for field in own if hasattr(of[0], field)] for name, of in stacks.items()}
+
+        def without(stack, run, fields):
+            theirs = [field for field in fields if field == "mlp" or all(is_own(line) for line, _ in run.layers)]
+            return stack._replace(**dict.fromkeys(theirs))
+
+        found: dict[str, Any] = {}
+        for name, of in stacks.items():
+            runs = [run for part in variant.parts(count_layers(of, variant)) for run in part.runs]
+            rest = tuple(without(*both, fields[name]) for both in zip(of, runs, strict=True))
+            found[name] = rest if type(getattr(theta, name)) is tuple else next(iter(rest))
+        unstacked = family_parameters(theta._replace(**found))
+        for name, of in stacks.items():
+            at = places(variant, count_layers(of, variant))[:: variant.shared_layers]
+            for l, (layer, (stack, row)) in enumerate(zip(getattr(unstacked, name), at, strict=True)):
                 for field in fields[name]:
-                    if field in ours and not is_own(self.variant.attention_of(l)):
+                    if field != "mlp" and not is_own(variant.attention_of(l)):
                         continue
-                    arrays = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), getattr(stack, field))
-                    setattr(layer, field, arrays)
+                    W, i = getattr(of[stack], field), row // variant.shared_layers
+                    setattr(layer, field, jax.tree.map(lambda a, i=i: np.asarray(a[i], np.float64), W))
         return unstacked
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
@@ -143,7 +153,7 @@ def _changed(name: str, lines: tuple[Any, ...], printed: Line) -> ChangedLine:
 
 def _own_attention(line: Any) -> dict[str, Any]:
     """An attention as the oracle's options have it: of a sequence, and of a context, whose tokens have no distances."""
-    across = line.but(positions=None, window=None)
+    across = line.but(positions=None, window=None) if isinstance(line, Attention) else line
     return {"own": functools.partial(_attention, line), "own_across": functools.partial(_attention, across)}
 
 

@@ -80,7 +80,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("token written too late", "ed_inference.x_hat", "7", "x_hat.at[..., l]", "x_hat.at[..., l + 1]", 15, "7", None),
     ),
     "layers.py": (
-        ("layers reversed", "Lines._scan", "return", "unroll=self.unroll)", "unroll=self.unroll, reverse=True)", 8, "5", None),
+        ("layers reversed", "Lines._run", "return", "unroll=self.unroll)", "unroll=self.unroll, reverse=True)", 8, "5", None),
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None),
         ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_own else self.z_length)", "mask if is_own else padded(mask, self.z_length)", 11, "4", None),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA"),

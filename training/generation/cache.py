@@ -114,8 +114,17 @@ class KeyValues(NamedTuple):
         return KeyValues(arrange(self.K), arrange(self.V))
 
 
-Cache = KeyValues | Slots
+class Kept(NamedTuple):
+    """What a mixer that is no attention has kept: arrays whose last axis has the sequences."""
+
+    state: Any
+
+
+Rows = KeyValues | Slots
 """What a step reads and writes of one attention."""
+
+Cache = Rows | Kept
+"""What a step reads and writes of one layer."""
 
 
 def is_in_parts(leaf: Any) -> bool:
@@ -123,19 +132,23 @@ def is_in_parts(leaf: Any) -> bool:
     return platform_of(leaf) == "cpu" and devices_sharing(leaf) == 1
 
 
-def with_room(cache: KeyValues, C: int, most: int | None, n: int | None) -> Cache:
+def with_room(cache: Cache, C: int, most: int | None, n: int | None) -> Cache:
     """Return a cache with room for C slots, or the last `most`; in parts if it is for all slots and n is given."""
+    if isinstance(cache, Kept):
+        return cache
     R = min(C, most or C)
+    if isinstance(cache, Slots):
+        return (cache if C == R else whole(cache)).grown(R)
     cache = cache.grown(R)
     return Slots.of(*cache, n) if C == R and n is not None else cache
 
 
-def whole(cache: Cache) -> KeyValues:
+def whole(cache: Rows) -> KeyValues:
     """Return a cache in one part."""
     return KeyValues(*cache.rows()) if isinstance(cache, Slots) else cache
 
 
-def rows_of(cache: Cache) -> int:
+def rows_of(cache: Rows) -> int:
     """Return the number of rows of a cache."""
     return cache.starts[-1] if isinstance(cache, Slots) else cache.K.shape[1]
 
@@ -148,6 +161,8 @@ def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
         parts = [a.reshape(H, len(a) // H, *a.shape[1:]) for a in (cache, of_others)]
         return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
+    if isinstance(cache, Kept):
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=-1), cache, other)
     return jax.tree.map(both, cache, other)
 
 
@@ -158,12 +173,14 @@ def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
         H = len(cache) // B
         return cache.reshape(H, B, *cache.shape[1:])[:, chosen].reshape(H * len(chosen), *cache.shape[1:])
 
+    if isinstance(cache, Kept):
+        return jax.tree.map(lambda a: a[..., chosen], cache)
     return jax.tree.map(choose, cache)
 
 
 def attend_cached(
     Q: Float[Array, "H d_attn B"],
-    cache: Cache,
+    cache: Rows,
     permitted: Bool[Array, "B R"],
     cap: float | None = None,
     of_distances: Callable[..., Float[Array, "H B n"]] | None = None,
@@ -279,6 +296,8 @@ def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, 
 
 def keys_of_distances(line: Attention, W: Any, d_e: int, dtype: Any, table: Any, R: int) -> Any:
     """Return the keys of the distances from 1 − R to 0, ``[H, d_r, R]``; None if no scores use distances."""
+    if not isinstance(line, Attention):
+        return None
     if not isinstance(line.positions, ByDistance) and type(line).read is Attention.read:
         return None
     read = read_of_a_column(line, W, d_e, dtype, table)
@@ -291,7 +310,7 @@ def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
 
 
 def of_rows(
-    read: Read, cache: Cache, permitted: Any, line: Attention, of_distances: Any = None, slot: Any = None
+    read: Read, cache: Rows, permitted: Any, line: Attention, of_distances: Any = None, slot: Any = None
 ) -> Float[Array, "H d_mid B"]:
     """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
     H, _, B = read.Q.shape
@@ -324,7 +343,7 @@ def of_rows(
 class Step(NamedTuple):
     """What one attention keeps for one more token of each of B sequences."""
 
-    cache: Cache
+    cache: Rows
     P: Any  # the keys of distances, or None
     t: Int[Array, "B"]  # the position of each token
     slot: Int[Array, ""]  # where its own key and value go
@@ -346,7 +365,7 @@ class Step(NamedTuple):
 class Known(NamedTuple):
     """What one attention keeps of a context: all keys and values."""
 
-    cache: Cache
+    cache: Rows
     permitted: Bool[Array, "B l_z"]
 
     def attend(self, read: Read, line: Attention) -> tuple[Array, "Known"]:

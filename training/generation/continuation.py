@@ -60,7 +60,7 @@ class Generator:
         self.theta, self.config, self.prefixes = theta, config, prefixes
         self.apart = layout.apart(theta)
         self.weights = layout.unstacked(self.apart, int8=int8)
-        self.inside = Inside(changes or {}, names, config.L) if changes or names else None
+        self.inside = Inside(changes or {}, names) if changes or names else None
 
     def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
         """Continue prompts; see the function `generate`."""
@@ -103,10 +103,10 @@ class Generator:
         return Continuation(self, requests, likeliest=likeliest)
 
     @property
-    def most(self) -> int | None:
-        """How many tokens the cache keeps: the width of the widest window; None for all, if anything reads them all."""
+    def most(self) -> states.Most:
+        """How many tokens the cache of each layer keeps: those in its window, unless anything reads them all."""
         in_full = self.prefixes is not None or self.inside is not None
-        return None if in_full else states.widest_window(self.config.variant)
+        return () if in_full else states.windows(self.config.variant, self.config.L)
 
     def read(
         self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill

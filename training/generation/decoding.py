@@ -10,22 +10,22 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, Variant
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, Variant, layers
 from algorithms.alg08_ed_transformer import ed_decoder_lines
 from algorithms.alg10_d_transformer import d_lines
-from algorithms.layers import Kept, keeping, lines_of
+from algorithms.layers import keeping, lines_of
 from algorithms.lines import Experts
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import Cache, Known, Step, keys_of_distances, rows_of
+from training.generation.cache import Cache, Kept, Known, Step, keys_of_distances, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
-from training.generation.states import Context, Likeliest, State, grow
+from training.generation.states import Context, Likeliest, Most, State, grow
 
 
 def step(weights: Weights, context: Context | None, state: State) -> tuple[Float[Array, "N_V B"], tuple[Cache, ...]]:
     """Read the token in the last slot of every sequence; return the next tokens' distributions and the new caches."""
-    scores, caches = _scores(weights, context, state, _of_distances(weights, rows_of(state.caches[0])))
+    scores, caches = _scores(weights, context, state, _of_distances(weights, state.caches))
     return softmax(scores), caches
 
 
@@ -34,31 +34,46 @@ def implementation_of(variant: Variant) -> Implementation:
     return "auto" if isinstance(variant.mlp, Experts) else "paper"
 
 
-def _of_distances(weights: Any, R: int) -> tuple[Any, ...]:
-    """Return the keys of the distances in caches of R rows, for every layer; None if its scores use no distances."""
+def _of_distances(weights: Any, caches: tuple[Cache, ...]) -> tuple[Any, ...]:
+    """Return the keys of the distances in the cache of every layer; None if its scores use no distances."""
     if hasattr(weights, "layers"):
-        layers, table = [layer.attention for layer in weights.layers], weights.distances
+        mixers, table = [layer.attention for layer in weights.layers], weights.distances
     else:
-        layers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
-    line, (d_e, _), dtype = weights.variant.attention_of, weights.W_e.shape, weights.W_e.dtype
-    return tuple(keys_of_distances(line(l), W, d_e, dtype, table, R) for l, W in enumerate(layers))
+        mixers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
+    (d_e, _), dtype = weights.W_e.shape, weights.W_e.dtype
+
+    def of_layer(l, W, cache):
+        R = 0 if isinstance(cache, Kept) else rows_of(cache)
+        return keys_of_distances(weights.variant.attention_of(l), W, d_e, dtype, table, R)
+
+    return tuple(of_layer(l, W, cache) for l, (W, cache) in enumerate(zip(mixers, caches, strict=True)))
 
 
 def _scores(weights: Weights, context: Context | None, state: State, P: tuple[Any, ...]):
     """Return the logits of the next token of every sequence, and the new caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    kept = Kept(tuple(Step(cache, of, t, state.slot) for cache, of in zip(state.caches, P, strict=True)))
+    caches: Any = state.caches
+    own = tuple(
+        cache.state if isinstance(cache, Kept) else Step(cache, of_distances, t, state.slot)
+        for cache, of_distances in zip(caches, P, strict=True)
+    )
+    kept = layers.Kept(own)
     options = {"implementation": implementation_of(weights.variant), "positions": t}
     if context is None:
         f = lines_of("Algorithm 10", y, weights, **options, kept=kept)
         X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
     else:
-        kept = kept._replace(context=tuple(Known(cache, context.permitted) for cache in context.caches))
+        caches = context.caches
+        kept = kept._replace(context=tuple(Known(cache, context.permitted) for cache in caches))
         f = lines_of("decoder of Algorithm 8", y, weights, **options, kept=kept)
         Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
         X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
-    return weights.variant.unembedding.logits(X, weights), tuple(of.cache for of in kept.own)
+    return weights.variant.unembedding.logits(X, weights), _caches(kept.own)
+
+
+def _caches(own: tuple[Any, ...]) -> tuple[Cache, ...]:
+    return tuple(of.cache if isinstance(of, Step) else Kept(of) for of in own)
 
 
 @functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))
@@ -78,7 +93,7 @@ def decode(
     `begins` marks (None: with any). If every token is ruled out for it, it ends with eos; after its end, it is filled
     with eos of log-probability 0. `context` is None for a decoder.
     """
-    of_distances = _of_distances(weights, rows_of(state.caches[0]))
+    of_distances = _of_distances(weights, state.caches)
 
     def unfinished(state):
         return (state.slot < stop) & ~jnp.all(state.ended)
@@ -141,7 +156,7 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
     )
 
 
-def grown_until(stop: int, state: State, advance: Callable[..., State], most: int | None = None) -> State:
+def grown_until(stop: int, state: State, advance: Callable[..., State], most: Most = ()) -> State:
     """Return what ``advance(state, stop=…)``, called for each capacity, makes of a state up to slot `stop`."""
     while True:
         C = state.tokens.shape[1]

@@ -22,8 +22,8 @@ SCORES = ("S", "A")  # values with a row for each context token
 class Inside:
     """`reading.prefill` and `decoding.decode` with changes, which also return what is recorded."""
 
-    def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str], L: int) -> None:
-        """Record names of all tokens in L layers. Raises ValueError if one is of some tokens, or K or V are changed."""
+    def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str]) -> None:
+        """Record names of all tokens. Raises ValueError if one is of some tokens, or K or V are changed."""
         places = {_of_all_tokens(name): new for name, new in changes.items()}
         for where in places:
             if _symbol(where) in ("K", "V"):
@@ -33,11 +33,7 @@ class Inside:
                 )
         self.names = tuple(_of_all_tokens(name) for name in names)
         self.prefill = record(intervene(reading.prefill, places), *self.names)
-        self.step_names = self.names
-        if L == 1:  # a step of one layer has no loop over layers
-            places = {at(p.name, head=p.head, within=p.within): new for p, new in places.items()}
-            self.step_names = tuple(at(n.name, head=n.head, within=n.within) for n in self.names)
-        self.decode = record(intervene(decoding.decode, places), *self.step_names)
+        self.decode = record(intervene(decoding.decode, places), *self.names)
 
 
 def _of_all_tokens(name: str) -> At:
@@ -89,7 +85,7 @@ class Reading:
             before = np.asarray(state.first) - np.asarray(state.lengths) + 1
             slots = [np.arange(first, int(state.slot) + 1) for first in before]  # of each sequence's tokens, in order
             state, seen = self._inside.decode(weights, context, state, keys, stop=stop, once=True, **options)
-            values = [np.asarray(seen[name]) for name in self._inside.step_names]
+            values = [np.asarray(seen[name]) for name in names]
             for r, row in enumerate(self.rows):
                 for name, value in zip(names, values, strict=True):
                     row[name].append(_of_step(value, name, r, slots[r], like=row[name][0]))

@@ -9,18 +9,12 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from algorithms import (
-    DTransformerConfig,
-    DTransformerParams,
-    EDTransformerParams,
-    MHAttentionParams,
-    MLPParams,
-    Variant,
-)
+from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
 from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.model.attention import axes_of_own
-from algorithms.model.columnwise import mixed, of_one_layer
+from algorithms.model.columnwise import mixed
+from algorithms.model.theta import Apart, count_layers, of_each_layer, places, stacks_of
 from training.generation.cache import Projections, is_in_parts, sizes_of_heads
 from training.generation.int8 import Int8Matrix
 from training.generation.slots import smallest_part
@@ -43,8 +37,8 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
 
     _check_lines(theta, stacked)
     layers = _one_by_one(stacked, theta, laid_out)
-    theta = theta._replace(layers=layers, first_mlp=None) if is_decoder else theta._replace(decoder=layers)
-    sizes_of_layers(theta)  # raises ValueError if lines cannot read these weights, or keep caches of several shapes
+    theta = theta._replace(layers=layers) if is_decoder else theta._replace(decoder=layers)
+    sizes_of_each_layer(theta)  # raises ValueError if lines cannot read these weights, or keep caches of several shapes
     return theta
 
 
@@ -58,10 +52,10 @@ def _check_lines(theta: Weights, layers: Any) -> None:
             f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
             f"{instead}"
         )
-    W = (layers[0] if are_apart(layers) else of_one_layer(layers))[0]  # of self-attention
-    for line in dict.fromkeys(theta.variant.attentions):
-        reads = type(line).read is not Attention.read and line.replaces_softmax
-        for axes in axes_of_own(line, *shapes_of_leaves(W), len(theta.W_e)) if reads else ():
+    of_layers = enumerate(of_each_layer(layers, theta.variant))
+    for line, *W in dict.fromkeys((theta.variant.attention_of(l), *shapes_of_leaves(layer[0])) for l, layer in of_layers):
+        reads = isinstance(line, Attention) and type(line).read is not Attention.read and line.replaces_softmax
+        for axes in axes_of_own(line, *W, len(theta.W_e)) if reads else ():
             if axes.sequences is not None or axes.columns:
                 raise ValueError(
                     f"{type(line).__name__}.read: expected arrays in `own` without axes of sequences and columns, "
@@ -86,7 +80,7 @@ def _is_here(a: Any) -> bool:
 
 def _layer(params: Any, variant: Variant) -> Any:
     """Return a layer with `Projections` for attentions, except where a line of one's own reads a context."""
-    reads = any(type(line).read is not Attention.read for line in variant.attentions)
+    reads = any(getattr(type(line), "read", None) is not Attention.read for line in variant.attentions)
 
     def laid_out(name):
         context = name == "cross_attention"
@@ -117,65 +111,67 @@ def _in_int8(layer: Any) -> Any:
     return layer._replace(mlp=layer.mlp._replace(**{name: _rounded(W) for name, W in matrices.items()}))
 
 
-def are_apart(layers: Any) -> bool:
-    """Whether layers are a tuple, as `apart` returns them."""
-    return isinstance(layers, tuple) and not hasattr(layers, "_fields")
+Sizes = tuple[int, int, int, int]
+"""What `sizes_of_heads` returns."""
 
 
-def sizes_of_layers(theta: Weights) -> tuple[int, int, int, int]:
-    """Return what `sizes_of_heads` does, of a θ whose (decoder's) layers are stacked or a tuple. Raises ValueError if
-    the attentions that they take in turn differ in these sizes: their caches are of one shape.
+def sizes_of_layers(theta: Weights) -> Sizes | None:
+    """Return the sizes of θ's (decoder's) first attention, or None if it has none; raises as `sizes_of_each_layer`."""
+    return next((sizes for sizes in sizes_of_each_layer(theta) if sizes is not None), None)
+
+
+def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
+    """Return the sizes of every (decoder's) layer of θ; None for a mixer that is no attention. Raises ValueError if
+    layers of one stack differ in these: the caches of a loop are of one shape.
     """
-    is_decoder = isinstance(theta, DTransformerParams)
-    layers: Any = theta.layers if is_decoder else theta.decoder
-    layer = layers[0] if are_apart(layers) else layers
-    W = layer.attention if is_decoder else layer.self_attention
-    W = W if are_apart(layers) else of_one_layer(W)
-    lines = dict.fromkeys(theta.variant.attentions)
-    sizes = {sizes_of_heads(line, W, len(theta.W_e), theta.W_e.dtype): line for line in lines}
-    if len(sizes) > 1:
-        kinds = " and ".join(type(line).__name__ for line in sizes.values())
+    variant = theta.variant
+    layers = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
+    of: list[Any] = [(variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, variant))]
+    of = [(line, *shapes_of_leaves(W), W) for line, W in of]
+    found: dict[Any, Any] = {}
+    for line, *shapes, W in of:
+        if isinstance(line, Attention) and (line, *shapes) not in found:
+            found[line, *shapes] = sizes_of_heads(line, W, len(theta.W_e), theta.W_e.dtype)
+    if variant.is_one_stack and len(sizes := {size: type(key[0]).__name__ for key, size in found.items()}) > 1:
         raise ValueError(
             f"variant.attention: expected lines whose keys and values have equal shapes, since all layers have caches "
-            f"of one shape, got {kinds} with H, H_kv, and rows of keys and values of {' and '.join(map(str, sizes))}; "
-            "use algorithms.d_inference or ed_inference, which keep no cache"
+            f"of one shape, got {' and '.join(sizes.values())} with H, H_kv, and rows of keys and values of "
+            f"{' and '.join(map(str, sizes))}; use algorithms.d_inference or ed_inference, which keep no cache"
         )
-    return next(iter(sizes))
+    return [found.get((line, *shapes)) for line, *shapes, _ in of]
 
 
-def bytes_of_token(theta: DTransformerParams, config: DTransformerConfig) -> int:
+def bytes_of_token(theta: DTransformerParams) -> int:
     """Return the bytes of the keys and values of a token in all layers."""
-    _, H_kv, d_attn, d_mid = sizes_of_layers(theta)
-    return config.L * H_kv * (d_attn + d_mid) * theta.W_e.dtype.itemsize
+    rows = sum(sizes[1] * sum(sizes[2:]) for sizes in sizes_of_each_layer(theta) if sizes is not None)
+    return rows * theta.W_e.dtype.itemsize
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:
     """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part."""
-    if not is_in_parts(jax.tree.leaves(theta.W_e)[0]):
+    sizes = sizes_of_layers(theta)
+    if sizes is None or not is_in_parts(jax.tree.leaves(theta.W_e)[0]):
         return None
-    H, H_kv, _, _ = sizes_of_layers(theta)
-    return smallest_part(B, len(theta.W_e), H, H_kv)
+    return smallest_part(B, len(theta.W_e), *sizes[:2])
 
 
 def apart(theta: DTransformerParams) -> DTransformerParams:
     """Return the parameters with the layers as a tuple, in the same memory; unchanged if that is impossible."""
     if not all(_is_here(a) for a in jax.tree.leaves(theta.layers)):
         return theta
-    return theta._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer), first_mlp=None)
+    return theta._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer))
 
 
 def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return every layer of θ, stacked or `apart`, laid out; layers that share parameters share the arrays."""
-    variant: Variant = theta.variant
-    if are_apart(stacked):
-        layers = stacked[:: variant.shared_layers]
-    elif variant.first is None:
-        layers = _taken_apart(stacked)
+    variant, shared = theta.variant, theta.variant.shared_layers
+    if isinstance(stacked, Apart):
+        layers = stacked[::shared]
     else:
-        mlps = (*_taken_apart(theta.first_mlp), *_taken_apart(stacked.mlp))
-        rest = _taken_apart(stacked._replace(mlp=None))
-        layers = [layer._replace(mlp=mlp) for layer, mlp in zip(rest, mlps, strict=True)]
-    return tuple(layer for layer in map(laid_out, layers) for _ in range(variant.shared_layers))
+        of_stacks = [_taken_apart(stack) for stack in stacks_of(stacked)]
+        at = places(variant, count_layers(stacked, variant))[::shared]
+        layers = [of_stacks[stack][row // shared] for stack, row in at]
+    return Apart(layer for layer in map(laid_out, layers) for _ in range(shared))
 
 
 def _taken_apart(stacked: Any) -> list[Any]:

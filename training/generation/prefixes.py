@@ -15,14 +15,16 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams
+from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams, Variant
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Kept, keeping, lines_of
+from algorithms.lines import Attention
+from algorithms.model.theta import places
 from training.generation import reading, states
 from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
 from training.generation.decoding import implementation_of
 from training.generation.inputs import to_power_of_two
-from training.generation.layout import bytes_of_token, rows_of_parts, sizes_of_layers
+from training.generation.layout import bytes_of_token, rows_of_parts, sizes_of_each_layer
 from training.generation.states import State
 
 LEAST = 16  # tokens of the shortest prefix that is kept or reused
@@ -30,24 +32,27 @@ FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few progr
 SMALLEST = 256  # slots of a text that was read in parts
 
 
+Layers = tuple[KeyValues, ...]
+
+
 class _Text(NamedTuple):
-    """A text, and the keys and values of its tokens, ``[L, H, C, d]`` each."""
+    """A text, and the keys and values of its tokens in each layer, ``[H, C, d]`` each."""
 
     tokens: Int[np.ndarray, "n"]
-    caches: KeyValues
+    caches: Layers
 
     @property
     def nbytes(self) -> int:
-        return self.caches.K.nbytes + self.caches.V.nbytes
+        return sum(a.nbytes for a in jax.tree.leaves(self.caches))
 
 
 class Parts:
     """A text that is read in parts: the keys and values of its first `n` tokens, in room that grows with them."""
 
-    def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, KeyValues] | None = None) -> None:
+    def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, Layers] | None = None) -> None:
         """Begin a text with what is `known` of it: how many of its tokens, and their keys and values."""
         self._generator, self.text = generator, text
-        self.n, self.caches = known or (0, _no_keys(generator.theta, generator.config.L))
+        self.n, self.caches = known or (0, _no_keys(generator.theta))
 
     @property
     def rest(self) -> int:
@@ -60,7 +65,7 @@ class Parts:
         columns = self.text[self.n : self.n + at_once]
         x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
         t = np.minimum(np.arange(self.n, self.n + at_once), self._generator.config.l_max - 1).astype(np.int32)
-        caches = _resized(self.caches, C=capacity(max(self.caches.K.shape[2], self.n + at_once)))
+        caches = _resized(self.caches, C=capacity(max(self.caches[0].K.shape[1], self.n + at_once)))
         self.caches = read_more(self._generator.theta, caches, x, t, jnp.asarray(self.n, jnp.int32))
         self.n += len(columns)
 
@@ -85,7 +90,12 @@ class Prefixes:
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
         """Return an empty cache with room for n texts that fill the context."""
-        return Prefixes(n * bucket(config.l_max) * bytes_of_token(theta, config))
+        return Prefixes(n * bucket(config.l_max) * bytes_of_token(theta))
+
+    @staticmethod
+    def serve(variant: Variant) -> bool:
+        """Return whether all layers keep something of each token, and not a state that cannot be cut at a prefix."""
+        return all(isinstance(line, Attention) for line in variant.attentions)
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +104,12 @@ class Prefixes:
 
     def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
         """Read prompts like `reading.prefill`, but reuse the prefixes they share with texts that a `Generator` read."""
+        if not Prefixes.serve(generator.config.variant):
+            kinds = dict.fromkeys(type(line).__name__ for line in generator.config.variant.attentions)
+            raise ValueError(
+                f"prefixes: expected a model whose layers keep keys and values, got one with {' and '.join(kinds)}, "
+                "whose state cannot be cut at a prefix; leave prefixes out"
+            )
         texts = [row[:length] for row, length in zip(x, lengths, strict=True)]
         begun = [self.begin(text[:-1]) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
@@ -102,8 +118,8 @@ class Prefixes:
             for r, text in enumerate(texts):
                 self.keep(state, r, text[:-1])
             return state
-        rows: list[KeyValues] = []
-        first: dict[int, KeyValues] = {}
+        rows: list[Layers] = []
+        first: dict[int, Layers] = {}
         if new:
             new = to_power_of_two(new)
             state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
@@ -111,7 +127,7 @@ class Prefixes:
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
             rows.append(first[r] if one is None else self._read_on(generator, text[:-1], one))
             self.add(text[:-1], rows[r])
-        C = max(C, *(row.K.shape[2] for row in rows))
+        C = max(C, *(row[0].K.shape[1] for row in rows))
         return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(generator.theta, len(x)))
 
     def keep(self, state: State, r: int, text: np.ndarray) -> None:
@@ -119,7 +135,7 @@ class Prefixes:
         if len(text) >= LEAST:
             self.add(text, _of_row(state, r, C=capacity(len(text))))
 
-    def begin(self, text: np.ndarray) -> tuple[int, KeyValues] | None:
+    def begin(self, text: np.ndarray) -> tuple[int, Layers] | None:
         """Return the longest known prefix of a text: its length, and keys and values."""
         with self._lock:
             shared = [_shared(text, other.tokens) for other in self._texts]
@@ -131,14 +147,14 @@ class Prefixes:
             self.found += n
             return n, best.caches
 
-    def _read_on(self, generator: Any, text: np.ndarray, known: tuple[int, KeyValues]) -> KeyValues:
+    def _read_on(self, generator: Any, text: np.ndarray, known: tuple[int, Layers]) -> Layers:
         """Return the keys and values of a text, given those of its first n tokens."""
         parts = Parts(generator, text, known)
         while parts.rest:
             parts.read()
         return parts.caches
 
-    def add(self, tokens: np.ndarray, caches: KeyValues) -> None:
+    def add(self, tokens: np.ndarray, caches: Layers) -> None:
         """Keep a text, and drop the texts that are prefixes of it."""
         n = len(tokens)
         with self._lock:
@@ -153,10 +169,13 @@ class Prefixes:
                 del self._texts[0]
 
 
-def _no_keys(theta: DTransformerParams, L: int) -> KeyValues:
+def _no_keys(theta: DTransformerParams) -> Layers:
     """Return the keys and values of no tokens."""
-    _, H_kv, *sizes = sizes_of_layers(theta)
-    return KeyValues(*(jnp.zeros((L, H_kv, 0, d), theta.W_e.dtype) for d in sizes))
+
+    def of_layer(sizes):
+        return KeyValues(*(jnp.zeros((sizes[1], 0, d), theta.W_e.dtype) for d in sizes[2:]))
+
+    return tuple(map(of_layer, sizes_of_each_layer(theta)))
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:
@@ -173,42 +192,50 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 
 @jax.jit
 def read_more(
-    theta: DTransformerParams, caches: KeyValues, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
-) -> KeyValues:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10, behind its first n; return the caches,
-    ``[L, H, C, d]`` each, C ≥ n + M. Padding in later slots is never attended to.
+    theta: DTransformerParams, caches: Layers, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
+) -> Layers:
+    """Read M more tokens x of one text, at the positions t, with Algorithm 10, behind its first n; return the caches of
+    all layers, ``[H, C, d]`` each, C ≥ n + M. Padding in later slots is never attended to.
     """
-    layers, alone = theta.variant.of_every_layer(theta.layers), theta.variant.but(shared_layers=1)
-    theta, L = theta._replace(layers=layers, variant=alone), len(caches.K)
-    kept = Kept(Prefix(caches, *(jnp.broadcast_to(a, (L, *a.shape)) for a in (t, n))))
-    f = lines_of("Algorithm 10", x, theta, implementation_of(alone), positions=t, kept=kept)
-    return keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own.cache
+    variant, at = theta.variant, places(theta.variant, len(caches))
+    stacks = [
+        [cache for cache, (i, _) in zip(caches, at, strict=True) if i == stack] for stack in range(max(at)[0] + 1)
+    ]
+
+    def stacked(of_stack):
+        of_all = jax.tree.map(lambda *a: jnp.stack(a), *of_stack)
+        return Prefix(of_all, *(jnp.broadcast_to(a, (len(of_stack), *a.shape)) for a in (t, n)))
+
+    f = lines_of(
+        "Algorithm 10", x, theta, implementation_of(variant), positions=t, kept=Kept(tuple(map(stacked, stacks)))
+    )
+    own = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
+    return tuple(jax.tree.map(lambda a, row=row: a[row], own[stack].cache) for stack, row in at)
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
-def _resized(caches: KeyValues, *, C: int) -> KeyValues:
+def _resized(caches: Layers, *, C: int) -> Layers:
     """Return keys and values with C slots: padded, or cut at the end."""
-    return KeyValues(*(jnp.pad(a[:, :, :C], ((0, 0), (0, 0), (0, max(0, C - a.shape[2])), (0, 0))) for a in caches))
+    return jax.tree.map(lambda a: jnp.pad(a[:, :C], ((0, 0), (0, max(0, C - a.shape[1])), (0, 0))), caches)
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
-def _of_row(state: State, r: Int[Array, ""], *, C: int) -> KeyValues:
-    """Return the keys and values of sequence r, ``[L, H, C, d]``, each token in the slot of its position."""
+def _of_row(state: State, r: Int[Array, ""], *, C: int) -> Layers:
+    """Return the keys and values of sequence r, ``[H, C, d]`` in each layer, each token in the slot of its position."""
     slots = jnp.minimum(state.first[r] - state.lengths[r] + 1 + jnp.arange(C), state.tokens.shape[1] - 1)
-    of_row = [whole(chosen_sequences(cache, jnp.asarray(r)[None], len(state.tokens))) for cache in state.caches]
-    K, V = (jnp.stack([a[:, slots] for a in of_layers]) for of_layers in zip(*of_row, strict=True))
-    return KeyValues(K, V)
+    of_row: list[Any] = [chosen_sequences(cache, jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches]
+    return jax.tree.map(lambda a: a[:, slots], tuple(map(whole, of_row)))
 
 
 @functools.partial(jax.jit, static_argnames=("n",))
-def _beside(rows: tuple[KeyValues, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None) -> State:
+def _beside(rows: tuple[Layers, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None) -> State:
     """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
-    (L, _, C, _), P = rows[0].K.shape, x.shape[1]
+    C, P = rows[0][0].K.shape[1], x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)
 
     def of_layer(l, name):
-        a = jnp.stack([getattr(row, name)[l] for row in rows], axis=1)
+        a = jnp.stack([getattr(row[l], name) for row in rows], axis=1)
         return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
-    caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(L))
+    caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(len(rows[0])))
     return states.begun(x, lengths, caches, C=C, n=n)

@@ -11,9 +11,11 @@ from jaxtyping import Float, Int
 from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, ed_encoding
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
-from training.generation.cache import KeyValues
-from training.generation.layout import are_apart, rows_of_parts
-from training.generation.states import Context, State, begun, prompt_tokens
+from algorithms.lines import Attention
+from algorithms.model.theta import Apart, count_layers, places, stacks_of
+from training.generation.cache import Cache, Kept, KeyValues, held
+from training.generation.layout import rows_of_parts
+from training.generation.states import Context, Most, State, begun, prompt_tokens
 
 
 def prefill(
@@ -22,40 +24,57 @@ def prefill(
     lengths: Int[Array, "B"] | np.ndarray,
     *,
     C: int,
-    most: int | None = None,
+    most: Most = (),
 ) -> State:
-    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into a cache of C > P slots that keeps
-    the last `most` tokens (None: all). Layers in a tuple, as `apart` returns them, run as separate programs that read
-    their parameters in place; a loop over stacked ones would copy them. The last layer only computes keys and values.
+    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into caches of C > P slots that keep
+    the last `most` tokens. Layers in a tuple, as `apart` returns them, run as separate programs that read their
+    parameters in place; a loop over stacked ones would copy them. The last layer only computes what is kept.
     """
-    P = x.shape[1]
-    R, rooms = min(P, most or P), {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}
-    if not are_apart(theta.layers):
-        return begun(x, lengths, _keys_and_values(theta, x, lengths, R=R), **rooms)
-    caches, X = [], _embedded(theta._replace(layers=()), x, lengths)
+    rooms = {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}
+    if not isinstance(theta.layers, Apart):
+        return begun(x, lengths, _of_every_layer(theta, x, lengths, most=most), **rooms)
+    caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        embedding = theta.variant.embedding.of_later_layers()
-        turn = theta.variant.from_layer(l).but(attention=theta.variant.attention_of(l), embedding=embedding)
-        of_layer = theta._replace(layers=(layer,), norm=None, embedding_norm=None, variant=turn)
-        X, cache = layer_read(X, of_layer, lengths, R=R, is_last=l == len(theta.layers) - 1)
+        lines = variant.lines(l)._asdict() | {"embedding": variant.embedding.of_later_layers()}
+        turn = variant.but(**lines, first=None, shared_layers=1)
+        of_layer = theta._replace(layers=Apart((layer,)), norm=None, embedding_norm=None, variant=turn)
+        R, is_last = most[l] if most else None, l == len(theta.layers) - 1
+        X, cache = layer_read(X, of_layer, lengths, R=R, is_last=is_last)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
 
 
-def _rows(rows: Int[Array, "B R"]) -> Keep:
-    """Return what keeps these rows of the keys and values of whole sequences."""
-    return lambda _, read: KeyValues.of(read.K, read.V).arranged(rows)
+def _keeps(lengths: Int[Array, "B"], P: int, R: int | None) -> Keep:
+    """Return what keeps the last R rows (None: all) of the keys and values of prompts of P columns, or the state of a
+    mixer that is no attention.
+    """
+    rows = prompt_tokens(lengths, P, min(P, R or P))
+
+    def keep(line, kept):
+        return KeyValues.of(kept.K, kept.V).arranged(rows) if isinstance(line, Attention) else Kept(kept)
+
+    return keep
 
 
-@functools.partial(jax.jit, static_argnames=("R",))
-def _keys_and_values(
-    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, R: int
-) -> tuple[KeyValues, ...]:
-    """Return each layer's cache of R rows of the prompts' keys and values, from stacked parameters."""
-    x = zero_padding(x, lengths)
-    f = lines_of("Algorithm 10", x, theta, "auto", keep=_rows(prompt_tokens(lengths, x.shape[1], R)))
-    stacked = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
-    return tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+@functools.partial(jax.jit, static_argnames=("most",))
+def _of_every_layer(
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, most: Most
+) -> tuple[Cache, ...]:
+    """Return each layer's cache of the prompts without their last tokens, from stacked parameters."""
+    P, L = x.shape[1], count_layers(theta.layers, theta.variant)
+    x, widest = zero_padding(x, lengths), None if None in most else max((R for R in most if R), default=None)
+    f = lines_of("Algorithm 10", x, theta, "auto", keep=_keeps(lengths, P, widest), until=lengths - 1)
+    stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
+
+    def of_layer(l, stack, row):
+        cache = jax.tree.map(lambda a: a[row], stacks[stack])
+        if isinstance(cache, Kept) or not most or most[l] == widest:
+            return cache
+        held_now, needed = (held(P, min(P, R or P)) for R in (widest, most[l]))
+        rows = (needed[:, None] == held_now[None]).argmax(axis=1)
+        return cache.arranged(jnp.broadcast_to(rows, (len(x), len(rows))))
+
+    return tuple(of_layer(l, *at) for l, at in enumerate(places(theta.variant, L)))
 
 
 @jax.jit
@@ -67,10 +86,10 @@ def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Arra
 
 @functools.partial(jax.jit, static_argnames=("R", "is_last"))
 def layer_read(
-    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int, is_last: bool
-) -> tuple[Float[Array, "d_e B P"] | None, KeyValues]:
-    """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows."""
-    f = lines_of("Algorithm 10", X, theta, "auto", keep=_rows(prompt_tokens(lengths, X.shape[-1], R)))
+    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int | None, is_last: bool
+) -> tuple[Float[Array, "d_e B P"] | None, Cache]:
+    """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows, or all."""
+    f = lines_of("Algorithm 10", X, theta, "auto", keep=_keeps(lengths, X.shape[-1], R), until=lengths - 1)
     X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
     return None if is_last else X, kept.own[0]
 
@@ -80,11 +99,20 @@ def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Ar
     """Encode contexts with lines 1-9 of Algorithm 8, and compute the keys and values that its line 16 attends to."""
     Z, variant = ed_encoding(z, theta, z_length=z_lengths), theta.variant
 
-    def of_layer(l):
-        W = jax.tree.map(lambda a: a[l // variant.shared_layers], theta.decoder.cross_attention)
-        return variant.by_attention(l, lambda line: lambda W: KeyValues.of(*line.context(Z, W, "auto")), W)
+    def of_line(line):
+        return lambda W: KeyValues.of(*line.context(Z, W, "auto"))
 
-    L = variant.shared_layers * len(jax.tree.leaves(theta.decoder)[0])
-    stacked = jax.lax.map(of_layer, jnp.arange(L))
-    caches = tuple(KeyValues(stacked.K[l], stacked.V[l]) for l in range(stacked.K.shape[0]))
+    def of_stack(run, part, stack):
+        def of_layer(of):
+            l, row = of
+            W = jax.tree.map(lambda a: a[row // variant.shared_layers], stack.cross_attention)
+            return variant.by_attention(l, of_line, W, among=tuple(dict.fromkeys(line for line, _ in run.layers)))
+
+        numbers = jnp.asarray(part.numbers(run))
+        return jax.lax.map(of_layer, (numbers, jnp.arange(len(numbers))))
+
+    L = count_layers(theta.decoder, variant)
+    runs = [(run, part) for part in variant.parts(L) for run in part.runs]
+    stacks = [of_stack(*of, stack) for of, stack in zip(runs, stacks_of(theta.decoder), strict=True)]
+    caches = tuple(jax.tree.map(lambda a, row=row: a[row], stacks[stack]) for stack, row in places(variant, L))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

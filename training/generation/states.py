@@ -14,6 +14,7 @@ between two tokens is therefore that of their slots, and determines which slots 
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +25,21 @@ from jaxtyping import Bool, Float, Int
 
 from algorithms import DTransformerParams, Variant
 from algorithms.layers import zero_padding
+from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
-from training.generation.cache import Cache, KeyValues, chosen_sequences, held, rows_of, side_by_side, whole, with_room
-from training.generation.layout import Weights, rows_of_parts, sizes_of_layers
+from training.generation.cache import (
+    Cache,
+    Kept,
+    KeyValues,
+    chosen_sequences,
+    held,
+    rows_of,
+    side_by_side,
+    sizes_of_heads,
+    whole,
+    with_room,
+)
+from training.generation.layout import Weights, rows_of_parts
 from training.generation.sampling import History
 
 
@@ -59,25 +72,32 @@ class State(NamedTuple):
     likeliest: Likeliest | None = None  # the likeliest tokens at each slot, if wanted
 
 
-def widest_window(variant: Variant) -> int | None:
-    """Return the most tokens that a layer attends to when decoding; None for all."""
-    windows: list[Any] = [line.window for line in variant.attentions]
-    return None if None in windows else max(windows)
+Most = tuple[int | None, ...]
+"""How many of the last tokens the cache of each layer keeps; None for all. Of no layers: all of all."""
+
+
+def windows(variant: Variant, L: int) -> Most:
+    """Return the most tokens to which each of L layers attends when decoding."""
+    return tuple(variant.attention_of(l).window for l in range(L))
+
+
+def _of_layers(most: Most, caches: tuple[Cache, ...]) -> Iterator[tuple[Cache, int | None]]:
+    return zip(caches, most or (None,) * len(caches), strict=True)
 
 
 @functools.partial(jax.jit, static_argnames=("C", "most", "n"))
 def begun(
     x: Int[Array, "B P"],
     lengths: Int[Array, "B"],
-    caches: tuple[KeyValues, ...],
+    caches: tuple[Cache, ...],
     *,
     C: int,
-    most: int | None = None,
+    most: Most = (),
     n: int | None,
 ) -> State:
-    """Return the state of prompts with the keys and values before slot P (the last `most`), and room for C slots."""
+    """Return the state of prompts with what layers kept of the tokens before slot P, and room for C slots."""
     P = x.shape[1]
-    rooms = tuple(with_room(cache, C, most, n) for cache in caches)
+    rooms = tuple(with_room(cache, C, of_layer, n) for cache, of_layer in _of_layers(most, caches))
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
     return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
@@ -107,18 +127,21 @@ def prompt_tokens(lengths: Int[Array, "B"], first: Any, R: int) -> Int[Array, "B
 def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     """Return B sequences with only their first token, bos."""
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
-    _, H_kv, *sizes = sizes_of_layers(weights)
 
-    def empty() -> Cache:
+    def empty(l, layer) -> Cache:
+        line, W = weights.variant.attention_of(l), layer[0]  # of self-attention
+        if not isinstance(line, Attention):
+            return Kept(line.begin(W, B))
+        _, H_kv, *sizes = sizes_of_heads(line, W, len(weights.W_e), weights.W_e.dtype)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes))
         return with_room(rows, C, None, rows_of_parts(weights, B))
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
-    return _at_slot(0, tuple(empty() for _ in layers), tokens, jnp.ones(B, jnp.int32))
+    return _at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
 
 
 def placed(
-    given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: int | None, n: int | None, N: int
+    given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: Most, n: int | None, N: int
 ) -> State:
     """Return the chosen ``rows`` of the sequences in the given states, one after another, as they continue from `slot`
     with room for C slots, or for the keys and values of the last `most` tokens, in parts of n (see `with_room`); a slot
@@ -128,9 +151,9 @@ def placed(
     layers, rest = [list(state.caches) for state in given], tuple(state._replace(caches=()) for state in given)
     given.clear()
     slots, B, caches = tuple(state.slot for state in rest), tuple(len(state.tokens) for state in rest), []
-    while layers[0]:
+    for of_most in most or (None,) * len(layers[0]):
         of_layer = tuple(of_state.pop(0) for of_state in layers)
-        caches.append(_placed_cache(of_layer, slots, rows, np.int32(slot), B=B, C=C, most=most, n=n))
+        caches.append(_placed_cache(of_layer, slots, rows, np.int32(slot), B=B, C=C, most=of_most, n=n))
     return _placed_tokens(rest, rows, np.int32(slot), C=C, N=N)._replace(caches=tuple(caches))
 
 
@@ -150,13 +173,16 @@ def _placed_cache(
     there = held(slot, min(C, most or C)) - slot
 
     def moved(cache, before):
+        if isinstance(cache, Kept):
+            return cache
         in_cache = jnp.where(there + before < 0, 0, (there + before) % rows_of(cache))
         return whole(cache).taken(in_cache)
 
     every, *others = map(moved, caches, slots)
     for i, other in enumerate(others, start=1):
         every = side_by_side(every, other, sum(B[:i]))
-    return with_room(whole(chosen_sequences(every, rows, sum(B))), C, most, n)
+    every = chosen_sequences(every, rows, sum(B))
+    return with_room(every, C, most, n)
 
 
 @functools.partial(jax.jit, static_argnames=("C", "N"))
@@ -194,15 +220,14 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
 
 
 @functools.partial(jax.jit, static_argnames=("C", "most"))
-def grow(state: State, *, C: int, most: int | None = None) -> State:
-    """Return the state with room for C slots, and for the keys and values of the last `most` tokens (None: all)."""
-    R = min(C, most or C)
+def grow(state: State, *, C: int, most: Most = ()) -> State:
+    """Return the state with room for C slots, and for the keys and values of the last `most` tokens."""
 
     def grown(of_slots):
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
 
     return state._replace(
-        caches=tuple((cache if C == R else whole(cache)).grown(R) for cache in state.caches),
+        caches=tuple(with_room(cache, C, of_layer, None) for cache, of_layer in _of_layers(most, state.caches)),
         tokens=grown(state.tokens),
         log_p=grown(state.log_p),
         likeliest=jax.tree.map(grown, state.likeliest),

@@ -25,7 +25,8 @@ class Talker(Continuer):
         super().__init__(run, options)
         self.ends = Ends.of(run.tokenizer, options.stop or (), ends_of_turn(run.tokenizer))
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self.generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
+        if Prefixes.serve(run.config.variant):
+            self.generator.prefixes = Prefixes.for_texts(2, run.theta, run.config)
         self.reset()
 
     def reset(self) -> None:

@@ -95,7 +95,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
             "layers.attention",
             "*_cq norm_q.* *_q&*_qr *_c+*_kr norm_c.* *_k&*_v *_o",
         ),
-        **rows("model.layers.#.mlp", MIXTURES[kind].parts, "first_mlp", OURS),
+        **rows("model.layers.#.mlp", MIXTURES[kind].parts, "layers.mlp", OURS),
         **mixture_table(MIXTURES[kind]),
         **OUTER,
     }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from algorithms import Variant
 from algorithms.machinery.record import Record
+from algorithms.model.theta import places
 from training.disk import parse_json, read_text, reason
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, Table, entries_of
@@ -260,7 +261,9 @@ class Architecture(NamedTuple):
         """Return the tensors of a model with this config.json."""
         table = self.tensors(model, state, self.kind) if callable(self.tensors) else self.tensors
         leaves = flatten(model_shapes(model.task, model.config, N_C=len(model.labels)))
-        return entries_of(table, {name: leaf.shape for name, leaf in leaves.items()}, conv1d=self.conv1d)
+        c, shapes = model.config, {name: leaf.shape for name, leaf in leaves.items()}
+        of_layers = places(c.variant, c.L) if hasattr(c, "L") else ()
+        return entries_of(table, shapes, conv1d=self.conv1d, places=of_layers)
 
     def _said(self) -> set[str]:
         return {field.ours for field in self.fields if isinstance(field, Field)}

@@ -1,5 +1,6 @@
 """GPT-2 and its successors OPT, GPT-Neo, GPT-NeoX (Pythia) and BLOOM, as Algorithm 10 with changed lines."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,10 @@ def _read_opt(fields: Fields, found: dict[str, Any], names: Sequence[str], kind:
 
 def _read_gpt_neo(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
     L, (full, local) = fields.integer("num_layers", 24, limit=MOST_LAYERS), GPT_NEO.attentions
-    lines = {"global": full, "local": local.but(window=fields.integer("window_size", 256))}
+    lines: dict[str, Any] = {
+        "global": full,
+        "local": dataclasses.replace(local, window=fields.integer("window_size", 256)),
+    }
     pattern = fields.get("attention_types", [[["global", "local"], (L + 1) // 2]])
     try:
         kinds = fields.get("attention_layers")

@@ -8,6 +8,7 @@ GPT-2's `Conv1D` and GPT-OSS's experts are transposed.
 import fnmatch
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -97,7 +98,13 @@ def rows(theirs: str, names: str, ours: str, leaves: str) -> dict[str, str]:
     return {f"{theirs}.{name}": f"{ours}.{leaf}" for name, leaf in zip(modules, leaves.split(), strict=True)}
 
 
-def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = False) -> list[Entry]:
+Places = Sequence[tuple[int, int]]
+"""The number of each layer's stack in our parameters, if there are several, and its row there."""
+
+_STACK = re.compile(r"^(layers|encoder|decoder)\.\d+\.")
+
+
+def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = False, places: Places = ()) -> list[Entry]:
     """Return the tensors in a table that a model has, and for each of them our arrays.
 
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
@@ -106,15 +113,17 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
-    has = [entry for entry in known if not entry.leaves or entry.leaves[0] in shapes]
+    names = {_STACK.sub(r"\1.", name) for name in shapes}
+    has = [entry for entry in known if not entry.leaves or entry.leaves[0] in names]
     if "W_u" not in shapes:
         tied = [name for entry in known if entry.leaves == ("W_u",) for name in (entry.name, *entry.aliases)]
         has = [entry._replace(aliases=(*entry.aliases, *tied)) if entry.leaves == ("W_e",) else entry for entry in has]
     found: list[Entry] = []
     for prefix, group in itertools.groupby(has, lambda entry: "#" in entry.name and entry.name.partition("#")[0]):
         entries = list(group)
-        L = max(shapes[entry.leaves[0]][0] for entry in entries) if prefix else 0
-        found += [one for l in range(L) for entry in entries for one in _in_layer(entry, l, L, shapes)]
+        rows = [shapes[entry.leaves[0]][0] for entry in entries if entry.leaves[0] in shapes] if prefix else []
+        of_layers = [(None, l) for l in range(max(rows))] if rows else places if prefix else ()
+        found += [one for l, at in enumerate(of_layers) for entry in entries for one in _in_layer(entry, l, at, shapes)]
         found += [] if prefix else entries
     return found
 
@@ -136,11 +145,13 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     return found
 
 
-def _in_layer(entry: Entry, number: int, L: int, shapes: Mapping[str, Shape]) -> list[Entry]:
-    """Return the tensors of a layer, whose number counts also layers that do not have this array."""
-    shape = shapes[entry.leaves[0]]
-    l = number if entry.leaves[0].startswith("first_") else number - L + shape[0]
-    if not 0 <= l < shape[0]:
+def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Mapping[str, Shape]) -> list[Entry]:
+    """Return the tensors of a layer, of a row of a stack that may lack this array."""
+    stack, l = at
+    if stack is not None:
+        entry = entry._replace(leaves=tuple(leaf.replace(".", f".{stack}.", 1) for leaf in entry.leaves))
+    shape = shapes.get(entry.leaves[0])
+    if shape is None:
         return []
     name, experts = entry.name.replace("#", str(number)), range(shape[1]) if "@" in entry.name else (None,)
     return [entry._replace(name=name.replace("@", str(expert)), layer=l, expert=expert) for expert in experts]

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from algorithms import DTransformerParams
 from algorithms.lines import Attention, RMSNorm
+from algorithms.model.theta import every_layer
 
 READS = ("X@3", "Y@2", "X@8")  # the values of Algorithm 10 that `attribution` reads
 
@@ -55,7 +56,7 @@ def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: F
     follows a sum.
     """
     _check_adds_up(theta)
-    X, W = seen["X@8"], theta.variant.of_every_layer(theta.layers.attention)
+    X, W = seen["X@8"], every_layer(theta.layers, theta.variant, lambda W: W.attention)
     direction, constant, scale = _last_line(X[-1], theta, weights)
     L, H, d_mid = seen["Y@2"].shape[:3]
     of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
@@ -94,12 +95,12 @@ def _check_adds_up(theta: DTransformerParams) -> None:
             f"theta: expected parameters of Algorithm 10, got {type(theta).__name__}, whose layers normalize their sums"
         )
     for line in theta.variant.attentions:
-        if type(line).write is not Attention.write:
+        if getattr(type(line), "write", None) is not Attention.write:
             raise ValueError(
                 f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
                 "heads need not have separate parts"
             )
-    if any(line.normalize_output is not None for line in theta.variant.attentions):
+    if any(getattr(line, "normalize_output", None) is not None for line in theta.variant.attentions):
         raise ValueError(
             "variant.attention.normalize_output: expected None, got a norm after the sum over the heads, "
             "so no head has a separate part"

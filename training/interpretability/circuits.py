@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Complex, Float
 
 from algorithms import DTransformerParams
+from algorithms.model.theta import every_layer
 from algorithms.parameters import MHAttentionParams
 
 
@@ -30,7 +31,7 @@ def ov_circuits(W: MHAttentionParams) -> Float[Array, "L H d_out d_z"]:
 
 def copying_eigenvalues(theta: DTransformerParams) -> Complex[Array, "L H d_mid"]:
     """The nonzero eigenvalues of ``W_u W_o^h W_v W_e`` of each head, from the small matrix ``W_v W_e W_u W_o^h``."""
-    W = theta.variant.of_every_layer(theta.layers.attention)
+    W = every_layer(theta.layers, theta.variant, lambda W: W.attention)
     between = theta.W_e @ theta.variant.unembedding.matrix(theta)
     return jnp.linalg.eigvals(_of_heads(W.heads.W_v, W) @ between @ _output(W))
 

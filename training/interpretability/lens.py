@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms import DTransformerParams, EDTransformerParams
+from algorithms.model.theta import every_layer
 
 
 def logit_lens(
@@ -28,7 +29,7 @@ def after_layers(
     """What the next layer or the last line reads: X, normalized first in a decoder whose norms come last."""
     if isinstance(theta, EDTransformerParams) or theta.variant.order != "norm_last":
         return X
-    norms = jax.tree.map(lambda a: jnp.repeat(a, theta.variant.shared_layers, axis=0), theta.layers.norm2)
+    norms = every_layer(theta.layers, theta.variant, lambda W: W.norm2)
     return jax.vmap(lambda X, norm: theta.variant.norm(X, norm, "paper"))(X, norms)
 
 

@@ -45,6 +45,7 @@ from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.checkpoints import CheckpointError, DamagedError, read_checkpoint, saved_steps
 from training.runs.named_arrays import checksums, flatten, read_tensor, save_tensors, unflatten
+from training.runs.stacks import as_now, stored_as
 from training.settings import Settings, differences
 from training.tasks import settings_from, settings_to_json
 from training.tasks.low_rank import adapter_shapes, merged, scale_of
@@ -349,12 +350,13 @@ def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement
         with safetensors.safe_open(require_file(path), framework="numpy") as file:
             expected = parse_json(file.metadata()["checksums"])
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        if shapes != {name: leaf.shape for name, leaf in places.items()}:  # a converted model keeps its dtype
+        stored = stored_as(places, shapes)
+        if shapes != {name: leaf.shape for name, leaf in stored.items()}:  # a converted model keeps its dtype
             raise ValueError("its arrays are not those of the model")
-        leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in places.items()}
+        leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in stored.items()}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
-    return unflatten(template, leaves)
+    return unflatten(template, as_now(leaves, places, stored))
 
 
 def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:

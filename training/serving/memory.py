@@ -65,7 +65,7 @@ class Budget:
         kept = generator.prefixes.most if generator.prefixes is not None else 0
         self.most = (free_memory(generator) // SHARE if most is None else most) - kept
         self._l_max, self._rows = generator.config.l_max, generator.most
-        self._of_token = bytes_of_token(generator.theta, generator.config)
+        self._of_token = bytes_of_token(generator.theta)
         if self.slots < 2:
             raise ValueError(
                 f"--memory: expected more than the {kept} bytes of --prefix-bytes and those of two tokens, got "

@@ -84,7 +84,8 @@ def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] |
 def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> Decoder:
     read = Continuer(run, Options(weights=weights))
     generator = read.generator
-    generator.prefixes = Prefixes(limits.prefixes) if limits.prefixes else None
+    serves = limits.prefixes and Prefixes.serve(generator.config.variant)
+    generator.prefixes = Prefixes(limits.prefixes) if serves else None
 
     def score(tokens: list[int]) -> tuple[Any, Any, Any]:
         if len(tokens) < 2:  # the first is not predicted

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from algorithms.lines import Line
+from algorithms.lines import Attention, Line
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -39,9 +39,10 @@ class Task:
 
 def attention_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5 in L layers, for l_x tokens that attend to l_z."""
-    lines = map(c.variant.attention_of, range(L))
+    lines = [c.variant.attention_of(l) for l in range(L)]
     products = sum(_product_flops(c, line, l_x, W_k=l_z, W_v=l_z, W_r=0) for line in lines)
-    return products + L * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+    attentions = sum(isinstance(line, Attention) for line in lines)
+    return products + attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def decoder_flops(c: Any, l: int) -> int:

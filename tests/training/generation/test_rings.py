@@ -23,7 +23,6 @@ VARIANTS = {
     "distances": LLAMA.but(attention=Attention(positions=ALiBi(), biases=False, window=70)),
     "not all": LLAMA.but(attention=(WINDOWED, WINDOWED.but(window=None))),
 }
-WIDEST = {"one window": 5, "two windows": 11, "distances": 70, "not all": None}
 LENGTHS = np.array([23, 3, 9])
 X = np.random.default_rng(0).integers(17, size=(4, 41)).astype(np.int32)
 KEY = jax.random.key(7)
@@ -53,17 +52,18 @@ def test_tokens_far_behind_the_window_are_algorithm_14s(name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_cache_is_no_longer_than_the_widest_window(name):
+def test_the_cache_of_a_layer_is_no_longer_than_its_window(name):
     """In bytes, from the prompt on and after the slots have grown; a token takes H_kv (d_attn + d_mid) numbers."""
     config, theta = model(VARIANTS[name])
-    most = states.widest_window(config.variant)
-    assert most == WIDEST[name]
+    most = states.windows(config.variant, config.L)
+    assert most == tuple(line.window for line in (config.variant.attentions * config.L)[: config.L])
     read = functools.partial(reading.prefill, theta, C=64, most=most)
     shapes = jax.eval_shape(read, X[:3], LENGTHS.astype(np.int32))
     grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(state.caches))
-        assert numbers == config.L * 3 * min(C, most or C) * config.H_kv * (config.d_attn + config.d_mid)
+        for cache, window in zip(state.caches, most, strict=True):
+            numbers = sum(leaf.size for leaf in jax.tree.leaves(cache))
+            assert numbers == 3 * min(C, window or C) * config.H_kv * (config.d_attn + config.d_mid)
         assert state.tokens.shape == (3, C)
 
 

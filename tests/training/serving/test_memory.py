@@ -60,7 +60,7 @@ def test_who_joins_gets_room_for_what_it_asked_for(kept, read):
     shapes = [one._state.tokens.shape for one in (together, batch)]
     sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(one._state.caches)) for one in (together, batch)]
     assert shapes == [(2, 64), (2, 64)]
-    assert sizes == 2 * [2 * 64 * bytes_of_token(THETA, CONFIG)]
+    assert sizes == 2 * [2 * 64 * bytes_of_token(THETA)]
     if kept:
         assert generator.prefixes.found >= 29
     batch.extend(15)
@@ -95,8 +95,8 @@ def engine_of(memory=None, kept=None, rows=8):
 
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused():
     """There is memory for a batch of four that grow to 256 tokens, while four are read; in the end all are done."""
-    of_slot = bytes_of_token(THETA, CONFIG) + 8 * 21
-    memory = 4 * 256 * of_slot + 4 * 2 * 256 * bytes_of_token(THETA, CONFIG)
+    of_slot = bytes_of_token(THETA) + 8 * 21
+    memory = 4 * 256 * of_slot + 4 * 2 * 256 * bytes_of_token(THETA)
     engine, steps, most = engine_of(memory), queue.SimpleQueue(), []
 
     def emit(step):

@@ -16,7 +16,7 @@ PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
         "experts": "experts/", "shared": "shared/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
 NORMS = {"embedding_norm": "_e", "encoder_norm": "_enc", "decoder_norm": "_dec", "norm_q": "_cq", "norm_c": "_c"}
-STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec", "first_mlp": "l"}
+STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec"}
 
 
 def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
@@ -85,7 +85,7 @@ def paper_name(path: str) -> tuple[str, str]:
 
     ".layers.attention.heads.W_q" → ("l", "W_q"); ".decoder.mlp.W_mlp1" → ("dec", "W_mlp3").
     """
-    *parts, leaf = path.strip(".").split(".")
+    *parts, leaf = re.sub(r"\[\d+\]", "", path).strip(".").split(".")
     stack = STACKS.get(parts[0], "") if parts else ""
     prefix, suffix = "", ""
     for part in parts[1:] if stack else parts:
@@ -97,19 +97,22 @@ def paper_name(path: str) -> tuple[str, str]:
             suffix = NORMS[part]
         else:
             prefix += KEPT[part]
-    if "mlp" in parts or (stack and "first_mlp" in parts):
+    if "mlp" in parts:
         leaf = leaf.replace("_r", "_router")
         leaf = re.sub(r"mlp(\d)$", lambda m: f"mlp{int(m[1]) + 2}", leaf) if stack == "dec" else leaf
     return stack, f"{prefix}{leaf}{suffix}"
 
 
 def paper_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """θ by the paper's names from its arrays by path, the layers one by one; Algorithm 8's second layers are "dec"."""
+    """θ by the paper's names from its arrays by path, the layers one by one; Algorithm 8's second layers are "dec".
+
+    Of several stacks, such as `Variant.first` has, each has the layers behind those of the one before.
+    """
     found: dict[str, Any] = {}
-    before = len(next((W for path, W in arrays.items() if path.startswith(".first_mlp")), ()))
+    first = len(next((W for path, W in arrays.items() if path.startswith(".layers[0]")), ()))
     for path, W in arrays.items():
         stack, name = paper_name(path)
-        later = before if path.startswith(".layers.mlp") else 0
+        later = first if path.startswith(".layers[1]") else 0
         own = {f"{stack}{l + 1 + later}/{name}": W_l for l, W_l in enumerate(W)} if stack else {name: W}
         found |= own
     return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from algorithms import MHAttentionParams, d_hidden_state, e_encoding, e_hidden_state, e_transformer, ed_hidden_state
 from algorithms.inside import record
+from algorithms.model.theta import every_layer
 from training.data.chat import converser
 from training.generation import Translator
 from training.generation.modalities import of_text
@@ -301,7 +302,7 @@ def circuits_of(run: Run) -> Circuits | str:
         "duplicate token": scores.duplicate_token_scores(A, x),
         "induction": scores.induction_scores(A, x),
     }
-    W = theta.variant.of_every_layer(theta.layers.attention)
+    W = every_layer(theta.layers, theta.variant, lambda W: W.attention)
     if run.task == "d" and isinstance(W, MHAttentionParams):
         found["copying"] = circuits.copying_scores(theta)
     composition, note = _composition(W)

@@ -1,0 +1,63 @@
+"""Cached generation from layers that differ: states beside keys and values, each of its own size."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig, d_inference
+from tests.cases import random_theta
+from tests.own_lines.retention import HYBRID
+from training.generation import Generator
+from training.generation.cache import Kept, rows_of
+from training.generation.prefixes import Prefixes
+from training.generation.requests import Request
+
+CONFIG = DTransformerConfig(N_V=13, l_max=130, L=7, H=2, d_e=8, d_mlp=5, variant=HYBRID)
+THETA = random_theta(CONFIG)
+X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 2, 5])
+KEY = jax.random.key(3)
+
+
+def alone(x, r, l_gen):
+    """By Algorithm 14, which keeps nothing."""
+    return d_inference(jnp.asarray(x), THETA, l_gen=l_gen, tau=0.8, key=jax.random.fold_in(KEY, r)).tolist()
+
+
+@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_tokens_are_algorithm_14s(stacked):
+    """Beyond the window, and until the slots have grown; from layers one by one, as on a CPU, and in loops."""
+    generator = Generator(THETA, CONFIG)
+    generator.apart = THETA if stacked else generator.apart
+    tokens = generator.generate(X, lengths=LENGTHS, l_gen=80, tau=0.8, key=KEY)
+    for r, n in enumerate(LENGTHS):
+        assert tokens[r].tolist() == alone(X[r, :n], r, 80)
+
+
+def test_every_layer_keeps_as_much_as_it_needs():
+    state = Generator(THETA, CONFIG).begin(X, lengths=LENGTHS, l_gen=80, tau=0.8, key=KEY)._state
+    caches: Any = state.caches
+    for l, cache in enumerate(caches):
+        assert isinstance(cache, Kept) == (l % 3 < 2)
+        assert cache.state.shape == (7, 3) if l % 3 < 2 else rows_of(cache) == 5
+
+
+def test_requests_join():
+    generator = Generator(THETA, CONFIG)
+    begun = generator.begin(X[:1, :9], lengths=LENGTHS[:1], l_gen=40, key=KEY, tau=0.8)
+    begun.extend(3)
+    begun.join([Request(X[1, :2], jax.random.fold_in(KEY, 1), 40, {"tau": 0.8})], keep=(1, 0))
+    begun.extend(12)
+    first, second = (begun.tokens[r, begun.starts[r] :].tolist() for r in (1, 0))
+    assert first == alone(X[0, :9], 0, len(first))
+    assert second == alone(X[1, :2], 1, len(second))
+
+
+def test_a_state_cannot_be_cut_at_a_prefix():
+    generator = Generator(THETA, CONFIG, prefixes=Prefixes(1 << 20))
+    with pytest.raises(
+        ValueError, match=r"prefixes: expected .* keys and values, got one with Retention and Attention"
+    ):
+        generator.generate(X, lengths=LENGTHS, l_gen=2, tau=0.0, key=KEY)
