@@ -15,8 +15,8 @@ from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
-from algorithms.model.distances import Table
 from algorithms.model.mixer import Given, Mixer
+from algorithms.model.positions import Table
 from algorithms.model.theta import Apart, Layers, count_layers, stacks_of
 from algorithms.model.variant import LayerLines, Variant
 from algorithms.notation import Implementation, OptionalKey, Remat, Unroll

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from algorithms.machinery.contract import relation
 from algorithms.model.columnwise import mixed
-from algorithms.model.distances import ByDistance
 
 
 @relation()
@@ -97,7 +96,7 @@ def types_are_embedded(types: Any, theta: Any) -> None:
 @relation()
 def distances_are_within_documents(positions: Any, segments: Any, theta: Any) -> None:
     """Scores by distance count columns: with positions of documents, tokens must not see other documents."""
-    by_distance = any(isinstance(line.positions, ByDistance) for line in theta.variant.attentions)
+    by_distance = any(line.positions is not None and line.positions.by_distance for line in theta.variant.attentions)
     if by_distance and positions is not None and segments is None:
         raise ValueError(
             "positions: expected None without segments, since the variant's scores depend on the distance of columns, "

@@ -18,10 +18,9 @@ from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
 from algorithms.masks import Mask, near
-from algorithms.model.distances import ALiBi, ByDistance, Distances, Table, TransformerXL
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Rotary
+from algorithms.model.positions import Positions, Table
 from algorithms.notation import Cap
 from algorithms.ops.attention.dispatch import Weights, attend
 from algorithms.ops.linear import linear
@@ -69,7 +68,7 @@ class Attention(Mixer):
         clip: c: queries, keys and values are clipped to [−c, c], between their norm and their positions; None: not.
     """
 
-    positions: Rotary | Distances | ALiBi | TransformerXL | None = None
+    positions: Positions | None = None
     scale: Annotated[float | None, Range("a number > 0", lambda scale: scale > 0)] = None
     cap: Cap = None
     window: Annotated[int | None, Range("a width of at least 1 token", lambda width: width >= 1)] = None
@@ -85,7 +84,7 @@ class Attention(Mixer):
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
-        norm, relative = self.normalize_heads, isinstance(self.positions, TransformerXL)
+        norm, positions = self.normalize_heads, {} if self.positions is None else self.positions.shapes()
         rows_q, rows_k = ("H*d_attn", "H_kv*d_attn") if self.heads_together else ("d_attn", "d_attn")
         return MHAttentionParams(
             heads=head_shapes("H", d_x="d_e", d_z="d_e", biases=self.biases in (True, "qkv")),
@@ -94,15 +93,13 @@ class Attention(Mixer):
             gamma_q=norm and norm.shapes(rows_q).gamma,
             gamma_k=norm and norm.shapes(rows_k).gamma,
             norm_out=self.normalize_output and self.normalize_output.shapes(),
-            W_r=array("H d_attn d_e", relative),
-            u=array("H d_attn", relative),
-            v=array("H d_attn", relative),
             s=array("H", self.sinks),
+            **positions,
         )
 
     def sizes(self) -> dict[str, int]:
-        """The number of buckets of distances, if the positions have any."""
-        return {"N_buckets": self.positions.buckets} if isinstance(self.positions, Distances) else {}
+        """The sizes of the positions."""
+        return {} if self.positions is None else self.positions.sizes()
 
     def whole(
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, given: Given, context: Any = None
@@ -143,13 +140,12 @@ class Attention(Mixer):
         Q, K = self._normalized(Q, W.gamma_q, implementation), self._normalized(K, W.gamma_k, implementation)
         Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
         U = P = None
-        if isinstance(self.positions, Rotary):
-            Q, K = self.positions(Q, t_x, implementation), self.positions(K, t_z, implementation)
-        if isinstance(self.positions, ByDistance):
-            if t_z is not None:
-                U = self.positions.queries(Q, W, 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5)
-                P = functools.partial(self.positions.keys, W=W, table=table, like=Q)
-            Q = self.positions.contents(Q, W)
+        if self.positions is not None:
+            Q, K = self.positions.rotate(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
+            scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
+            Q, U, P = self.positions.scores(Q, W, table, scale)
+        if t_z is None:  # another sequence, which is at no distance
+            U = P = None
         Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
         return Read(Q, K, V, U, P, W.s if self.sinks else None)
 

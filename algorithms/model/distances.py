@@ -5,9 +5,10 @@ documents, whose tokens attend only to their own document, that is the distance 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -15,27 +16,25 @@ from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import sinusoid
 from algorithms.machinery.arrays import accumulation_dtype, scaled
-from algorithms.machinery.record import Range, Record
+from algorithms.machinery.contract import array
+from algorithms.machinery.record import Range
+from algorithms.model.positions import Positions, Table
 from algorithms.notation import Base
 
 
-class Table(NamedTuple):
-    """What the attentions of all layers share."""
-
-    numbers: Any = None  # θ's distances, [H, N_buckets], or None
-    both_ways: bool = False  # whether tokens also attend to later ones
-    positions: Any = None  # added to the input of queries and keys, or None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ByDistance(Record):
+class ByDistance(Positions):
     """The base class of the kinds. Cross-attention has no distances, since its sequences have separate positions."""
 
     keys: ClassVar[Callable[..., Array]]
     """P, ``[H, d_r, n]``, for n distances t_z − t_x; defined by each kind."""
 
     in_context: ClassVar[bool] = True
-    """Whether a model with these positions can have cross-attention, which ignores them."""
+    by_distance: ClassVar[bool] = True
+
+    def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
+        """The queries to multiply by the keys, and U and P."""
+        return self.contents(Q, W), self.queries(Q, W, scale), functools.partial(self.keys, W=W, table=table, like=Q)
 
     def contents(self, Q: Float[Array, "H d_attn *columns"], W: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries to multiply by the keys."""
@@ -59,6 +58,14 @@ class Distances(ByDistance):
 
     Source: Raffel et al. 2020, section 2.1.
     """
+
+    def sizes(self) -> dict[str, int]:
+        """The number of buckets."""
+        return {"N_buckets": self.buckets}
+
+    def of_layers(self) -> Any:
+        """A number for each head and bucket."""
+        return array("H N_buckets")
 
     buckets: Annotated[int, Range("an even number >= 4", lambda n: n >= 4 and n % 2 == 0)] = 32
     farthest: int = 128
@@ -132,6 +139,10 @@ class TransformerXL(ByDistance):
 
     base: Base = 10_000.0
     in_context: ClassVar[bool] = False
+
+    def shapes(self) -> dict[str, Any]:
+        """The shapes of W_r, u and v."""
+        return {"W_r": array("H d_attn d_e"), "u": array("H d_attn"), "v": array("H d_attn")}
 
     def contents(self, Q: Array, W: Any) -> Array:
         """Q + u 1ᵀ."""

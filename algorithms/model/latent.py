@@ -13,9 +13,8 @@ from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
 from algorithms.model.attention import Attention, Read
-from algorithms.model.distances import Table
 from algorithms.model.norm import RMSNorm
-from algorithms.model.positions import Rotary
+from algorithms.model.positions import Rotary, Table
 from algorithms.ops.linear import linear
 from algorithms.parameters import AttentionParams, LayerNormParams
 

@@ -7,8 +7,8 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.masks import Mask
-from algorithms.model.distances import Table
 from algorithms.model.line import Line
+from algorithms.model.positions import Table
 from algorithms.notation import Implementation, OptionalKey
 
 

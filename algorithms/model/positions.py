@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,14 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.record import Range, Record
 from algorithms.notation import Base
 from algorithms.ops.rotation import rotate
+
+
+class Table(NamedTuple):
+    """What the attentions of all layers share."""
+
+    numbers: Any = None  # θ's distances, [H, N_buckets], or None
+    both_ways: bool = False  # whether tokens also attend to later ones
+    positions: Any = None  # added to the input of queries and keys, or None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +109,50 @@ class Yarn(Record):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rotary(Record):
+class Positions(Record):
+    """How queries, keys or scores depend on the positions of tokens. One of your own overrides what differs."""
+
+    in_context: ClassVar[bool] = False
+    """Whether a model with these positions can have cross-attention, which ignores them."""
+
+    by_distance: ClassVar[bool] = False
+    """Whether something is added to the scores that depends on the distance of two tokens, in columns."""
+
+    def shapes(self) -> dict[str, Any]:
+        """The shapes of fields of 𝓦 that they add: of ``of_positions``, or of those that published models have."""
+        return {}
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes that the configuration of a model does not have, by name."""
+        return {}
+
+    def of_layers(self) -> Any:
+        """The shape of θ's distances, which all layers share; None if they use none."""
+        return None
+
+    def check(self, d_attn: int) -> None:
+        """Raise ValueError if queries with d_attn rows cannot have these positions."""
+
+    def rotate(
+        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
+    ) -> Float[Array, "H d_attn *columns"]:
+        """The queries or keys of tokens at the positions t."""
+        return Q
+
+    def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
+        """The queries for the product with keys; and U and P of ``algorithms.ops.attention.distances``, which adds to
+        that, P as a function of distances; None if nothing is added. With ``scale``, the factor 1/√d_attn of the scores
+        becomes the model's.
+        """
+        return Q, None, None
+
+    def __call__(self, Q: Any, t: Any, implementation: Any) -> Any:
+        """The method ``rotate``."""
+        return self.rotate(Q, t, implementation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rotary(Positions):
     """Rotary positions: two rows of column t form a complex number, which is multiplied by exp(𝑖 t/base^{2i/d}).
 
     The product of a query and a key then depends on their positions only through the distance.
@@ -115,8 +166,6 @@ class Rotary(Record):
     Source: Su et al. 2021, equation (34).
     """
 
-    in_context: ClassVar[bool] = False
-
     base: Base = 10_000.0
     share: Annotated[float, Range("a share in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
     pairs: Literal["halves", "neighbors"] = "halves"
@@ -129,7 +178,11 @@ class Rotary(Record):
             raise ValueError(f"Rotary: expected an even number of rows to rotate, got {d} of d_attn = {d_attn}")
         return d
 
-    def __call__(
+    def check(self, d_attn: int) -> None:
+        """Check that an even number of rows is rotated."""
+        self.rows(d_attn)
+
+    def rotate(
         self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
     ) -> Float[Array, "H d_attn *columns"]:
         """The queries or keys, rotated for tokens at the positions t."""

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from algorithms.machinery.record import Range, check_fields
 from algorithms.model.attention import Attention
-from algorithms.model.positions import Rotary
 from algorithms.model.theta import own_sizes, sizes_of_stacks
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -66,8 +65,8 @@ class TransformerConfig:
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
         for line in self.variant.attentions:
-            if isinstance(line.positions, Rotary) and getattr(type(line), "read", None) is Attention.read:
-                line.positions.rows(self.d_attn)
+            if line.positions is not None and getattr(type(line), "read", None) is Attention.read:
+                line.positions.check(self.d_attn)
         clashes = own_sizes(self.variant).keys() & {field.name for field in dataclasses.fields(self)}
         if clashes:
             name = min(clashes)

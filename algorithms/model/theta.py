@@ -14,7 +14,6 @@ from jax import Array
 
 from algorithms.machinery.contract import Shape, array
 from algorithms.machinery.record import serializable
-from algorithms.model.distances import Distances
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 from algorithms.parameters import (
@@ -218,7 +217,8 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
     if variant.final_norm is not None:
         final_norm = variant.final_norm
     norm = variant.norm.shapes() if final_norm else None
-    distances = array("H N_buckets", any(isinstance(line.positions, Distances) for line in variant.attentions))
+    of_layers = (line.positions.of_layers() for line in variant.attentions if line.positions is not None)
+    distances = next((shape for shape in of_layers if shape is not None), None)
     shapes: dict[str, Any] = {
         "W_e": embedding.W_e,
         "W_p": embedding.W_p,

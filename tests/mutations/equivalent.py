@@ -9,7 +9,7 @@ EQUIVALENT: dict[str, str] = {
     "model/attention.py: Attention.context, inside: -1 → 1": "only queries, which are not read, are at t",
     "model/distances.py: Distances.bucket, inside: away < exact → away <= exact": "exact + farther is exact there",
     "model/distances.py: Distances.keys, inside: -1 → 1": "there are two axes",
-    "model/positions.py: Rotary.__call__, inside: t.size <= 8192 → t.size < 8192": "says which library computes",
+    "model/positions.py: Rotary.rotate, inside: t.size <= 8192 → t.size < 8192": "says which library computes",
     "ops/lookup.py: _backward, inside: n <= ONE_HOT_LIMIT → n < ONE_HOT_LIMIT": "says which of two ways computes",
 }
 """Name of an edit → why."""

@@ -93,8 +93,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("mask without the token itself", "StructuralMask.permits", "permitted", "permitted &= t_z <= t_x", "permitted &= t_z < t_x", 4, "5", None),
     ),
     "model/attention.py": (
-        ("u left out", "Attention.read", "Q", "self.positions.contents(Q, W)", "Q", 4, "4", "GOPHER"),
-        ("keys not rotated", "Attention.read", "Q", "self.positions(K, t_z, implementation)", "K", 4, "4", "LLAMA"),
+        ("keys not rotated", "Attention.read", "Q", "self.positions.rotate(K, t_z, implementation)", "K", 4, "4", "LLAMA"),
         ("window off by one", "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
@@ -102,6 +101,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("norm of what attention adds dropped", "Attention.write", "return", "self.normalize_output(V_tilde, W.norm_out, implementation)", "V_tilde", 10, "6", "GEMMA2"),
     ),
     "model/distances.py": (
+        ("u left out", "ByDistance.scores", "return", "self.contents(Q, W)", "Q", 4, "4", "GOPHER"),
         ("distances reversed", "TransformerXL.keys", "r", "sinusoid(-distances,", "sinusoid(distances,", 4, "5", "GOPHER"),
         ("u in place of v", "TransformerXL.queries", "return", "W.v.reshape", "W.u.reshape", 4, "5", "GOPHER"),
         ("scores that grow with the distance", "ALiBi.keys", "return", "-jnp.asarray(slopes", "jnp.asarray(slopes", 4, "5", "BLOOM"),
@@ -124,8 +124,8 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("a norm of each head for one of all", "RMSNorm.of_heads", "return", "(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each)", "(lambda q, g: self(q, LayerNormParams(g, None), implementation))(Q, gamma.reshape(len(Q), -1))", 4, "4", "OLMO2"),
     ),
     "model/positions.py": (
-        ("frequencies of the next pair", "Rotary.__call__", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA"),
-        ("sines and cosines of a rotation exchanged", "Rotary.__call__", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", "LLAMA"),
+        ("frequencies of the next pair", "Rotary.rotate", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA"),
+        ("sines and cosines of a rotation exchanged", "Rotary.rotate", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", "LLAMA"),
         ("all rows rotated", "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", "NEOX"),
     ),
     "model/unembedding.py": (

@@ -26,7 +26,7 @@ from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.model.attention import Read, weights_of
-from algorithms.model.distances import ByDistance, Table
+from algorithms.model.positions import Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
 from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
@@ -250,6 +250,7 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
+    of_positions: Any  # the parameters of positions of one's own
     rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
     @staticmethod
@@ -298,7 +299,8 @@ def keys_of_distances(line: Attention, W: Any, d_e: int, dtype: Any, table: Any,
     """Return the keys of the distances from 1 − R to 0, ``[H, d_r, R]``; None if no scores use distances."""
     if not isinstance(line, Attention):
         return None
-    if not isinstance(line.positions, ByDistance) and type(line).read is Attention.read:
+    by_distance = line.positions is not None and line.positions.by_distance
+    if not by_distance and type(line).read is Attention.read:
         return None
     read = read_of_a_column(line, W, d_e, dtype, table)
     return None if read.P is None else read.P(np.arange(1 - R, 1))
