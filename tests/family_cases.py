@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import algorithms
-from algorithms import PAPER, DTransformerConfig, EDTransformerConfig, ETransformerConfig, Variant
+from algorithms import PAPER, DTransformerConfig, DTransformerParams, EDTransformerConfig, ETransformerConfig, Variant
 from algorithms.lines import (
     MLP,
     ALiBi,
@@ -177,4 +177,5 @@ def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndar
     if "z" in where:
         return family.ed_logits(list(map(int, where.pop("z"))), x, parameters, options_of(variant, 0), **where)
     options = options_of(variant, variant.shared_layers * len(parameters.layers))
-    return (family.d_logits if hasattr(theta, "first_mlp") else family.e_logits)(x, parameters, options, **where)
+    of_algorithm = family.d_logits if isinstance(theta, DTransformerParams) else family.e_logits
+    return of_algorithm(x, parameters, options, **where)

@@ -229,11 +229,8 @@ class Axes:
         if isinstance(shapes, Shape):
             self._check_array(name, value, "Float", shapes.axes, "")
         elif type(shapes) is tuple:
-            if type(value) is not tuple:
-                raise TypeError(f"{name}: expected a tuple of stacks of layers, got {described(value)}")
-            if len(value) != len(shapes):
-                raise TypeError(f"{name}: expected {len(shapes)} stacks of layers, got {len(value)}")
-            for i, (stack, of_stack) in enumerate(zip(value, shapes, strict=True)):
+            both: Any = value, shapes
+            for i, (stack, of_stack) in enumerate(zip(*both, strict=True)):
                 self._check_parameters(f"{name}[{i}]", stack, of_stack)
         elif not isinstance(value, type(shapes)):
             raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.machinery.contract import Shape, array
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
@@ -78,10 +79,20 @@ def _count(layers: Any, variant: Variant) -> int | None:
 
 
 def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) -> Any:
-    """A part of the parameters that has equal shapes in all layers, as one stack, with shared ones repeated."""
+    """A part of the parameters that has equal shapes in all layers, as one stack, with shared ones repeated.
+
+    Raises ValueError if it has not.
+    """
     stacks = stacks_of(layers)
     if len(stacks) == 1:
         return variant.of_every_layer(part(stacks[0]))
+    shapes = {shapes_of_leaves(jax.tree.map(lambda a: a[0], part(stack))) for stack in stacks}
+    if len(shapes) > 1:
+        kinds = " and ".join(dict.fromkeys(type(part(stack)).__name__ for stack in stacks))
+        raise ValueError(
+            f"theta.layers: expected parameters of equal shapes in all layers, got {kinds} of {len(shapes)} shapes; "
+            "look at the stacks of theta.layers one by one"
+        )
     firsts = list(itertools.accumulate([0, *(len(jax.tree.leaves(stack)[0]) for stack in stacks)]))
     rows = jnp.asarray([firsts[i] + row for i, row in places(variant, firsts[-1])])
     return jax.tree.map(lambda *a: jnp.concatenate(a)[rows], *map(part, stacks))
@@ -349,8 +360,15 @@ def _check_present(path: str, value: Any, shapes: Any, variant: Variant) -> None
             f"{path}: expected {expected} in {variant!r}, got {found}; use the variant that these parameters were made "
             "for"
         )
-    if type(shapes) is tuple and type(value) is tuple:
-        for i, (stack, of_stack) in enumerate(zip(value, shapes, strict=False)):
+    if type(shapes) is tuple or type(value) is tuple:
+        expected, found = (str(len(a)) if type(a) is tuple else "one" for a in (shapes, value))
+        if expected != found:
+            raise ValueError(
+                f"{path}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, got "
+                f"{found}; use the variant that these parameters were made for"
+            )
+        both: Any = value, shapes
+        for i, (stack, of_stack) in enumerate(zip(*both, strict=True)):
             _check_present(f"{path}[{i}]", stack, of_stack, variant)
     for name in getattr(shapes, "_fields", ()) if isinstance(value, type(shapes)) else ():
         _check_present(f"{path}.{name}", getattr(value, name), getattr(shapes, name), variant)

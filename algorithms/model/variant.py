@@ -134,8 +134,8 @@ class Variant(Record):
         sizes = [(name, size) for line in lines for name, size in line.sizes().items()]
         if len(dict(sizes)) < len(set(sizes)):
             self.refuse("attention", "lines whose axes of the same name have the same size")
-        if self.first is not None and (self.mlp is None or self.shared_layers > 1):
-            self.refuse("first", "None, since " + ("there are no MLPs" if self.mlp is None else "layers share theirs"))
+        if self.first is not None and self.mlp is None:
+            self.refuse("first", "None, since there are no MLPs")
         if len(set(lines)) == 1:  # so that records of the same model are equal
             object.__setattr__(self, "attention", lines[0])
 

@@ -117,7 +117,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=r"variant\.attention: expected mixers that read a context in Algorithm 8"):
         alg.init_ed_transformer(jax.random.key(0), config)
     theta = model(4)
-    with pytest.raises(TypeError, match=r"theta\.layers: expected a tuple of stacks of layers, got Transformer"):
+    with pytest.raises(ValueError, match=r"theta\.layers: expected 2 of the stacks .*, got one; use the variant that"):
         alg.d_transformer(X, theta._replace(layers=theta.layers[0]))
     wrong = theta.layers[0].attention._replace(W_v=jnp.zeros((2, 7, 5)))
     wrong = theta._replace(layers=(theta.layers[0]._replace(attention=wrong), *theta.layers[1:]))

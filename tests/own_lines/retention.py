@@ -25,6 +25,7 @@ class Retention(Mixer):
     """``W_o Y`` with ``Y[:, t_x] = Σ_{t_z permitted} e^{−e^a |t_x − t_z|} ⊙ (W_v X)[:, t_z]``."""
 
     n_sums: int = 7
+    divided: ClassVar = ("n_sums",)
     loops: ClassVar = "tests.own_lines.loops:retention"
 
     def shapes(self):

@@ -1,6 +1,7 @@
 """Parameters laid out for generation: layer by layer, and for processing one column at a time."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,8 +53,8 @@ def _check_lines(theta: Weights, layers: Any) -> None:
             f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
             f"{instead}"
         )
-    of_layers = enumerate(of_each_layer(layers, theta.variant))
-    for line, *W in dict.fromkeys((theta.variant.attention_of(l), *shapes_of_leaves(layer[0])) for l, layer in of_layers):
+    mixers = [(theta.variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, theta.variant))]
+    for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in mixers):
         reads = isinstance(line, Attention) and type(line).read is not Attention.read and line.replaces_softmax
         for axes in axes_of_own(line, *W, len(theta.W_e)) if reads else ():
             if axes.sequences is not None or axes.columns:
@@ -141,10 +142,22 @@ def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
     return [found.get((line, *shapes)) for line, *shapes, _ in of]
 
 
+def bytes_kept(theta: DTransformerParams) -> list[tuple[int, int]]:
+    """Return, for every layer, the bytes that it keeps of each token, and those of each sequence, however long."""
+    found = []
+    of = zip(sizes_of_each_layer(theta), of_each_layer(theta.layers, theta.variant), strict=True)
+    for l, (sizes, W) in enumerate(of):
+        if sizes is None:
+            state = jax.eval_shape(functools.partial(theta.variant.attention_of(l).begin, B=1), W[0])
+            found.append((0, sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))))
+        else:
+            found.append((sizes[1] * sum(sizes[2:]) * theta.W_e.dtype.itemsize, 0))
+    return found
+
+
 def bytes_of_token(theta: DTransformerParams) -> int:
     """Return the bytes of the keys and values of a token in all layers."""
-    rows = sum(sizes[1] * sum(sizes[2:]) for sizes in sizes_of_each_layer(theta) if sizes is not None)
-    return rows * theta.W_e.dtype.itemsize
+    return sum(of_token for of_token, _ in bytes_kept(theta))
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:

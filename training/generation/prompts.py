@@ -8,7 +8,7 @@ import numpy as np
 
 from training.generation import inputs, reading, states
 from training.generation.inside import Reading
-from training.generation.prefixes import Parts
+from training.generation.prefixes import Parts, Prefixes
 from training.generation.states import State
 
 ROOM = 256  # most tokens that a new cache has room for, so that a typical answer needs one compiled loop
@@ -72,15 +72,17 @@ class PromptReader:
         """Begin, with what the prompt has in common with an earlier one."""
         self._model, self._text, self._n = model, text, n
         window = np.asarray(text[window_start(len(text), model.config.l_max) :], np.int32)
-        known = None if model.prefixes is None else model.prefixes.begin(window[:-1])
-        self._parts = Parts(model, window[:-1], known)
+        self._at_once = model.inside is not None or not Prefixes.serve(model.config.variant)
+        if not self._at_once:
+            known = None if model.prefixes is None else model.prefixes.begin(window[:-1])
+            self._parts = Parts(model, window[:-1], known)
         self._last = int(window[-1])
 
     def advance(self) -> Read | None:
         """Read the next part; return the whole prompt after the last one."""
-        parts, kept = self._parts, self._model.prefixes
-        if self._model.inside is not None:  # which sees only whole sequences
+        if self._at_once:  # who looks inside, and states that are kept, need whole sequences
             return read(self._model, [self._text] * self._n, more=1)
+        parts, kept = self._parts, self._model.prefixes
         if parts.rest:
             parts.read()
         if parts.rest:

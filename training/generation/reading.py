@@ -35,8 +35,9 @@ def prefill(
         return begun(x, lengths, _of_every_layer(theta, x, lengths, most=most), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        lines = variant.lines(l)._asdict() | {"embedding": variant.embedding.of_later_layers()}
-        turn = variant.but(**lines, first=None, shared_layers=1)
+        attention, mlp = variant.lines(l)
+        embedding = variant.embedding.of_later_layers()
+        turn = variant.but(embedding=embedding, attention=attention, mlp=mlp, first=None, shared_layers=1)
         of_layer = theta._replace(layers=Apart((layer,)), norm=None, embedding_norm=None, variant=turn)
         R, is_last = most[l] if most else None, l == len(theta.layers) - 1
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=is_last)

@@ -140,9 +140,7 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     return _at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
 
 
-def placed(
-    given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: Most, n: int | None, N: int
-) -> State:
+def placed(given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: Most, n: int | None, N: int) -> State:
     """Return the chosen ``rows`` of the sequences in the given states, one after another, as they continue from `slot`
     with room for C slots, or for the keys and values of the last `most` tokens, in parts of n (see `with_room`); a slot
     that has at least as many before it as any of these sequences has tokens. N is how many of the `likeliest` tokens

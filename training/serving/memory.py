@@ -10,8 +10,9 @@ import jax
 
 from training.generation import Generator
 from training.generation.cache import capacity
-from training.generation.layout import bytes_of_token
+from training.generation.layout import bytes_kept
 from training.generation.prefixes import SMALLEST
+from training.generation.states import Most
 from training.system import available_memory
 
 LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
@@ -64,8 +65,9 @@ class Budget:
         """Give requests `most` bytes, those of kept prefixes included; None for a share of what is free."""
         kept = generator.prefixes.most if generator.prefixes is not None else 0
         self.most = (free_memory(generator) // SHARE if most is None else most) - kept
-        self._l_max, self._rows = generator.config.l_max, generator.most
-        self._of_token = bytes_of_token(generator.theta)
+        self._l_max = generator.config.l_max
+        self._kept = bytes_kept(generator.theta)
+        self._most = generator.most or (None,) * len(self._kept)
         if self.slots < 2:
             raise ValueError(
                 f"--memory: expected more than the {kept} bytes of --prefix-bytes and those of two tokens, got "
@@ -76,11 +78,16 @@ class Budget:
         """Return the bytes of sequences side by side that grow to so many tokens each."""
         B = rows_for(len(tokens)) if tokens else 0
         C = slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max)
-        return B * (min(C, self._rows or C) * self._of_token + C * 8 * (LIKELIEST + 1))
+        return B * (self._of_caches(C, self._most) + C * 8 * (LIKELIEST + 1))
 
     def of_reading(self, tokens: int) -> int:
         """Return the bytes of a prompt while it is read."""
-        return 2 * max(SMALLEST, capacity(min(tokens, self._l_max) + 1)) * self._of_token
+        return 2 * self._of_caches(max(SMALLEST, capacity(min(tokens, self._l_max) + 1)), (None,) * len(self._kept))
+
+    def _of_caches(self, C: int, most: Most) -> int:
+        """Return the bytes that all layers keep of a sequence with C slots, of the last `most` tokens."""
+        of_layers = zip(self._kept, most, strict=True)
+        return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
     def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
         """Whether there is memory for sequences that grow to so many tokens, beside prompts that are read."""

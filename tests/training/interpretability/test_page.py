@@ -15,6 +15,7 @@ from PIL import Image
 from algorithms import VARIANTS, DTransformerConfig, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
+from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
 from training.crosscheck.oracle.components import softmax
 from training.crosscheck.oracle.transformers import layer_norm_each
@@ -366,3 +367,18 @@ def test_parts_of_a_logit_show_themselves():
     color = "42,112,176" if expected.flat[np.abs(expected).argmax()] > 0 else "214,120,20"
     assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [color]
     assert parts._replace(embedding=rng.normal(size=(2, 6)))._repr_html_() is None
+
+
+def test_layers_without_an_attention(tmp_path):
+    """They have no weights; the others are at their numbers."""
+    run = load_run(make_run(tmp_path / "d", "d", L=4, variant=HYBRID.to_json()))
+    found = look(run, PROMPT, against=OTHER, name="hybrid")
+    A = record(d_transformer, "A")(content._tokens(run, "prompt", PROMPT, chat=False), run.theta)[1]["A"]
+    shown = found.attention[0].A
+    np.testing.assert_allclose(shown[2], np.swapaxes(A[0], 1, 2), rtol=1e-6)
+    assert not shown[[0, 1, 3]].any()
+    assert found.patched.tokens.shape[0] == found.patched.heads.shape[0] == 4
+    assert not found.patched.heads[[0, 1, 3]].any()
+    assert "different parameters" in found.circuits.note
+    assert set(found.circuits.scores) == {"previous token", "duplicate token", "induction"}
+    assert read(found.html())

@@ -10,6 +10,7 @@ import pytest
 from algorithms import DTransformerConfig
 from tests import serving_cases
 from tests.cases import random_theta
+from tests.own_lines.retention import HYBRID
 from tests.run_cases import make_run
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator, prefixes
@@ -182,3 +183,18 @@ def test_what_is_read_in_parts_has_the_tokens_of_one_reading():
     expected = Generator(THETA, CONFIG).answer([request(1000)])
     expected.extend(12)
     assert tokens == expected.tokens[0].tolist()
+
+
+def test_layers_that_differ_need_what_each_of_them_keeps():
+    """Two states and the keys in a window; a prompt that is to be read in parts is read at once, for a state."""
+    config = DTransformerConfig(N_V=17, l_max=80, L=4, H=2, d_e=8, d_mlp=5, variant=HYBRID)
+    generator = Generator(random_theta(config), config)
+    state = generator.read(TEXT[None, :20].astype(np.int32), np.array([20]), room=30)
+    budget, C = Budget(generator, 1 << 20), state.tokens.shape[1]
+    kept = 8 * (3 * 7 + 5 * 2 * (4 + 4))
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state.caches)) == budget._of_caches(C, budget._most) == kept
+    batch = joined(generator, in_parts)
+    batch.extend(15)
+    alone = generator.answer([request(40, seed=1)])
+    alone.extend(12)
+    assert batch.tokens[1, batch.starts[1] :][:12].tolist() == alone.tokens[0].tolist()

@@ -9,6 +9,7 @@ import numpy as np
 
 from algorithms import MHAttentionParams, d_hidden_state, e_encoding, e_hidden_state, e_transformer, ed_hidden_state
 from algorithms.inside import record
+from algorithms.lines import Attention
 from algorithms.model.theta import every_layer
 from training.data.chat import converser
 from training.generation import Translator
@@ -43,6 +44,9 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     """
     run = of_text(run) if run.task == "gato" else run
     config, tokenizer = run.config, run.tokenizer
+    if not any(isinstance(line, Attention) for line in config.variant.attentions):
+        kinds = " and ".join(dict.fromkeys(type(line).__name__ for line in config.variant.attentions))
+        raise PageError(f"model: expected one with an attention in some layer, whose weights are shown, got {kinds}")
     x = _tokens(run, "prompt", prompt, chat=chat)
     other = None if against is None else _tokens(run, "against", against, chat=chat)
     if other is not None:
@@ -135,11 +139,20 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
         written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
-    return _Pass({"prompt": x}, _own_attention(seen), prediction, written)
+    return _Pass({"prompt": x}, _own_attention(run, seen), prediction, written)
 
 
-def _own_attention(seen: Any) -> list[Attended]:
-    return [Attended.recorded("Attention", "prompt", "prompt", seen["A"])]
+def _own_attention(run: Run, seen: Any) -> list[Attended]:
+    return [Attended.recorded("Attention", "prompt", "prompt", _of_layers(run, seen["A"]))]
+
+
+def _of_layers(run: Run, values: jax.Array) -> jax.Array:
+    """Return what was recorded of attentions with a row for every layer, of 0 where the mixer is none."""
+    config = run.config
+    if len(values) == config.L:
+        return values
+    layers = [l for l in range(config.L) if isinstance(config.variant.attention_of(l), Attention)]
+    return jnp.zeros((config.L, *values.shape[1:]), values.dtype).at[np.array(layers)].set(values)
 
 
 def _by_layer(X: Any, theta: Any, x: np.ndarray, of: str, rows: list[str]) -> Prediction:
@@ -193,12 +206,14 @@ def _encoder(run: Run, x: np.ndarray) -> _Pass:
     f: Any = e_transformer if variant.head else e_encoding
     P, seen = record(f, "A")(x, theta)
     if not variant.head:
-        return _Pass({"prompt": x}, _own_attention(seen), "This encoder has no head that predicts tokens.", NORM_LAST)
+        return _Pass(
+            {"prompt": x}, _own_attention(run, seen), "This encoder has no head that predicts tokens.", NORM_LAST
+        )
     note = (
         "An encoder predicts the token at each position, or the one that [MASK] hides there, from its last layer "
         "alone: lines 10 and 11 of Algorithm 9 read no other."
     )
-    return _Pass({"prompt": x}, _own_attention(seen), _output(np.asarray(P, np.float32), note), NORM_LAST)
+    return _Pass({"prompt": x}, _own_attention(run, seen), _output(np.asarray(P, np.float32), note), NORM_LAST)
 
 
 def _output(P: np.ndarray, note: str) -> Prediction:
@@ -213,7 +228,7 @@ def _classifier(run: Run, x: np.ndarray) -> _Pass:
     p, seen = record(class_probabilities, "A")(x, run.theta)
     P = np.repeat(np.asarray(p, np.float32)[:, None], len(x), axis=1)
     note = "A classifier predicts one class for the whole text, from the encoding of its first token."
-    return _Pass({"prompt": x}, _own_attention(seen), _output(P, note), NORM_LAST)
+    return _Pass({"prompt": x}, _own_attention(run, seen), _output(P, note), NORM_LAST)
 
 
 def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
@@ -270,6 +285,7 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
         of_tokens = patching.activation_patching(score, "X@8", source, target)
         of_heads = patching.activation_patching(score, "Y@2", source, target, by="head")
     of_tokens, of_heads = ((np.asarray(found) - ends[1]) / (ends[0] - ends[1]) for found in (of_tokens, of_heads))
+    of_heads = np.asarray(_of_layers(run, jnp.asarray(of_heads)))
     words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
     return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
@@ -296,16 +312,20 @@ def circuits_of(run: Run) -> Circuits | str:
     usual = np.setdiff1d(np.arange(run.config.N_V), run.tokenizer.special_tokens)
     x = jnp.asarray(np.tile(np.random.default_rng(0).choice(usual, (SEQUENCES, n)), 2))
     f: Any = d_hidden_state if run.task == "d" else e_encoding
-    A = record(f, "A")(x, theta)[1]["A"]
+    A = _of_layers(run, record(f, "A")(x, theta)[1]["A"])
     found = {
         "previous token": scores.previous_token_scores(A),
         "duplicate token": scores.duplicate_token_scores(A, x),
         "induction": scores.induction_scores(A, x),
     }
-    W = every_layer(theta.layers, theta.variant, lambda W: W.attention)
-    if run.task == "d" and isinstance(W, MHAttentionParams):
-        found["copying"] = circuits.copying_scores(theta)
-    composition, note = _composition(W)
+    try:
+        W = every_layer(theta.layers, theta.variant, lambda W: W.attention)
+    except ValueError:
+        composition, note = {}, "Copying and composition are omitted: the layers' mixers have different parameters."
+    else:
+        if run.task == "d" and isinstance(W, MHAttentionParams):
+            found["copying"] = circuits.copying_scores(theta)
+        composition, note = _composition(W)
     return Circuits({name: np.asarray(a, np.float32) for name, a in found.items()}, composition, note)
 
 
