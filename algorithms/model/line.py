@@ -15,8 +15,8 @@ class Line(Record):
     """A line of Algorithms 8 to 10: its parameters, and its formula, whose tagged statements have names for `record`.
 
     A line of your own is a frozen, keyword-only dataclass in a module that can be imported, a subclass of `Attention`,
-    `MLP` or `LayerNorm`. Its parameters are any NamedTuple of arrays and of other such tuples. ``docs/research.md`` has
-    examples.
+    `Mixer`, `MLP` or `LayerNorm`. Its parameters are any NamedTuple of arrays and of other such tuples.
+    ``docs/research.md`` has examples.
 
     Raises:
         TypeError: where a class is defined that has one of the methods in ``final``, or no ``shapes``.

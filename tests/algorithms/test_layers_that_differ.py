@@ -73,13 +73,18 @@ def test_values_are_those_of_single_layers(L):
 
 def test_records_and_changes_have_one_axis_of_layers():
     theta, L, expected = model(7), 7, []
-    P, names = one_by_one(X, theta, L, expected), ("X@8", at("X@8", layer=5), at("X@8", layer=np.array([0, 6])), "A")
+    P, layers = one_by_one(X, theta, L, expected), np.array([0, 6])
+    names = "X@8", at("X@8", layer=5), at("X@8", layer=layers), "A", "values", "X_tilde@5"
     found, seen = record(alg.d_transformer, *names)(X, theta)
     assert_close(found, P)
     assert_close(seen["X@8"], jnp.stack(expected))
     assert_close(seen[names[1]], expected[5])
     assert_close(seen[names[2]], jnp.stack([expected[0], expected[6]]))
     assert seen["A"].shape == (2, 2, 7, 2, 7)  # of the two layers with an attention
+    own = [l for l in range(L) if l % 3 < 2]  # and of those with a mixer of one's own
+    assert_close(
+        seen["values"], [np.tensordot(layer_of(theta, l, L).attention.W_v, seen["X_tilde@5"][l], 1) for l in own]
+    )
     for l in (2, 3):
         same = intervene(alg.d_transformer, {at("X@8", layer=l): expected[l]})(X, theta)
         assert_close(same, P)

@@ -36,20 +36,21 @@ class Retention(Mixer):
 
     def whole(self, X, W, mask, given, context=None):
         l = X.shape[-1]
-        V, rate = jnp.tensordot(W.W_v, X, 1), jnp.exp(W.a)
+        values = jnp.tensordot(W.W_v, X, 1)  # inside
         dense = mask.dense(l, l) if isinstance(mask, StructuralMask) else mask
         dense = dense.reshape(-1, *dense.shape[-2:]) if dense.ndim > 2 else dense[None]
-        t, rate = jnp.arange(l), rate[:, None, None]
+        t, rate = jnp.arange(l), jnp.exp(W.a)[:, None, None]
         decay = jnp.exp(-rate * jnp.abs(t[:, None] - t[None])[None])[:, None] * dense[None]
-        flat = V.reshape(len(V), -1, l)
+        flat = values.reshape(len(values), -1, l)
         Y = jnp.einsum("nbz,nbzx->nbx", flat, jnp.broadcast_to(decay, (*flat.shape, l)))
         until = jnp.broadcast_to(l if given.until is None else given.until, flat.shape[1:2])
         since = (until[:, None] - 1 - t[None])[None]
         kept = jnp.where(since >= 0, jnp.exp(-rate * jnp.maximum(since, 0)), 0) * flat
-        return jnp.tensordot(W.W_o, Y.reshape(V.shape), 1), kept.sum(axis=2)
+        return jnp.tensordot(W.W_o, Y.reshape(values.shape), 1), kept.sum(axis=2)
 
     def step(self, x, W, kept, given, context=None):
-        S = jnp.exp(-jnp.exp(W.a))[:, None] * kept + jnp.tensordot(W.W_v, x, 1)
+        values = jnp.tensordot(W.W_v, x, 1)  # inside
+        S = jnp.exp(-jnp.exp(W.a))[:, None] * kept + values
         return jnp.tensordot(W.W_o, S, 1), S
 
     def begin(self, W, B):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig, d_inference
-from tests.cases import random_theta
+from algorithms import DTransformerConfig, d_inference, d_transformer
+from algorithms.inside import at, intervene, record
+from tests.cases import assert_trees_close, random_theta
 from tests.own_lines.retention import HYBRID
 from training.generation import Generator
 from training.generation.cache import Kept, rows_of
@@ -53,6 +54,18 @@ def test_requests_join():
     first, second = (begun.tokens[r, begun.starts[r] :].tolist() for r in (1, 0))
     assert first == alone(X[0, :9], 0, len(first))
     assert second == alone(X[1, :2], 1, len(second))
+
+
+def test_what_is_recorded_and_changed_is_that_of_whole_texts():
+    """Also the values of a mixer of one's own, by its own name."""
+    names, changes = ("values", "X@8", "A"), {at("values", layer=1): lambda values: -2 * values}
+    generator = Generator(THETA, CONFIG, names=names, changes=changes)
+    begun = generator.begin(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY)
+    begun.extend(6)
+    assert (begun.tokens != Generator(THETA, CONFIG).generate(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY)).any()
+    for x, n, y, seen in zip(X, LENGTHS, begun.tokens, begun.seen(), strict=True):
+        text = jnp.asarray(np.concatenate([x[:n], y])[:-1])
+        assert_trees_close(seen, record(intervene(d_transformer, changes), *names)(text, THETA)[1], 1e-8)
 
 
 def test_a_state_cannot_be_cut_at_a_prefix():
