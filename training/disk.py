@@ -95,6 +95,18 @@ def write_atomically(path: Path, write: Callable[[Path], Any], *, again: bool = 
             _remove(unfinished)  # unless it is renamed
 
 
+def give_usual_mode(path: Path) -> None:
+    """Give a file the permissions of the others in its directory, those of a file that `open` makes there; safetensors
+    lets only the owner read what it writes.
+    """
+    usual = path.with_name(f".unfinished-{path.name}-{secrets.token_hex(4)}")
+    try:
+        usual.touch()
+        shutil.copymode(usual, path)
+    finally:
+        _remove(usual)
+
+
 def remove_unfinished(directory: Path, *, but: str | None = None) -> None:
     """Remove what killed writers left in a directory, and nothing of a living one; `but` is the name of a path that
     this thread has locked.

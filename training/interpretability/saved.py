@@ -3,19 +3,19 @@
 import pathlib
 from collections.abc import Mapping
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from safetensors import SafetensorError
-from safetensors.flax import load_file, save_file
+from safetensors.flax import load_file
 
 from algorithms.inside import Recorded
+from training.runs.named_arrays import save_tensors
 
 
 def save_recorded(path: pathlib.Path | str, seen: Mapping[str, Array]) -> None:
     """Write recorded values to a safetensors file, each array under its name."""
-    arrays = {str(name): jnp.asarray(np.ascontiguousarray(value)) for name, value in seen.items()}
-    save_file(arrays, str(path))
+    arrays = {str(name): np.ascontiguousarray(value) for name, value in seen.items()}
+    save_tensors(pathlib.Path(path), arrays)
 
 
 def load_recorded(path: pathlib.Path | str) -> Recorded:

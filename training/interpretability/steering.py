@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from algorithms.inside import At, at
 from training.disk import local_path
+from training.runs.named_arrays import save_tensors
 
 FORMAT = "formal-algorithms direction 1"
 
@@ -39,7 +39,7 @@ def save_direction(path: Path | str, name: str, direction: Any) -> None:
     if not given.keys() <= {"layer", "head"} or not all(isinstance(value, int) for value in given.values()):
         raise SteeringError(f"{where}: expected one layer and at most one head, since a direction is for every token")
     metadata = {"format": FORMAT, "where": json.dumps({"name": where.name, **given})}
-    save_file({"direction": np.ascontiguousarray(direction, np.float32)}, str(path), metadata)
+    save_tensors(Path(path), {"direction": np.ascontiguousarray(direction, np.float32)}, metadata)
 
 
 def load_direction(path: Path | str) -> tuple[At, Array]:

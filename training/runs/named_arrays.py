@@ -14,6 +14,8 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import Sharding
 
+from training.disk import give_usual_mode
+
 CHUNK = 1 << 22  # bytes of an array to read at once
 ALIGNMENT = 64  # bytes; JAX can use the memory of a NumPy array that starts at a multiple
 
@@ -95,7 +97,7 @@ def _crc(array: np.ndarray, before: int) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write contiguous arrays to a safetensors file, or raise OSError, such as for a full disk."""
     try:
         safetensors.numpy.save_file(dict(tensors), path, metadata)
@@ -104,3 +106,4 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[s
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    give_usual_mode(path)

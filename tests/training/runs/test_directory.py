@@ -12,10 +12,14 @@ import pytest
 import safetensors
 
 from algorithms import LLAMA
+from algorithms.inside import at
 from tests import cases
 from tests.run_cases import files_end_at, make_run
 from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
+from training.crosscheck.foreign.making import make_case, write_case
 from training.data.tokenizers import ByteTokenizer
+from training.interpretability.saved import save_recorded
+from training.interpretability.steering import save_direction
 from training.runs.checkpoints import Checkpoints
 from training.runs.directory import Description, RunDirectory, RunError, load_run
 from training.settings import SettingsError, differences
@@ -81,6 +85,25 @@ def test_a_full_disk_leaves_the_parameters_as_they_were(tmp_path, monkeypatch, f
         files.save_parameters(jax.tree.map(jnp.negative, theta))
     assert files.parameters.read_bytes() == before
     assert not list(files.path.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_of_a_run_have_the_same_permissions(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        files, _, theta = begin(tmp_path / "run")
+        files.save_parameters(theta)
+        files.save_results({"loss": 1.0})
+        with Checkpoints(files.checkpoints, max_to_keep=1) as checkpoints:
+            checkpoints.save(1, {"params": theta}, {})
+        save_recorded(files.path / "seen.safetensors", {"X@8": np.ones(3)})
+        save_direction(files.path / "direction.safetensors", at("X@8", layer=0), np.ones(3))
+        write_case(make_case(7), files.path / "case")
+    finally:
+        os.umask(before)
+    written = [path for path in files.path.rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".safetensors" for path in written) >= 4
+    assert {path: oct(path.stat().st_mode & 0o777) for path in written} == dict.fromkeys(written, oct(0o666 & ~umask))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "loss.png"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import save_file
 
 import algorithms
 from algorithms.model.variants import VARIANTS
@@ -20,6 +19,7 @@ from training.crosscheck.comparison import run_paper
 from training.crosscheck.models import family_parameters, few, options_of
 from training.crosscheck.oracle import family
 from training.crosscheck.scenarios import Run
+from training.runs.named_arrays import save_tensors
 
 from .cases import EPSILON, FORMAT, Case, tolerances
 from .reference import Reference, gradient
@@ -273,7 +273,7 @@ def write_case(case: Case, directory: str | pathlib.Path) -> None:
 
 
 def _save(path: pathlib.Path, arrays: dict[str, Any]) -> None:
-    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, path)
+    save_tensors(path, {name: np.ascontiguousarray(a) for name, a in arrays.items()})
 
 
 def _about(seen: Any, changed: Any, is_numbered: bool, allowed: dict[str, dict[str, float]]) -> dict[str, Any]:
