@@ -36,7 +36,8 @@ from algorithms.ops.log_loss import log_loss as log_loss, token_losses as token_
 
 # Masks and the legend
 from algorithms.masks import BIDIRECTIONAL as BIDIRECTIONAL, UNIDIRECTIONAL as UNIDIRECTIONAL
-from algorithms.masks import banded as banded, documents as documents, near as near, padding as padding
+from algorithms.masks import banded as banded, blocks as blocks, documents as documents, near as near
+from algorithms.masks import padding as padding, prefix as prefix
 from algorithms.notation import IMPLEMENTATIONS as IMPLEMENTATIONS
 from algorithms.notation import bos_token as bos_token, eos_token as eos_token, mask_token as mask_token
 

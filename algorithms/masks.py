@@ -1,8 +1,8 @@
 """Attention masks: which context tokens t_z each token t_x may attend to. True means "may be attended to".
 
-The two masks of equation (3), sliding windows to one side or both, padding by length and the borders of packed
-documents are *structural*: rules about (t_z, t_x), which fast attention evaluates a block at a time, so that no
-``[l_z, l_x]`` array is formed. A conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean
+The two masks of equation (3), sliding windows to one side or both, prefixes, blocks, padding by length and the borders
+of packed documents are *structural*: rules about (t_z, t_x), which fast attention evaluates a block at a time, so that
+no ``[l_z, l_x]`` array is formed. A conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean
 array. A mask without batch axes applies to all sequences of a batch.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
@@ -24,7 +24,7 @@ from algorithms.machinery.record import Range, as_arguments, as_number
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("length", "documents_z", "documents_x", "first"),
+    data_fields=("length", "prefix", "documents_z", "documents_x", "blocks_z", "blocks_x", "first"),
     meta_fields=("unidirectional", "width"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,16 @@ class StructuralMask:
     # t_z < length: one integer, or one per sequence, which may be traced. Annotated as Any, since JAX also builds
     # pytrees whose leaves are specifications, not arrays
     length: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
+    # t_z <= t_x or t_z < prefix: one integer, or one per sequence, which may be traced
+    prefix: Annotated[Any, Integer[Array, "*#batch"], int, None] = None
     # documents_z[t_z] == documents_x[t_x]: the document that each context and each primary token belongs to
     documents_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
     documents_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
-    # the position of the first primary token, on a device that has only some of them; None for 0
-    first: Annotated[Any, Integer[Array, ""], None] = None
+    # blocks_z[t_z] <= blocks_x[t_x]: the block that each context and each primary token belongs to
+    blocks_z: Annotated[Any, Integer[Array, "*#batch l_z"], None] = None
+    blocks_x: Annotated[Any, Integer[Array, "*#batch l_x"], None] = None
+    # the position of the first primary token, one or one per sequence, if only some are there; None for 0
+    first: Annotated[Any, Integer[Array, "*#batch"], None] = None
 
     def __repr__(self) -> str:
         """The rules that it has."""
@@ -57,8 +62,12 @@ class StructuralMask:
             permitted &= t_x - self.width < t_z
         if self.length is not None:
             permitted &= t_z < self.length
+        if self.prefix is not None:
+            permitted &= (t_z <= t_x) | (t_z < self.prefix)
         if self.documents_z is not None:
             permitted &= self.documents_z[t_z] == self.documents_x[number]
+        if self.blocks_z is not None:
+            permitted &= self.blocks_z[t_z] <= self.blocks_x[number]
         return permitted
 
     @property
@@ -86,13 +95,22 @@ class StructuralMask:
             return _dense_and(self, other)
         if self.documents_z is not None and other.documents_z is not None:
             raise ValueError("cannot join two documents() masks: number the documents of both in one array instead")
-        mine = self if self.documents_z is not None else other
+        if self.blocks_z is not None and other.blocks_z is not None:
+            raise ValueError(
+                "cannot join two blocks() masks: give one of them as an array, blocks(numbers).dense(l, l)"
+            )
+        of_documents = self if self.documents_z is not None else other
+        of_blocks = self if self.blocks_z is not None else other
+        unidirectional = self.unidirectional or other.unidirectional
         return StructuralMask(
-            unidirectional=self.unidirectional or other.unidirectional,
+            unidirectional=unidirectional,
             width=_narrower(self.width, other.width, min),
             length=_narrower(self.length, other.length, jnp.minimum),
-            documents_z=mine.documents_z,
-            documents_x=mine.documents_x,
+            prefix=None if unidirectional else _narrower(self.prefix, other.prefix, jnp.minimum),
+            documents_z=of_documents.documents_z,
+            documents_x=of_documents.documents_x,
+            blocks_z=of_blocks.blocks_z,
+            blocks_x=of_blocks.blocks_x,
             first=other.first if self.first is None else self.first,
         )
 
@@ -112,7 +130,7 @@ _NOT_NEGATIVE = Range("a length >= 0", lambda length: length >= 0)
 _LONGEST = 2**30
 """A window this wide excludes nothing, since no sequence is longer; a wider one would overflow an int32."""
 
-_RANKS = {"length": 0, "documents_z": 1, "documents_x": 1, "first": 0}
+_RANKS = {"length": 0, "prefix": 0, "documents_z": 1, "documents_x": 1, "blocks_z": 1, "blocks_x": 1, "first": 0}
 """The rank of each array of a structural mask for one sequence."""
 
 
@@ -132,13 +150,13 @@ def divisible_axes(mask: Mask) -> Any:
     if not isinstance(mask, StructuralMask):
         return 0 if jnp.ndim(mask) > 2 else None, jnp.ndim(mask) - 1
     counts = {name: n for name in _RANKS if (n := getattr(batch_axes(mask), name)) is not None}
-    axes = {name: (0 if n else None, n if name == "documents_x" else None) for name, n in counts.items()}
+    axes = {name: (0 if n else None, n if name.endswith("_x") else None) for name, n in counts.items()}
     return dataclasses.replace(mask, **axes)
 
 
 def depends_on_position(mask: Mask) -> bool:
     """Whether a mask compares the positions of the two tokens."""
-    return isinstance(mask, StructuralMask) and (mask.unidirectional or mask.width is not None)
+    return isinstance(mask, StructuralMask) and (mask.ahead is not None or mask.prefix is not None)
 
 
 def sequence_axes(mask: Mask) -> Any:
@@ -214,12 +232,32 @@ def padding(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()
         [[1, 1], [0, 0]]
     """
+    return StructuralMask(length=_length("padding", length))
+
+
+def prefix(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:
+    """A prefix language model's mask: every token may attend to the first ``length``, t_z <= t_x or t_z < length.
+
+    One length, or one per sequence; with 0 it is `UNIDIRECTIONAL`.
+
+    Raises:
+        TypeError: if length is not an integer.
+        ValueError: if length is negative, unless it is traced.
+
+    Example:
+        >>> prefix(2).dense(3, 3).astype(int).tolist()
+        [[1, 1, 1], [1, 1, 1], [0, 0, 1]]
+    """
+    return StructuralMask(prefix=_length("prefix", length))
+
+
+def _length(name: str, length: Any) -> Any:
     is_array = hasattr(length, "dtype")
     is_integer = has_dtype(length, jnp.integer) if is_array else jnp.issubdtype(jnp.result_type(length), jnp.integer)
     if isinstance(length, bool) or not is_integer:
-        raise TypeError(f"padding: expected an integer length, or one for each sequence, got {length!r}")
-    check_value("padding", length, _NOT_NEGATIVE)
-    return StructuralMask(length=length)
+        raise TypeError(f"{name}: expected an integer length, or one for each sequence, got {length!r}")
+    check_value(name, length, _NOT_NEGATIVE)
+    return length
 
 
 def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
@@ -230,3 +268,15 @@ def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
         [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
     return StructuralMask(documents_z=numbers, documents_x=numbers)
+
+
+def blocks(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
+    """Blocks of tokens: a token may attend to its own block, on both sides, and to blocks of smaller numbers.
+
+    ``numbers`` has each token's block, as for block diffusion. A block for each token is `UNIDIRECTIONAL`.
+
+    Example:
+        >>> blocks(jnp.array([0, 0, 1, 1])).dense(4, 4).astype(int).tolist()
+        [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]]
+    """
+    return StructuralMask(blocks_z=numbers, blocks_x=numbers)

@@ -131,7 +131,8 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
 
 def is_tagged(method: types.FunctionType) -> bool:
     """Whether a method has tagged statements, and `numbered` can find them: in a class of a module with a source."""
-    text = None if "<locals>" in method.__qualname__ else _source(method.__module__)
+    is_found = "<locals>" not in method.__qualname__ and method.__module__ in sys.modules  # not in code run by exec
+    text = _source(method.__module__) if is_found else None
     first, last = method.__code__.co_firstlineno, _last_line(method.__code__)
     return text is not None and any(first <= line <= last for line in tags_in(text))
 

@@ -150,6 +150,7 @@ def test_log_loss_never_holds_all_logits(columns):
 
 HOLES = np.random.default_rng(5).random((11, 13)) < 0.6
 HOLES[:, [0, 4]] = False  # wholly masked columns
+BLOCKS = jnp.array([1, 1, 0, 0, 2, 2, 2, 1, 5, 5, 3, 0, 4])
 MASKS = {
     "none": (alg.BIDIRECTIONAL, 11, 13),
     "unidirectional": (alg.UNIDIRECTIONAL, 13, 13),
@@ -164,10 +165,18 @@ MASKS = {
     "padding of everything": (alg.padding(0), 11, 13),
     "conjunction": (alg.banded(6) & alg.padding(9), 13, 13),
     "documents": (alg.UNIDIRECTIONAL & alg.documents(jnp.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3])), 13, 13),
+    "prefix": (alg.prefix(6), 13, 13),
+    "prefix, more context": (alg.prefix(9), 13, 7),
+    "prefix, near, with padding": (alg.prefix(6) & alg.near(4) & alg.padding(9), 13, 13),
+    "blocks": (alg.blocks(jnp.arange(13) // 4), 13, 13),
+    "blocks in any order, with padding": (alg.blocks(BLOCKS) & alg.padding(9), 13, 13),
     "holes": (jnp.asarray(HOLES), 11, 13),
     "single token": (alg.UNIDIRECTIONAL, 1, 1),
 }
-QUICK = ("unidirectional", "banded, wholly masked columns", "near", "conjunction", "documents", "holes")
+QUICK = (
+    *("unidirectional", "banded, wholly masked columns", "near", "conjunction", "documents", "holes"),
+    *("prefix, near, with padding", "blocks in any order, with padding"),
+)
 
 
 def tile(l_z, l_x, dtype=jnp.float64):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import algorithms as alg
+from algorithms.masks import StructuralMask
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params, random_mask
 
@@ -179,6 +180,15 @@ BATCH_MASKS = {
         alg.documents(jnp.asarray(NUMBERS[0, 0])) & alg.padding(jnp.asarray(OF_LENGTH)),
         lambda i: (NUMBERS[0, 0][t_1] == NUMBERS[0, 0][t_2]) & (t_1 < OF_LENGTH[i]),
     ),
+    "a first query of each": (
+        StructuralMask(unidirectional=True, first=jnp.asarray(OF_LENGTH)),
+        lambda i: t_z <= t_x + OF_LENGTH[i],
+    ),
+    "a prefix of each": (
+        alg.prefix(jnp.asarray(OF_LENGTH)) & alg.near(5),
+        lambda i: ((t_z <= t_x) | (t_z < OF_LENGTH[i])) & (abs(t_x - t_z) < 5),
+    ),
+    "blocks of each": (alg.blocks(jnp.asarray(NUMBERS)), lambda i: NUMBERS[i][t_1] <= NUMBERS[i][t_2]),
     "an array for all": (jnp.asarray(ONE), lambda i: ONE),
     "an array of each": (jnp.asarray(EACH), lambda i: EACH[i]),
 }

@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, near, padding, scaled_dot_product_attention
+from algorithms import (
+    BIDIRECTIONAL,
+    UNIDIRECTIONAL,
+    banded,
+    blocks,
+    near,
+    padding,
+    prefix,
+    scaled_dot_product_attention,
+)
 from algorithms.ops.attention import blockwise
 
 pytestmark = pytest.mark.sampled(3)
@@ -26,6 +35,10 @@ def masks():
         yield f"near({width}) and padded", near(width) & padding(6)
     for length in (0, 1, 4, 5, 8):
         yield f"padding({length})", padding(length)
+        yield f"prefix({length})", prefix(length)
+        yield f"prefix({length}) and padded", prefix(length) & padding(6)
+    for size in (1, 3, 4, 6, 20):
+        yield f"blocks of {size}", blocks(jnp.arange(LENGTHS[-1]) // size)
 
 
 @pytest.fixture(autouse=True)

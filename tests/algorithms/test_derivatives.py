@@ -38,6 +38,8 @@ MASKS = {
     "a band with padding": alg.banded(2) & alg.padding(3),
     "near, with padding": alg.near(2) & alg.padding(3),
     "documents": alg.documents(jnp.array([0, 0, 1, 1, 2])),
+    "a prefix, near": alg.prefix(3) & alg.near(3),
+    "blocks": alg.blocks(jnp.array([0, 0, 1, 1, 2])),
     "holes": HOLES,
     "nothing": alg.padding(0),
 }

@@ -18,12 +18,14 @@ from algorithms import (
     LLAMA,
     PAPER,
     VARIANTS,
+    blocks,
     d_inference,
     d_transformer,
     e_transformer,
     ed_inference,
     ed_transformer,
     padding,
+    prefix,
 )
 from algorithms.lines import Attention, LayerNorm
 from algorithms.machinery.record import Record
@@ -118,11 +120,11 @@ def test_a_cache_generates_the_tokens_of_algorithm_15(name):
     np.testing.assert_array_equal(tokens, expected)
 
 
-T_Z, T_X = np.indices((13, 13))
 MASKS = {
     "all ones": np.ones((13, 13), bool),
     "everything": BIDIRECTIONAL,
-    "a prefix": (T_Z <= T_X) | (T_Z < 6),
+    "a prefix": prefix(6),
+    "blocks": blocks(jnp.arange(13) // 3),
     "padding": padding(9),
     "of each": np.random.default_rng(2).random((2, 13, 13)) < 0.7,
 }

@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import algorithms as alg
+from algorithms.masks import StructuralMask
 from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
@@ -32,6 +33,7 @@ def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None)
 
 
 NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32), jnp.int32)
+LATER = StructuralMask(unidirectional=True, first=jnp.asarray(3))
 PADDED = alg.UNIDIRECTIONAL & alg.padding(jnp.array([0, 77], jnp.int32))
 OF_EACH = alg.padding(jnp.arange(4, dtype=jnp.int32))
 MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
@@ -190,6 +192,12 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.documents(NUMBERS)}, "does not mask by documents"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.near(9)}, "windows have one side"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.prefix(9)}, "does not mask by a prefix"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.blocks(NUMBERS)}, "does not mask by a prefix or by"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": LATER}, "its first query is token 0"),
+        (pallas_refuses, "tpu", {"mask": LATER}, "its first query is token 0"),
+        (pallas_refuses, "tpu", {"mask": alg.prefix(9)}, "does not mask by a prefix"),
+        (pallas_refuses, "tpu", {"mask": alg.blocks(NUMBERS) & alg.near(9)}, "does not mask by a prefix or by blocks"),
         (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),

@@ -9,26 +9,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, near, padding
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, blocks, documents, near, padding, prefix
 
 NUMBERS = jnp.array([4, 4, 0, 0, 0, 9, 9])
 
 
 @pytest.mark.parametrize(("l_z", "l_x"), [(1, 1), (7, 5), (5, 7), (7, 7)])
 def test_each_mask_permits_what_its_definition_says(l_z, l_x):
-    masks = (BIDIRECTIONAL, UNIDIRECTIONAL, banded(3), near(3), padding(2))
-    everything, unidirectional, band, both_sides, padded = (np.asarray(mask.dense(l_z, l_x)) for mask in masks)
+    masks = (BIDIRECTIONAL, UNIDIRECTIONAL, banded(3), near(3), padding(2), prefix(2))
+    dense = (np.asarray(mask.dense(l_z, l_x)) for mask in masks)
+    everything, unidirectional, band, both_sides, padded, after_prefix = dense
     for t_z, t_x in itertools.product(range(l_z), range(l_x)):
         assert everything[t_z, t_x]
         assert unidirectional[t_z, t_x] == (t_z <= t_x)
         assert band[t_z, t_x] == (t_x - 3 < t_z <= t_x)
         assert both_sides[t_z, t_x] == (abs(t_x - t_z) < 3)
         assert padded[t_z, t_x] == (t_z < 2)
+        assert after_prefix[t_z, t_x] == (t_z <= t_x or t_z < 2)
 
 
 def test_documents_attend_themselves_only():
     expected = [[int(a == b) for b in NUMBERS] for a in NUMBERS]
     np.testing.assert_array_equal(documents(NUMBERS).dense(7, 7), expected)
+
+
+def test_blocks_attend_themselves_and_blocks_of_smaller_numbers():
+    expected = [[int(z <= x) for x in NUMBERS] for z in NUMBERS]
+    np.testing.assert_array_equal(blocks(NUMBERS).dense(7, 7), expected)
+    np.testing.assert_array_equal(blocks(jnp.arange(7)).dense(7, 7), UNIDIRECTIONAL.dense(7, 7))
 
 
 MASKS = {
@@ -39,12 +47,15 @@ MASKS = {
     "near 3": near(3),
     "padding 3": padding(3),
     "padding 5": padding(jnp.asarray(5)),
+    "prefix 2": prefix(2),
+    "prefix 4": prefix(jnp.asarray(4)),
     "documents": documents(NUMBERS),
+    "blocks": blocks(NUMBERS),
 }
 
 
 def joinable(names):
-    return [pair for pair in names if sum(name == "documents" for name in pair) < 2]
+    return [pair for pair in names if set(pair) not in ({"documents"}, {"blocks"})]
 
 
 @pytest.mark.parametrize(("a", "b"), joinable(itertools.product(MASKS, repeat=2)))
@@ -72,10 +83,20 @@ def test_a_unidirectional_window_has_one_side():
     assert banded(5) & near(3) == banded(3) & near(5) == banded(3)
 
 
+def test_prefixes_join_to_the_shorter_and_vanish_in_a_unidirectional_mask():
+    assert (prefix(3) & prefix(5)).prefix == 3
+    assert UNIDIRECTIONAL & prefix(3) == prefix(3) & banded(2**30) == UNIDIRECTIONAL
+    for mask, what in ((documents(NUMBERS), "documents"), (blocks(NUMBERS), "blocks")):
+        with pytest.raises(ValueError, match=rf"cannot join two {what}\(\) masks: "):
+            mask & mask
+
+
 def test_the_first_query_of_a_device_stays_so_when_masks_join():
-    moved = dataclasses.replace(UNIDIRECTIONAL, first=jnp.asarray(2))
-    for joined in (moved & padding(5), padding(5) & moved):
-        np.testing.assert_array_equal(joined.dense(7, 4), moved.dense(7, 4) & padding(5).dense(7, 4))
+    for mask in (UNIDIRECTIONAL, prefix(4)):
+        moved = dataclasses.replace(mask, first=jnp.asarray(2))
+        np.testing.assert_array_equal(moved.dense(7, 4), mask.dense(7, 6)[:, 2:])
+        for joined in (moved & padding(5), padding(5) & moved):
+            np.testing.assert_array_equal(joined.dense(7, 4), moved.dense(7, 4) & padding(5).dense(7, 4))
 
 
 def test_all_of_them_join():
@@ -84,11 +105,12 @@ def test_all_of_them_join():
     np.testing.assert_array_equal(joined.dense(7, 7), expected)
 
 
-def test_a_length_may_be_traced_and_mapped_over():
+@pytest.mark.parametrize(("other", "of_length"), [(UNIDIRECTIONAL, padding), (near(2), prefix)])
+def test_a_length_may_be_traced_and_mapped_over(other, of_length):
     lengths = jnp.arange(4)
-    masks = jax.jit(jax.vmap(lambda length: (UNIDIRECTIONAL & padding(length)).dense(5, 3)))(lengths)
+    masks = jax.jit(jax.vmap(lambda length: (other & of_length(length)).dense(5, 3)))(lengths)
     for length in range(4):
-        np.testing.assert_array_equal(masks[length], (UNIDIRECTIONAL & padding(length)).dense(5, 3))
+        np.testing.assert_array_equal(masks[length], (other & of_length(length)).dense(5, 3))
 
 
 @pytest.mark.parametrize("width", [2**30, 2**31, 2**70])

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream, split_attention
-from algorithms.masks import documents
+from algorithms.masks import StructuralMask, documents
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 from training.tasks.objectives import likeliest
@@ -27,6 +27,9 @@ MASKS = {
     "banded": alg.banded(3),
     "near": alg.near(3),
     "documents": alg.UNIDIRECTIONAL & documents(NUMBERS),
+    "later": StructuralMask(unidirectional=True, first=jnp.asarray(2)),
+    "prefix": alg.prefix(LENGTHS),
+    "blocks": alg.blocks(NUMBERS),
     "padding": alg.BIDIRECTIONAL & alg.padding(LENGTHS),
     "array": jnp.asarray(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
     "one array": jnp.asarray(np.random.default_rng(4).random((L_X, L_X)) < 0.6),
@@ -59,6 +62,9 @@ def assert_mesh_changes_nothing(loss, *arguments, sizes):
         ("unidirectional", "blockwise", 0.3, {"data": 2, "context": 3}),
         ("banded", "dense", 0.3, EIGHT),
         ("near", "blockwise", 0.3, EIGHT),
+        ("later", "blockwise", 0.0, EIGHT),
+        ("prefix", "blockwise", 0.0, EIGHT),
+        ("blocks", "blockwise", 0.0, EIGHT),
         ("one array", "dense", 0.3, EIGHT),
         *(
             pytest.param(mask, how, rate, sizes, marks=pytest.mark.slow)

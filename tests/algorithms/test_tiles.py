@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding
+from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding, prefix
 from algorithms.alg03_attention import of_one_head
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention import strips, tiles
@@ -23,6 +23,7 @@ MASKS = {
     "none": BIDIRECTIONAL,
     "unidirectional": UNIDIRECTIONAL,
     "lengths": padding(LENGTHS),
+    "prefixes": prefix(LENGTHS),
     "array": jnp.asarray(np.random.default_rng(5).random((B, L_Z, L_X)) < 0.6),
 }
 

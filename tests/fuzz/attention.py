@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, documents, near, padding, scaled_dot_product_attention
+from algorithms import (
+    BIDIRECTIONAL,
+    UNIDIRECTIONAL,
+    banded,
+    blocks,
+    documents,
+    near,
+    padding,
+    prefix,
+    scaled_dot_product_attention,
+)
 from algorithms.ops.attention import blockwise, strips, tiles
 from tests.fuzz.comparing import BOUNDS, assert_near, chance, normal, one_of
 
@@ -19,7 +29,7 @@ def random_mask(rng: np.random.Generator, batch: tuple[int, ...], l_z: int, l_x:
     t_z, t_x = np.indices((l_z, l_x))
     mask, dense = BIDIRECTIONAL, np.ones((*batch, l_z, l_x), bool)
     of_each = batch if chance(rng, 0.5) else ()
-    kinds = ["unidirectional", "band", "near", "padding", "documents", "array"]
+    kinds = ["unidirectional", "band", "near", "padding", "prefix", "documents", "blocks", "array"]
     for kind in rng.permutation(kinds)[: rng.integers(4)]:
         if kind == "unidirectional":
             mask, dense = mask & UNIDIRECTIONAL, dense & (t_z <= t_x)
@@ -33,6 +43,14 @@ def random_mask(rng: np.random.Generator, batch: tuple[int, ...], l_z: int, l_x:
             lengths = rng.integers(l_z + 1, size=of_each)
             mask = mask & padding(jnp.asarray(lengths, one_of(rng, "int32", "uint8", "int64")))
             dense = dense & (t_z < lengths[..., None, None])
+        elif kind == "prefix":
+            lengths = rng.integers(l_z + 1, size=of_each)
+            mask = mask & prefix(jnp.asarray(lengths, one_of(rng, "int32", "uint8", "int64")))
+            dense = dense & ((t_z <= t_x) | (t_z < lengths[..., None, None]))
+        elif kind == "blocks" and l_z == l_x:
+            numbers = rng.integers(4, size=(*of_each, l_z))
+            mask = mask & blocks(jnp.asarray(numbers))
+            dense = dense & (numbers[..., :, None] <= numbers[..., None, :])
         elif kind == "documents" and l_z == l_x:
             numbers = np.sort(rng.integers(4, size=(*of_each, l_z)), axis=-1)
             mask = mask & documents(jnp.asarray(numbers))

@@ -90,9 +90,20 @@ class _Blocks:
                 end = jnp.minimum(end, (position + self.b_x - 1 + mask.ahead) // self.b_z + 1)
             if mask.width is not None:
                 first = jnp.maximum(position - mask.width + 1, 0) // self.b_z
+            if mask.prefix is not None:
+                visible = jnp.maximum(position + self.b_x, jnp.asarray(mask.prefix, jnp.int32))
+                end = jnp.minimum(end, -(-visible // self.b_z))
             if mask.length is not None:
                 end = jnp.minimum(end, -(-jnp.asarray(mask.length, jnp.int32) // self.b_z))
+            if mask.blocks_z is not None:
+                end = jnp.minimum(end, self._end_of_blocks(mask, i))
         return first, end
+
+    def _end_of_blocks(self, mask: StructuralMask, i: int | Array) -> Array:
+        """One more than the last context block with a token whose number is at most the largest of primary block i."""
+        _, t_x = self._tokens(0, i)
+        largest, numbers = mask.blocks_x[jnp.minimum(t_x, self.l_x - 1)].max(), mask.blocks_z
+        return jnp.where(numbers <= largest, jnp.arange(len(numbers)) // self.b_z + 1, 0).max()
 
     def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
         """The block (j, i) of the mask; False for the padding after the sequences."""

@@ -242,7 +242,7 @@ def _counted_from(
         l_x, n = U.shape[-1], P.shape[-1]
         by_distance = U, jax.lax.dynamic_slice_in_dim(P, n - l_z - l_x - first, l_z + l_x, 2)
     if isinstance(mask, StructuralMask) and depends_on_position(mask):
-        mask = dataclasses.replace(mask, first=first)
+        mask = dataclasses.replace(mask, first=first if mask.first is None else mask.first + first)
     return by_distance, mask, None if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
 
 

@@ -38,10 +38,10 @@ def in_strips(l_x: int, l_z: int, mask: Mask) -> bool:
     """Whether strips are the fastest rule on a CPU.
 
     Small tiles are faster side by side. Strips of long sequences do not fit in a core's cache, and only ``"blockwise"``
-    skips blocks of padding.
+    skips what a length, a prefix or blocks rule out.
     """
-    padded = isinstance(mask, StructuralMask) and mask.length is not None
-    return l_x * l_z > SMALL and max(l_x, l_z) <= (BLOCK if padded else LARGEST * RANGES)
+    skipped = isinstance(mask, StructuralMask) and any(a is not None for a in (mask.length, mask.prefix, mask.blocks_z))
+    return l_x * l_z > SMALL and max(l_x, l_z) <= (BLOCK if skipped else LARGEST * RANGES)
 
 
 def _for_each_tile(of_tile, matrices, mask, seeds):
