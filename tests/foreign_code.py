@@ -123,17 +123,21 @@ def decode(model, x, wrong):
     return torch.stack(rows).double().numpy()
 
 
-def attention(case, dtype, softmax_axis=0, mask=lambda M: M):
+def softmax(S, M, axis=0):
+    """Softmax of the scores S where the mask M permits."""
+    E = np.exp(np.where(M, S, -1e30) - np.where(M, S, -1e30).max(axis=0)) * M
+    total = E.sum(axis=axis, keepdims=True)
+    return E / np.where(total == 0, 1, total)
+
+
+def attention(case, dtype, mask=lambda M: M, weights=softmax):
     """Algorithm 5 in NumPy, tokens in columns."""
 
     def run(theta, X, Z, Mask):
         heads = []
         for h in range(len(theta["W_q"])):
             Q, K, V = (theta[f"W_{n}"][h] @ A + theta[f"b_{n}"][h][:, None] for n, A in (("q", X), ("k", Z), ("v", Z)))
-            S = np.where(mask(Mask), K.T @ Q / np.sqrt(len(Q)), -1e30)
-            E = np.exp(S - S.max(axis=0)) * mask(Mask)
-            total = E.sum(axis=softmax_axis, keepdims=True)
-            heads.append(V @ (E / np.where(total == 0, 1, total)))
+            heads.append(V @ weights(K.T @ Q / np.sqrt(len(Q)), mask(Mask)))
         return theta["W_o"] @ np.concatenate(heads) + theta["b_o"][:, None]
 
     theta = {name: W.astype(dtype) for name, W in case.theta.items()}

@@ -15,10 +15,11 @@ import jax
 from rich.console import Console
 
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.book import write_book
+from training.crosscheck.book import write_book, write_report
 from training.crosscheck.comparison import OracleCache, Results, compare
 from training.crosscheck.foreign.cases import Case
 from training.crosscheck.foreign.checking import check_files, diagnose
+from training.crosscheck.foreign.huggingface import from_transformers, variant_of
 from training.crosscheck.foreign.making import algorithm_of, config_of, make_case, of_library, write_case
 from training.crosscheck.foreign.report import as_data, as_junit, print_report
 from training.crosscheck.mutations import check_mutations
@@ -71,10 +72,12 @@ def parser() -> Parser:
                         help="only this one; lines that it fuses are shown as one step (default: paper, which shows "
                         "every line, and auto, which callers get)")  # fmt: skip
     parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
-    parser.add_argument("--html", type=local, metavar="DIR", help="write the result to DIR as a book of pages")
-    parser.add_argument("--of", metavar="MODULE:FUNCTION|DIR",
-                        help="instead: check foreign code that MODULE:FUNCTION(case, dtype) runs and records, or the "
-                        "tensors in DIR, a case's directory or a folder in it")  # fmt: skip
+    parser.add_argument("--html", type=local, metavar="DIR",
+                        help="write the result to DIR as a book of pages; with --of, as a page")  # fmt: skip
+    parser.add_argument("--of", metavar="MODULE:FUNCTION|transformers:KIND|DIR",
+                        help="instead: check foreign code that MODULE:FUNCTION(case, dtype) runs and records, the code "
+                        "that transformers has of a KIND of model, such as transformers:gpt2, or the tensors in DIR, a "
+                        "case's directory or a folder in it")  # fmt: skip
     parser.add_argument("--expect", metavar="ITEMS",
                         help="with --of: known departures, such as GPT2 or GPT2,loss=mean or FILE.json")  # fmt: skip
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"),
@@ -139,19 +142,24 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
         return _write_all(options, console)
     if len(options.algorithm or ()) > 1 or len(options.variant) > 1:
         raise ValueError("--algorithm, --variant: expected one of them, once, with --of and --write-case")
-    variant = options.variant[0] if options.variant else "PAPER"
+    module, _, function = (options.of or "").partition(":")
+    is_library = module == "transformers" and bool(function)
+    own = variant_of(function) if is_library else "PAPER"
+    variant = options.variant[0] if options.variant else own
     case = make_case((options.algorithm or [10])[0], variant, options.seed, **dict(options.sizes))
     if options.write_case is not None:
         console.print(f"case: {', '.join(map(str, _written(case, options.write_case)))}", markup=False)
         return 0
-    module, _, function = options.of.partition(":")
-    if function:
-        sys.path.insert(0, "")
-        observe = getattr(importlib.import_module(module), function)
-        report = diagnose(case, observe(case, options.dtype or "float64"), options.expect)
-    else:
-        report = check_files(options.of, expect=options.expect, dtype=options.dtype)
+    with console.status("recording") as status:
+        if function:
+            sys.path.insert(0, "")
+            observe = from_transformers(function) if is_library else getattr(importlib.import_module(module), function)
+            report = diagnose(case, observe(case, options.dtype or "float64"), options.expect, status.update)
+        else:
+            report = check_files(options.of, expect=options.expect, dtype=options.dtype, tell=status.update)
     print_report(report, console)
+    if options.html is not None:
+        console.print(f"page: {write_report(report, options.html)}", markup=False)
     if options.json is not None:
         options.json.write_text(json.dumps(as_data(report), indent=1, ensure_ascii=False) + "\n", "utf-8")
     if options.junit is not None:

@@ -21,7 +21,8 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 """
 
 from .foreign.checking import check
+from .foreign.huggingface import from_transformers
 from .foreign.loading import load
 from .foreign.recording import Recording, record_jax, record_numpy, record_torch
 
-__all__ = ["Recording", "check", "load", "record_jax", "record_numpy", "record_torch"]
+__all__ = ["Recording", "check", "from_transformers", "load", "record_jax", "record_numpy", "record_torch"]

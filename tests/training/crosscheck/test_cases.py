@@ -1,7 +1,9 @@
 """Cases: every numbered line from the oracle, the reference equal to it, and files that say all of it."""
 
 import dataclasses
+import html
 import json
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -116,10 +118,19 @@ def test_a_case_is_written_as_models_that_others_open(tmp_path, capsys):
 def test_a_report_is_written_as_data_and_as_tests(tmp_path, capsys):
     files = tmp_path / "report.json", tmp_path / "report.xml"
     of = "--algorithm", "4", "--of", "docs.examples.attention_numpy:observe"
-    assert main([*of, "--json", str(files[0]), "--junit", str(files[1])]) == 1
+    assert main([*of, "--json", str(files[0]), "--junit", str(files[1]), "--html", str(tmp_path / "page")]) == 1
     told = json.loads(files[0].read_text("utf-8"))
     assert [(d["algorithm"], d["line"]) for d in told["departures"]] == [(4, "return")]
     assert not told["ok"]
     suite = ElementTree.fromstring(files[1].read_text("utf-8"))
     assert (suite.get("tests"), suite.get("failures")) == ("6", "1")
     assert suite.find("testcase/failure").get("message").startswith("softmax is over the queries")
+    page = (tmp_path / "page" / "index.html").read_text("utf-8")
+    assert "softmax is over the queries" in page
+    assert set(re.findall('href="#([^"]+)"', page)) <= set(re.findall(' id="([^"]+)"', page))
+    assert all((tmp_path / "page" / name).is_file() for name in re.findall(r'href="([\w-]+\.html)', page))
+    rows = {n: html.unescape(re.sub("<[^>]*>", "", row)) for row in page.split('<div class="row')[1:]
+            for n in re.findall('href="#a4-paper-([^"]+)"', row)}  # fmt: skip
+    texts = {"1": "q = x @", "2": "k = z @", "3": "v = z @", "4": "q @ k.T", "5": "-np.inf", "return": "weights.sum(0)"}
+    assert set(rows) == set(texts)
+    assert all(texts[n] in row for n, row in rows.items()), rows

@@ -3,10 +3,11 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from tests.foreign_code import attention, decoder
+from tests.foreign_code import attention, decoder, softmax
 from training.crosscheck import check
 from training.crosscheck.foreign.checking import diagnose
 from training.crosscheck.foreign.making import make_case
@@ -95,10 +96,52 @@ def test_gpt2_is_told_and_can_be_declared():
 def test_numpy():
     departures, report = found(attention, 5)
     assert not departures, report
-    departures, _ = found(lambda case, dtype: attention(case, dtype, softmax_axis=1), 5)
-    assert list(departures) == [(4, "return")]
     departures, _ = found(lambda case, dtype: attention(case, dtype, mask=lambda M: ~M), 5)
     assert departures[4, "5"] == "the given mask is inverted"
+
+
+def exponentials(S):
+    return np.exp(S - S.max(axis=0))
+
+
+def finite(S, M):
+    E = exponentials(np.where(M, S, -1e9))
+    return E / E.sum(0)
+
+
+def nothing(S, M):
+    with np.errstate(invalid="ignore"):
+        return np.exp(np.where(M, S, -np.inf)) / np.exp(np.where(M, S, -np.inf)).sum(0)
+
+
+QUERIES = "numerators are divided by their sum over the queries"
+WEIGHTS = [
+    (lambda S, M: softmax(S, M, axis=1), [QUERIES]),
+    (lambda S, M: exponentials(S) * M / exponentials(S).sum(0), ["weights are set to 0 after softmax"]),
+    (lambda S, M: exponentials(S) * M / (exponentials(S) * M).sum(1, keepdims=True),
+     ["the exponentials are masked, not the scores", QUERIES]),
+    (lambda S, M: np.exp(S) * M / np.exp(S).sum(1, keepdims=True),
+     ["weights are set to 0 after softmax", "softmax is over the queries"]),
+    (lambda S, M: np.exp(S) * M / np.exp(S).sum(), ["weights are set to 0 after softmax", "softmax is over all pairs"]),
+    (lambda S, M: exponentials(S) * M / (1 + (exponentials(S) * M).sum(0)),
+     ["the exponentials are masked, not the scores", "1 more in its denominator, after its maximum is subtracted"]),
+    (lambda S, M: 40 * np.exp(S) * M / 40, ["the softmax is not divided by its sum"]),  # values of −10,000
+    (finite, ["a token with nothing to attend to attends to all tokens alike"]),
+    (lambda S, M: exponentials(S - 1e9 * ~M) / exponentials(S - 1e9 * ~M).sum(0),
+     ["a token with nothing to attend to attends as if nothing were masked"]),
+    (nothing, ["where a token has nothing to attend to: a softmax of −∞ alone is 0/0"]),
+    (lambda S, M: (np.exp(S) + M) / np.exp(S).sum(0), ["is another, in no form of the catalogue"]),
+]  # fmt: skip
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("weights", "texts"), WEIGHTS)
+def test_weights_are_named_by_what_they_give(weights, texts):
+    """Steps on the way to them are in the code, too: scores, exponentials, masked or not."""
+    _, report = found(lambda case, dtype: attention(case, dtype, weights=weights), 5)
+    told = [d.text for d in report.departures]
+    assert len(told) == len(texts), report
+    assert all(text in d for text, d in zip(texts, told, strict=True)), report
 
 
 def test_a_departure_has_file_and_line():

@@ -5,13 +5,16 @@ import dataclasses
 import functools
 import pathlib
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from training.crosscheck.comparison import LineResult, Place
+from training.crosscheck.comparison import Place
+from training.crosscheck.pseudocode import Line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,17 @@ def page_of(file: str) -> str:
     return f"source-{'-'.join(parts)}.html"
 
 
-def excerpts(results: list[LineResult], root: pathlib.Path) -> list[Excerpt]:
+class Placed(Protocol):
+    """A line of the paper, and the code that executes it."""
+
+    @property
+    def line(self) -> Line: ...
+
+    @property
+    def places(self) -> Sequence[Place]: ...
+
+
+def excerpts(results: Sequence[Placed], root: pathlib.Path) -> list[Excerpt]:
     """Return the functions that execute the lines of an algorithm, in the order of the lines."""
     order = {result.line.number: i for i, result in enumerate(results)}
     places: dict[tuple[str, int], list[tuple[Place, str]]] = {}
@@ -74,25 +87,33 @@ def excerpts(results: list[LineResult], root: pathlib.Path) -> list[Excerpt]:
     return [_excerpt(root, file, lineno, places[file, lineno], seen) for file, lineno in functions]
 
 
-def _function(path: pathlib.Path, line: int) -> ast.FunctionDef:
-    """Return the outermost function around a line."""
-    for node in ast.parse(path.read_text("utf-8")).body:
-        inside = node.body if isinstance(node, ast.ClassDef) else [node]
-        for function in inside:
-            if isinstance(function, ast.FunctionDef) and function.lineno <= line <= (function.end_lineno or line):
-                return function
-    raise LookupError(f"{path}:{line}: expected a line of a function")
+@functools.cache
+def _statements(path: pathlib.Path) -> tuple[ast.stmt, ...]:
+    """Return the statements of a Python file, the outermost first."""
+    return tuple(node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.stmt))
+
+
+def _function(path: pathlib.Path, line: int) -> ast.stmt:
+    """Return the outermost function around a line, or the outermost statement where none is."""
+    around = [node for node in _statements(path) if node.lineno <= line <= (node.end_lineno or line)]
+    return next((node for node in around if isinstance(node, ast.FunctionDef)), around[0])
 
 
 def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Place, str]], seen: set[str]) -> Excerpt:
     node = _function(root / file, lineno)
-    body = node.body[1:] if ast.get_docstring(node) else node.body
+    body = [node]
+    if isinstance(node, ast.FunctionDef):
+        body = node.body[1:] if ast.get_docstring(node) else node.body
     lines = []
     for line in listing(root / file, body[0].lineno, body[-1].end_lineno):
         executes = tuple(dict.fromkeys(n for place, n in places if place.line <= line.number <= place.last))
         new = tuple(n for n in executes if n not in seen)
         seen.update(new)
         lines.append(dataclasses.replace(line, executes=executes, first_of=new))
-    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
-    names += ["*", *(argument.arg for argument in node.args.kwonlyargs)] if node.args.kwonlyargs else []
-    return Excerpt(file, page_of(file), f"{node.name}({', '.join(names)})", tuple(lines))
+    return Excerpt(file, page_of(file), _signature(node) if isinstance(node, ast.FunctionDef) else "", tuple(lines))
+
+
+def _signature(function: ast.FunctionDef) -> str:
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    names += ["*", *(argument.arg for argument in function.args.kwonlyargs)] if function.args.kwonlyargs else []
+    return f"{function.name}({', '.join(names)})"

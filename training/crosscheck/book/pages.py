@@ -95,35 +95,40 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
     Raises:
         ValueError: if the installed jinja2 is unsafe.
     """
-    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
-        raise ValueError(f"--html: {problem}")
     results, *variants = every
     package = importlib.import_module("algorithms")
     rules = backward_rules(package, root, results.settings["seed"])
     numbers = sorted({algorithm for algorithm, _ in results.lines})
     chapters = [_chapter(n, results, rules, package, root) for n in numbers]
     models = [_model(results, root) for results in variants]
-    environment = _environment()
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = {"chapters": chapters, "models": models, "results": results, "tolerance": TOLERANCE}
-
-    def write(name: str, template: str, **variables: Any) -> pathlib.Path:
-        path = folder / name
-        path.write_text(environment.get_template(template).render(**variables, **shared), "utf-8")
-        return path
-
-    write("book.css", "book.css", highlighting=HIGHLIGHTING)
+    pages: dict[str, tuple[str, dict[str, Any]]] = {}
     for previous, chapter, following in zip([None, *chapters[:-1]], chapters, [*chapters[1:], None], strict=True):
-        write(chapter.page, "algorithm.html", chapter=chapter, previous=previous, following=following)
+        pages[chapter.page] = "algorithm.html", {"chapter": chapter, "previous": previous, "following": following}
     for model in models:
-        write(model.page, "model.html", model=model)
+        pages[model.page] = "model.html", {"model": model}
     for path in sorted((root / "algorithms").rglob("*.py")):
         relative = path.relative_to(root).as_posix()
-        write(page_of(relative), "source.html", file=relative, lines=listing(path))
+        pages[page_of(relative)] = "source.html", {"file": relative, "lines": listing(path)}
     run = results.observed.get((10, 0))
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
     picture = residual_stream(run) if run is not None else None
-    return write("index.html", "index.html", parts=parts, picture=picture, rules=rules)
+    pages["index.html"] = "index.html", {"parts": parts, "picture": picture, "rules": rules}
+    return write_pages(folder, pages, chapters=chapters, models=models, results=results, tolerance=TOLERANCE)
+
+
+def write_pages(folder: pathlib.Path, pages: dict[str, tuple[str, dict[str, Any]]], **shared: Any) -> pathlib.Path:
+    """Write pages and their style; `pages`: file name → template and variables; returns the path of the index.
+
+    Raises:
+        ValueError: if the installed jinja2 is unsafe.
+    """
+    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
+        raise ValueError(f"--html: {problem}")
+    environment = _environment()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (template, variables) in {"book.css": ("book.css", {"highlighting": HIGHLIGHTING}), **pages}.items():
+        (folder / name).write_text(environment.get_template(template).render(**variables, **shared), "utf-8")
+    return folder / "index.html"
 
 
 def _environment() -> jinja2.Environment:

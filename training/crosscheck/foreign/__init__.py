@@ -6,6 +6,7 @@
 * `run`, `parts`, `attention`, `reference`    Algorithms 4 to 10 with any of these choices
 * `recording`         what PyTorch, JAX, NumPy or any other language computed, with nothing named
 * `loading`           θ in foreign parameters
+* `huggingface`       transformers' own code of a kind of model, by its name
 * `match`             a line's value among foreign tensors
 * `diagnose`          the walk through the lines, which names departures
 * `learning`          loss, gradients, updates, sampling, decoding

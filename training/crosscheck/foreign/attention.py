@@ -8,10 +8,13 @@ import numpy as np
 from training.crosscheck.oracle.positions import alibi_slopes, sinusoid, t5_bucket
 
 from .catalogue import choice
-from .parts import Named, Parts
+from .parts import Named, Parts, softmax
 from .run import LARGE, Key
 
 __all__ = ["Attention"]
+
+LATER = ("after", "exponentials")
+"""Where the mask may be used behind the scores."""
 
 
 class Attention(Parts):
@@ -246,7 +249,7 @@ class Attention(Parts):
 
         def masked() -> Any:
             M, value = permitted(), self.use("mask_fill", place)
-            if value == "after":
+            if fill in LATER:
                 return S
             if self.name("mask_fill", place).startswith("add"):
                 return np.where(M, S, S + value * root)
@@ -254,20 +257,31 @@ class Attention(Parts):
 
         k5, ka = Key(place, 4, "5"), Key(place, 4, "return", "softmax")
         forms = [("divided by √d_attn", lambda S: S / root, lambda S: np.where(S <= LARGE, -np.inf, S * root))]
-        S5 = self.line(k5, masked, [ks], parts=True, forms=forms, show=fill != "after")
+        S5 = self.line(k5, masked, [ks], parts=True, forms=forms, show=fill not in LATER)
 
         def probabilities() -> Any:
             axis = self.use("softmax_axis", place)
             A = self.rounded(S5 * (self.use("scale", place)(*sizes) / base / root))
-            P = self._softmax(A, axis, prefix)
+            P = self._softmax(A, axis, prefix, permitted() if fill == "exponentials" else None)
+            if np.isneginf(np.real(A)).all(-2).any():
+                P = self._empty(place, P, A, S * (self.use("scale", place)(*sizes) / base / root))
             if self.epsilon:
                 P = P * (1 + self.noise(P.shape) * (2 + np.abs(np.where(np.isneginf(A), 0, A))))
             return np.where(permitted(), P, 0.0) if fill == "after" else P
 
         return self.line(ka, probabilities, [k5], parts=True), ka
 
-    def _softmax(self, A: Any, axis: Any, prefix: str) -> Any:
-        """The softmax of the catalogue's kinds; a column of −∞ is 0."""
+    def _empty(self, place: str, P: Any, A: Any, S: Any) -> Any:
+        """P with the weights of tokens that have nothing to attend to; `S`: the scores before they are masked."""
+        how, nothing = self.use("empty", place), np.isneginf(np.real(A)).all(-2, keepdims=True)
+        if how == "alike":
+            return np.where(nothing, 1 / P.shape[-2], P)
+        if how == "unmasked":  # sums with a large number have few digits
+            return np.where(nothing, self.off(softmax(S, (-2,)), min(1e-3 / (self.epsilon or 1.0), 1e10)), P)
+        return P
+
+    def _softmax(self, A: Any, axis: Any, prefix: str, mask: Any = None) -> Any:
+        """The softmax of the catalogue's kinds; a column of −∞ is 0; `mask`: of the exponentials."""
         if axis == ():
             return A
         sink = self.p(f"{prefix}s") if self.use("sinks", "") else None
@@ -278,15 +292,17 @@ class Attention(Parts):
         top = np.where(np.isfinite(top), top, 0.0)
         if axis == "sigmoid":
             return np.where(nothing, 0.0, 1 / (1 + np.exp(-A)))
-        E = np.where(nothing, 0.0, np.exp(A - top))
+        E = np.where(nothing if mask is None else ~mask, 0.0, np.exp(A - top))
         total = E.sum(axis=(-1,) if axis == "queries" else over, keepdims=True)
-        total = total + (np.exp(-top) if axis == "one" else 0.0)
+        total = total + {"one": np.exp(-top), "one, stable": 1.0}.get(axis if isinstance(axis, str) else "", 0.0)
         if sink is not None:
             total = total + np.exp(sink[..., None, None] - top)
         if axis == "constant":
             total = np.real(total)
-        if axis == "numerator":
-            return E * np.exp(top)
+        if axis in ("numerator", "numerator, stable"):
+            return E * np.exp(top) if axis == "numerator" else E
+        if axis == "mean":
+            total = total / E.shape[-2]
         return E / np.where(total == 0, 1.0, total)
 
     def _values(self, place: str, V: Any, A: Any) -> Any:

@@ -312,11 +312,18 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "mask_fill": _rows(
         ("-inf", "masked scores are −∞", -np.inf), ("0", "masked scores are 0, not −∞", 0.0), ("1e-9", "masked scores are 1e-9, not −∞ (a sign is missing)", 1e-9),
         ("+large", "masked scores are +∞ in effect", 1e4), ("-1", "masked scores are −1", -1.0), ("-10", "masked scores are −10", -10.0), ("-100", "masked scores are −100", -100.0),
-        *((f"add {n}", f"{n} is added to masked scores", float(n)) for n in ("-1", "1e4", "1e9", "1e10")), ("after", "weights are set to 0 after softmax, and not renormalized", "after")),
+        *((f"add {n}", f"{n} is added to masked scores", float(n)) for n in ("-1", "1e4", "1e9", "1e10")), ("after", "weights are set to 0 after softmax, and not renormalized", "after"),
+        ("exponentials", "the exponentials are masked, not the scores", "exponentials")),
+    "empty": _rows(
+        ("0", "a token with nothing to attend to gets 0", "0"),
+        ("all alike", "a token with nothing to attend to attends to all tokens alike (masked scores are a large number, not −∞)", "alike"),
+        ("unmasked", "a token with nothing to attend to attends as if nothing were masked (a large number is added to scores, not −∞)", "unmasked")),
     "softmax_axis": _rows(
         ("keys", "softmax is over the keys t_z", (-2,)), ("queries", "softmax is over the queries t_x, not the keys t_z", (-1,)), ("both", "softmax is over all pairs of a head", (-2, -1)),
         ("heads", "softmax is over the heads", (-3,)), ("none", "there is no softmax", ()), ("one", "softmax has 1 more in its denominator", "one"),
-        ("numerator", "the softmax is not divided by its sum", "numerator"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
+        ("one, stable", "softmax has 1 more in its denominator, after its maximum is subtracted", "one, stable"),
+        ("numerator", "the softmax is not divided by its sum", "numerator"), ("numerator, stable", "the softmax is not divided by its sum, after its maximum is subtracted", "numerator, stable"),
+        ("mean", "numerators are divided by their mean, not their sum", "mean"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
         ("2", "softmax has 2 for e", "2"), ("constant", "the sum below the fraction is constant", "constant"), ("sigmoid", "σ stands for the softmax", "sigmoid")),
     "values": _rows(
         ("VA", "Ṽ = V·A", lambda V, A: V @ A), ("VAᵀ", "the weights are transposed: V·Aᵀ", lambda V, A: V @ _transposed(A)),

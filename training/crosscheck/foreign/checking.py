@@ -68,10 +68,15 @@ def _sentence(d: Departure) -> str:
     return f"Algorithm {d.algorithm}, line {d.line}{what}{where}: {formula}\n    {equal}{d.text}{loader}{seen}"
 
 
-def diagnose(case: Case, recording: Recording, expect: str | Mapping[str, str] | None = None) -> Report:
-    """Everything that a recording departs in from a case; `expect`: see `check`."""
+def diagnose(
+    case: Case,
+    recording: Recording,
+    expect: str | Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Everything that a recording departs in from a case; `expect`: see `check`; `tell`: is told of progress."""
     declared = _declared(case, expect)
-    diagnosis = Diagnosis(case, recording, declared)
+    diagnosis = Diagnosis(case, recording, declared, tell)
     walk = diagnosis.walk()
     departures = [*walk.departures, *findings(diagnosis, walk)]
     notes = list(walk.notes)
@@ -168,9 +173,13 @@ def check(
 
 
 def check_files(
-    directory: str | pathlib.Path, *, expect: str | Mapping[str, str] | None = None, dtype: str | None = None
+    directory: str | pathlib.Path,
+    *,
+    expect: str | Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """The report of tensors that any language wrote, into a case's directory or a folder in it.
+    """The report of tensors that any language wrote, into a case's directory or a folder in it; see `diagnose`.
 
     Raises:
         ValueError: if neither holds a case, or there are no tensors.
@@ -178,4 +187,4 @@ def check_files(
     directory = pathlib.Path(directory)
     case = read_case(directory if (directory / "case.json").is_file() else directory.parent)
     files = [path for path in sorted(directory.iterdir()) if path.name not in OWN]
-    return diagnose(case, record_files(files, dtype), expect)
+    return diagnose(case, record_files(files, dtype), expect, tell)

@@ -9,7 +9,7 @@ behind it can be checked all the same, and then pairs of choices. After two such
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -114,15 +114,25 @@ def score(run: Reference) -> tuple[int, list[str]]:
 
 
 class Diagnosis:
-    """The search for what a recording departs in from a case; `declared`: choices that are known to differ."""
+    """The search for what a recording departs in from a case.
 
-    def __init__(self, case: Case, recording: Recording, declared: Mapping[str, str] | None = None) -> None:
+    `declared`: choices that are known to differ; `tell`: is told now and then how far it is.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        recording: Recording,
+        declared: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.tell, self.at = tell, ""
         self.dtype = recording.dtype
         self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
         self.maps, self.missing, others = held(recording.parameters, self.case.theta)
         self.lost = _first_nan(recording)
-        self.finder = Finder(recording.tensors[: self.lost.time if self.lost else None], case.lengths)
+        self.finder = Finder(recording.tensors, case.lengths)
         s = case.sizes
         biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
         rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
@@ -137,6 +147,8 @@ class Diagnosis:
     def run(self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None) -> Reference:
         """A run of the reference that looks for its values among the foreign tensors."""
         self.runs += 1
+        if self.runs % 50 == 0:
+            self.tell(f"{self.at}, {self.runs} trials")
         options = {"pins": dict(pins or {}), "extras": self.extras, "budget": budget, "loose": self.loose}
         return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options).go()
 
@@ -149,23 +161,35 @@ class Diagnosis:
             visit = next((visit for visit in ids if not ok[visit]), None)
             if visit is None or visit in tried or self.runs > PATIENCE:
                 break
+            self.at = (
+                f"{ids.index(visit)} of {len(ids)} values explained, {len(self.departures)} departures, at {visit}"
+            )
+            self.tell(self.at)
             is_tail = not any(ok[other] for other in ids[ids.index(visit) :])
             if is_tail and self._shows_no_more(run):
                 break
             if self._repair(run, visit):
-                if len(self.taken) < UNKNOWN:
+                if len({seen.key.kind for seen in self.taken.values()}) < UNKNOWN:
                     continue
                 self._stop(run, visit)
                 break
             tried.add(visit)
-            why = f"is NaN, first in {self.lost.name}" if self.lost else "differs, by no choice of the catalogue"
-            self._depart(run.lines[visit].key, f"{why}; what follows cannot be checked", "unknown")
+            self._depart(run.lines[visit].key, f"{self._why(run, visit)}; what follows cannot be checked", "unknown")
             break
         self._simplify()
         run = self.run(self.choices, self.taken)
         ok = in_step(run)
         self._harmless(run, ok)
         return self._told(run, ok)
+
+    def _why(self, run: Reference, visit: str) -> str:
+        """What is known of a line that no choice explains."""
+        if self.lost is None:
+            return "differs, by no choice of the catalogue"
+        scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
+        is_empty = scores is not None and np.isneginf(np.real(scores.value)).all(-2).any()
+        cause = ", where a token has nothing to attend to: a softmax of −∞ alone is 0/0" if is_empty else ""
+        return f"is NaN, first in {self.lost.name}{cause}"
 
     def _stop(self, run: Reference, visit: str) -> None:
         text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
@@ -192,6 +216,11 @@ class Diagnosis:
         while start > 0 and ids[start - 1] in pins and ids[start - 1] not in known and ids[start - 1] not in self.taken:
             start -= 1  # rows of an earlier line, perhaps in another order
             del pins[ids[start]]
+        if run.lines[visit].key.kind in {seen.key.kind for seen in self.taken.values()}:  # as in the layer before
+            again = self._take(run, visit, pins)
+            if again is not None:
+                self._keep(*again)
+                return True
         trials, window = self._trials(run, start)
         is_loose = {run.lines[other].key.kind for other in window} <= self.loose
         if self.is_mixed and not is_loose and self._loosened(run, pins, index, window):
@@ -206,12 +235,15 @@ class Diagnosis:
             if best is None:
                 if taken is None:
                     return False
-                seen, text = taken
-                self.taken[visit] = seen
-                self._depart(seen.key, text, "unknown")
+                self._keep(*taken)
                 return True
         self._adopt(best, run, index)
         return True
+
+    def _keep(self, seen: Seen, text: str) -> None:
+        """Go on from a foreign tensor as the value of a line."""
+        self.taken[seen.key.id] = seen
+        self._depart(seen.key, text, "unknown")
 
     def _loosened(self, run: Reference, pins: Pins, index: int, window: list[str]) -> bool:
         """Whether the line is found when it may be computed in float32, in code that otherwise is in float64."""
@@ -325,12 +357,13 @@ class Diagnosis:
         """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
-        if first <= base:
+        if first <= base or _is_halfway(trial, ids[base]):
             return None
         match = trial.lines[ids[base]].match
         if instead is not None:
-            goal = {tensor.time for tensor in instead[0].match.tensors}
-            if match is None or {tensor.time for tensor in match.tensors} != goal:
+            goal, other = instead[0].match, trial.lines.get(instead[0].key.id)
+            match = other.match if other is not None else None
+            if match is None or not _is_same(match, goal):
                 return None
         gained = [trial.lines[visit].match for visit in evidence if visit not in known and visit in ids[base:first]]
         if not gained or len(evidence) <= len(known):
@@ -394,7 +427,16 @@ class Diagnosis:
                 return
 
     def _take(self, run: Reference, visit: str, pins: Pins) -> tuple[Seen, str] | None:
-        """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives."""
+        """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives.
+
+        Heads that are computed one by one are together behind their softmax only.
+        """
+        values = f"{run.lines[visit].key.place}:4.return"
+        if visit != values and values in run.lines and visit.endswith((":4.5", ":4.return softmax")):
+            return self._taken(run, visit, pins) or self._taken(run, values, pins)
+        return self._taken(run, visit, pins)
+
+    def _taken(self, run: Reference, visit: str, pins: Pins) -> tuple[Seen, str] | None:
         seen, ids, best = run.lines[visit], list(run.lines), None
         value = seen.value[0] if seen.parts else seen.value[0][None]
         used = {(g.tensor.time, g.axis) for s in run.lines.values() if s.match is not None for g in s.match.groups}
@@ -405,7 +447,7 @@ class Diagnosis:
                 or (group.tensor.time, group.axis) in used
             ):
                 continue
-            values = np.where(group.rows <= LARGE, -np.inf, group.rows).reshape(value.shape)
+            values = group.values(bool(np.isneginf(value).any())).reshape(value.shape)
             match = Match([group], [np.arange(len(group.rows))], 0.0, values if seen.parts else values[0], np.inf)
             taken = dataclasses.replace(seen, tolerance=0.0, match=match, form="taken as it is", replicas=None)
             trial = self.run(self.choices, {**pins, visit: taken}, 10)
@@ -476,6 +518,8 @@ class Diagnosis:
         return ""
 
     def _finite_masks(self, run: Reference) -> list[str]:
+        if any(scope.partition("@")[0] == "empty" for scope in self.choices):
+            return []
         for seen in run.lines.values():
             if (seen.key.algorithm, seen.key.line) == (4, "5") and seen.match is not None:
                 raw = np.concatenate([t.value[t.value < LARGE].reshape(-1) for t in seen.match.tensors])
@@ -484,6 +528,21 @@ class Diagnosis:
                         f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
                     ]
         return []
+
+
+def _is_same(one: Match, other: Match) -> bool:
+    """Whether two matches are of the same tensors, or of the same rows of copies of them."""
+    times = ({tensor.time for tensor in match.tensors} for match in (one, other))
+    return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
+
+
+def _is_halfway(trial: Reference, visit: str) -> bool:
+    """Whether a trial finds attention's weights, but not what they give: any step on the way to them is found so."""
+    if not visit.endswith((":4.5", ":4.return softmax")):
+        return False
+    place = trial.lines[visit].key.place
+    weights = trial.lines.get(f"{place}:4.return softmax")
+    return weights is not None and weights.match is not None and not in_step(trial).get(f"{place}:4.return", True)
 
 
 def _first_nan(recording: Recording) -> Observed | None:

@@ -8,6 +8,7 @@ that another row is as near is about 1e-14. Rows that are the same for all token
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,12 +32,14 @@ class Observed:
     operation: str  # what computed it
     value: np.ndarray
     time: int  # how many there were before
-    where: str = ""  # file and line
+    source: tuple[str, int] | None = None  # file and line
 
     @property
     def name(self) -> str:
         """The operation and where it is."""
-        return f"{self.operation} ({self.where})" if self.where else self.operation
+        if self.source is None:
+            return self.operation
+        return f"{self.operation} ({pathlib.Path(self.source[0]).name}:{self.source[1]})"
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,8 +48,13 @@ class Group:
 
     tensor: Observed
     axis: int  # -1, -2: of a flat one
-    rows: np.ndarray
+    rows: np.ndarray  # those of masked scores cut at LARGE
+    exact: np.ndarray
     is_whole: bool = True
+
+    def values(self, is_masked: bool) -> np.ndarray:
+        """The numbers; of masked scores, a large negative one is −∞."""
+        return np.where(self.exact <= LARGE, -np.inf, self.exact) if is_masked else self.exact
 
 
 @dataclasses.dataclass
@@ -93,19 +101,20 @@ class Finder:
         """Where a value [parts, rows, tokens] is, if anywhere."""
         if np.iscomplexobj(value) or np.isnan(value).any():
             return None
-        clear = np.where(value <= LARGE, LARGE, value)
+        is_masked = bool(np.isneginf(value).any())
+        clear = np.where(value <= LARGE, LARGE, value) if is_masked else value
         radius = MARGIN * tolerance + FLOOR * max(1.0, float(np.abs(value[np.isfinite(value)]).max(initial=0)))
         if np.mean(np.ptp(clear, axis=-1) <= 2 * radius) > 0.5:
             return None  # the same for every token
-        found = [self._find(clear, radius)]
+        found = [self._find(clear, radius, is_masked)]
         if clear.shape[-2] > 1 and clear.shape[-2] in self.trees:
-            other = self._find(np.swapaxes(clear, -1, -2), radius)
+            other = self._find(np.swapaxes(clear, -1, -2), radius, is_masked)
             if other is not None:
                 other.values = np.swapaxes(other.values, -1, -2)
             found.append(other)
         return min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
 
-    def _find(self, A: Any, radius: float) -> Match | None:
+    def _find(self, A: Any, radius: float, is_masked: bool) -> Match | None:
         if A.shape[-1] not in self.trees:
             return None
         tree, number = self.trees[A.shape[-1]]
@@ -113,12 +122,14 @@ class Finder:
         for part in A:
             best = None
             for g in (
-                np.unique(number[tree.query_ball_point(part[0], radius, p=np.inf)]) if np.isfinite(part).all() else ()
+                np.unique(number[tree.query_ball_point(np.maximum(part[0], LARGE), radius, p=np.inf)])
+                if np.isfinite(part).all()
+                else ()
             ):
                 group = self.groups[A.shape[-1]][g]
                 if len(group.rows) < len(part):
                     continue
-                apart = np.abs(part[:, None, :] - group.rows[None]).max(-1)
+                apart = np.abs(part[:, None, :] - (group.rows if is_masked else group.exact)[None]).max(-1)
                 nearest = apart.argmin(1)
                 largest = apart[np.arange(len(part)), nearest].max()
                 if largest <= radius and (best is None or (largest, len(group.rows)) < best[0]):
@@ -128,7 +139,7 @@ class Finder:
             (largest, _), group, nearest = best
             groups.append(group)
             rows.append(nearest)
-            values.append(np.where(group.rows[nearest] <= LARGE, -np.inf, group.rows[nearest]))
+            values.append(group.values(is_masked)[nearest])
             worst = max(worst, largest)
         return Match(groups, rows, worst, np.stack(values), radius)
 
@@ -138,9 +149,9 @@ def _groups(tensor: Observed, l: int) -> Iterator[Group]:
     a = tensor.value
 
     def group(axis: int, rows: np.ndarray, is_whole: bool = True) -> Group:
-        rows = np.where(rows <= LARGE, LARGE, rows)
-        finite = np.isfinite(rows).all(axis=1, keepdims=True)
-        return Group(tensor, axis, np.where(finite, rows, 1e30), is_whole)
+        cut = np.where(rows <= LARGE, LARGE, rows)
+        finite = np.isfinite(cut).all(axis=1, keepdims=True)
+        return Group(tensor, axis, np.where(finite, cut, 1e30), np.where(finite, rows, 1e30), is_whole)
 
     for axis, size in enumerate(a.shape):
         if size == l:

@@ -69,7 +69,7 @@ class Parts(Run):
 
         v = self.line(k2, variance, [k1, source], forms=(("√v", np.sqrt, np.square),))
         epsilon = self.name("norm_epsilon", place)
-        forms = (("√(v + ε)", lambda x: 1 / x, lambda x: 1 / x), ("v + ε", lambda x: 1 / x**2, lambda x: x**-0.5))
+        forms = (("√(v + ε)", lambda x: 1 / x, lambda x: 1 / x),)
         i = self.line(k3, lambda: self.rounded(1 / self.use("norm_epsilon", place)(v)), [] if epsilon == "one" else [k2],
                       forms=() if epsilon == "0" or epsilon.startswith("no root") else forms)  # fmt: skip
         n = self.line(

@@ -44,10 +44,10 @@ class Recording:
         self.dtypes: set[str] = set()
         self.notes: list[str] = []
 
-    def add(self, operation: str, value: Any, where: str = "") -> None:
+    def add(self, operation: str, value: Any, source: tuple[str, int] | None = None) -> None:
         """Keep a tensor."""
         if 0 < np.size(value) <= MOST:
-            self.tensors.append(Observed(operation, np.array(value, np.float64), len(self.tensors), where))
+            self.tensors.append(Observed(operation, np.array(value, np.float64), len(self.tensors), source))
 
     def compare(self, again: "Recording") -> None:
         """Note what differs from another recording of the same code: something random was left on."""
@@ -66,12 +66,12 @@ def _is_foreign(file: str) -> bool:
     return "-packages" in file or not file.startswith(STDLIB)
 
 
-def _place() -> str:
+def _place() -> tuple[str, int] | None:
     """File and line of the innermost frame that is the foreign code's."""
     frame = sys._getframe(1)
     while frame is not None and not _is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
-    return "" if frame is None else f"{pathlib.Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return None if frame is None else (str(pathlib.Path(frame.f_code.co_filename).resolve()), frame.f_lineno)
 
 
 def _coarsest(dtypes: Iterable[str]) -> str:
@@ -112,11 +112,11 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
-            name, where = str(function).replace("aten.", "").split(".")[0], _place()
+            name, source = str(function).replace("aten.", "").split(".")[0], _place()
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                     recording.dtypes.add(str(tensor.dtype).removeprefix("torch."))
-                    recording.add(name, _from_torch(tensor), where)
+                    recording.add(name, _from_torch(tensor), source)
             return result
 
     with Mode():
@@ -200,12 +200,12 @@ class _Equations:
         return [*carry, *(np.stack([np.asarray(ys[i][j]) for i in range(n)]) for j in range(len(ys[0]) if ys else 0))]
 
 
-def _of_equation(equation: Any) -> str:
+def _of_equation(equation: Any) -> tuple[str, int] | None:
     trace = equation.source_info.traceback
     for frame in trace.frames if trace is not None else ():
         if _is_foreign(frame.file_name):
-            return f"{pathlib.Path(frame.file_name).name}:{frame.line_num}"
-    return ""
+            return str(pathlib.Path(frame.file_name).resolve()), frame.line_num
+    return None
 
 
 def record_numpy(function: Callable[..., Any], parameters: Any, *inputs: Any) -> Recording:

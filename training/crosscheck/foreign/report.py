@@ -1,5 +1,6 @@
 """The report of foreign code as a table for a terminal, as data, and as the result of a test."""
 
+import dataclasses
 from typing import Any
 from xml.etree import ElementTree
 
@@ -7,37 +8,62 @@ from rich.console import Console
 from rich.table import Table
 
 from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.pseudocode import Line
 
 from .checking import Report, merged
 
-__all__ = ["as_data", "as_junit", "print_report"]
+__all__ = ["Verdict", "as_data", "as_junit", "print_report", "verdicts"]
 
 WORST = ("differs", "behind", "not shown", "in step", "equal")
 """What is said of a line that has several values: the first that one of them is."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is said of a line of the paper."""
+
+    algorithm: int
+    line: Line
+    verdict: str  # "DIFFERS" or one of `WORST`
+    holders: list[str]  # the foreign tensors that hold its values, and their layouts
+    sources: list[tuple[str, int]]  # the file and line of each
+
+
+def verdicts(report: Report) -> list[Verdict]:
+    """What is said of each line that the case has values of, by algorithm."""
+    walk, found = report.walk, []
+    keys = {visit: seen.key for visit, seen in walk.run.lines.items()}
+    departed = {(d.algorithm, d.line) for d in report.departures}
+    for n in sorted({key.algorithm for key in keys.values()}):
+        for line in PSEUDOCODE[n].lines:
+            own = [
+                visit for visit, key in keys.items() if key.algorithm == n and line.number in (key.line, "1" * (n == 7))
+            ]
+            if not own:
+                continue
+            worst = next(status for status in WORST if status in {walk.status[visit] for visit in own})
+            holders = list(dict.fromkeys(walk.layouts[visit] for visit in own if visit in walk.layouts))
+            matches = [walk.run.lines[visit].match for visit in own]
+            sources = [tensor.source for match in matches if match is not None for tensor in match.tensors]
+            there = dict.fromkeys(source for source in sources if source is not None)
+            found.append(Verdict(n, line, "DIFFERS" if (n, line.number) in departed else worst, holders, list(there)))
+    return found
+
+
 def print_report(report: Report, console: Console) -> None:
     """Print a table of the lines for each algorithm, then the departures."""
-    ids = {visit: seen.key for visit, seen in report.walk.run.lines.items()}
-    departed = {(d.algorithm, d.line) for d in report.departures}
-    for n in sorted({key.algorithm for key in ids.values()}):
+    rows = verdicts(report)
+    for n in dict.fromkeys(row.algorithm for row in rows):
         table = Table(
             title=f"Algorithm {n}  {PSEUDOCODE[n].text}", title_justify="left", title_style="bold", expand=True
         )
         for name, ratio in (("line", 1), ("formula", 6), ("where the code holds its values", 6), ("verdict", 2)):
             table.add_column(name, ratio=ratio)
-        for line in PSEUDOCODE[n].lines:
-            own = [
-                visit for visit, key in ids.items() if key.algorithm == n and line.number in (key.line, "1" * (n == 7))
-            ]
-            if not own:
-                continue
-            found = {report.walk.status[visit] for visit in own}
-            verdict = "DIFFERS" if (n, line.number) in departed else next(status for status in WORST if status in found)
-            where = dict.fromkeys(report.walk.layouts[visit] for visit in own if visit in report.walk.layouts)
-            texts = ["  " * line.depth + line.text, "\n".join(list(where)[:4]) + ("\n…" if len(where) > 4 else "")]
-            style = "red" if verdict in ("DIFFERS", "differs", "behind") else None
-            table.add_row(line.number, *(text.replace("[", r"\[") for text in texts), verdict, style=style)
+        for row in (row for row in rows if row.algorithm == n):
+            holders = "\n".join(row.holders[:4]) + ("\n…" if len(row.holders) > 4 else "")
+            texts = (text.replace("[", r"\[") for text in ("  " * row.line.depth + row.line.text, holders))
+            style = "red" if row.verdict in ("DIFFERS", "differs", "behind") else None
+            table.add_row(row.line.number, *texts, row.verdict, style=style)
         console.print(table)
     console.print(str(report), markup=False, highlight=False, style="green" if report.ok else "bold red")
 
