@@ -68,6 +68,8 @@ def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[
     Raises:
         ValueError: if a row does not fit its formula.
     """
+    attentions = tuple(line for line in variant.attentions if hasattr(line, "biases"))  # and no other mixers
+    variant = variant.but(attention=attentions or type(variant)().attention)
     found: dict[tuple[int, str], ChangedLine] = {}
     for change in CHANGES:
         value = change.of(variant, sharing)
