@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -20,7 +21,7 @@ from training.crosscheck.comparison import OracleCache, Results, compare
 from training.crosscheck.foreign.cases import Case
 from training.crosscheck.foreign.checking import check_files, diagnose
 from training.crosscheck.foreign.huggingface import from_transformers, variant_of
-from training.crosscheck.foreign.making import algorithm_of, config_of, make_case, of_library, write_case
+from training.crosscheck.foreign.making import EDGES, config_of, make_case, of_library, write_case
 from training.crosscheck.foreign.report import as_data, as_junit, print_report
 from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
@@ -85,6 +86,9 @@ def parser() -> Parser:
     parser.add_argument("--write-case", type=local, metavar="DIR",
                         help="instead: write random parameters, inputs and the value of every line to DIR; with "
                         "--variant all, a case of every algorithm and model")  # fmt: skip
+    parser.add_argument("--edge", choices=EDGES, default="", metavar="NAME",
+                        help="with --of and --write-case: an edge case of the paper's model: "
+                        f"{', '.join(EDGES)}")  # fmt: skip
     parser.add_argument(
         "--junit", type=local, metavar="FILE", help="with --of: write the result as JUnit's XML to FILE"
     )
@@ -146,7 +150,8 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     is_library = module == "transformers" and bool(function)
     own = variant_of(function) if is_library else "PAPER"
     variant = options.variant[0] if options.variant else own
-    case = make_case((options.algorithm or [10])[0], variant, options.seed, **dict(options.sizes))
+    algorithm = options.algorithm[0] if options.algorithm else None
+    case = make_case(algorithm, variant, options.seed, edge=options.edge, **dict(options.sizes))
     if options.write_case is not None:
         console.print(f"case: {', '.join(map(str, _written(case, options.write_case)))}", markup=False)
         return 0
@@ -185,11 +190,14 @@ def _written(case: Case, directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _write_all(options: argparse.Namespace, console: Console) -> int:
-    """Write a case of every algorithm and of every named variant, each into a folder, and the hashes of all files."""
-    cases = [(n, "PAPER") for n in range(4, 11)] + [(algorithm_of(name), name) for name in NAMES]
-    for done, (n, variant) in enumerate(cases, 1):
-        folder = options.write_case / (f"algorithm-{n}" if variant == "PAPER" else variant.lower())
-        _written(make_case(n, variant, options.seed), folder)
+    """Write a case of every algorithm, edge and named variant, each into a folder, and the hashes of all files."""
+    cases: list[tuple[str, dict[str, Any]]]
+    cases = [(f"algorithm-{n}", {"algorithm": n}) for n in range(4, 11)]
+    cases += [(edge.replace(" ", "-"), {"edge": edge}) for edge in EDGES]
+    cases += [(name.lower(), {"variant": name}) for name in NAMES]
+    for done, (name, options_of_case) in enumerate(cases, 1):
+        folder = options.write_case / name
+        _written(make_case(seed=options.seed, **options_of_case), folder)
         console.print(f"{done}/{len(cases)} {folder}", markup=False, highlight=False)
     files = sorted(path for path in options.write_case.rglob("*") if path.is_file() and path.name != SUMS)
     sums = (

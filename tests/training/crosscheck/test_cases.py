@@ -1,21 +1,26 @@
 """Cases: every numbered line from the oracle, the reference equal to it, and files that say all of it."""
 
 import dataclasses
+import functools
 import html
 import json
 import re
 from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
+import algorithms
 from algorithms.model.variants import VARIANTS
 from training.commands.crosscheck import main
-from training.crosscheck import oracle
+from training.crosscheck import oracle, record_jax
 from training.crosscheck.foreign.cases import read_case
-from training.crosscheck.foreign.making import make_case, of_library, oracle_lines, write_case
+from training.crosscheck.foreign.checking import diagnose
+from training.crosscheck.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
 from training.crosscheck.foreign.reference import Reference, gradient
 from training.interchange import load_pretrained
 
@@ -27,6 +32,40 @@ TINY = {"N_V": 7, "l_max": 6, "l_x": 3, "l_z": 2, "d_e": 4, "H": 1, "d_mlp": 3, 
 def test_reference_has_the_oracles_lines(algorithm, variant):
     case = make_case(algorithm, variant, seed=1)
     assert oracle_lines(case)  # which compares every line of the reference with the oracle's, to 1e-12
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_edge_cases_have_the_oracles_lines_and_are_flagged(edge, tmp_path):
+    case = make_case(edge=edge, seed=1)
+    write_case(case, tmp_path)
+    assert oracle_lines(read_case(tmp_path) if case.record is None else case)
+    flags = json.loads((tmp_path / "case.json").read_text("utf-8"))["flags"]
+    assert flags == [edge] if edge != "padding" else flags == ["masked tokens", edge]
+
+
+@pytest.mark.parametrize("algorithm", [8, 9])
+def test_padding_that_is_not_masked_is_named(algorithm):
+    case = make_case(algorithm, edge="padding")
+    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), of_library(case))
+    given = [jnp.asarray(case.inputs[n]) for n in ("z", "x") if n in case.inputs]
+    function = {8: algorithms.ed_transformer, 9: algorithms.e_transformer}[algorithm]
+    length = case.inputs.get("length", case.inputs.get("z_length"))
+    real = (jnp.arange(len(given[0])) < length)[:, None]
+    square, wide = (jnp.repeat(real, len(a), axis=1) for a in (given[0], given[-1]))
+    masks = {"mask": square} if algorithm == 9 else {"z_mask": square, "cross_mask": wide}
+    for options, texts in (masks, []), ({}, ["there is no mask: every token attends to every other"]):
+        run = functools.partial(function, *given, implementation="paper", **options)
+        report = diagnose(case, record_jax(lambda theta, run=run: run(theta=theta), theta, parameters=theta))
+        assert list(dict.fromkeys(d.text for d in report.departures)) == texts, report
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"edge": "long"}, "edge: expected one of padding"), ({"edge": "tied", "variant": "GPT2"}, "give one of both"),
+    ({"edge": "padding", "algorithm": 10}, "edge: expected algorithm 8, 9 with 'padding', got 10"),
+])  # fmt: skip
+def test_edge_cases_that_are_none_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_case(**given)
 
 
 def test_a_wrong_reference_is_noticed():

@@ -35,7 +35,8 @@ class Case:
     algorithm: int  # 4 to 10
     sizes: dict[str, int]  # by the paper's names
     theta: dict[str, np.ndarray]  # by the paper's names, heads in front: "l1/W_q" [H, d_attn, d_x]
-    # of 8 to 10 the tokens x, of 8 also z, of 9 the labels and which are masked; of 4 and 5 X, Z, Mask; of 6 and 7 e
+    # of 8 to 10 the tokens x, of 8 also z, of 9 the labels and which are masked; of 4 and 5 X, Z, Mask; of 6 and 7 e;
+    # where tokens are padded the length of x or z before, and where there are several, all sequences
     inputs: dict[str, Any]
     base: dict[str, str] = dataclasses.field(default_factory=dict)  # a variant's choices, by scope
     variant: str = "PAPER"
@@ -81,7 +82,7 @@ def read_case(directory: str | pathlib.Path) -> Case:
     state = json.loads(path.read_text("utf-8"))
     if state.get("format") != FORMAT:
         raise ValueError(f"{path}: expected format {FORMAT}, got {state.get('format')}; write the case again")
-    inputs = {n: v if n in ("x", "z", "labels", "masked") else np.asarray(v) for n, v in state["inputs"].items()}
+    inputs = {n: np.asarray(v) if n in ("X", "Z", "Mask", "e") else v for n, v in state["inputs"].items()}
     theta = load_file(directory / "parameters.safetensors")
     named = {name: state[name] for name in ("algorithm", "sizes", "base", "variant", "eta", "sampling")}
     return Case(theta=theta, inputs=inputs, **named)

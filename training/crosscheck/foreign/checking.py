@@ -147,9 +147,10 @@ def _variant_of(case: Case, choices: Mapping[str, str]) -> str:
 
 def check(
     observe: Observe,
-    algorithm: int = 10,
+    algorithm: int | None = None,
     *,
     variant: str = "PAPER",
+    edge: str = "",
     expect: str | Mapping[str, str] | None = None,
     dtype: str = "float64",
     seed: int = 0,
@@ -157,7 +158,8 @@ def check(
 ) -> Report:
     """Check foreign code against a random case of an algorithm.
 
-    `observe`: loads, runs and records the code; `variant`: whose case; `expect`: what is known to depart, so that only
+    `algorithm`: 10 unless given, or the edge case's; `observe`: loads, runs and records the code; `variant`: whose case;
+    `edge`: an edge case such as "padding"; `expect`: what is known to depart, so that only
     the rest is reported: scopes and names of choices, or a text such as "GPT2, loss=mean": variants, choices, FILE.json.
 
     Raises:
@@ -165,7 +167,7 @@ def check(
     """
     from .making import make_case  # noqa: PLC0415  # JAX
 
-    case = make_case(algorithm, variant, seed, **(sizes or {}))
+    case = make_case(algorithm, variant, seed, edge=edge, **(sizes or {}))
     report = diagnose(case, observe(case, dtype), expect)
     if not report.ok:
         raise AssertionError(str(report))

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 import algorithms
-from algorithms.model.variants import VARIANTS
+from algorithms.lines import Attention, Unembedding
+from algorithms.model.variants import PAPER, VARIANTS
 from training.crosscheck import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
@@ -25,7 +26,7 @@ from .cases import EPSILON, FORMAT, Case, tolerances
 from .reference import Reference, gradient
 from .vocabulary import choices_of, paper_names
 
-__all__ = ["ALGORITHMS", "make_case", "oracle_lines", "write_case"]
+__all__ = ["ALGORITHMS", "EDGES", "make_case", "oracle_lines", "write_case"]
 
 SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 18, "d_mlp": 72, "d_x": 6, "d_z": 8, "d_out": 10}
 """By the paper's names; no axis has the number of tokens, and √d_attn is no whole number, which a factor may be."""
@@ -34,19 +35,42 @@ CALLERS = {11: 8, 12: 9, 13: 10, 14: 10, 15: 8}
 """Training and inference → their transformer, whose case holds loss, step and sampled tokens, too."""
 
 ALGORITHMS = (4, 5, 6, 7, 8, 9, 10, *CALLERS)
+EDGES = {
+    "padding": 9, "several sequences": 10, "a column that sees nothing": 5, "window": 10, "tied": 10, "grouped heads": 10,
+}  # fmt: skip
+"""Edge cases, which a case has one of, and the algorithm of each if none is given."""
+
+WITH = {"window": PAPER.but(attention=Attention(window=3)), "tied": PAPER.but(unembedding=Unembedding(tied=True))}
 KINDS = {8: "ED", 9: "E", 10: "D"}
+PADDING = 2
+"""How many of the tokens are padding, where there is any."""
+
 VALUE = {8: ("z", "x"), 9: ("x",), 10: ("x",), 4: ("X", "Z"), 5: ("X", "Z"), 6: ("e",), 7: ("e",)}
 AGREE = 1e-12
 
 
-def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, *, record: Any = None, **sizes: int) -> Case:
-    """A random case of an algorithm, or of the one that a variant is of; sizes by the paper's names.
+def make_case(
+    algorithm: int | None = None,
+    variant: str = "PAPER",
+    seed: int = 0,
+    *,
+    edge: str = "",
+    record: Any = None,
+    **sizes: int,
+) -> Case:
+    """A random case of an algorithm (None: 10, or the edge case's), or of the one that a variant is of; sizes by the paper's names.
 
-    `record`: the variant with other numbers than the published ones (None: with windows that a few tokens show).
+    `edge`: one of `EDGES`, of the paper's model; `record`: the variant with other numbers than the published ones (None:
+    with windows that a few tokens show).
 
     Raises:
-        ValueError: for an algorithm that has no case, or a variant that is none, or of another algorithm.
+        ValueError: for an algorithm that has no case, or a variant or an edge case that is none, or of another algorithm.
     """
+    if edge and edge not in EDGES:
+        raise ValueError(f"edge: expected one of {', '.join(EDGES)}, got {edge!r}")
+    if edge and variant != "PAPER":
+        raise ValueError(f"edge: expected the paper's model with {edge!r}, got the variant {variant}; give one of both")
+    algorithm = algorithm or (EDGES[edge] if edge else 10)
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: expected one of {', '.join(map(str, ALGORITHMS))}, got {algorithm}")
     if variant not in VARIANTS:
@@ -56,10 +80,14 @@ def make_case(algorithm: int = 10, variant: str = "PAPER", seed: int = 0, *, rec
         raise ValueError(
             f"variant: expected PAPER for Algorithm {algorithm}, got {variant!r}; give algorithm=8, 9 or 10"
         )
+    shows = {"padding": (8, 9), "a column that sees nothing": (4, 5)}.get(edge, (8, 9, 10) if edge else (algorithm,))
+    if algorithm not in shows:
+        raise ValueError(f"edge: expected algorithm {', '.join(map(str, shows))} with {edge!r}, got {algorithm}")
     rng = np.random.default_rng([seed, algorithm])
     s = SIZES | sizes
     if algorithm >= 8:
-        return _of_model(algorithm, variant, few(VARIANTS[variant]) if record is None else record, rng, sizes)
+        record = WITH.get(edge, few(VARIANTS[variant])) if record is None else record
+        return _with_edge(_of_model(algorithm, variant, record, rng, sizes, edge), edge, rng)
     s = {"d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s | ({"H": 1} if algorithm == 4 else {})
     if algorithm in (4, 5):
         H, d, m = s["H"], s["d_attn"], s["d_mid"] if algorithm == 5 else s["d_out"]
@@ -91,12 +119,13 @@ def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, off
     return x.astype(np.float32)
 
 
-def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int]) -> Case:
+def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int], edge: str) -> Case:
     algorithm = algorithm_of(name) if name != "PAPER" else algorithm
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
-    s |= {"d_e": 24, "d_mlp": 40} if is_rotary else {}
-    s |= {"H": 4, "H_kv": 2} if name in SHARING else {}
+    is_grouped = name in SHARING or edge == "grouped heads"
+    s |= {"d_e": 24, "d_mlp": 40} if is_rotary or is_grouped else {}
+    s |= {"H": 4, "H_kv": 2} if is_grouped else {}
     L = max(2, len(variant.attentions), variant.shared_layers)
     s |= {"L": L, "d_f": s["d_e"]} if algorithm != 8 else {"L_enc": L, "L_dec": L}
     s |= sizes
@@ -114,10 +143,21 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     if algorithm != 8:
         del inputs["z"]
     if algorithm == 9:
-        masked = sorted(rng.permutation(s["l_x"])[:2].tolist())
+        masked = sorted(rng.permutation(s["l_x"] - PADDING * (edge == "padding"))[:2].tolist())
         inputs |= {"labels": list(inputs["x"]), "masked": masked}
         inputs["x"] = [s["N_V"] - 3 if t in masked else v for t, v in enumerate(inputs["x"])]
-    case = Case(algorithm, s, theta, inputs, choices_of(variant, algorithm, L), name, record=variant)
+    return Case(algorithm, s, theta, inputs, choices_of(variant, algorithm, L), name, record=variant)
+
+
+def _with_edge(case: Case, edge: str, rng: Any) -> Case:
+    """The case with the padding or the other sequences of an edge case, and sampled tokens."""
+    inputs = dict(case.inputs)
+    if edge == "padding":
+        padded = "z" if case.algorithm == 8 else "x"
+        inputs["length" if padded == "x" else "z_length"] = len(inputs[padded]) - PADDING
+    if edge == "several sequences":
+        inputs["sequences"] = {n: [inputs[n], rng.permutation(inputs[n]).tolist()] for n in "zx" if n in inputs}
+    case = dataclasses.replace(case, inputs=inputs)
     return dataclasses.replace(case, sampling=_sampled(case, rng))
 
 
@@ -171,9 +211,9 @@ def _sampled(case: Case, rng: Any) -> dict[str, Any]:
         return int(np.searchsorted(np.cumsum(q), draws[i], side="right"))
 
     if case.algorithm == 8:
-        theta = oracle.unstack(of_library(case))
-        y = oracle.ed_inference(case.inputs["z"], theta, tau, sample, case.sizes["l_max"])
-        return {"z": case.inputs["z"], "tau": tau, "draws": draws, "y": y}
+        theta, z = oracle.unstack(of_library(case)), case.inputs["z"][: case.inputs.get("z_length")]
+        y = oracle.ed_inference(z, theta, tau, sample, case.sizes["l_max"])
+        return {"z": z, "tau": tau, "draws": draws, "y": y}
     x, transformer = case.inputs["x"], functools.partial(family.d_transformer, model=_model(case))
     l_gen = case.sizes["l_max"] - len(x)
     y = oracle.d_inference(x, _of_oracle(case), l_gen, tau, sample, transformer)
@@ -211,7 +251,8 @@ def _paper(case: Case) -> Any:
         one = (lambda e: oracle.layer_norm(e, theta.gamma, theta.beta)) if n == 6 else (lambda e: oracle.unembedding(e, theta.W_u))  # fmt: skip
         return lambda _: [one(e) for e in np.asarray(given[0], np.float64).T]
     run = {8: family.ed_transformer, 9: family.e_transformer, 10: family.d_transformer}[n]
-    return lambda _: run(*given, theta, _model(case))
+    padding = {name: case.inputs[name] for name in ("length", "z_length") if name in case.inputs}
+    return lambda _: run(*given, theta, _model(case), **padding)
 
 
 def oracle_lines(case: Case) -> dict[str, np.ndarray]:
@@ -299,5 +340,7 @@ def _flags(case: Case) -> list[str]:
         "window": any(name.startswith("window") for name in case.base.values()),
         "tied": case.algorithm >= 8 and "W_u" not in case.theta,
         "masked tokens": "masked" in case.inputs,
+        "padding": "length" in case.inputs or "z_length" in case.inputs,
+        "several sequences": "sequences" in case.inputs,
     }
     return [flag for flag, is_so in told.items() if is_so]

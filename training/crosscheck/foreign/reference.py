@@ -129,9 +129,8 @@ class Reference(Attention):
     def _e_transformer(self) -> None:
         x = self.case.inputs["x"]
         X = self.embed(x, 9, "2")
-        X = self._layers(
-            "l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), np.ones((len(x), len(x)), bool), "norm_last"
-        )
+        mask = _unpadded(len(x), len(x), self.case.inputs.get("length"))
+        X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
         X = self.extra_norm("9", *X, 9, "9")
         W_f, b_f = self.p("W_f"), self.p("b_f")
         if W_f is not None:
@@ -144,12 +143,12 @@ class Reference(Attention):
         z, x, sizes = self.case.inputs["z"], self.case.inputs["x"], self.case.sizes
         Z = self.embed(z, 8, "2", "encoder", "context/")
         embedded = Z[0]
-        Z = self._layers(
-            "enc", Z, sizes["L_enc"], 8, ("5", "6", "7", "8"), np.ones((len(z), len(z)), bool), "norm_last"
-        )
+        length = self.case.inputs.get("z_length")
+        mask = _unpadded(len(z), len(z), length)
+        Z = self._layers("enc", Z, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
         Z = self.norm("9", *self.extra_norm("9/extra", *Z, 8, "9"), ("gamma_enc", "beta_enc"))
         X = self.embed(x, 8, "11", "decoder")
-        causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], np.ones((len(z), len(x)), bool)
+        causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], _unpadded(len(z), len(x), length)
         for place, prefix in self._loop("dec", sizes["L_dec"], lambda place: Key(place, 8, "14")):
             around = [(f"{prefix}gamma_{i}", f"{prefix}beta_{i}") for i in (3, 4, 5)]
             p14, p16, p18 = (f"{place}/{n}" for n in (14, 16, 18))
@@ -188,6 +187,11 @@ class Reference(Attention):
         """The loss by every choice."""
         slot = "masked_loss" if self.case.algorithm == 9 else "loss"
         return {name: self.loss(name) for name in SLOTS[slot]}
+
+
+def _unpadded(l_z: int, l_x: int, length: int | None) -> Any:
+    """The mask of all tokens, without the padding behind `length`."""
+    return np.broadcast_to(np.arange(l_z)[:, None] < (length or l_z), (l_z, l_x))
 
 
 def gradient(
