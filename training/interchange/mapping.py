@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which is then written as
     # zeros of the shape `lead`
     leaves: tuple[str, ...]
-    layer: int | None = None  # the layer's number; None for arrays that are not stacked over layers
+    layer: int | None = None  # the layer's row in our arrays; None for those that are not stacked over layers
     transposed: bool = False  # whether its rows are our columns
     lead: Shape = ()  # leading axes of size 1
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead

@@ -18,7 +18,7 @@ from training.disk import reason, require_file
 from training.interchange.description import Fields, read_json
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry
-from training.runs.named_arrays import flatten, save_tensors
+from training.runs.named_arrays import flatten, name_of, save_tensors
 from training.tasks.low_rank import matrices_of, sides
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -103,7 +103,7 @@ def write(directory: Path, entries: list[Entry], adapter: Any, theta: Any, scale
 
 def _sizes(theta: Any) -> dict[str, tuple[int, int, int]]:
     """Return L, d_out and d_in of each of our matrices that can be adapted, by its dotted name."""
-    return {".".join(key.name for key in path): (W.shape[0], *sides(W)) for path, W in matrices_of(theta).items()}
+    return {name_of(path): (W.shape[0], *sides(W)) for path, W in matrices_of(theta).items()}
 
 
 def _kind(module: str) -> str:

@@ -22,16 +22,17 @@ ALIGNMENT = 64  # bytes; JAX can use the memory of a NumPy array that starts at 
 
 def flatten(tree: Any) -> dict[str, Any]:
     """Return the leaves of a pytree by the dotted names of their fields."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _name(path: Any) -> str:
+def name_of(path: Any) -> str:
+    """Return the dotted name of a path in a pytree."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def unflatten(template: Any, leaves: Mapping[str, Any]) -> Any:
     """Return a pytree like the template, with these leaves, or raise KeyError if one is missing."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[_name(path)], template)
+    return jax.tree_util.tree_map_with_path(lambda path, _: leaves[name_of(path)], template)
 
 
 def checksums(leaves: Mapping[str, Any]) -> dict[str, int]:

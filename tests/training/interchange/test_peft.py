@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms import d_hidden_state
+from algorithms import DEEPSEEK, d_hidden_state
+from algorithms.lines import MLP, First
 from tests import interchange_cases as cases
 from tests.run_cases import make_run
 from training.data.tokenizers import ByteTokenizer
@@ -113,6 +114,25 @@ def test_an_adapter_of_peft_becomes_a_run_and_goes_back(tmp_path, bases, kind, o
     if not {"rank_pattern", "layers_to_transform"} & options.keys():
         files = (tmp_path / d / "adapter_model.safetensors" for d in ("theirs", "back"))
         cases.assert_bits(*map(safetensors.numpy.load_file, files))
+
+
+def test_an_adapter_of_layers_in_two_stacks_goes_out_and_comes_back(tmp_path):
+    """DeepSeek's, whose first layer has no experts: each tensor is named by its layer's number."""
+    variant = DEEPSEEK.but(
+        attention=DEEPSEEK.attention.but(d_c=6, d_r=4, d_q=5),
+        mlp=DEEPSEEK.mlp.but(n=4, k=2, groups=1, chosen_groups=1),
+        first=First(n=1, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=12),
+    )
+    base = make_run(tmp_path / "base", "d", ByteTokenizer(), **SIZES, L=3, variant=variant.to_json())
+    run = adapted_run(tmp_path / "run", base, lora_matrices=("W_o",))
+    convert(run, tmp_path / "out", to="deepseek_v3")
+    theirs = safetensors.numpy.load_file(tmp_path / "out" / "adapter_model.safetensors")
+    ours = safetensors.numpy.load_file(run / "adapter.safetensors")
+    for l, (stack, row) in enumerate([(0, 0), (1, 0), (1, 1)]):
+        name = f"base_model.model.model.layers.{l}.self_attn.o_proj.lora_B.weight"
+        np.testing.assert_array_equal(theirs[name], ours[f"layers.{stack}.attention.W_o.B"][row])
+    convert(tmp_path / "out", tmp_path / "back", adapted=base)
+    cases.assert_bits(*(flatten(load_run(path).theta) for path in (run, tmp_path / "back")))
 
 
 def edited(path, **values):
