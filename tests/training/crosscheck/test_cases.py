@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 
 import algorithms
 from algorithms.model.variants import VARIANTS
+from tests.interchange_cases import libraries
 from training.commands.crosscheck import main
 from training.crosscheck import oracle, record_jax
 from training.crosscheck.foreign.cases import read_case
@@ -23,6 +23,8 @@ from training.crosscheck.foreign.checking import diagnose
 from training.crosscheck.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
 from training.crosscheck.foreign.reference import Reference, gradient
 from training.interchange import load_pretrained
+
+torch, _ = libraries()
 
 CASES = [(n, "PAPER") for n in (4, 5, 6, 7, 8, 9, 10)] + [(10, name) for name in VARIANTS if name != "PAPER"]
 TINY = {"N_V": 7, "l_max": 6, "l_x": 3, "l_z": 2, "d_e": 4, "H": 1, "d_mlp": 3, "d_f": 4}

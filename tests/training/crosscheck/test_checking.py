@@ -5,9 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
-from tests.foreign_code import attention, decoder, softmax
+from tests.foreign_code import attention, decoder, softmax, torch
 from training.crosscheck import check
 from training.crosscheck.foreign.checking import diagnose
 from training.crosscheck.foreign.making import make_case

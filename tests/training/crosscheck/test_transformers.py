@@ -1,12 +1,14 @@
 """Every named variant that transformers has, against its own code: nothing departs."""
 
 import pytest
-import transformers
 
+from tests.interchange_cases import libraries
 from training.commands.crosscheck import main
 from training.crosscheck import check, from_transformers
 from training.crosscheck.foreign.huggingface import variant_of
 from training.interchange.architectures import WRITTEN_AS
+
+_, transformers = libraries()
 
 WITHOUT = ("fsmt", "smollm3", "deepseek_v2", "torch.nn.Transformer")
 """Kinds that no named variant has the lines of, or whose two vocabularies no case has."""

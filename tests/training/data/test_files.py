@@ -248,6 +248,8 @@ def test_a_directory_that_is_named_may_be_hidden(tmp_path):
 
 
 def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):
+    assert_refused(tmp_path, r"expected text files \(.txt and .md\) in it, got an empty directory")
+    write(tmp_path / "a.bin", "a\n")
     assert_refused(tmp_path, r"expected a directory of the library datasets .*, or of text")
     write(tmp_path / "a.txt", "a\n")
     assert_refused(tmp_path, "a directory of 1 files, but only files have weights; give each file its w", counted=True)

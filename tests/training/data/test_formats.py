@@ -92,7 +92,7 @@ def test_a_wrong_path_is_said_before_a_missing_library(tmp_path, suffix):
     (tmp_path / f"device{suffix}").symlink_to("/dev/null")
     (tmp_path / f"directory{suffix}").mkdir()
     said = {"pipe": "expected a file, got a pipe", "device": "expected a file, got a device"}
-    said |= {"directory": "expected a directory of the library datasets", "absent": "No such file or directory"}
+    said |= {"directory": "expected text files .* got an empty directory", "absent": "No such file or directory"}
     for name, message in said.items():
         assert_refused(tmp_path / f"{name}{suffix}", message)
 

@@ -136,13 +136,13 @@ def test_a_request_that_never_fits_is_refused_over_http(tmp_path):
 
 @pytest.fixture
 def slow_parts(monkeypatch):
-    """Parts of 64 tokens, which take a while, by the token that each begins with."""
+    """Parts of 64 tokens, which take longer together than any short request, by the token that each begins with."""
     monkeypatch.setattr(prefixes, "MANY", 64)
     read, parts = prefixes.Parts.read, []
 
     def slow(self):
         parts.append(self.n)
-        time.sleep(0.05)
+        time.sleep(0.3)
         read(self)
 
     monkeypatch.setattr(prefixes.Parts, "read", slow)
