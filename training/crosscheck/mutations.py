@@ -110,11 +110,14 @@ def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
     """
     n = ARCHITECTURES.get(mutation.variant, 10) if mutation.variant else FOREIGN[mutation.algorithm]
     tried = [(n, mutation.variant)] if mutation.variant else [(n, "PAPER"), (8, "PAPER"), (9, "PAPER"), (10, "GPT2")]
+    tried = [(4, "PAPER")] if mutation.algorithm == 3 else tried  # whose lines those of Algorithm 3 are
     with edited(mutation, root) as package:
         for algorithm, variant in tried:
-            record = with_numbers_that_matter(VARIANTS[variant])
-            case = make_case(algorithm, variant, seed, record=record)
-            case, recording = _observed(package, case, mutation.algorithm, jax.random.key(seed))
+            if algorithm == 4:
+                case, recording = _one_by_one(package, seed)
+            else:
+                case = make_case(algorithm, variant, seed, record=with_numbers_that_matter(VARIANTS[variant]))
+                case, recording = _observed(package, case, mutation.algorithm, jax.random.key(seed))
             report = diagnose(case, recording)
             if not report.ok:
                 found = [d for d in merged(report.departures) if d.kind == "named"]
@@ -150,6 +153,17 @@ def _observed(package: ModuleType, case: Case, algorithm: int, key: jax.Array) -
         x, tau = jnp.asarray(case.sampling["x"]), case.sampling["tau"]
         recording.sampled = functions[14](x, theta, l_gen=len(draws), tau=tau, key=key).tolist()
     return case, recording
+
+
+def _one_by_one(package: ModuleType, seed: int) -> tuple[Case, Recording]:
+    """Algorithm 4 without a mask, and what Algorithm 3 of a copy computes of each of its tokens."""
+    case = make_case(4, seed=seed, d_x=8, d_z=8)
+    case = dataclasses.replace(case, inputs={**case.inputs, "Mask": np.ones_like(case.inputs["Mask"])})
+    X, Z = (jnp.asarray(case.inputs[name], jnp.float64) for name in "XZ")
+    theta = package.AttentionParams(**{name: jnp.asarray(W[0], jnp.float64) for name, W in case.theta.items()})
+    context = jnp.repeat(Z[:, None], X.shape[1], axis=1)
+    query = functools.partial(package.REGISTRY[3].function, X, context)
+    return case, record_jax(query, theta, parameters=theta)
 
 
 def _categorical(key: jax.Array, logits: np.ndarray) -> int:

@@ -143,6 +143,11 @@ def test_weights_are_named_by_what_they_give(weights, texts):
     assert all(text in d for text, d in zip(texts, told, strict=True)), report
 
 
+def test_a_softmax_over_the_heads_is_named_although_it_is_nan():
+    _, report = found(decoder(axis=1))
+    assert [d.text for d in report.departures if d.kind == "named"] == ["softmax is over the heads"]
+
+
 def test_a_departure_has_file_and_line():
     _, report = found(decoder(tanh=True))
     (departure,) = report.departures

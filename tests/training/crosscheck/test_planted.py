@@ -9,6 +9,8 @@ from training.crosscheck.planted import PLANTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SAYS = {
+    "bias of the query skipped": "Algorithm 4, line 1: the bias is not added",  # of Algorithm 3, token by token
+    "1/√d dropped, one query": "Algorithm 4, line return: scores are not divided by √d_attn",
     "mask transposed": "Algorithm 4, line 5: the mask is transposed: a token attends to itself and what follows",
     "window off by one": "Algorithm 4, line 5: a token attends to the last 6 only",
     "heads in the wrong order": "Algorithm 5, line 3: heads are in reverse",

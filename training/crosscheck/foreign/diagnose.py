@@ -132,7 +132,7 @@ class Diagnosis:
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
         self.maps, self.missing, others = held(recording.parameters, self.case.theta)
         self.lost = _first_nan(recording)
-        self.finder = Finder(recording.tensors, case.lengths)
+        self.finder = Finder([*recording.tensors, *_without_nan(recording)], case.lengths)
         s = case.sizes
         biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
         rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
@@ -357,7 +357,7 @@ class Diagnosis:
         """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
-        if first <= base or _is_halfway(trial, ids[base]):
+        if first <= base or (self.lost is None and _is_halfway(trial, ids[base])):
             return None
         match = trial.lines[ids[base]].match
         if instead is not None:
@@ -550,6 +550,16 @@ def _first_nan(recording: Recording) -> Observed | None:
     if not any(np.isnan(output).any() for output in recording.outputs):
         return None
     return next((tensor for tensor in recording.tensors if np.isnan(tensor.value).any()), None)
+
+
+def _without_nan(recording: Recording) -> list[Observed]:
+    """The tensors that are NaN in places, of no whole row, with 0 there, as weights are where a softmax is 0/0."""
+    found = []
+    for tensor in recording.tensors:
+        nan = np.isnan(tensor.value)
+        if nan.any() and nan.ndim > 1 and not (nan.all(-1).any() or nan.all(-2).any()):
+            found.append(dataclasses.replace(tensor, value=np.where(nan, 0.0, tensor.value)))
+    return found
 
 
 def _key(visit: str) -> Key:
