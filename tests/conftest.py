@@ -12,7 +12,7 @@ import random
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # The workers, the commands that they start and the next run load what one of them has compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
-# Compiling takes most of the time, and half of that with XLA's slow passes, which `make end-to-end` runs with.
+# Compiling takes most of the time, and half of that with XLA's slow passes, which `make end-to-end` has on.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     quickest = "--xla_cpu_parallel_codegen_split_count=1"
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones have no other emitters
@@ -71,8 +71,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.end_to_end)
     leave_to_thorough(items)
     for item in items:
-        is_quick = not any(map(item.get_closest_marker, (*NOT_QUICK, "download", "compilers")))
-        if is_quick and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
+        is_case = not any(map(item.get_closest_marker, ("slow", "end_to_end", "download", "compilers")))
+        if is_case and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
             item.add_marker(pytest.mark.optimized)
 
 
@@ -88,8 +88,8 @@ def of_commit():
 
 
 SEED = os.environ.get("TEST_SEED") or of_commit()
-"""Draws the quick cases of the tests marked sampled(n), and the tenth of the quick tests that is marked optimized: the
-same for a commit, so that its result is, and others in the next, so that not the same run for ever.
+"""Draws the quick cases of the tests marked sampled(n), and the tenth of the quick and thorough tests that is marked
+optimized: the same for a commit, so that its result is, and others in the next, so that not the same run for ever.
 """
 
 
