@@ -67,6 +67,7 @@ class Lines(NamedTuple):
     kept: Kept  # of earlier columns; then the columns follow these, and otherwise are whole sequences
     keep: Keep | None  # of whole sequences; None: nothing
     until: Any  # of how many tokens of each
+    slots: bool = False  # whether ``kept`` has slots, and the columns are several of each sequence
     keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
@@ -128,6 +129,8 @@ class Lines(NamedTuple):
         def by(line):
             def of_layer(X, Z, W, kept, key):
                 given = Given(self.t, self.implementation, self.table, self.dropout, key, self.until)
+                if self.slots:
+                    return line.steps(X, W, kept, given)
                 if kept is not None:
                     return line.step(X, W, kept, given, Z)
                 Y, new = line.whole(X, W, mask, given, Z)
@@ -292,6 +295,7 @@ def lines_of(
     kept: Kept = Kept(),  # noqa: B008
     keep: Keep | None = None,
     until: Any = None,
+    slots: bool = False,
 ) -> Lines:
     """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
@@ -308,7 +312,7 @@ def lines_of(
     t = positions_in(x) if positions is None else positions
     in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
     table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
-    options = dropout, key, length, z_length, remat, unroll, kept, keep, until
+    options = dropout, key, length, z_length, remat, unroll, kept, keep, until, slots
     return Lines(variant, order, t, table, implementation, *options)
 
 

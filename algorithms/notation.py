@@ -64,6 +64,8 @@ positions           positions of the columns; None: 0, 1, 2, …
 segments            the document of each token, the only one it attends to; None: all are one document
 implementation      how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout             probability of dropping an attention weight; above 0 it needs a key
+cache               what the layers have kept of the tokens that were read, as ``empty_cache`` makes it
+n                   number of tokens that were read before, of all sequences or of each
 key                 randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
 remat               what a layer's backward pass recomputes instead of storing: False, nothing, or on a GPU norms and
                     activations where this is faster; True, everything;

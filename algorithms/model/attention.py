@@ -17,8 +17,8 @@ from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
-from algorithms.masks import Mask, near
-from algorithms.model.mixer import Given, Mixer
+from algorithms.masks import Mask, StructuralMask, near
+from algorithms.model.mixer import Given, Mixer, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Positions, Table
 from algorithms.notation import Cap
@@ -80,7 +80,16 @@ class Attention(Mixer):
     clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
 
     reads_context: ClassVar[bool] = True
-    final: ClassVar[tuple[str, ...]] = ("whole", "step", "begin", "context", "windowed", "replaces_softmax")
+    final: ClassVar[tuple[str, ...]] = (
+        "whole",
+        "step",
+        "begin",
+        "slots",
+        "steps",
+        "context",
+        "windowed",
+        "replaces_softmax",
+    )
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
@@ -114,6 +123,20 @@ class Attention(Mixer):
     ) -> tuple[Float[Array, "d_e *batch"], Any]:
         """Algorithm 5 as the variant has it, by the method ``attend`` of a cache, which is kept."""
         return self._of_heads(lambda read: kept.attend(read, self), x, W, given, context)
+
+    def slots(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
+        """The shapes of keys and values of C tokens, ``[H_kv, d, *batch, C]``."""
+        X, t = jax.ShapeDtypeStruct((d_e, 1), dtype), np.arange(1)
+        options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
+        K, V = jax.eval_shape(lambda X, W: self.read(X, X, W, **options)[1:3], X, W)
+        shapes: Any = (jax.ShapeDtypeStruct((*a.shape[:2], *batch, C), dtype) for a in (K, V))
+        return KeyValueSlots(*shapes)
+
+    def steps(
+        self, X: Float[Array, "d_e *batch m"], W: Any, kept: "KeyValueSlots", given: Given
+    ) -> tuple[Float[Array, "d_e *batch m"], "KeyValueSlots"]:
+        """Algorithm 5 for columns that attend to the keys and values of earlier ones, and to each other's."""
+        return self._of_heads(lambda read: kept.attend(read, self, given), X, W, given, None)
 
     @numbered
     def _of_heads(self, attend: Callable[[Read], tuple[Any, Any]], X: Any, W: Any, given: Given, context: Any) -> Any:
@@ -197,6 +220,45 @@ class Attention(Mixer):
     def windowed(self, mask: Mask) -> Mask:
         """The mask of self-attention, restricted to the sliding window."""
         return mask if self.window is None else mask & near(self.window)
+
+
+class KeyValueSlots(NamedTuple):
+    """The keys and values of the tokens of sequences, each in the slot of its position."""
+
+    K: Float[Array, "H_kv d_attn *batch C"]
+    V: Float[Array, "H_kv d_mid *batch C"]
+
+    def attend(self, read: Read, line: Attention, given: Given) -> tuple[Array, "KeyValueSlots"]:
+        """Lines 4 to the end of Algorithm 4 for columns at the positions ``given.t``, and the slots with theirs, too.
+
+        Later slots, whose contents do not matter, count as 0.
+        """
+        t, C = given.t, self.K.shape[-1]
+        slots = KeyValueSlots(stored(self.K, read.K, t), stored(self.V, read.V, t))
+        is_known = jnp.arange(C).reshape(*(1,) * (t.ndim - 1), C) <= t[..., -1:]
+        K, V = (jnp.where(is_known[None, None], a, 0).astype(read.K.dtype) for a in slots)
+        read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
+        of_sequence = functools.partial(_from_slots, read, line, given.implementation)
+        if read.U is None:
+            Y = of_sequence(read.Q, read.K, read.V, None, t[..., 0])
+        else:  # the distances of sequences differ
+            for _ in range(t.ndim - 1):
+                of_sequence = jax.vmap(of_sequence, (2, 2, 2, 2, 0), 2)
+            Y = of_sequence(read.Q, read.K, read.V, read.U, t[..., 0])
+        return (Y if read.result is None else read.result(Y)), slots
+
+
+def _from_slots(read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, first: Any) -> Any:
+    """Lines 4 to the end of Algorithm 4 for queries from position ``first`` on."""
+    l_x, C = Q.shape[-1], K.shape[-1]
+    mask = line.windowed(StructuralMask(unidirectional=True, first=first))
+    P: Any = None if U is None else read.P(np.arange(1 - C, C + 1))
+
+    def of_distances(_):
+        return jax.lax.dynamic_slice_in_dim(P, C - l_x - first, C + l_x, 2)
+
+    read = read._replace(Q=Q, K=K, V=V, U=U, P=of_distances)
+    return of_sequences(read, mask, line, implementation=implementation, dropout=0.0, key=None)
 
 
 def products(X: Any, Z: Any, W: Any, implementation: Any) -> tuple[Any, Any, Any]:

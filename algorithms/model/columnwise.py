@@ -9,7 +9,7 @@ import numpy as np
 
 from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.record import Record
-from algorithms.model.attention import Attention
+from algorithms.model.attention import Attention, axes_of_own
 from algorithms.model.distances import Table
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP
@@ -54,6 +54,28 @@ def mixed(theta: Any) -> Mixed | None:
             if found is not None:
                 return Mixed(line, *found)
     return None
+
+
+def check_columns(theta: Any, layers: Any) -> None:
+    """Raise ValueError if a step, which has one column and the keys and values of others, cannot compute a line."""
+    instead = "use algorithms.d_inference or ed_inference, which read all tokens for each new one"
+    found = mixed(theta)
+    if found is not None:
+        raise ValueError(
+            f"{found.name}: expected a column{found.result and f' of {found.result}'} that depends on that column of "
+            f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
+            f"{instead}"
+        )
+    mixers = [(theta.variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, theta.variant))]
+    for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in mixers):
+        reads = isinstance(line, Attention) and type(line).read is not Attention.read and line.replaces_softmax
+        for axes in axes_of_own(line, *W, len(theta.W_e)) if reads else ():
+            if axes.sequences is not None or axes.columns:
+                raise ValueError(
+                    f"{type(line).__name__}.read: expected arrays in `own` without axes of sequences and columns, "
+                    f"since a cache keeps only keys and values, got one that has them; make it rows of Q, K or V, or "
+                    f"{instead}"
+                )
 
 
 def _is_ours(record: Any) -> bool:

@@ -1,10 +1,14 @@
 """Line 6 of Algorithm 10 and its likes: what mixes the columns of a sequence, such as an attention."""
 
 import dataclasses
+import functools
+import math
 from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Integer, Shaped
 
 from algorithms.masks import Mask
 from algorithms.model.line import Line
@@ -59,3 +63,47 @@ class Mixer(Line, abstract=True):
     def begin(self, W: Any, B: int) -> Any:
         """What is kept before the first column of B sequences."""
         raise NotImplementedError
+
+    def slots(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
+        """The shapes ``[…, *batch, C]`` of what `steps` keeps of C tokens, by those of the parameters."""
+        kept = jax.eval_shape(lambda W: self.begin(W, math.prod(batch)), W)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*a.shape[:-1], *batch, C), a.dtype), kept)
+
+    def steps(
+        self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given
+    ) -> tuple[Float[Array, "d_e *batch m"], Any]:
+        """Columns of each sequence at the positions ``given.t``, ``[*batch, m]``, and the slots that then are kept.
+
+        The slot of a position has what is kept after its column, so a sequence can continue behind any of them.
+        """
+        (d_e, *batch, m), t = X.shape, given.t
+        B = math.prod(batch)
+
+        @functools.partial(jax.vmap, in_axes=(-2, -1, 0), out_axes=-1)
+        def before(slots, first, t):
+            return jnp.where(t > 0, slots[..., jnp.maximum(t - 1, 0)].astype(first.dtype), first)
+
+        def turn(of_column, x_t):
+            y, of_column = self.step(x_t[0], W, of_column, given._replace(t=x_t[1]))
+            return of_column, (y, of_column)
+
+        flat = jax.tree.map(lambda a: a.reshape(*a.shape[: a.ndim - len(batch) - 1], B, a.shape[-1]), kept)
+        columns = jnp.moveaxis(X.reshape(d_e, B, m), -1, 0), t.reshape(B, m).T
+        begun = jax.tree.map(lambda slots, first: before(slots, first, columns[1][0]), flat, self.begin(W, B))
+        _, (Y, after) = jax.lax.scan(turn, begun, columns)
+        after = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1).reshape(*a.shape[1:-1], *batch, m), after)
+        return jnp.moveaxis(Y, 0, -1).reshape(X.shape), jax.tree.map(lambda a, new: stored(a, new, t), kept, after)
+
+
+def stored(
+    slots: Shaped[Array, "*rows C"], columns: Shaped[Array, "*rows m"], t: Integer[Array, "*batch m"]
+) -> Shaped[Array, "*rows C"]:
+    """Slots ``[…, *batch, C]`` with columns ``[…, *batch, m]`` in those of the positions t; the rest is dropped."""
+    first = slots.ndim - t.ndim
+
+    def store(slots, columns, t):
+        return slots.at[..., t].set(columns.astype(slots.dtype), mode="drop")
+
+    for _ in range(t.ndim - 1):
+        store = jax.vmap(store, (first, first, 0), first)
+    return store(slots, columns, t)

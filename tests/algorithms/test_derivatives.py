@@ -78,6 +78,7 @@ def takes_implementation(name):
 HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
 SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1]), "positions": jnp.array([0, 1, 0, 1, 2])}
 ROWS = {"row": PLACES[0], "column": PLACES[1]}
+CACHE = alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY))
 LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": jnp.asarray(0.1)}
 LOSS = {"X": X, "W_u": W_u, "b_u": b_u}
 # name, and what it is a case of → the floats, the arguments before them, and the others
@@ -115,6 +116,8 @@ OF_FUNCTIONS = {
     "e_logits, of columns": ({"x": X, "theta": E}, (), {}),
     "ed_logits": ({"theta": ED}, (z, x), {"z_length": 3}),
     "ed_logits, of columns": ({"x": X, "theta": ED}, (z,), {}),
+    "read_tokens": ({"theta": D}, (), {"cache": CACHE, "x": x[:3], "n": 0}),
+    "read_tokens, of columns": ({"x": X[:, :3], "theta": D}, (), {"cache": CACHE, "n": 1}),
     "d_hidden_state": ({"theta": D}, (x,), {}),
     "d_hidden_state, packed": ({"theta": D}, (x,), SEGMENTS),
     "d_hidden_state, again in the backward pass": ({"theta": D}, (x,), {"remat": True}),

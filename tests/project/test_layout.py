@@ -25,7 +25,7 @@ FLOORS = {
         {"model", "orders"},
         {"lines", "layers", "relations", "roles"},
         {"alg08_ed_transformer", "alg09_e_transformer", "alg10_d_transformer"},
-        {"gato", "losses"},
+        {"cache", "gato", "losses"},
         {"alg11_training"},
         {"alg14_inference"},
         {"inside"},

@@ -375,32 +375,6 @@ class Known(NamedTuple):
         return of_rows(read, self.cache, self.permitted, line), self
 
 
-class Prefix(NamedTuple):
-    """What one attention keeps for M more tokens of one text behind its first n: ``[H, C, d]``."""
-
-    cache: KeyValues
-    t: Int[Array, "M"]  # their positions
-    n: Int[Array, ""]
-
-    def attend(self, read: Read, line: Attention) -> tuple[Array, "Prefix"]:
-        """Write the tokens' own keys and values behind the prefix, and attend to both."""
-        stored = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=self.n, axis=1)
-        cache = KeyValues(stored(self.cache.K, read.K.swapaxes(1, 2)), stored(self.cache.V, read.V.swapaxes(1, 2)))
-        s, t = jnp.arange(cache.K.shape[1])[None], self.t[:, None]
-        permitted = s <= t if line.window is None else (s <= t) & (t - line.window < s)
-        D = None
-        if read.U is not None:
-            P = read.P(np.arange(1 - s.shape[1], 1))
-            D = jax.vmap(scores_of_distances, (2, None, 0), 1)(read.U[..., None], P, s - t)[:, :, 0]
-
-        def of_column(q, permitted, D):
-            D = None if D is None else functools.partial(jnp.expand_dims, D, 1)
-            return of_rows(read._replace(Q=q[..., None]), cache, permitted[None], line, D)[..., 0]
-
-        Y = jax.vmap(of_column, (2, 0, None if D is None else 1), 2)(read.Q, permitted, D)
-        return Y, self._replace(cache=cache)
-
-
 def scores_of_distances(
     U: Float[Array, "H d_r B"], P: Float[Array, "H d_r R"], distances: Int[Array, "n"]
 ) -> Float[Array, "H B n"]:

@@ -187,7 +187,7 @@ class Continuation:
         if self._model.prefixes is not None and self._model.inside is None:
             text = self._texts()[r][:-1]  # the last token has not been read
             cached = self._model.config.l_max - int(self.left[r])
-            self._model.prefixes.keep(self._state, r, text[len(text) - cached :])
+            self._model.prefixes.keep(self._state, r, text[len(text) - cached :], self._model.config.variant)
 
     def drop(self, r: int) -> None:
         """Let request r no longer begin windows, since nobody reads its tokens."""

@@ -13,8 +13,7 @@ from jax.core import Tracer
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
 from algorithms.machinery.apart import shapes_of_leaves
-from algorithms.model.attention import axes_of_own
-from algorithms.model.columnwise import mixed
+from algorithms.model.columnwise import check_columns
 from algorithms.model.theta import Apart, count_layers, of_each_layer, places, stacks_of
 from training.generation.cache import Projections, is_in_parts, sizes_of_heads
 from training.generation.int8 import Int8Matrix
@@ -36,33 +35,11 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
         layer = _layer(layer, variant)
         return _in_int8(layer) if int8 else layer
 
-    _check_lines(theta, stacked)
+    check_columns(theta, stacked)
     layers = _one_by_one(stacked, theta, laid_out)
     theta = theta._replace(layers=layers) if is_decoder else theta._replace(decoder=layers)
     sizes_of_each_layer(theta)  # raises ValueError if lines cannot read these weights, or keep caches of several shapes
     return theta
-
-
-def _check_lines(theta: Weights, layers: Any) -> None:
-    """Raise ValueError if a step, which has one column and the keys and values of others, cannot compute a line."""
-    instead = "use algorithms.d_inference or ed_inference, which read all tokens for each new one"
-    found = mixed(theta)
-    if found is not None:
-        raise ValueError(
-            f"{found.name}: expected a column{found.result and f' of {found.result}'} that depends on that column of "
-            f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
-            f"{instead}"
-        )
-    mixers = [(theta.variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, theta.variant))]
-    for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in mixers):
-        reads = isinstance(line, Attention) and type(line).read is not Attention.read and line.replaces_softmax
-        for axes in axes_of_own(line, *W, len(theta.W_e)) if reads else ():
-            if axes.sequences is not None or axes.columns:
-                raise ValueError(
-                    f"{type(line).__name__}.read: expected arrays in `own` without axes of sequences and columns, "
-                    f"since a cache keeps only keys and values, got one that has them; make it rows of Q, K or V, or "
-                    f"{instead}"
-                )
 
 
 def _parts(stacked: Array) -> list[Array]:

@@ -15,16 +15,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms import UNIDIRECTIONAL, DTransformerConfig, DTransformerParams, Variant
-from algorithms.alg10_d_transformer import d_lines
-from algorithms.layers import Kept, keeping, lines_of
+from algorithms import DTransformerConfig, DTransformerParams, Variant, empty_cache, read_tokens
+from algorithms.cache import Cache
 from algorithms.lines import Attention
+from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
 from training.generation import reading, states
-from training.generation.cache import KeyValues, Prefix, bucket, capacity, chosen_sequences, whole
-from training.generation.decoding import implementation_of
+from training.generation.cache import KeyValues, bucket, capacity, chosen_sequences, whole
 from training.generation.inputs import to_power_of_two
-from training.generation.layout import bytes_of_token, rows_of_parts, sizes_of_each_layer
+from training.generation.layout import bytes_of_token, rows_of_parts
 from training.generation.states import State
 
 LEAST = 16  # tokens of the shortest prefix that is kept or reused
@@ -32,27 +31,25 @@ FEW, MANY = 64, 256  # columns read at once: only two numbers, so that few progr
 SMALLEST = 256  # slots of a text that was read in parts
 
 
-Layers = tuple[KeyValues, ...]
-
-
 class _Text(NamedTuple):
-    """A text, and the keys and values of its tokens in each layer, ``[H, C, d]`` each."""
+    """A text, and the keys and values of its tokens."""
 
     tokens: Int[np.ndarray, "n"]
-    caches: Layers
+    cache: Cache
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in jax.tree.leaves(self.caches))
+        return sum(a.nbytes for a in jax.tree.leaves(self.cache))
 
 
 class Parts:
     """A text that is read in parts: the keys and values of its first `n` tokens, in room that grows with them."""
 
-    def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, Layers] | None = None) -> None:
+    def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, Cache] | None = None) -> None:
         """Begin a text with what is `known` of it: how many of its tokens, and their keys and values."""
         self._generator, self.text = generator, text
-        self.n, self.caches = known or (0, _no_keys(generator.theta))
+        of_theta = {"dtype": generator.theta.W_e.dtype, "l_max": 0}
+        self.n, self.cache = known or (0, empty_cache(generator.config, **of_theta))
 
     @property
     def rest(self) -> int:
@@ -60,21 +57,22 @@ class Parts:
         return len(self.text) - self.n
 
     def read(self) -> None:
-        """Read the next part."""
-        at_once = FEW if self.rest <= MANY // 2 else MANY
-        columns = self.text[self.n : self.n + at_once]
+        """Read the next part, at the end of the context again with what is before it."""
+        l_max = self._generator.config.l_max
+        at_once = min(FEW if self.rest <= MANY // 2 else MANY, l_max)
+        first = min(self.n, l_max - at_once)
+        columns = self.text[first : first + at_once]
         x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-        t = np.minimum(np.arange(self.n, self.n + at_once), self._generator.config.l_max - 1).astype(np.int32)
-        caches = _resized(self.caches, C=capacity(max(self.caches[0].K.shape[1], self.n + at_once)))
-        self.caches = read_more(self._generator.theta, caches, x, t, jnp.asarray(self.n, jnp.int32))
-        self.n += len(columns)
+        cache = _resized(self.cache, C=capacity(max(_room(self.cache), first + at_once)))
+        self.cache = read_more(self._generator.theta, cache, x, jnp.asarray(first, jnp.int32))
+        self.n = first + len(columns)
 
     def state(self, last: int) -> State:
         """Return the state, as `reading.prefill` does, of the text and one more token."""
         lengths = np.array([len(self.text) + 1], np.int32)
         C = max(SMALLEST, capacity(len(self.text) + 2))  # few sizes, so that few programs are compiled
         x = np.append(self.text, [last] * (C - 1 - len(self.text))).astype(np.int32)[None]
-        return _beside((_resized(self.caches, C=C),), x, lengths, n=rows_of_parts(self._generator.theta, 1))
+        return _beside((_resized(self.cache, C=C),), x, lengths, **_of_model(self._generator, 1))
 
 
 class Prefixes:
@@ -116,26 +114,28 @@ class Prefixes:
         if len(new) == len(texts):
             state = reading.prefill(generator.apart, x, lengths, C=C)
             for r, text in enumerate(texts):
-                self.keep(state, r, text[:-1])
+                self.keep(state, r, text[:-1], generator.config.variant)
             return state
-        rows: list[Layers] = []
-        first: dict[int, Layers] = {}
+        rows: list[Cache] = []
+        first: dict[int, Cache] = {}
         if new:
             new = to_power_of_two(new)
             state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
-            first = {r: _of_row(state, i, C=C) for i, r in reversed(list(enumerate(new)))}
+            first = {
+                r: _of_row(state, i, C=C, variant=generator.config.variant) for i, r in reversed(list(enumerate(new)))
+            }
         for r, (text, one) in enumerate(zip(texts, begun, strict=True)):
             rows.append(first[r] if one is None else self._read_on(generator, text[:-1], one))
             self.add(text[:-1], rows[r])
-        C = max(C, *(row[0].K.shape[1] for row in rows))
-        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, n=rows_of_parts(generator.theta, len(x)))
+        C = max(C, *map(_room, rows))
+        return _beside(tuple(_resized(row, C=C) for row in rows), x, lengths, **_of_model(generator, len(x)))
 
-    def keep(self, state: State, r: int, text: np.ndarray) -> None:
+    def keep(self, state: State, r: int, text: np.ndarray, variant: Variant) -> None:
         """Keep the keys and values of sequence r, those of the tokens of a text."""
         if len(text) >= LEAST:
-            self.add(text, _of_row(state, r, C=capacity(len(text))))
+            self.add(text, _of_row(state, r, C=capacity(len(text)), variant=variant))
 
-    def begin(self, text: np.ndarray) -> tuple[int, Layers] | None:
+    def begin(self, text: np.ndarray) -> tuple[int, Cache] | None:
         """Return the longest known prefix of a text: its length, and keys and values."""
         with self._lock:
             shared = [_shared(text, other.tokens) for other in self._texts]
@@ -145,22 +145,22 @@ class Prefixes:
             best = self._texts.pop(shared.index(n))
             self._texts.append(best)
             self.found += n
-            return n, best.caches
+            return n, best.cache
 
-    def _read_on(self, generator: Any, text: np.ndarray, known: tuple[int, Layers]) -> Layers:
+    def _read_on(self, generator: Any, text: np.ndarray, known: tuple[int, Cache]) -> Cache:
         """Return the keys and values of a text, given those of its first n tokens."""
         parts = Parts(generator, text, known)
         while parts.rest:
             parts.read()
-        return parts.caches
+        return parts.cache
 
-    def add(self, tokens: np.ndarray, caches: Layers) -> None:
+    def add(self, tokens: np.ndarray, cache: Cache) -> None:
         """Keep a text, and drop the texts that are prefixes of it."""
         n = len(tokens)
         with self._lock:
             if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
                 return
-            text = _Text(np.array(tokens), _resized(caches, C=bucket(n)))
+            text = _Text(np.array(tokens), _resized(cache, C=bucket(n)))
             if text.nbytes > self.most:
                 return
             self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
@@ -169,13 +169,13 @@ class Prefixes:
                 del self._texts[0]
 
 
-def _no_keys(theta: DTransformerParams) -> Layers:
-    """Return the keys and values of no tokens."""
+def _room(cache: Cache) -> int:
+    """Return for how many tokens a cache has slots."""
+    return jax.tree.leaves(cache)[0].shape[-1]
 
-    def of_layer(sizes):
-        return KeyValues(*(jnp.zeros((sizes[1], 0, d), theta.W_e.dtype) for d in sizes[2:]))
 
-    return tuple(map(of_layer, sizes_of_each_layer(theta)))
+def _of_model(generator: Any, B: int) -> dict[str, Any]:
+    return {"n": rows_of_parts(generator.theta, B), "variant": generator.config.variant}
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:
@@ -191,51 +191,47 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 
 
 @jax.jit
-def read_more(
-    theta: DTransformerParams, caches: Layers, x: Int[Array, "M"], t: Int[Array, "M"], n: Int[Array, ""]
-) -> Layers:
-    """Read M more tokens x of one text, at the positions t, with Algorithm 10, behind its first n; return the caches of
-    all layers, ``[H, C, d]`` each, C ≥ n + M. Padding in later slots is never attended to.
-    """
-    variant, at = theta.variant, places(theta.variant, len(caches))
-    stacks = [
-        [cache for cache, (i, _) in zip(caches, at, strict=True) if i == stack] for stack in range(max(at)[0] + 1)
-    ]
-
-    def stacked(of_stack):
-        of_all = jax.tree.map(lambda *a: jnp.stack(a), *of_stack)
-        return Prefix(of_all, *(jnp.broadcast_to(a, (len(of_stack), *a.shape)) for a in (t, n)))
-
-    f = lines_of(
-        "Algorithm 10", x, theta, implementation_of(variant), positions=t, kept=Kept(tuple(map(stacked, stacks)))
-    )
-    own = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
-    return tuple(jax.tree.map(lambda a, row=row: a[row], own[stack].cache) for stack, row in at)
+def read_more(theta: DTransformerParams, cache: Cache, x: Int[Array, "M"], n: Int[Array, ""]) -> Cache:
+    """Read M more tokens x of one text behind its first n. Later slots, such as those of padding, do not matter."""
+    return read_tokens(theta, cache, x, n)[1]
 
 
 @functools.partial(jax.jit, static_argnames=("C",))
-def _resized(caches: Layers, *, C: int) -> Layers:
-    """Return keys and values with C slots: padded, or cut at the end."""
-    return jax.tree.map(lambda a: jnp.pad(a[:, :C], ((0, 0), (0, max(0, C - a.shape[1])), (0, 0))), caches)
+def _resized(cache: Cache, *, C: int) -> Cache:
+    """Return a cache with C slots: padded, or cut at the end."""
+
+    def resized(a):
+        return jnp.pad(a[..., :C], ((0, 0),) * (a.ndim - 1) + ((0, max(0, C - a.shape[-1])),))
+
+    return jax.tree.map(resized, cache)
 
 
-@functools.partial(jax.jit, static_argnames=("C",))
-def _of_row(state: State, r: Int[Array, ""], *, C: int) -> Layers:
-    """Return the keys and values of sequence r, ``[H, C, d]`` in each layer, each token in the slot of its position."""
+@functools.partial(jax.jit, static_argnames=("C", "variant"))
+def _of_row(state: State, r: Int[Array, ""], *, C: int, variant: Variant) -> Cache:
+    """Return the keys and values of sequence r, with C slots."""
     slots = jnp.minimum(state.first[r] - state.lengths[r] + 1 + jnp.arange(C), state.tokens.shape[1] - 1)
-    of_row: list[Any] = [chosen_sequences(cache, jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches]
-    return jax.tree.map(lambda a: a[:, slots], tuple(map(whole, of_row)))
+    of_row: Any = (chosen_sequences(cache, jnp.asarray(r)[None], len(state.tokens)) for cache in state.caches)
+    columns = [KeyValueSlots(*(a[:, slots].swapaxes(1, 2) for a in whole(cache))) for cache in of_row]
+    at = places(variant, len(columns))
+    stacks = [[c for c, (i, _) in zip(columns, at, strict=True) if i == stack] for stack in range(max(at)[0] + 1)]
+    return Cache(tuple(jax.tree.map(lambda *a: jnp.stack(a), *of_stack) for of_stack in stacks))
 
 
-@functools.partial(jax.jit, static_argnames=("n",))
-def _beside(rows: tuple[Layers, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None) -> State:
+@functools.partial(jax.jit, static_argnames=("n", "variant"))
+def _beside(
+    rows: tuple[Cache, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None, variant: Variant
+) -> State:
     """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
-    C, P = rows[0][0].K.shape[1], x.shape[1]
+    C, P = _room(rows[0]), x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)
 
-    def of_layer(l, name):
-        a = jnp.stack([getattr(row[l], name) for row in rows], axis=1)
-        return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
+    def of_layer(stack, row):
+        def beside(*of_texts):  # [layers, H, d, C] of each
+            a = jnp.stack([a[row].swapaxes(1, 2) for a in of_texts], axis=1)
+            return a.reshape(a.shape[0] * a.shape[1], *a.shape[2:])
 
-    caches = tuple(KeyValues(of_layer(l, "K"), of_layer(l, "V")).arranged(tokens) for l in range(len(rows[0])))
+        return KeyValues(*map(beside, *(cache.stacks[stack] for cache in rows)))
+
+    L = sum(len(stack.K) for stack in rows[0].stacks)
+    caches = tuple(of_layer(*at).arranged(tokens) for at in places(variant, L))
     return states.begun(x, lengths, caches, C=C, n=n)

@@ -88,5 +88,5 @@ class PromptReader:
         if parts.rest:
             return None
         if kept is not None:
-            kept.add(parts.text, parts.caches)
+            kept.add(parts.text, parts.cache)
         return Read(parts.state(self._last), [0] * self._n, [])

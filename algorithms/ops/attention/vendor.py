@@ -53,7 +53,7 @@ def cudnn_refuses(
         return reason
     if isinstance(mask, StructuralMask) and mask.documents_z is not None:
         return "it does not mask by documents"
-    if (reason := _refused_rule(mask)) is not None:
+    if (reason := _refused_masks(mask)) is not None:
         return reason
     if isinstance(mask, StructuralMask) and mask.width is not None and not mask.unidirectional:
         return "its windows have one side"
@@ -77,14 +77,14 @@ def pallas_refuses(
         return reason
     if not isinstance(mask, StructuralMask):
         return "it takes structural masks, not arrays"
-    if (reason := _refused_rule(mask)) is not None:
+    if (reason := _refused_masks(mask)) is not None:
         return reason
     if mask.length is not None and mask.documents_z is not None:
         return "documents with padding may leave a token nothing to attend to, which the kernel does not report"
     return None
 
 
-def _refused_rule(mask: Mask) -> str | None:
+def _refused_masks(mask: Mask) -> str | None:
     """Why no library's kernel has the rules of a mask, or None if one may have them."""
     if not isinstance(mask, StructuralMask):
         return None

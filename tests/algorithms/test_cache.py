@@ -1,0 +1,170 @@
+"""A cache that is a value: tokens read a few at a time have the columns of `d_logits` of whole sequences."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import DTransformerConfig, d_inference, d_logits, empty_cache, read_tokens
+from algorithms.lines import MLP, Attention
+from tests import cases, family_cases
+from tests.own_lines.retention import HYBRID, Retention
+
+pytestmark = pytest.mark.sampled(3)
+
+l = 11
+SIZES = {"N_V": 17, "l_max": 13, "L": 4, "H": 2, "d_e": 12, "d_mlp": 7}
+HYBRIDS = {"HYBRID": DTransformerConfig(**SIZES, variant=HYBRID), "PAPER": DTransformerConfig(**SIZES)}
+x = np.random.default_rng(0).integers(0, 17, (2, l))
+
+
+def config_of(name):
+    return HYBRIDS[name] if name in HYBRIDS else family_cases.config_of(name)
+
+
+def read(theta, cache, x, at):
+    """The columns of x, read piece by piece, ``at`` being where these begin."""
+    found = []
+    for first, end in zip(at, (*at[1:], x.shape[-1]), strict=True):
+        logits, cache = read_tokens(theta, cache, x[..., first:end], first)
+        found.append(logits)
+    return jnp.concatenate(found, axis=-1), cache
+
+
+@pytest.mark.parametrize("name", [*family_cases.EVERY, *family_cases.OWN, *HYBRIDS])
+def test_tokens_read_in_pieces_have_the_columns_of_whole_sequences(name):
+    """Also after others were read in their place, further than they reach."""
+    config = config_of(name)
+    theta = family_cases.theta_of(config)
+    expected = d_logits(x, theta)
+    cache = empty_cache(config, 2)
+    _, cache = read_tokens(theta, cache, (x[:, :8] + 1) % 17, 0)
+    logits, cache = read(theta, cache, x, (0, 8, 9, 10))
+    cases.assert_close(logits, expected, 1e-11)
+    _, cache = read_tokens(theta, cache, (x[:, 3:] + 5) % 17, 3)
+    again, _ = read_tokens(theta, cache, x[:, 3:], 3)
+    cases.assert_close(again, expected[..., 3:], 1e-11)
+
+
+@pytest.mark.parametrize("name", ["HYBRID", "PAPER", "BLOOM", "row1"])
+def test_each_sequence_continues_where_it_is(name):
+    """With two batch axes, and in a cache with room for these tokens alone."""
+    config = config_of(name)
+    theta, n = family_cases.theta_of(config), jnp.array([[3], [7]])
+    _, cache = read_tokens(theta, empty_cache(config, (2, 1), l_max=l), x[:, None, :8], 0)
+    more = jnp.stack([x[0, 3:7], x[1, 7:11]])[:, None]
+    logits, cache = read_tokens(theta, cache, more, n)
+    whole = d_logits(x[:, None], theta)
+    cases.assert_close(logits, jnp.stack([whole[:, 0, :, 3:7], whole[:, 1, :, 7:11]], axis=1), 1e-11)
+    assert {a.shape[-3:] for a in jax.tree.leaves(cache)} == {(2, 1, l)}
+
+
+@pytest.mark.parametrize("name", ["HYBRID", "PAPER"])
+def test_gradients_are_those_of_whole_sequences(name):
+    config = config_of(name)
+    theta = family_cases.theta_of(config)
+    G = cases.normal(17, 2, l)
+
+    def in_pieces(theta):
+        return (read(theta, empty_cache(config, 2), x, (0, 5))[0] * G).sum()
+
+    actual = jax.jit(jax.grad(in_pieces))(theta)
+    cases.assert_trees_close(actual, jax.jit(jax.grad(lambda theta: (d_logits(x, theta) * G).sum()))(theta), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["HYBRID", "PAPER"])
+def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm_14(name):
+    config, prompt = config_of(name), jnp.asarray(x[0, :4])
+    thetas = jax.tree.map(lambda *a: jnp.stack(a), *(cases.random_theta(config, seed) for seed in range(3)))
+
+    def rollout(theta):
+        logits, cache = read_tokens(theta, empty_cache(config), prompt, 0)
+
+        def step(state, n):
+            y, cache = state
+            logits, cache = read_tokens(theta, cache, y[None], n)
+            return (jnp.argmax(logits[:, -1]), cache), y
+
+        return jax.lax.scan(step, (jnp.argmax(logits[:, -1]), cache), 4 + jnp.arange(6))[1]
+
+    actual = jax.jit(jax.vmap(rollout))(thetas)
+    for i, of_theta in enumerate(actual):
+        theta = jax.tree.map(lambda a, i=i: a[i], thetas)
+        expected = d_inference(prompt, theta, l_gen=6, tau=0.0, key=jax.random.key(0))
+        np.testing.assert_array_equal(of_theta, expected)
+
+
+@pytest.mark.parametrize("name", ["HYBRID", "LLAMA"])
+def test_narrow_types_round_as_whole_sequences_do(name):
+    config = config_of(name)
+    theta = family_cases.theta_of(config, "bfloat16")
+    exact = d_logits(x, jax.tree.map(lambda a: a.astype(jnp.float64), theta))
+    error = np.abs(d_logits(x, theta).astype(jnp.float64) - exact).max()
+    for dtype in ("bfloat16", None):
+        logits, _ = read(theta, empty_cache(config, 2, dtype=dtype), x, (0, 5, 9))
+        assert np.abs(logits.astype(jnp.float64) - exact).max() < 3 * error + 1e-3 * np.abs(exact).max()
+
+
+def test_columns_of_embeddings_are_read_as_tokens_are():
+    config = config_of("LLAMA")
+    theta = family_cases.theta_of(config)
+    E = cases.normal(10, 2, 3)
+    _, cache = read_tokens(theta, empty_cache(config, 2), E, 0)
+    logits, _ = read_tokens(theta, cache, x[:, :5], 3)
+    whole = d_logits(jnp.concatenate([E, theta.W_e[:, x[:, :5]]], axis=-1), theta)
+    cases.assert_close(logits, whole[..., 3:], 1e-11)
+
+
+@pytest.mark.parametrize("name", ["HYBRID", "LLAMA"])
+def test_what_has_no_slot_is_nan_and_reaches_nothing(name):
+    config = config_of(name)
+    theta = family_cases.theta_of(config)
+    cache = empty_cache(config, 2, l_max=8)
+    _, cache = read_tokens(theta, cache, x[:, :7], 0)
+    logits, cache = jax.jit(read_tokens)(theta, cache, jnp.full((2, 3), 99), 6)  # no tokens, and two without slots
+    assert np.isnan(logits).all()
+    logits, _ = read_tokens(theta, cache, x[:, 6:9], jnp.asarray(6))
+    assert np.isnan(logits[..., 2:]).all()
+    cases.assert_close(logits[..., :2], d_logits(x[:, :8], theta)[..., 6:], 1e-11)
+
+
+class Mixing(MLP):
+    """One that sees other columns."""
+
+    def __call__(self, X, W, **options):
+        return super().__call__(X - X.mean(axis=-1, keepdims=True), W, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (
+            {"cache": lambda c: empty_cache(c, 3)},
+            ValueError,
+            r"for theta and sequences \[2\], got .*empty_cache\(config",
+        ),
+        ({"cache": lambda c: empty_cache(c, 2, dtype="float32")}, ValueError, "expected float64, as theta, or a wider"),
+        ({"n": -1}, ValueError, "n: expected a number of tokens >= 0, got -1"),
+        ({"n": 0.5}, TypeError, "n: expected"),
+        ({"x": x[:, :0]}, ValueError, "x: expected at least one token"),
+        ({"variant": HYBRID.but(mlp=Mixing())}, ValueError, "Mixing.__call__: expected a column"),
+        ({"cache": lambda c: empty_cache(HYBRIDS["HYBRID"], 2)}, ValueError, "cache: expected arrays"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, error, says):
+    config = DTransformerConfig(**SIZES, variant=change.get("variant", HYBRIDS["PAPER"].variant))
+    cache = change.get("cache", functools.partial(empty_cache, batch=2))(config)
+    with pytest.raises(error, match=says):
+        read_tokens(cases.random_theta(config), cache, change.get("x", x), change.get("n", 0))
+
+
+def test_lines_of_one_stack_that_keep_different_arrays_are_refused():
+    class Other(Retention):
+        def begin(self, W, B):
+            return jnp.zeros((3, B))
+
+    config = DTransformerConfig(**SIZES, variant=HYBRID.but(attention=(Retention(), Other(), Attention())))
+    with pytest.raises(ValueError, match=r"keep arrays of equal shapes, .* got Retention and Other; use d_logits"):
+        empty_cache(config)
