@@ -132,35 +132,24 @@ def tokens_are_split(Q: Array) -> bool:
 
 
 def split_attention(
-    kernel: Callable[..., Array],
-    tiles: tuple[Array, ...],
-    by_distance: tuple[Array, ...],
-    mask: Any,
-    of_mask: Any,
-    seeds: Array | None,
-    sinks: Array | None = None,
-    balanced: bool = False,
+    kernel: Callable[..., Array], tiles: tuple[Array, ...], scores: Any, axes: Any, balanced: bool = False
 ) -> Array:
-    """``kernel(*tiles, by_distance, mask, seeds, sinks, first)``, run by each device for its heads and queries.
+    """``kernel(*tiles, scores, first)``, run by each device for its heads and queries.
 
     XLA cannot split a library's kernel, and splits a loop over tiles by sending all tiles to all devices.
 
     Args:
         kernel: returns one array like the queries; ``first`` is the position of the first query, or None for 0.
         tiles: queries, keys and values, ``[H, d, B, l]``.
-        by_distance: nothing, or U ``[H, d_r, B, l]``, of the queries, and P ``[H, d_r, n]``.
-        mask: a pytree whose arrays are shared by all heads.
-        of_mask: for each of these arrays, the index of its axis of sequences and of its axis of queries; None for an
-            axis that it does not have.
-        seeds: ``[H, B, 2]``, or None.
-        sinks: ``[H]``, or None.
+        scores: a pytree of arrays, what else it reads.
+        axes: for each of these arrays, its axes of heads, of sequences and of queries; None for one that it lacks.
         balanced: whether the cost of a query grows with its position. If so, and ``context`` divides the queries into
             n parts, device i computes halves i and 2n − 1 − i of the 2n half parts, so that all have the same work.
     """
     Q = tiles[0]
     sizes = _sizes(Q)
     if not sizes:
-        return kernel(*tiles, by_distance, mask, seeds, sinks, None)
+        return kernel(*tiles, scores, None)
     _, _, B, l_x = Q.shape
     axis_of_tokens = _names.value.context
     heads, sequences = _dividing(sizes, (_names.value.model,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
@@ -168,7 +157,7 @@ def split_attention(
     queries, context = P(heads, None, sequences, tokens), P(heads, None, sequences)
 
     def spec(array, of_array):
-        found = dict(zip(of_array, (sequences, tokens), strict=True))
+        found = dict(zip(of_array, (heads, sequences, tokens), strict=True))
         return P(*(found.get(axis, ()) for axis in range(array.ndim)))
 
     def of_device(*arguments):
@@ -178,11 +167,8 @@ def split_attention(
             return _in_halves(kernel, arguments, in_specs, axis_of_tokens, sizes[axis_of_tokens])
         return kernel(*arguments, jax.lax.axis_index(axis_of_tokens) * arguments[0].shape[-1])
 
-    of_seeds = None if seeds is None else P(heads, sequences)
-    of_U_P = (queries, P(heads))[: len(by_distance)]
-    of_sinks = None if sinks is None else P(heads)
-    in_specs = queries, context, context, of_U_P, jax.tree.map(spec, mask, of_mask), of_seeds, of_sinks
-    return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, by_distance, mask, seeds, sinks)
+    in_specs = queries, context, context, jax.tree.map(spec, scores, axes)
+    return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, scores)
 
 
 def _in_halves(kernel: Callable[..., Array], arguments: tuple[Any, ...], specs: Any, axis: str, n: int) -> Array:

@@ -1,4 +1,4 @@
-"""Equation (2), the softmax over the rows of each column, and its backward pass."""
+"""Equation (2), the softmax over the rows of each column; and the cap of scores."""
 
 import jax
 import jax.numpy as jnp
@@ -43,11 +43,3 @@ def capped(S: Float[Array, "*shape"], cap: float | None, d_attn: int = 1) -> Flo
 def capped_derivative(S: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
     """``1 − tanh²(S/c)``, the derivative of ``c tanh(S/c)``."""
     return 1 - jnp.square(jnp.tanh(S / cap))
-
-
-def softmax_backward(A: Float[Array, "rows columns"], g: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
-    """``𝒜 ⊗ g``, column by column ``(diag(a) − a aᵀ) g = a ⊙ g − (aᵀ g) a``, for the gradient g of the softmax A.
-
-    Source: incml 2023.
-    """
-    return A * (g - (A * g).sum(axis=0, keepdims=True))

@@ -18,6 +18,7 @@ from algorithms import (
     scaled_dot_product_attention,
 )
 from algorithms.ops.attention import blockwise
+from algorithms.ops.attention.scores import Scores
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -66,7 +67,7 @@ def _in_python(n, step, state):
 @pytest.mark.parametrize(("name", "mask"), [pytest.param(name, mask, id=name) for name, mask in masks()])
 def test_every_block_that_a_mask_permits_something_in_is_visited(name, mask):
     for l_z, l_x in itertools.product(LENGTHS, LENGTHS):
-        blocks = blockwise._Blocks(l_z, l_x, mask, None, 0.0)
+        blocks = blockwise._Blocks(l_z, l_x, Scores(mask))
         permitted = np.asarray(mask.dense(l_z, l_x))
         for i in range(blocks.n_x):
             columns = permitted[:, i * blocks.b_x : (i + 1) * blocks.b_x]
@@ -83,10 +84,10 @@ def test_every_block_that_a_mask_permits_something_in_is_visited(name, mask):
 @pytest.mark.parametrize("window", [banded, near])
 def test_a_blocks_mask_is_the_masks_block(window, width):
     mask = window(width)
-    blocks = blockwise._Blocks(13, 11, mask, None, 0.0)
+    blocks = blockwise._Blocks(13, 11, Scores(mask))
     whole = np.zeros((blocks.n_z * blocks.b_z, blocks.n_x * blocks.b_x), bool)
     for j, i in np.ndindex(blocks.n_z, blocks.n_x):
-        whole[j * blocks.b_z :, i * blocks.b_x :][: blocks.b_z, : blocks.b_x] = blocks.permitted(jnp.asarray(j), i)
+        whole[j * blocks.b_z :, i * blocks.b_x :][: blocks.b_z, : blocks.b_x] = blocks.block(jnp.asarray(j), i).mask
     np.testing.assert_array_equal(whole[:13, :11], mask.dense(13, 11))
     assert not whole[13:].any()
 
@@ -94,14 +95,14 @@ def test_a_blocks_mask_is_the_masks_block(window, width):
 def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
     """GPT-3's window of 256 in 8,192 tokens: 63 of 1,024 blocks of 256, and the loop runs 3 times, not 32."""
     monkeypatch.setattr(blockwise, "BLOCK", 512)
-    blocks = blockwise._Blocks(8192, 8192, banded(256), None, 0.0)
+    blocks = blockwise._Blocks(8192, 8192, Scores(banded(256)))
     assert (blocks.n_x, blocks.b_x) == (32, 256)
     assert sum(len(visited(blocks, i)) for i in range(blocks.n_x)) == 63
     assert blocks._most_visited() == 3
-    both_sides = blockwise._Blocks(8192, 8192, near(256), None, 0.0)
+    both_sides = blockwise._Blocks(8192, 8192, Scores(near(256)))
     assert sum(len(visited(both_sides, i)) for i in range(both_sides.n_x)) == 63 + 31
     assert both_sides._most_visited() == 4
-    dense = blockwise._Blocks(8192, 8192, UNIDIRECTIONAL, None, 0.0)
+    dense = blockwise._Blocks(8192, 8192, Scores(UNIDIRECTIONAL))
     assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2
 
 

@@ -16,6 +16,7 @@ from algorithms.masks import StructuralMask
 from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
+from algorithms.ops.attention.scores import Scores
 from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
 from tests.cases import common_factor
 
@@ -82,7 +83,7 @@ def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
 
     with jax.enable_x64(False):
         out, of_kernel = value_and_gradients(lambda *m: library_attention(pallas_attention, *m, mask, cap))
-        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
+        expected_out, expected = value_and_gradients(lambda *m: dense_attention(*m, Scores(mask, cap=cap)))
     np.testing.assert_allclose(out, expected_out, atol=2e-5)
     for name, a, b in zip("QKV", of_kernel, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
@@ -98,7 +99,7 @@ def test_the_tpu_kernels_factor_of_queries_is_not_rounded(interpreted):
 
     with jax.enable_x64(False):
         actual = values(lambda *m: library_attention(pallas_attention, *m, alg.BIDIRECTIONAL), jnp.bfloat16)
-        expected = values(lambda *m: dense_attention(*m, alg.BIDIRECTIONAL, None, 0.0, None, ()), jnp.float32)
+        expected = values(lambda *m: dense_attention(*m, Scores(alg.BIDIRECTIONAL)), jnp.float32)
     for name, a, b in zip(("Ṽ", *"QKV"), actual, expected, strict=True):
         assert abs(common_factor(a, b) - 1) < 4e-4, name
 
@@ -130,7 +131,7 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
 
     with jax.enable_x64(False):
         actual = product(lambda *m: library_attention(pallas_attention, *m, mask, cap))
-        expected = product(lambda *m: dense_attention(*m, mask, None, 0.0, cap, ()))
+        expected = product(lambda *m: dense_attention(*m, Scores(mask, cap=cap)))
     for name, a, b in zip("QKV", actual, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
 
@@ -208,22 +209,22 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
 )
 def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
     dropout, mask = change.pop("dropout", 0.0), change.pop("mask", alg.BIDIRECTIONAL)
-    assert reason in refuses(*tiles(**change), mask, dropout, platform)
+    assert reason in refuses(*tiles(**change), Scores(mask, dropout=dropout), platform)
 
 
 def test_what_is_exact_is_not_refused():
     half = tiles(dtype=jnp.bfloat16)
-    assert cudnn_refuses(*half, alg.banded(3) & alg.padding(5), 0.0, "gpu") is None
-    assert cudnn_refuses(*half, alg.UNIDIRECTIONAL & alg.near(3), 0.0, "gpu") is None
-    assert pallas_refuses(*tiles(), alg.UNIDIRECTIONAL & alg.documents(NUMBERS), 0.0, "tpu") is None
-    assert pallas_refuses(*tiles(), alg.near(3) & alg.padding(5), 0.0, "tpu") is None
-    assert automatic(*half, alg.UNIDIRECTIONAL, 0.0, "gpu") == "cudnn"
-    assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "tpu") == "pallas"
-    assert automatic(*tiles(), alg.UNIDIRECTIONAL, 0.0, "gpu") == "dense"
-    assert automatic(*tiles(1024, 1024), alg.UNIDIRECTIONAL, 0.0, "cpu") == "strips"
-    assert automatic(*tiles(1024, 1024), alg.padding(1000), 0.0, "cpu") == "blockwise"
-    assert automatic(*tiles(4096, 4096), alg.UNIDIRECTIONAL, 0.0, "cpu") == "blockwise"
-    assert automatic(*tiles(128, 128), alg.UNIDIRECTIONAL, 0.0, "cpu") == "dense"
+    assert cudnn_refuses(*half, Scores(alg.banded(3) & alg.padding(5)), "gpu") is None
+    assert cudnn_refuses(*half, Scores(alg.UNIDIRECTIONAL & alg.near(3)), "gpu") is None
+    assert pallas_refuses(*tiles(), Scores(alg.UNIDIRECTIONAL & alg.documents(NUMBERS)), "tpu") is None
+    assert pallas_refuses(*tiles(), Scores(alg.near(3) & alg.padding(5)), "tpu") is None
+    assert automatic(*half, Scores(alg.UNIDIRECTIONAL), "gpu") == "cudnn"
+    assert automatic(*tiles(), Scores(alg.UNIDIRECTIONAL), "tpu") == "pallas"
+    assert automatic(*tiles(), Scores(alg.UNIDIRECTIONAL), "gpu") == "dense"
+    assert automatic(*tiles(1024, 1024), Scores(alg.UNIDIRECTIONAL), "cpu") == "strips"
+    assert automatic(*tiles(1024, 1024), Scores(alg.padding(1000)), "cpu") == "blockwise"
+    assert automatic(*tiles(4096, 4096), Scores(alg.UNIDIRECTIONAL), "cpu") == "blockwise"
+    assert automatic(*tiles(128, 128), Scores(alg.UNIDIRECTIONAL), "cpu") == "dense"
 
 
 def program(f, device, platform, x64):

@@ -92,14 +92,14 @@ def test_devices_that_divide_the_queries_of_a_causal_mask_have_as_much_to_do(n):
     """Of 2n halves each computes two whose numbers add up to 2n − 1, and all of them reach their places."""
     seen = [[] for _ in range(n)]
 
-    def kernel(Q, K, V, by_distance, mask, seeds, sinks, first):
+    def kernel(Q, K, V, scores, first):
         jax.debug.callback(lambda i, first: seen[i].append(int(first)), jax.lax.axis_index("context"), first)
         return Q + first
 
     Q, K = jnp.zeros((1, 1, 1, 6 * n)), jnp.zeros((1, 1, 1, 6 * n))
     mesh = jax.make_mesh((n,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
     with jax.set_mesh(mesh):
-        found = jax.jit(lambda: split_attention(kernel, (Q, K, K), (), (), (), None, balanced=True))()
+        found = jax.jit(lambda: split_attention(kernel, (Q, K, K), (), (), balanced=True))()
         jax.effects_barrier()
     np.testing.assert_array_equal(found[0, 0, 0], np.arange(6 * n) // 3 * 3)
     assert [sum(first // 3 for first in firsts) for firsts in seen] == [2 * n - 1] * n

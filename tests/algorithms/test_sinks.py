@@ -10,6 +10,7 @@ from algorithms.lines import Attention
 from algorithms.model.mixer import Given
 from algorithms.ops.attention import blockwise
 from algorithms.ops.attention.dispatch import RULES
+from algorithms.ops.attention.scores import Scores
 from tests.cases import assert_trees_close, normal, random_like
 
 LINE = Attention(sinks=True, biases=False, cap=1.5)
@@ -52,5 +53,5 @@ def test_the_gradient_of_a_sink_in_bfloat16(rule):
         exp_S = jnp.exp(jnp.einsum("hdbz,hdbx->zx", K, Q) / 4)
         return jnp.einsum("hdbz,zx->hdbx", V, exp_S / (jnp.exp(s[0]) + exp_S.sum(0, keepdims=True)))
 
-    found = gradient(lambda Q, K, V, s: RULES[rule](Q, K, V, BIDIRECTIONAL, None, 0.0, None, (), s), "bfloat16")
+    found = gradient(lambda Q, K, V, s: RULES[rule](Q, K, V, Scores(BIDIRECTIONAL, sinks=s)), "bfloat16")
     np.testing.assert_allclose(found, gradient(printed, "float64"), rtol=0.01)

@@ -28,6 +28,7 @@ FACING = {
     "ops/attention/dense": "attention backward distances family",
     "ops/attention/dispatch": "attention batch_axes distances family",
     "ops/attention/distances": "distances family",
+    "ops/attention/scores": "attention backward distances family tiles sharding",
     "ops/attention/strips": "backward attention distances family tiles",
     "ops/attention/tiles": "tiles sinks blockwise backward distances",
     "ops/chunked_log_loss": "loss token_losses sharding",

@@ -149,6 +149,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "ops/attention/dispatch.py": (
         ("heads share keys by h mod H_kv", "_of_each", "K", "jnp.repeat(a, len(Q) // len(a), axis=0)", "jnp.concatenate([a] * (len(Q) // len(a)))", 4, "4", "LLAMA"),
     ),
+    "ops/attention/scores.py": (
+        ("softmax Jacobian without aᵀg", "Block.backward", "dS", "A * (g - delta)", "A * g", 11, "6", None),
+    ),
     "ops/log_loss.py": (
         ("weights of the loss ignored", "log_loss", "return", "return (weights.astype(losses.dtype) * losses)", "return (1 * losses)", 11, "5", None),
     ),
@@ -159,7 +162,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "ops/softmax.py": (
         ("columns of −∞ are 0/0", "softmax", "return", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", None),
         ("softmax over the wrong axis", "softmax", "denominator", "numerator.sum(axis=0, keepdims=True)", "numerator.sum(axis=-1, keepdims=True)", 4, "return", None),
-        ("softmax Jacobian without aᵀg", "softmax_backward", "return", "return A * (g - (A * g).sum(axis=0, keepdims=True))", "return A * g", 11, "6", None),
     ),
     "orders.py": (
         ("attention added twice where it is side by side", "_side_by_side", "8", "X + Y", "X + Y + Y", 10, "8", "NEOX"),

@@ -4,6 +4,7 @@ The forward pass goes through the blocks of a column with an online softmax and 
 the backward pass recomputes each block of the softmax from it. Blocks that a structural mask rules out are skipped.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,14 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.distances import scaled_scores, scores_by_distance_backward
+from algorithms.ops.attention.scores import Block, Part, Scores
 from algorithms.ops.attention.tiles import for_each_tile, in_turn, kernel
-from algorithms.ops.dropout import keep_mask
-from algorithms.ops.softmax import capped, capped_derivative
 
 T = TypeVar("T")
 BLOCK = 512
@@ -31,34 +29,38 @@ NARROWEST = 128
 class _Blocks:
     """The division of the scores of one tile, ``[l_z, l_x]``, into blocks, some of which the mask rules out."""
 
-    def __init__(self, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float) -> None:
-        self.l_z, self.l_x, self.seed, self.dropout = l_z, l_x, seed, dropout
+    def __init__(self, l_z: int, l_x: int, scores: Scores) -> None:
+        self.l_z, self.l_x, mask = l_z, l_x, scores.mask
         largest = _largest(mask)
         self.n_z, self.b_z = _cut(l_z, largest)
         self.n_x, self.b_x = _cut(l_x, largest)
-        self.mask = (
-            mask
-            if isinstance(mask, StructuralMask)
-            else jnp.pad(mask, ((0, self.n_z * self.b_z - l_z), (0, self.n_x * self.b_x - l_x)))
-        )
+        self.more_z, self.more_x = self.n_z * self.b_z - l_z, self.n_x * self.b_x - l_x
+        self.mask, U_P = mask, scores.by_distance
+        if not isinstance(mask, StructuralMask):
+            mask = jnp.pad(mask, ((0, self.more_z), (0, self.more_x)))
+        if U_P:
+            U_P = self.padded(U_P[0], primary=True), jnp.pad(U_P[1], ((0, 0), (self.more_x, self.more_z)))
+        self.scores = dataclasses.replace(scores, mask=mask, by_distance=U_P)
 
     def padded(self, array: Array, primary: bool, value: float = 0.0) -> Array:
         """``array``, its columns padded to whole blocks of primary or of context tokens."""
-        columns = self.n_x * self.b_x if primary else self.n_z * self.b_z
-        return jnp.pad(array, ((0, 0), (0, columns - array.shape[1])), constant_values=value)
-
-    def distances(self, P: Array) -> Array:
-        """P as ``[distances, d_r]``, padded to whole blocks of both sequences."""
-        return jnp.pad(P.T, ((self.n_x * self.b_x - self.l_x, self.n_z * self.b_z - self.l_z), (0, 0)))
+        return jnp.pad(array, ((0, 0), (0, self.more_x if primary else self.more_z)), constant_values=value)
 
     def crop(self, dP: Array) -> Array:
-        """The gradient of P, from the gradient of ``distances(P)``."""
-        first = self.n_x * self.b_x - self.l_x
-        return dP[first : first + self.l_z + self.l_x].T
+        """The gradient of P, from that of the padded one, transposed."""
+        return dP[self.more_x : self.more_x + self.l_z + self.l_x].T
 
-    def first_distance(self, j: int | Array, i: int | Array) -> int | Array:
-        """The first of the ``b_z + b_x`` rows of ``distances`` that the block (j, i) needs."""
-        return j * self.b_z + (self.n_x - 1 - i) * self.b_x
+    def of(self, j: int | Array, i: int | Array) -> tuple[Part, Part]:
+        """The tokens of the context, and the primary ones, of the block (j, i)."""
+        return Part(j * self.b_z, self.b_z), Part(i * self.b_x, self.b_x)
+
+    def block(self, j: int | Array, i: int | Array) -> Block:
+        """The block (j, i) of the scores; those of the padding are masked."""
+        z, x = self.of(j, i)
+        block = self.scores.block(z, x, self.n_x * self.b_x)
+        if isinstance(self.mask, StructuralMask):
+            block = block._replace(mask=block.mask & (z.tokens()[:, None] < self.l_z))
+        return block
 
     def over_context(self, i: int | Array, step: Callable[[Array, bool | Array, T], T], state: T) -> T:
         """``state`` after ``step(j, visited, state)`` for the context blocks j to which the primary block i may attend.
@@ -101,26 +103,9 @@ class _Blocks:
 
     def _end_of_blocks(self, mask: StructuralMask, i: int | Array) -> Array:
         """One more than the last context block with a token whose number is at most the largest of primary block i."""
-        _, t_x = self._tokens(0, i)
+        t_x = self.of(0, i)[1].tokens()
         largest, numbers = mask.blocks_x[jnp.minimum(t_x, self.l_x - 1)].max(), mask.blocks_z
         return jnp.where(numbers <= largest, jnp.arange(len(numbers)) // self.b_z + 1, 0).max()
-
-    def permitted(self, j: int | Array, i: int | Array) -> Bool[Array, "b_z b_x"]:
-        """The block (j, i) of the mask; False for the padding after the sequences."""
-        if isinstance(self.mask, StructuralMask):
-            t_z, t_x = self._tokens(j, i)
-            return self.mask.permits(t_z[:, None], t_x[None, :]) & (t_z[:, None] < self.l_z)
-        return jax.lax.dynamic_slice(self.mask, (j * self.b_z, i * self.b_x), (self.b_z, self.b_x))
-
-    def keep_scale(self, j: int | Array, i: int | Array) -> Float[Array, "b_z b_x"] | int:
-        """D of the block (j, i): 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
-        if self.seed is None:
-            return 1
-        return jnp.where(keep_mask(self.seed, self.dropout, *self._tokens(j, i)), 1 / (1 - self.dropout), 0)
-
-    def _tokens(self, j: int | Array, i: int | Array) -> tuple[Integer[Array, "b_z"], Integer[Array, "b_x"]]:
-        """The indices of the context tokens and of the primary tokens of the block (j, i)."""
-        return j * self.b_z + jnp.arange(self.b_z), i * self.b_x + jnp.arange(self.b_x)
 
 
 def _largest(mask: Mask) -> int:
@@ -139,7 +124,7 @@ def _where(visited: bool | Array, of_block: Callable[[], T], otherwise: T) -> T:
     return of_block() if visited is True else jax.lax.cond(visited, of_block, lambda: otherwise)
 
 
-def _forward_of_tile(matrices, mask, seed, dropout, cap):
+def _forward_of_tile(Q, K, V, scores):
     """Online softmax, over the context blocks j of each primary block i::
 
         S = KᵀQ/√d_attn,  −∞ where the mask is False
@@ -147,10 +132,7 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
     and in the end Ṽ/s, with log-sum-exp m + log s (+∞ in a column with nothing to attend to, whose Ṽ is 0).
     """
-    Q, K, V, *by_distance = matrices
-    dtype = accumulation_dtype(Q.dtype)
-    blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
-    U, P = _of_distances(blocks, by_distance)
+    dtype, blocks = accumulation_dtype(Q.dtype), _Blocks(K.shape[1], Q.shape[1], scores)
     Q = blocks.padded(Q, primary=True)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
@@ -161,14 +143,14 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
             m, s, V_tilde = state
             K_j = dynamic_slice_in_dim(K, j * blocks.b_z, blocks.b_z, 1)
             V_j = dynamic_slice_in_dim(V, j * blocks.b_z, blocks.b_z, 1)
-            S = scaled_scores(Q_i, K_j, _of_block(blocks, U, P, j, i))
-            S = jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf)
+            block = blocks.block(j, i)
+            S = block.masked(block.scaled(Q_i, K_j))
             larger = jnp.maximum(m, S.max(axis=0, keepdims=True))
             finite = jnp.where(jnp.isneginf(larger), 0, larger)
             weights = jnp.exp(S - finite)
             rescale = jnp.exp(m - finite)
             s = s * rescale + weights.sum(axis=0, keepdims=True)
-            kept = (weights * blocks.keep_scale(j, i)).astype(V.dtype)
+            kept = (weights * block.keep).astype(V.dtype)
             V_tilde = V_tilde * rescale + jnp.matmul(V_j, kept, preferred_element_type=dtype)
             return larger, s, V_tilde
 
@@ -196,22 +178,6 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
     return V_tilde[:, : blocks.l_x], log_sum_exp[:, : blocks.l_x]
 
 
-def _of_distances(blocks, by_distance):
-    """U and P, each padded to whole blocks, in a tuple that is empty if there is none."""
-    if not by_distance:
-        return (), ()
-    U, P = by_distance
-    return (blocks.padded(U, primary=True),), (blocks.distances(P),)
-
-
-def _of_block(blocks, U, P, j, i):
-    """U and P of the block (j, i), if distances add to the scores."""
-    if not U:
-        return ()
-    U_i = dynamic_slice_in_dim(U[0], i * blocks.b_x, blocks.b_x, 1)
-    return U_i, dynamic_slice_in_dim(P[0], blocks.first_distance(j, i), blocks.b_z + blocks.b_x, 0).T
-
-
 def _with_block(blocks, j, i, visited, of_block, sums):
     """The gradients of the queries of block i, and of all context tokens and distances, plus those of block (j, i)."""
     of_x, of_z = sums
@@ -221,16 +187,16 @@ def _with_block(blocks, j, i, visited, of_block, sums):
         tuple(jnp.zeros_like(a, shape=(n, a.shape[1])) for a, n in zip(of_z, sizes, strict=False)),
     )
     of_x_j, of_z_j = _where(visited, of_block, nothing)
-    at = j * blocks.b_z
-    firsts = (at, at, blocks.first_distance(j, i)) if len(of_z) == 3 else (at, at)
+    z, x = blocks.of(j, i)
+    firsts = z.first, z.first, Scores.first_distance(z, x, blocks.n_x * blocks.b_x)
     of_z = tuple(
         dynamic_update_slice_in_dim(a, dynamic_slice_in_dim(a, at, n, 0) + a_j, at, 0)
-        for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)
+        for a, a_j, at, n in zip(of_z, of_z_j, firsts, sizes, strict=False)  # P only if there are distances
     )
     return tuple(a + a_j for a, a_j in zip(of_x, of_x_j, strict=True)), of_z
 
 
-def _backward_of_tile(matrices, mask, seed, dropout, cap):
+def _backward_of_tile(Q, K, V, V_tilde, E, log_sum_exp, scores):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), block by block::
 
         A     = exp(KᵀQ/√d_attn − log-sum-exp),  0 where the mask is False
@@ -245,16 +211,15 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
-    Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype, scale = log_sum_exp.dtype, len(Q) ** -0.5
-    dtypes = tuple(a.dtype for a in (Q, K, V, *by_distance))
-    blocks = _Blocks(K.shape[1], Q.shape[1], mask, seed, dropout)
+    dtypes = tuple(a.dtype for a in (Q, K, V, *scores.by_distance))
+    blocks = _Blocks(K.shape[1], Q.shape[1], scores)
+    U, P = blocks.scores.by_distance[:1], blocks.scores.by_distance[1:]
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     delta = (V_tilde.astype(dtype) * E.astype(dtype)).sum(axis=0, keepdims=True)
     Q, E = blocks.padded(Q, primary=True), blocks.padded(E, primary=True)
     log_sum_exp = blocks.padded(log_sum_exp, primary=True, value=jnp.inf)
     delta = blocks.padded(delta, primary=True)
-    U, P = _of_distances(blocks, by_distance)
     K, V = blocks.padded(K, primary=False), blocks.padded(V, primary=False)
 
     def of_primary(i, sums):
@@ -264,18 +229,14 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
         def of_context(j):
             K_j, V_j = (dynamic_slice_in_dim(a, j * blocks.b_z, blocks.b_z, 1) for a in (K, V))
-            U_P = _of_block(blocks, U, P, j, i)
-            S = scaled_scores(Q_i, K_j, U_P)
-            A = jnp.exp(jnp.where(blocks.permitted(j, i), capped(S, cap), -jnp.inf) - log_sum_exp_i)
-            D = blocks.keep_scale(j, i)
-            dV_j = product((A * D).astype(E.dtype), E_i.T)
-            dS = A * (product(V_j.T, E_i) * D - delta_i)
-            dS = dS if cap is None else dS * capped_derivative(S, cap)
-            of_x, of_z = (product(K_j, dS.astype(K.dtype)),), (product(dS.astype(Q.dtype), Q_i.T), dV_j)
-            if not by_distance:
-                return of_x, of_z
-            dU_ij, dP_ji = scores_by_distance_backward(*U_P, dS=dS)
-            return (*of_x, dU_ij), (*of_z, dP_ji.T)
+            block = blocks.block(j, i)
+            S = block.scaled(Q_i, K_j)
+            A = jnp.exp(block.masked(S) - log_sum_exp_i)
+            dV_j = product((A * block.keep).astype(E.dtype), E_i.T)
+            dS = block.backward(S, A, product(V_j.T, E_i) * block.keep, delta_i)
+            dU, dP = (block.by_distance_backward(dS)[k : k + 1] for k in (0, 1))
+            of_x = product(K_j, dS.astype(K.dtype)), *dU
+            return of_x, (product(dS.astype(Q.dtype), Q_i.T), dV_j, *(a.T for a in dP))
 
         def add_context(j, visited, sums):
             return _with_block(blocks, j, i, visited, lambda: of_context(j), sums)
@@ -286,7 +247,8 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
         put = (dynamic_update_slice_in_dim(a, a_i, i * blocks.b_x, 1) for a, a_i in zip(of_x, of_x_i, strict=True))
         return tuple(put), of_z
 
-    sums = tuple(tuple(jnp.zeros_like(a, dtype) for a in arrays) for arrays in ((Q, *U), (K.T, V.T, *P)))
+    arrays = (Q, *U), (K.T, V.T, *(a.T for a in P))
+    sums = tuple(tuple(jnp.zeros_like(a, dtype) for a in of) for of in arrays)
     (dQ, *dU), (dK, dV, *dP) = in_turn(blocks.n_x, of_primary, sums)
     dQ, *dU = (a[:, : blocks.l_x] * scale for a in (dQ, *dU))
     dK, dV = dK[: blocks.l_z].T * scale, dV[: blocks.l_z].T

@@ -6,21 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.masks import StructuralMask
-from algorithms.ops.attention.distances import scaled_scores, scores_by_distance_backward
+from algorithms.ops.attention.scores import Part
 from algorithms.ops.attention.tiles import for_each_tile, kernel
-from algorithms.ops.dropout import keep_mask
-from algorithms.ops.softmax import capped, capped_derivative, softmax, softmax_backward
+from algorithms.ops.softmax import softmax
 
 
-def _forward_of_tile(matrices, mask, seed, dropout, cap):
-    Q, K, V, *by_distance = matrices
-    Mask = mask.dense(K.shape[1], Q.shape[1]) if isinstance(mask, StructuralMask) else mask
-    S = jnp.where(Mask, capped(scaled_scores(Q, K, by_distance), cap), -jnp.inf)
+def _forward_of_tile(Q, K, V, scores):
+    block = _whole(Q, K, scores)
+    S = block.masked(block.scaled(Q, K))
     A = softmax(S)
-    D = _kept(seed, dropout, A)
-    V_tilde = jnp.matmul(V, (A * D).astype(V.dtype), preferred_element_type=A.dtype)
+    V_tilde = jnp.matmul(V, (A * block.keep).astype(V.dtype), preferred_element_type=A.dtype)
     return V_tilde.astype(V.dtype), _log_sum_exp(S), A.astype(V.dtype)
+
+
+def _whole(Q, K, scores):
+    """All scores, as one block."""
+    l_z, l_x = K.shape[1], Q.shape[1]
+    return scores.block(Part(0, l_z), Part(0, l_x), l_x)
 
 
 def _log_sum_exp(S):
@@ -29,14 +31,7 @@ def _log_sum_exp(S):
     return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
 
 
-def _kept(seed, dropout, A):
-    """D: 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
-    if seed is None:
-        return 1
-    return jnp.where(keep_mask(seed, dropout, *map(jnp.arange, A.shape)), jnp.asarray(1 / (1 - dropout), A.dtype), 0)
-
-
-def _backward_of_tile(matrices, mask, seed, dropout, cap):
+def _backward_of_tile(Q, K, V, A, E, scores):
     """With E = ∂F/∂Ṽ, A = softmax(S/√d_attn) and ⊗ the softmax Jacobian diag(a) − a aᵀ of every column::
 
         ∂F/∂V = E Aᵀ
@@ -53,23 +48,17 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     Source: incml 2023, whose Q and K are the K and Q of the paper; Radu 2026, §12.4.6.
     """
-    Q, K, V, A, E, *by_distance = matrices
-    dtype = accumulation_dtype(Q.dtype)
-    A = A.astype(dtype)
-    D = _kept(seed, dropout, A)
+    dtype, block = accumulation_dtype(Q.dtype), _whole(Q, K, scores)
+    A, D = A.astype(dtype), block.keep
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     dV = product(E, (A * D).T.astype(E.dtype))
     g = product(V.T, E) * D
-    dS = softmax_backward(A, g) * Q.shape[0] ** -0.5
-    if cap is not None:
-        dS = dS * capped_derivative(scaled_scores(Q, K, by_distance), cap)
+    S = None if scores.cap is None else block.scaled(Q, K)
+    dS = block.backward(S, A, g, (A * g).sum(axis=0, keepdims=True)) * Q.shape[0] ** -0.5
     dQ = product(K, dS.astype(K.dtype))
     dK = product(Q, dS.T.astype(Q.dtype))
-    by_matrices = dQ.astype(Q.dtype), dK.astype(K.dtype), dV.astype(V.dtype)
-    if not by_distance:
-        return by_matrices
-    dU, dP = scores_by_distance_backward(*by_distance, dS=dS)
-    return *by_matrices, dU.astype(by_distance[0].dtype), dP.astype(by_distance[1].dtype)
+    gradients = dQ, dK, dV, *block.by_distance_backward(dS)
+    return tuple(d.astype(a.dtype) for d, a in zip(gradients, (Q, K, V, *scores.by_distance), strict=True))
 
 
 dense_attention = kernel(for_each_tile, _forward_of_tile, _backward_of_tile, keeps_softmax=True)

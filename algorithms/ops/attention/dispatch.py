@@ -1,6 +1,5 @@
 """Chooses the implementation of lines 4 and 5 of Algorithm 4, for the target platform, and runs it."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -15,12 +14,12 @@ from algorithms.machinery.arrays import are_numbers
 from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import split_attention
-from algorithms.masks import Mask, StructuralMask, batch_axes, depends_on_position, divisible_axes, sequence_axes
+from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.distances import gathered_by_distance
+from algorithms.ops.attention.scores import ByDistance, Scores
 from algorithms.ops.attention.strips import in_strips, strips_attention
-from algorithms.ops.attention.tiles import ByDistance
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
     cudnn_refuses,
@@ -103,21 +102,18 @@ def attend(
     by_distance = (_flat(by_distance[0], heads, batch), by_distance[1]) if by_distance else ()
     # the batch axes of the mask's arrays, merged into one
     mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
-    name = implementation
-    if implementation == "auto":
-        name = automatic(Q, K, V, mask, dropout, platform_of(Q), cap, by_distance, sinks)
-    _refuse(name, Q, K, V, mask, dropout, cap, by_distance, sinks)
-
-    def of_tiles(Q, K, V, by_distance, mask, seeds, sinks, first):
-        if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, mask, cap)
-        if first is not None:
-            by_distance, mask, seeds = _counted_from(first, by_distance, mask, seeds, K.shape[-1])
-        return RULES[name](Q, K, V, mask, seeds, dropout, cap, by_distance, *(() if sinks is None else (sinks,)))
-
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
+    scores = Scores(mask, seeds, by_distance, sinks, dropout, cap)
+    name = automatic(Q, K, V, scores, platform_of(Q)) if implementation == "auto" else implementation
+    _refuse(name, Q, K, V, scores)
+
+    def of_tiles(Q, K, V, scores, first):
+        if name in LIBRARY_KERNELS:
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, scores.mask, cap)
+        return RULES[name](Q, K, V, scores if first is None else scores.counted_from(first, K.shape[-1]))
+
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
-    V_tilde = split_attention(of_tiles, (Q, K, V), by_distance, mask, divisible_axes(mask), seeds, sinks, balanced)
+    V_tilde = split_attention(of_tiles, (Q, K, V), scores, scores.axes(), balanced)
     V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
 
@@ -126,12 +122,8 @@ def automatic(
     Q: Float[Array, "H d_attn B l_x"],
     K: Float[Array, "H_kv d_attn B l_z"],
     V: Float[Array, "H_kv d_mid B l_z"],
-    mask: Mask,
-    dropout: float,
+    scores: Scores,
     platform: str,
-    cap: float | None = None,
-    by_distance: ByDistance = (),
-    sinks: Any = None,
 ) -> str:
     """The meaning of ``"auto"``: the first row of this table that applies; ``docs/performance.md`` has measurements.
 
@@ -148,31 +140,28 @@ def automatic(
     """
     if not are_numbers(*Q.shape, *K.shape):
         return "dense"
-    for name, (_, refuses) in LIBRARY_KERNELS.items():
-        if not by_distance and sinks is None and refuses(Q, K, V, mask, dropout, platform, cap) is None:
+    for name in LIBRARY_KERNELS:
+        if _kernel_refuses(name, Q, K, V, scores, platform) is None:
             return name
-    if platform == "cpu" and in_strips(Q.shape[-1], K.shape[-1], mask):
+    if platform == "cpu" and in_strips(Q.shape[-1], K.shape[-1], scores.mask):
         return "strips"
     return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
 
 
-def _refuse(
-    name: str,
-    Q: Array,
-    K: Array,
-    V: Array,
-    mask: Mask,
-    dropout: float,
-    cap: float | None,
-    by_distance: ByDistance,
-    sinks: Any,
-) -> None:
+def _kernel_refuses(name: str, Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
+    """Why a library's kernel is not available for these arguments, or None if it is."""
+    if scores.sinks is not None:
+        return "the kernel does not support sinks"
+    if scores.by_distance:
+        return "the kernel does not support ALiBi, T5 or Transformer-XL scores"
+    return LIBRARY_KERNELS[name][1](Q, K, V, scores, platform)
+
+
+def _refuse(name: str, Q: Array, K: Array, V: Array, scores: Scores) -> None:
     """Raise ValueError if an implementation requested by name is not available for these arguments."""
     reason = None
     if name in LIBRARY_KERNELS:
-        reason = LIBRARY_KERNELS[name][1](Q, K, V, mask, dropout, platform_of(Q), cap)
-        reason = "the kernel does not support ALiBi, T5 or Transformer-XL scores" if by_distance else reason
-        reason = reason if sinks is None else "the kernel does not support sinks"
+        reason = _kernel_refuses(name, Q, K, V, scores, platform_of(Q))
     elif name in ("blockwise", "strips") and not are_numbers(*Q.shape, *K.shape):
         reason = f"it needs known sizes, and got symbolic ones: {Q.shape} and {K.shape}"
     if reason is not None:
@@ -231,19 +220,6 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
     """``[*heads, d, *batch, l]``, reshaped to one axis of heads and one of sequences."""
     rows = a.shape[:2] if heads else (1, *a.shape[:1])
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
-
-
-def _counted_from(
-    first: Array, by_distance: ByDistance, mask: Mask, seeds: Array | None, l_z: int
-) -> tuple[ByDistance, Mask, Array | None]:
-    """Distances, mask and seeds for queries that begin at position ``first`` of a sequence."""
-    if by_distance:
-        U, P = by_distance
-        l_x, n = U.shape[-1], P.shape[-1]
-        by_distance = U, jax.lax.dynamic_slice_in_dim(P, n - l_z - l_x - first, l_z + l_x, 2)
-    if isinstance(mask, StructuralMask) and depends_on_position(mask):
-        mask = dataclasses.replace(mask, first=first if mask.first is None else mask.first + first)
-    return by_distance, mask, None if seeds is None else seeds.at[..., 1].add(first.astype(seeds.dtype))
 
 
 def _seeds(key: Key[Array, "*batch"] | None, H: int, heads: bool) -> Array | None:

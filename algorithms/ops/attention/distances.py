@@ -5,8 +5,6 @@ distance (and a spare one at the end), U ``[d_r, l_x]`` one for each query. This
 a reshape: nothing is gathered, and a block of the scores needs only a slice of P.
 """
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
@@ -29,17 +27,6 @@ def scores_by_distance(
     B = jnp.matmul(U.T, P, preferred_element_type=dtype)
     sheared = B.reshape(-1)[l_x - 1 : l_x * n - 1].reshape(l_x, n - 1)
     return sheared[:, : n - l_x].T
-
-
-def scaled_scores(
-    Q: Float[Array, "d_attn l_x"], K: Float[Array, "d_attn l_z"], U_P: Sequence[Array]
-) -> Float[Array, "l_z l_x"]:
-    """``S/√d_attn`` with S = KᵀQ and, if U and P are given, the scores by distance: in float32 at least.
-
-    Scaling Q instead would round it and the factor, if they are narrow.
-    """
-    S = jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
-    return (S + scores_by_distance(*U_P, dtype=S.dtype) if U_P else S) * len(Q) ** -0.5
 
 
 def scores_by_distance_backward(

@@ -7,21 +7,19 @@ log-sum-exp of its queries.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 
-from algorithms.machinery.arrays import accumulation_dtype, in_rows
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
-from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.scores import Block, Part, Scores, transposed
 from algorithms.ops.attention.tiles import SMALL, in_groups, in_turn, kernel
-from algorithms.ops.dropout import keep_mask
-from algorithms.ops.softmax import capped, capped_derivative
 
 T = TypeVar("T")
 LEAST, LARGEST = 64, 256
@@ -54,49 +52,39 @@ def _rows_of_strips(l_x: int) -> int:
     return min(max(LEAST, -(-l_x // RANGES)), LARGEST)
 
 
-class _Strip:
-    """The scores of n queries, starting at ``first``, with a range of keys."""
+class _Strip(NamedTuple):
+    """The scores of some queries with a range of keys."""
 
-    def __init__(self, first: int | Array, n: int, keys: slice, mask: Mask, seed: Array | None, dropout: float) -> None:
-        self.first, self.n, self.keys = first, n, keys
-        self.t_x, self.t_z = first + jnp.arange(n), jnp.arange(keys.start, keys.stop)
-        self.mask, self.seed, self.dropout = mask, seed, dropout
+    x: Part
+    z: Part
+    scores: Scores
+    l_x: int
+
+    @property
+    def block(self) -> Block:
+        """The strip's scores, whose rows are the queries."""
+        return self.scores.block(self.z, self.x, self.l_x, turned=True)
 
     def queries(self, a: Shaped[Array, "d l_x"]) -> Shaped[Array, "d n"]:
         """The columns of the strip's queries."""
-        return dynamic_slice_in_dim(a, self.first, self.n, 1)
+        return dynamic_slice_in_dim(a, self.x.first, self.x.n, 1)
 
     def with_queries(self, a: Float[Array, "d l_x"], columns: Float[Array, "d n"]) -> Float[Array, "d l_x"]:
         """``a``, with these columns in the place of the strip's queries."""
-        return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.first, 1)
+        return dynamic_update_slice_in_dim(a, columns.astype(a.dtype), self.x.first, 1)
 
-    def of_distances(self, by_distance: Sequence[Array], l_x: int) -> tuple[Array, ...]:
-        """U and P of the strip, if distances add to the scores."""
-        if not by_distance:
-            return ()
-        U, P = by_distance
-        return self.queries(U), dynamic_slice_in_dim(P, self.first_distance(l_x), len(self.t_z) + self.n, 1)
+    def with_distances(self, dP: Float[Array, "d_r _"], columns: Float[Array, "d_r n"]) -> Float[Array, "d_r _"]:
+        """``dP``, with these columns added where the strip's distances are."""
+        at = Scores.first_distance(self.z, self.x, self.l_x)
+        return dynamic_update_slice_in_dim(dP, columns + dynamic_slice_in_dim(dP, at, columns.shape[1], 1), at, 1)
 
-    def first_distance(self, l_x: int) -> int | Array:
-        """The first column of P that the strip needs."""
-        return self.keys.start + l_x - self.first - self.n
-
-    def permitted(self) -> Bool[Array, "n z"]:
-        """The mask of the strip, transposed."""
-        if isinstance(self.mask, StructuralMask):
-            return self.mask.permits(self.t_z[None, :], self.t_x[:, None])
-        return self.queries(self.mask[self.keys]).T
-
-    def keep_scale(self) -> Float[Array, "n z"] | int:
-        """D, transposed: 0 where an attention weight is dropped, 1/(1 − rate) where it is kept."""
-        if self.seed is None:
-            return 1
-        return jnp.where(keep_mask(self.seed[::-1], self.dropout, self.t_x, self.t_z), 1 / (1 - self.dropout), 0)
+    @property
+    def keys(self) -> slice:
+        """The range of keys."""
+        return slice(self.z.first, self.z.first + self.z.n)
 
 
-def _for_each_strip(
-    step: Callable[[_Strip, T], T], state: T, l_z: int, l_x: int, mask: Mask, seed: Array | None, dropout: float
-) -> T:
+def _for_each_strip(step: Callable[[_Strip, T], T], state: T, l_z: int, l_x: int, scores: Scores) -> T:
     """``state`` after ``step(strip, state)`` for every strip; consecutive strips with one range of keys form a loop."""
     rows = _rows_of_strips(l_x)
     whole, rest = divmod(l_x, rows)
@@ -104,35 +92,25 @@ def _for_each_strip(
     parts = [(i * rows, rows, min(at_once, whole - i)) for i in range(0, whole, at_once)]
     parts += [(whole * rows, rest, 1)] if rest else []
     for first, n, count in parts:
-        keys = _keys_of(first, first + n * count, l_z, mask)
+        z = _keys_of(first, first + n * count, l_z, scores.mask)
 
-        def visit(i, state, first=first, n=n, keys=keys):
-            return step(_Strip(first + i * n, n, keys, mask, seed, dropout), state)
+        def visit(i, state, first=first, n=n, z=z):
+            return step(_Strip(Part(first + i * n, n), z, scores, l_x), state)
 
         state = in_turn(count, visit, state) if count > 1 else visit(0, state)
     return state
 
 
-def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> slice:
+def _keys_of(first: int, end: int, l_z: int, mask: Mask) -> Part:
     """A range that contains all keys to which the mask lets the queries from ``first`` to ``end − 1`` attend."""
     if not isinstance(mask, StructuralMask) or mask.first is not None:
-        return slice(0, l_z)
+        return Part(0, l_z)
     stop = l_z if mask.ahead is None else min(end + mask.ahead, l_z)
-    return slice(0 if mask.width is None else min(max(0, first - mask.width + 1), stop), stop)
+    start = 0 if mask.width is None else min(max(0, first - mask.width + 1), stop)
+    return Part(start, stop - start)
 
 
-def _rows(a):
-    """aᵀ; row-major for narrow floats, which XLA would otherwise widen."""
-    return a.T if a.dtype == accumulation_dtype(a.dtype) else in_rows(a.T)
-
-
-def _scores(strip, Q_x, K, U_P):
-    """(QᵀK, plus the scores by distance)/√d_attn of a strip. Scaling Q instead would round it, if it is narrow."""
-    S = jnp.matmul(_rows(Q_x), K[:, strip.keys], preferred_element_type=accumulation_dtype(Q_x.dtype))
-    return (S + scores_by_distance(*U_P, dtype=S.dtype).T if U_P else S) * len(K) ** -0.5
-
-
-def _forward_of_tile(matrices, mask, seed, dropout, cap):
+def _forward_of_tile(Q, K, V, scores):
     """Strip by strip::
 
         Sᵀ = QᵀK/√d_attn,  −∞ where the mask is False
@@ -141,27 +119,26 @@ def _forward_of_tile(matrices, mask, seed, dropout, cap):
 
     and log-sum-exp m + log s (+∞ for a query with nothing to attend to, whose Ṽ is 0).
     """
-    Q, K, V, *by_distance = matrices
     dtype = accumulation_dtype(Q.dtype)
 
     def of_strip(strip, out):
-        S = _scores(strip, strip.queries(Q), K, strip.of_distances(by_distance, Q.shape[1]))
-        S = jnp.where(strip.permitted(), capped(S, cap), -jnp.inf)
+        block = strip.block
+        S = block.masked(block.scaled(strip.queries(Q), K[:, strip.keys]))
         m = S.max(axis=1, keepdims=True, initial=-jnp.inf)
         m = jnp.where(jnp.isneginf(m), 0, m)
         W = jnp.exp(S - m)
         s = W.sum(axis=1, keepdims=True)
         empty, s = s == 0, jnp.where(s == 0, 1, s)
-        W = (W * strip.keep_scale()).astype(V.dtype)
+        W = (W * block.keep).astype(V.dtype)
         V_tilde = jnp.matmul(V[:, strip.keys], W.T, preferred_element_type=dtype) / s.T
         found = V_tilde, jnp.where(empty, jnp.inf, m + jnp.log(s)).T
         return tuple(map(strip.with_queries, out, found))
 
     out = jnp.zeros_like(V, shape=(len(V), Q.shape[1])), jnp.zeros_like(Q, dtype, shape=(1, Q.shape[1]))
-    return _for_each_strip(of_strip, out, K.shape[1], Q.shape[1], mask, seed, dropout)
+    return _for_each_strip(of_strip, out, K.shape[1], Q.shape[1], scores)
 
 
-def _backward_of_tile(matrices, mask, seed, dropout, cap):
+def _backward_of_tile(Q, K, V, V_tilde, E, log_sum_exp, scores):
     """With E = ∂F/∂Ṽ and δ = Σ_i Ṽ ⊙ E of each column, which is aᵀ(∂F/∂a), strip by strip::
 
         Aᵀ       = exp(QᵀK/√d_attn − log-sum-exp),  0 where the mask is False
@@ -176,36 +153,28 @@ def _backward_of_tile(matrices, mask, seed, dropout, cap):
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """
-    Q, K, V, V_tilde, E, log_sum_exp, *by_distance = matrices
     dtype = log_sum_exp.dtype
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     delta = (V_tilde.astype(dtype) * E.astype(dtype)).sum(axis=0, keepdims=True)
-    dtypes, scale = tuple(a.dtype for a in (Q, K, V, *by_distance)), len(Q) ** -0.5
+    arrays, scale = (Q, K, V, *scores.by_distance), len(Q) ** -0.5
 
     def of_strip(strip, sums):
         dQ, dK, dV, *by_U_P = sums
-        z, Q_x, E_x = strip.keys, strip.queries(Q), strip.queries(E)
-        U_P = strip.of_distances(by_distance, Q.shape[1])
-        S = _scores(strip, Q_x, K, U_P)
-        A = jnp.exp(jnp.where(strip.permitted(), capped(S, cap), -jnp.inf) - strip.queries(log_sum_exp).T)
-        D = strip.keep_scale()
-        dS = A * (product(_rows(E_x), V[:, z]) * D - strip.queries(delta).T)
-        dS = dS if cap is None else dS * capped_derivative(S, cap)
-        dV = dV.at[:, z].add(product(E_x, (A * D).astype(E.dtype)))
-        if U_P:
-            dU, dP = by_U_P
-            dU_x, dP_z = scores_by_distance_backward(*U_P, dS=dS.T)
-            at = strip.first_distance(Q.shape[1])
-            dP_z = dP_z + dynamic_slice_in_dim(dP, at, dP_z.shape[1], 1)
-            by_U_P = strip.with_queries(dU, dU_x), dynamic_update_slice_in_dim(dP, dP_z, at, 1)
+        z, Q_x, E_x, block = strip.keys, strip.queries(Q), strip.queries(E), strip.block
+        S = block.scaled(Q_x, K[:, z])
+        A = jnp.exp(block.masked(S) - strip.queries(log_sum_exp).T)
+        dS = block.backward(S, A, product(transposed(E_x), V[:, z]) * block.keep, strip.queries(delta).T)
+        dV = dV.at[:, z].add(product(E_x, (A * block.keep).astype(E.dtype)))
+        put = strip.with_queries, strip.with_distances
+        by_U_P = [f(*of) for f, *of in zip(put, by_U_P, block.by_distance_backward(dS), strict=False)]
         dS = dS.astype(Q.dtype)
         dK = dK.at[:, z].add(product(Q_x, dS))
         return strip.with_queries(dQ, product(K[:, z], dS.T)), dK, dV, *by_U_P
 
-    sums = tuple(jnp.zeros_like(a, dtype) for a in (Q, K, V, *by_distance))
-    dQ, dK, dV, *by_U_P = _for_each_strip(of_strip, sums, K.shape[1], Q.shape[1], mask, seed, dropout)
+    sums = tuple(jnp.zeros_like(a, dtype) for a in arrays)
+    dQ, dK, dV, *by_U_P = _for_each_strip(of_strip, sums, K.shape[1], Q.shape[1], scores)
     gradients = dQ * scale, dK * scale, dV, *(a * scale for a in by_U_P)
-    return tuple(a.astype(dtype) for a, dtype in zip(gradients, dtypes, strict=True))
+    return tuple(d.astype(a.dtype) for d, a in zip(gradients, arrays, strict=True))
 
 
 strips_attention = kernel(_for_each_tile, _forward_of_tile, _backward_of_tile)

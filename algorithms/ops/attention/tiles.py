@@ -4,7 +4,7 @@ A tile is one head of one sequence. On a CPU, large tiles run one after another,
 its fast matrix product for a batch of them. Small tiles, and all tiles on other platforms, run side by side.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +17,10 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, sequence_axes
+from algorithms.ops.attention.scores import ByDistance, Scores
 
 T = TypeVar("T")
 Tiles = tuple[Float[Array, "_ _ #B _"], ...]
-ByDistance = tuple[Array, ...]
-"""U ``[H, d_r, B, l_x]`` and P ``[H, d_r, n]`` of ``scores_by_distance``, or nothing."""
-
 SMALL = 128 * 128
 """The number of scores up to which a tile is small."""
 
@@ -159,10 +157,7 @@ class _Residuals(NamedTuple):
     V_tilde: Float[Array, "H d_mid B l_x"] | None  # None if the rules keep A, and there are no sinks
     A: Float[Array, "H l_z B l_x"] | None
     log_sum_exp: Float[Array, "H 1 B l_x"] | None  # of each column, which gives A again
-    mask: Mask
-    seeds: UInt32[Array, "H B 2"] | None
-    by_distance: ByDistance
-    sinks: Float[Array, "H"] | None
+    scores: Scores
 
 
 def kernel(
@@ -172,7 +167,7 @@ def kernel(
     *,
     keeps_softmax: bool = False,
 ) -> Callable[..., Array]:
-    """``V · softmax(KᵀQ/√d_attn)`` of every head and sequence, with −∞ where the mask is False, by these two passes.
+    """``V · softmax(C)`` of every head and sequence, with the scores C of a record of `Scores`, by these two passes.
 
     A sink s of each head, if given, is one more score, of a value that is 0. So the rules need not know it: it only
     scales a column of A and of Ṽ by exp(LSE − LSE'), with log-sum-exps LSE' = log(exp LSE + exp s), and the backward
@@ -180,17 +175,25 @@ def kernel(
 
     Args:
         for_each_tile: applies a rule to every tile.
-        forward_of_tile: (Q, K, V) → Ṽ and the log-sum-exp of each column, +∞ if it attends to nothing; perhaps A.
-        backward_of_tile: (Q, K, V, Ṽ, E, log-sum-exp), or (Q, K, V, A, E) → ∂F/∂Q, ∂F/∂K and ∂F/∂V, for E = ∂F/∂Ṽ.
-            If distances add to the scores, both rules also take U and P, and this one also returns ∂F/∂U and ∂F/∂P.
+        forward_of_tile: (Q, K, V, scores) → Ṽ and the log-sum-exp of each column, +∞ if it attends to nothing; perhaps
+            A.
+        backward_of_tile: (Q, K, V, Ṽ, E, log-sum-exp, scores), or (Q, K, V, A, E, scores) → ∂F/∂Q, ∂F/∂K and ∂F/∂V, for
+            E = ∂F/∂Ṽ; and ∂F/∂U and ∂F/∂P, if distances add to the scores.
         keeps_softmax: whether the rules keep A, in O(ℓ²) memory, and not the log-sum-exp, in O(ℓ).
 
     Source: Phuong and Hutter 2022, lines 4-5 of Algorithm 4.
     """
 
-    def forward(Q, K, V, mask, seeds, dropout, cap, by_distance, sinks=None):
-        of_tile = functools.partial(forward_of_tile, dropout=dropout, cap=cap)
-        V_tilde, log_sum_exp, *A = for_each_tile(of_tile, (Q, K, V, *_as_tiles(by_distance)), mask, seeds)
+    def computed(of_tile, matrices, scores):
+        def of_each(matrices, mask, seed):
+            n = len(matrices) - len(scores.by_distance)
+            return of_tile(*matrices[:n], scores.of_tile(mask, seed, matrices[n:]))
+
+        return for_each_tile(of_each, (*matrices, *_as_tiles(scores.by_distance)), scores.mask, scores.seeds)
+
+    def forward(Q, K, V, scores):
+        sinks = scores.sinks
+        V_tilde, log_sum_exp, *A = computed(forward_of_tile, (Q, K, V), scores)
         if sinks is not None:
             before, log_sum_exp = log_sum_exp, jnp.logaddexp(log_sum_exp, _of_columns(sinks, log_sum_exp))
             share = jnp.where(before == log_sum_exp, 1, jnp.exp(before - log_sum_exp))
@@ -198,22 +201,23 @@ def kernel(
         V_tilde, log_sum_exp = checkpoint_name(V_tilde, "V_tilde"), checkpoint_name(log_sum_exp, "log_sum_exp")
         A = checkpoint_name(A[0], "A") if keeps_softmax else None
         kept = (None, A, None) if keeps_softmax and sinks is None else (V_tilde, A, log_sum_exp)
-        return V_tilde, _Residuals(Q, K, V, *kept, mask, seeds, by_distance, sinks)
+        return V_tilde, _Residuals(Q, K, V, *kept, scores)
 
-    def backward(dropout, cap, residuals: _Residuals, E):
-        Q, K, V, V_tilde, A, log_sum_exp, mask, seeds, by_distance, sinks = residuals
-        of_tile = functools.partial(backward_of_tile, dropout=dropout, cap=cap)
+    def backward(residuals: _Residuals, E):
+        Q, K, V, V_tilde, A, log_sum_exp, scores = residuals
         kept = (A, E) if keeps_softmax else (V_tilde, E, log_sum_exp)
-        dQ, dK, dV, *dU_dP = for_each_tile(of_tile, (Q, K, V, *kept, *_as_tiles(by_distance)), mask, seeds)
+        dQ, dK, dV, *dU_dP = computed(backward_of_tile, (Q, K, V, *kept), scores)
         dK, dV = _sum_over_groups(dK, len(K)), _sum_over_groups(dV, len(V))
         by_U_P = (dU_dP[0], dU_dP[1].sum(axis=2)) if dU_dP else ()  # all sequences share P
-        if sinks is None or V_tilde is None or log_sum_exp is None:
-            return dQ, dK, dV, None, None, by_U_P
-        A_sink = jnp.exp(_of_columns(sinks, log_sum_exp) - log_sum_exp)
-        d_sinks = -(A_sink * V_tilde.astype(A_sink.dtype) * E.astype(A_sink.dtype)).sum((1, 2, 3))
-        return dQ, dK, dV, None, None, by_U_P, d_sinks.astype(sinks.dtype)
+        d_sinks = None
+        if scores.sinks is not None and V_tilde is not None and log_sum_exp is not None:
+            A_sink = jnp.exp(_of_columns(scores.sinks, log_sum_exp) - log_sum_exp)
+            d_sinks = -(A_sink * V_tilde.astype(A_sink.dtype) * E.astype(A_sink.dtype)).sum((1, 2, 3))
+            d_sinks = d_sinks.astype(scores.sinks.dtype)
+        by_scores: Any = {"mask": None, "seeds": None, "by_distance": by_U_P, "sinks": d_sinks}
+        return dQ, dK, dV, dataclasses.replace(scores, **by_scores)
 
-    return hand_derived(forward, backward, static=(5, 6))
+    return hand_derived(forward, backward)
 
 
 def _as_tiles(by_distance: ByDistance) -> Tiles:

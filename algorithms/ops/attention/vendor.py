@@ -24,6 +24,7 @@ from algorithms.machinery.sharding import tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
+from algorithms.ops.attention.scores import Scores
 
 T = TypeVar("T")
 
@@ -34,20 +35,18 @@ CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 """JAX's primitive for cuDNN's forward kernel, whose outputs have no ``checkpoint_name``."""
 
 
-def cudnn_refuses(
-    Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
-) -> str | None:
+def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
     """Why cuDNN's kernel cannot compute tiles ``[H, d, B, l]`` exactly, or None if it can."""
-    d_attn, d_mid = Q.shape[1], V.shape[1]
+    (d_attn, d_mid), mask = (Q.shape[1], V.shape[1]), scores.mask
     if platform not in ("gpu", "cuda"):
         return f"it runs on an NVIDIA GPU, and the platform is {platform}"
     if Q.dtype not in (jnp.bfloat16, jnp.float16) or not Q.dtype == K.dtype == V.dtype:
         return f"it takes bfloat16 or float16 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
     if d_attn != d_mid or d_attn > 128 or d_attn % 8:
         return f"it needs d_attn = d_mid, at most 128 and a multiple of 8, got d_attn = {d_attn} and d_mid = {d_mid}"
-    if dropout:
+    if scores.dropout:
         return "its dropout is not drawn from the key"
-    if cap is not None:
+    if scores.cap is not None:
         return "it does not cap the scores"
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
@@ -60,18 +59,16 @@ def cudnn_refuses(
     return None
 
 
-def pallas_refuses(
-    Q: Array, K: Array, V: Array, mask: Mask, dropout: float, platform: str, cap: float | None = None
-) -> str | None:
+def pallas_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
     """Why the TPU's kernel cannot compute tiles ``[H, d, B, l]`` exactly, or None if it can."""
-    block = PALLAS_BLOCKS[-1]
+    block, mask = PALLAS_BLOCKS[-1], scores.mask
     if platform != "tpu":
         return f"it runs on a TPU, and the platform is {platform}"
     if Q.dtype not in (jnp.bfloat16, jnp.float32) or not Q.dtype == K.dtype == V.dtype:
         return f"it takes bfloat16 or float32 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
     if Q.shape[-1] % block or K.shape[-1] % block:
         return f"it needs multiples of {block} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
-    if dropout:
+    if scores.dropout:
         return "it has no dropout"
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
@@ -148,12 +145,12 @@ def _in_32_bits() -> AbstractContextManager[Any]:
 
 
 def _values(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask) -> Array:
-    return blockwise_attention.forward(Q, K, V, mask, None, 0.0, cap, ())[0]
+    return blockwise_attention.forward(Q, K, V, Scores(mask, cap=cap))[0]
 
 
 def _gradients(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask, E: Array) -> tuple[Array, ...]:
-    _, residuals = blockwise_attention.forward(Q, K, V, mask, None, 0.0, cap, ())
-    return blockwise_attention.backward(0.0, cap, residuals, E)[:3]
+    _, residuals = blockwise_attention.forward(Q, K, V, Scores(mask, cap=cap))
+    return blockwise_attention.backward(residuals, E)[:3]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
