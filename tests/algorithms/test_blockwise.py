@@ -106,6 +106,20 @@ def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
     assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2
 
 
+@pytest.mark.parametrize("mask", [prefix(2048), blocks(jnp.arange(8192) // 64)], ids=["prefix", "blocks"])
+def test_a_structural_mask_needs_a_fraction_of_the_memory_of_an_array(mask, monkeypatch):
+    """Of a compiled gradient, with its arguments."""
+    monkeypatch.setattr(blockwise, "BLOCK", 512)
+
+    def in_all(mask):
+        gradient = jax.jit(jax.grad(lambda Q, K, V, mask: scaled_dot_product_attention(Q, K, V, mask).sum(), (0, 1, 2)))
+        matrices = [jax.ShapeDtypeStruct((64, 8192), jnp.float32)] * 3
+        of_program = gradient.lower(*matrices, mask).compile().memory_analysis()
+        return of_program.temp_size_in_bytes + of_program.argument_size_in_bytes
+
+    assert in_all(mask) < in_all(jax.ShapeDtypeStruct((8192, 8192), bool)) / 6
+
+
 def test_what_stands_in_blocks_outside_a_band_is_not_read():
     """NaN there reaches neither the value nor the gradients of tokens whose windows end before."""
     Q, K, V = (jnp.asarray(np.random.default_rng(i).standard_normal((3, 24))) for i in range(3))
