@@ -31,5 +31,5 @@ def test_a_kind_of_model_is_checked_by_its_name(capsys):
 
 @pytest.mark.parametrize("kind", ["gpt5", "smollm3"])
 def test_kinds_are_known(kind):
-    with pytest.raises(ValueError, match=r"--of transformers:KIND: expected one of gpt2, .*, got"):
+    with pytest.raises(ValueError, match=r"--of transformers:KIND: expected one of bart, .*, gpt2, .*, got"):
         variant_of(kind)

@@ -223,9 +223,9 @@ class Diagnosis:
                 return True
         trials, window = self._trials(run, start)
         is_loose = {run.lines[other].key.kind for other in window} <= self.loose
-        if self.is_mixed and not is_loose and self._loosened(run, pins, index, window):
-            return True
         best = self._best([(t,) for t in trials], pins, index, run)
+        if best is None and self.is_mixed and not is_loose and self._loosened(run, pins, index, window):
+            return True
         if best is None and self.lost is not None:
             return False
         if best is None:

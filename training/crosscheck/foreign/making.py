@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import algorithms
-from algorithms.lines import Attention, Unembedding
+from algorithms.lines import Attention, Experts, Unembedding
 from algorithms.model.variants import PAPER, VARIANTS
 from training.crosscheck import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
@@ -123,8 +123,9 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     algorithm = algorithm_of(name) if name != "PAPER" else algorithm
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
+    s |= {"d_mlp": 10} if type(variant.mlp) is Experts else {}  # of which there are six
     is_grouped = name in SHARING or edge == "grouped heads"
-    s |= {"d_e": 24, "d_mlp": 40} if is_rotary or is_grouped else {}
+    s |= {"d_e": 24, "d_mlp": min(s["d_mlp"], 40)} if is_rotary or is_grouped else {}
     s |= {"H": 4, "H_kv": 2} if is_grouped else {}
     L = max(2, len(variant.attentions), variant.shared_layers)
     s |= {"L": L, "d_f": s["d_e"]} if algorithm != 8 else {"L_enc": L, "L_dec": L}
