@@ -275,7 +275,7 @@ OWN = {
     "encoder of Algorithm 8": Own(("norm_last", "norm_first", "no_norm"), True, "encoder_distances"),
     "decoder of Algorithm 8": Own(("norm_last", "norm_first", "no_norm"), False, "decoder_distances"),
     "Algorithm 9": Own(("norm_last", "norm_first", "no_norm"), True),
-    "Algorithm 10": Own(("norm_first", "norm_last", "side_by_side", "no_norm")),
+    "Algorithm 10": Own(("norm_first", "norm_last", "side_by_side", "one_norm", "no_norm")),
 }
 
 

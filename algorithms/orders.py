@@ -39,15 +39,18 @@ def _norm_last(X, W, f, mask):
 
 @numbered
 def _side_by_side(X, W, f, mask):
-    """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input."""
+    """Lines 5 to 8 of Algorithm 10 with attention and MLP in parallel: both read the layer's input.
+
+    Without a norm of its own, the MLP reads what the attention does.
+    """
     X_tilde = f.layer_norm(X, W.norm1)  # line 5
     Y = f.mh_attention(X_tilde, W.attention, mask)  # line 6, without its sum
-    X_tilde = f.layer_norm(X, W.norm2)  # line 7
+    X_tilde = X_tilde if W.norm2 is None else f.layer_norm(X, W.norm2)  # line 7
     X = X + Y + f.mlp(X_tilde, W.mlp, gelu)  # line 8
     return X
 
 
-BODIES = {"norm_last": _norm_last, "side_by_side": _side_by_side}
+BODIES = {"norm_last": _norm_last, "side_by_side": _side_by_side, "one_norm": _side_by_side}
 
 
 def in_order(order: str | None, layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -133,6 +133,8 @@ DECODERS += (
     "OLMO2",
     "OLMO3",
     "GLM4",
+    "NANOCHAT",
+    "COHERE2",
     "MINIMAX_M2",
     "MIXTRAL",
     "QWEN3_MOE",

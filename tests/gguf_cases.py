@@ -33,10 +33,10 @@ def settings_of(config):
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        **_norm(config),
         "rope.freq_base": rope.get("full_attention", rope)["rope_theta"],
     }
-    if config.model_type in ("gemma2", "gemma3_text", "olmo3"):
+    if config.model_type in ("gemma2", "gemma3_text", "olmo3", "cohere2"):
         found["attention.sliding_window"] = config.sliding_window
     if config.model_type == "olmo3":
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
@@ -46,6 +46,12 @@ def settings_of(config):
         found["attn_logit_softcapping"] = config.attn_logit_softcapping
         found["final_logit_softcapping"] = config.final_logit_softcapping
     return found
+
+
+def _norm(config):
+    if config.model_type == "cohere2":
+        return {"attention.layer_norm_epsilon": config.layer_norm_eps, "logit_scale": config.logit_scale}
+    return {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
 
 
 def write(path, model, *, kind=None, fields=(), tensors=()):

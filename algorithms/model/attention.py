@@ -206,7 +206,7 @@ class Attention(Mixer):
 
     def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
         norm = self.normalize_heads
-        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation)
+        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation, self.heads_together)
 
     def _clipped(self, Q: Any) -> Any:
         return Q if self.clip is None or Q is None else jnp.clip(Q, -self.clip, self.clip)

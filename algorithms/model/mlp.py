@@ -18,7 +18,7 @@ from algorithms.ops.dropout import dropout
 from algorithms.ops.linear import linear
 from algorithms.parameters import MLPParams
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,8 @@ class Rotary(Positions):
     Attributes:
         base: of the wavelengths.
         share: share of the rows, from the first, that are rotated.
-        pairs: which rows form a pair: i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``).
+        pairs: which rows form a pair: i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or
+            i + d/2 and i (``"halves_swapped"``), which turns halves the other way.
         scaling: of the frequencies, for sequences longer than those first trained on.
 
     Source: Su et al. 2021, equation (34).
@@ -168,7 +169,7 @@ class Rotary(Positions):
 
     base: Base = 10_000.0
     share: Annotated[float, Range("a share in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
-    pairs: Literal["halves", "neighbors"] = "halves"
+    pairs: Literal["halves", "neighbors", "halves_swapped"] = "halves"
     scaling: Linear | Llama3 | Yarn | None = None
 
     def rows(self, d_attn: int) -> int:

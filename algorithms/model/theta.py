@@ -290,10 +290,11 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
 def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
     """The shapes of n layers, stacked: attentions and, unless there is none, an MLP, each with its norm."""
     norm = None if variant.order == "no_norm" else variant.norm.shapes()
+    of_mlp = None if variant.order == "one_norm" else norm
 
     def stack(axis, run):
         attention, mlp = run.shapes
-        layer = kind(*[attention, norm] * (len(kind._fields) // 2 - 1), mlp, mlp and norm)
+        layer = kind(*[attention, norm] * (len(kind._fields) // 2 - 1), mlp, mlp and of_mlp)
         return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
     runs = [run for part in variant.parts(n) for run in part.runs]

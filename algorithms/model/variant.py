@@ -17,7 +17,7 @@ from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm
 from algorithms.model.unembedding import Unembedding
 
-Order = Literal["norm_first", "norm_last", "side_by_side", "no_norm"]
+Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,9 @@ class Variant(Record):
         mlp: line 8; None for attention-only layers.
         first: another line 8 for the first layers of Algorithm 10; None: all layers have the same.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
-            X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input; ``"no_norm"``: X + f(X). None is
-            the algorithm's own, ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
+            X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input, and have norms of their own;
+            ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
+            ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
         final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), no in 8.
         unembedding: the last line.
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.

@@ -147,6 +147,32 @@ GLM4 = LLAMA.but(
 )
 """GLM Team 2025 (GLM-4-0414): LLAMA with normalized outputs too, half of the rows rotated, and biases of q, k and v."""
 
+NANOCHAT = LLAMA.but(
+    embedding=Embedding(positions=None, normalized=True),
+    norm=RMSNorm(epsilon=1e-6, gamma=False),
+    attention=Attention(
+        positions=Rotary(base=10_000.0, pairs="halves_swapped"),
+        biases=False,
+        normalize_heads=RMSNorm(epsilon=1e-6, gamma=False),
+    ),
+    mlp=MLP(activation="relu_squared", biases=False),
+    unembedding=Unembedding(cap=15.0),
+)
+"""Karpathy 2025: LLAMA with ReLU², norms without γ, also of embeddings, queries and keys, and capped logits."""
+
+_COHERE2_ATTENTION = Attention(biases=False)
+
+COHERE2 = LLAMA.but(
+    norm=LayerNorm(epsilon=1e-5, beta=False),
+    attention=(
+        *[_COHERE2_ATTENTION.but(positions=Rotary(base=50_000.0, pairs="neighbors"), window=4096)] * 3,
+        _COHERE2_ATTENTION,
+    ),
+    order="one_norm",
+    unembedding=Unembedding(tied=True, factor=0.25),
+)
+"""Cohere 2024 (Command R7B): attention and MLP side by side with one layer norm; no positions in every fourth layer."""
+
 NEOX = PAPER.but(
     embedding=Embedding(positions=None),
     norm=LayerNorm(epsilon=1e-5),

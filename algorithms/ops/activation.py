@@ -1,4 +1,4 @@
-"""The activations of the MLPs: ReLU, GELU in the paper's form and by two approximations, and SiLU."""
+"""The activations of the MLPs: ReLU and its square, GELU in the paper's form and by two approximations, and SiLU."""
 
 import functools
 import math
@@ -36,6 +36,19 @@ def relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def _relu_derivative(x):
     """``⟦x > 0⟧``. Source: Radu 2026, §12.4.5."""
     return (x > 0).astype(x.dtype)
+
+
+def relu_squared(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """``max(0, x)²``.
+
+    Source: So et al. 2021, "Primer", section 3.
+    """
+    return jnp.square(relu(x))
+
+
+def _relu_squared_derivative(x):
+    """``2 max(0, x)``."""
+    return 2 * relu(x)
 
 
 @_rounded_once
@@ -117,6 +130,7 @@ def _silu_derivative(x):
 
 _FUNCTIONS = {
     "relu": (relu, _relu_derivative),
+    "relu_squared": (relu_squared, _relu_squared_derivative),
     "gelu": (gelu, _gelu_derivative),
     "gelu_tanh": (gelu_tanh, _gelu_tanh_derivative),
     "gelu_sigmoid": (gelu_sigmoid, _gelu_sigmoid_derivative),

@@ -16,15 +16,16 @@ def rotate(
 ) -> Float[Array, "H d *columns"]:
     """``[U cos − V sin; U sin + V cos]``, where U and V are the first and the second rows of all pairs.
 
-    The pairs are rows i and i + d/2 (``"halves"``), or 2i and 2i + 1 (``"neighbors"``). ``"paper"`` leaves the
-    derivative to JAX.
+    The pairs are rows i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or i + d/2 and i
+    (``"halves_swapped"``). ``"paper"`` leaves the derivative to JAX.
     """
     return (_rotated if implementation == "paper" else _rotate)(pairs, X, cos, sin)
 
 
 def _rotated(pairs, X, cos, sin):
     H, d, *columns = X.shape
-    shape, axis = ((H, 2, d // 2, *columns), 1) if pairs == "halves" else ((H, d // 2, 2, *columns), 2)
+    shape, axis = ((H, d // 2, 2, *columns), 2) if pairs == "neighbors" else ((H, 2, d // 2, *columns), 1)
+    sin = -sin if pairs == "halves_swapped" else sin
     U, V = jnp.moveaxis(X.reshape(shape), axis, 0).astype(cos.dtype)
     cos, sin = cos[None], sin[None]
     return jnp.stack([U * cos - V * sin, U * sin + V * cos], axis=axis).reshape(X.shape).astype(X.dtype)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from algorithms import gelu, gelu_tanh, relu
-from algorithms.ops.activation import activate, gelu_sigmoid, silu
+from algorithms.ops.activation import activate, gelu_sigmoid, relu_squared, silu
 
 FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid": gelu_sigmoid, "silu": silu}
+FUNCTIONS["relu_squared"] = relu_squared
 POINTS = (-10.5, -8.25, -6.5, -5.0, -4.0, -3.0, -2.0, -1.25, -0.5, -0.125, 0.25, 0.75, 1.5, 3.0, 5.0, 9.0)
 """Exact in bfloat16. In the left tail GELU is 1e-25, where 1 + erf(x/√2) has no digit left in any dtype."""
 
@@ -28,6 +29,7 @@ def exact(name, x):
 
     functions = {
         "relu": lambda x: max(x, mpmath.mpf(0)),
+        "relu_squared": lambda x: max(x, mpmath.mpf(0)) ** 2,
         "gelu": lambda x: x * mpmath.ncdf(x),
         "gelu_tanh": lambda x: x / 2 * (1 + mpmath.tanh(u(x))),
         "gelu_sigmoid": lambda x: x / (1 + mpmath.exp(-mpmath.mpf("1.702") * x)),
@@ -74,6 +76,7 @@ def test_the_ends_of_the_line(name, dtype):
     """Large arguments neither overflow nor become NaN, in value and derivative."""
     x = jnp.asarray([-1e6, -1e4, 0.0, 1e4, 1e6], dtype)
     value, first, second = derivatives(name, "auto")(x)
-    np.testing.assert_array_equal(value, np.maximum(np.asarray(x), 0))
-    np.testing.assert_array_equal(first, [0, 0, 0 if name == "relu" else 0.5, 1, 1])
+    positive, is_squared = np.maximum(np.asarray(x), 0), name == "relu_squared"
+    np.testing.assert_array_equal(value, positive * positive if is_squared else positive)
+    np.testing.assert_array_equal(first, 2 * positive if is_squared else [0, 0, 0 if name == "relu" else 0.5, 1, 1])
     assert np.isfinite(np.asarray(second, np.float64)).all()

@@ -130,7 +130,7 @@ def _rotation(variant: Any) -> str | None:
     if not rotary:
         return None
     bases, r = list(dict.fromkeys(f"{r.base:,.0f}" for r in rotary)), rotary[0]
-    rows = "i and i + d/2" if r.pairs == "halves" else "2i and 2i + 1"
+    rows = {"halves": "i and i + d/2", "neighbors": "2i and 2i + 1", "halves_swapped": "i + d/2 and i"}[r.pairs]
     share = "d_attn" if r.share == 1 else f"{r.share:g} d_attn"
     scaled = "" if r.scaling is None else f", scaled by {type(r.scaling).__name__}"
     base = f"{', '.join(bases)}{' in turn' if len(bases) > 1 else ''}"
@@ -161,7 +161,8 @@ def _experts(variant: Any) -> str | None:
     return f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
 
 
-ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu_tanh": "GELU_tanh", "gelu_sigmoid": "GELU_sigmoid", "silu": "SiLU"}
+ACTIVATIONS = {"relu": "ReLU", "relu_squared": "ReLU²", "gelu": "GELU", "gelu_tanh": "GELU_tanh",
+               "gelu_sigmoid": "GELU_sigmoid", "silu": "SiLU"}  # fmt: skip
 
 EMBEDDING: Lines = {8: "2 11", 9: "2", 10: "2"}
 NORMS: Lines = {8: "6 8 15 17 19", 9: "6 8 11", 10: "5 7 10"}
@@ -182,6 +183,11 @@ def _positions(form: str | None) -> Callable[[Any], bool]:
 
 def _biases(*without: Any) -> Callable[[Any], bool]:
     return lambda variant: variant.attentions[0].biases in (False, *without)
+
+
+def _norms_of_heads(variant: Any) -> str | None:
+    norm = variant.attentions[0].normalize_heads
+    return norm and ("with γ_k and γ_q" if norm.gamma else "without γ")
 
 
 def _order(order: str, value: Callable[[Any], Any] = lambda _: True) -> Callable[[Any], Any]:
@@ -206,17 +212,23 @@ CHANGES: tuple[Change, ...] = (
            "W_p^enc: the context has positions of its own"),
     Change("embedding.scaled", EMBEDDING, {"W_e": "√d_e · W_e"}),
     Change("embedding.normalized", EMBEDDING, {"← (.*)$": r"← VALUE(\1 | γ_e, β_e)"},
-           value=lambda v: v.embedding.normalized and _norm(v)),
+           value=lambda v: v.embedding.normalized and v.norm.gamma and _norm(v)),
+    Change("embedding.normalized", EMBEDDING, {"← (.*)$": r"← VALUE(\1)"},
+           value=lambda v: v.embedding.normalized and not v.norm.gamma and _norm(v)),
     Change("embedding.factored", {9: "2"}, {"← (.*)$": r"← W_in (\1) + b_in"},
            "W_in: from the d_in rows of an embedding to d_e"),
     Change("shared_layers", {8: "4 13", 9: "4", 10: "4"}, {" do$": ", g = ⌈l/VALUE⌉ do"},
            "g: VALUE layers in a row have the same parameters, those of g where the lines say l",
            lambda v: v.shared_layers > 1 and v.shared_layers),
     Change("norm", NORMS, {r"layer_norm\((.*) \| (γ\S*), β\S*\)": r"rms_norm(\1 | \2)"}, value=_is_rms),
+    Change("norm.gamma", NORMS, {r" \| γ[^)]*": ""}, value=lambda v: not v.norm.gamma),
+    Change("norm.beta", NORMS, {r", β[^)]*": ""}, value=lambda v: not (_is_rms(v) or v.norm.beta)),
     Change("norm.offset", NORMS, {r"(γ[^)]*)\)": r"VALUE + \1)"}),
     Change("norm", {6: "1"}, {"←.*": "← 0"}, value=_is_rms, left_out=True),
     Change("norm", {6: "2"}, {r"\(e\[i\] − m\)²": "e[i]²"}, value=_is_rms),
     Change("norm", {6: "return"}, {r"\(e − m\)": "e", r" \+ β": ""}, value=_is_rms),
+    Change("norm.gamma", {6: "return"}, {" ⊙ γ": ""}, value=lambda v: not v.norm.gamma),
+    Change("norm.beta", {6: "return"}, {r" \+ β": ""}, value=lambda v: not (_is_rms(v) or v.norm.beta)),
     Change("norm.epsilon", {6: "return"}, {"√v": "√(v + ε)"}, "ε = VALUE"),
     Change("attention.biases", {4: "1 2 3"}, {r" \+ b_\w 1ᵀ": ""}, value=_biases("out")),
     Change("attention.biases", {5: "return"}, {r" \+ b_o 1ᵀ": ""}, value=_biases("qkv")),
@@ -228,7 +240,7 @@ CHANGES: tuple[Change, ...] = (
            "clip: entries below −c become −c, and those above c become c; c = VALUE"),
     Change("attention.clip", {4: "return"}, {"V ·": "clip(V) ·"}),
     Change("attention.normalize_heads", {4: "4"}, {"K(.*)Q": r"rms_norm(K)\1rms_norm(Q)"},
-           "rms_norm: of each column, with γ_k and γ_q"),
+           "rms_norm: of each column, VALUE", _norms_of_heads),
     Change("attention.heads_together", {4: "4"}, {"rms_norm": "rms_norm_H"},
            "rms_norm_H: the norm of all heads' rows as one column; this head takes its own rows"),
     Change("embedding.positions", EMBEDDING, DROP_POSITIONS, value=_positions("in_attention")),
@@ -273,7 +285,10 @@ CHANGES: tuple[Change, ...] = (
     Change("order", {10: "6"}, {r"X ← X \+ ": "Y ← "},
            "attention and MLP both read the layer's input: line 7 normalizes the X that line 5 does",
            _order("side_by_side")),
-    Change("order", {10: "8"}, {"X ← X": "X ← X + Y"}, value=_order("side_by_side")),
+    Change("order", {10: "6"}, {r"X ← X \+ ": "Y ← "}, "attention and MLP read the same columns, with one norm",
+           _order("one_norm")),
+    Change("order", {10: "7"}, {"← .*$": "← X̃[:,t]"}, value=_order("one_norm")),
+    Change("order", {10: "8"}, {"X ← X": "X ← X + Y"}, value=lambda v: v.order in ("side_by_side", "one_norm")),
     Change("order", NORMS_OF_LAYERS, DROP_NORM, value=_order("no_norm")),
     Change("order", {10: "5 7"}, DROP_NORM, value=_order("norm_last")),
     Change("order", {10: "6 8"}, {"← (.*)$": r"← VALUE(\1)"}, value=_order("norm_last", _norm)),
@@ -288,6 +303,8 @@ CHANGES: tuple[Change, ...] = (
     Change("unembedding.bias", RETURN, {"W_u X": "W_u X + b_u 1ᵀ"}),
     Change("unembedding.bias", {7: "1"}, {"W_u e": "W_u e + b_u"}),
     Change("unembedding.cap", {**RETURN, 7: "1"}, {r"softmax\((.*)\)": r"softmax(c tanh((\1)/c))"}, "c = VALUE"),
+    Change("unembedding.factor", RETURN, {"W_u": "VALUE W_u"},
+           value=lambda v: v.unembedding.factor != 1 and v.unembedding.factor),
     Change("unembedding.tied", RETURN, {"W_u": "W_eᵀ"},
            value=lambda v: v.unembedding.tied and not v.unembedding.scaled),
     Change("unembedding.scaled", RETURN, {"W_u": "W_eᵀ/√d_e"},

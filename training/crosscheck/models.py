@@ -126,7 +126,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "experts": _experts(variant.mlp),
         "attention": [_line(a) for a in variant.attentions],
         "L": L if variant.shared_layers > 1 else None,
-        "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else 1.0,
+        "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else u.factor,
         "logit_cap": u.cap,
     }
 
@@ -137,7 +137,10 @@ def _line(a: Any) -> dict[str, Any]:
     if type(a) is lines.Latent:
         latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
         return {"positions": _positions(a.positions), "window": a.window, **latent}
-    return {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
+    norm = a.normalize_heads
+    heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"
+    line = {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
+    return {**line, "normalize_heads": heads}
 
 
 def _positions(record: Any) -> Any:

@@ -97,7 +97,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("window off by one", "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
-        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, implementation)", "Q", 4, "4", "QWEN3"),
+        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, implementation, self.heads_together)", "Q", 4, "4", "QWEN3"),
         ("norm of what attention adds dropped", "Attention.write", "return", "self.normalize_output(V_tilde, W.norm_out, implementation)", "V_tilde", 10, "6", "GEMMA2"),
     ),
     "model/distances.py": (
@@ -129,10 +129,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("all rows rotated", "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", "NEOX"),
     ),
     "model/unembedding.py": (
-        ("tied although W_u is given", "Unembedding.matrix", "return", "theta.W_u", "theta.W_e.T", 8, "return", None),
+        ("tied although W_u is given", "Unembedding.matrix", "W_u", "if theta.W_u is None else theta.W_u", "", 8, "return", None),
         ("output bias skipped", "Unembedding.__call__", "return", "b_u=theta.b_u", "b_u=None", 7, "1", "BERT"),
         ("cap of the logits dropped", "Unembedding.__call__", "return", "cap=self.cap", "cap=None", 7, "1", "GEMMA2"),
-        ("tied unembedding not scaled", "Unembedding.matrix", "return", "W_u * W_u.shape[1] ** -0.5", "W_u", 7, "1", "T5"),
+        ("tied unembedding not scaled", "Unembedding.matrix", "return", "W_u * factor", "W_u", 7, "1", "T5"),
+        ("factor of the logits dropped", "Unembedding.matrix", "return", "W_u * factor", "1 * W_u", 7, "1", "COHERE2"),
     ),
     "model/variant.py": (
         ("turns counted from 1", "Variant.by_attention", "turn", "[l %", "[(l + 1) %", 4, "4", "GEMMA2"),
@@ -144,6 +145,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "ops/activation.py": (
         ("GELU approximated", "", "_FUNCTIONS", '"gelu": (gelu,', '"gelu": (gelu_tanh,', 9, "7", None),
         ("ReLU for GELU", "", "_FUNCTIONS", '"gelu": (gelu,', '"gelu": (relu,', 9, "7", None),
+        ("ReLU for its square", "", "_FUNCTIONS", '"relu_squared": (relu_squared,', '"relu_squared": (relu,', 10, "8", "NANOCHAT"),
         ("GELU for ReLU", "", "_FUNCTIONS", '"relu": (relu,', '"relu": (gelu,', 8, "7", None),
     ),
     "ops/attention/dispatch.py": (
@@ -157,7 +159,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     ),
     "ops/rotation.py": (
         ("rotated backwards", "_rotated", "return", "[U * cos - V * sin, U * sin + V * cos]", "[U * cos + V * sin, V * cos - U * sin]", 4, "4", "LLAMA"),
-        ("halves for neighbors", "_rotated", "shape", 'pairs == "halves"', 'pairs != "halves"', 4, "4", "LLAMA"),
+        ("halves for neighbors", "_rotated", "shape", 'pairs == "neighbors"', 'pairs != "neighbors"', 4, "4", "LLAMA"),
     ),
     "ops/softmax.py": (
         ("columns of −∞ are 0/0", "softmax", "return", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", None),
@@ -166,6 +168,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "orders.py": (
         ("attention added twice where it is side by side", "_side_by_side", "8", "X + Y", "X + Y + Y", 10, "8", "NEOX"),
         ("one after the other for side by side", "_side_by_side", "6", "f.mh_attention", "X + f.mh_attention", 10, "6", "NEOX"),
+        ("the residual stream for the one norm", "_side_by_side", "7", "X_tilde if W.norm2", "X if W.norm2", 10, "7", "COHERE2"),
     ),
 }
 # fmt: on

@@ -89,7 +89,7 @@ class _Walk:
     def line(self, line: Line, W: Any, attention: Any = None) -> None:
         """A line of Algorithm 8, 9 or 10, with the parameters W, in a layer with this attention."""
         value = self.see(self.n, line.number, self.formula(line, W, attention))
-        if not (self.order == "side_by_side" and "MHAttention" in line.text):  # where the line assigns Y
+        if not (self.order in ("side_by_side", "one_norm") and "MHAttention" in line.text):  # where the line assigns Y
             self.latest[line.variable] = value
 
     def formula(self, line: Line, W: Any, attention: Any) -> Formula:
@@ -124,6 +124,8 @@ class _Walk:
 
         if norm is not None and self.model["norm"] == "rms_norm":
             self.found |= {(6, "1"), (6, "2"), (6, "return")}
+        elif norm is not None and (norm.gamma is None or part(norm, "beta") is None):
+            self.found.add((6, "return"))
         elif norm is not None:
             actual = normalize(X, norm, self.model)
             each = [oracle.layer_norm(column, norm.gamma, norm.beta) for column in X.T]

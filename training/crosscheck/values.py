@@ -86,12 +86,12 @@ def of_each_token(m: Any, _: Locals) -> np.ndarray:
 
 
 def prediction(X: Any, names: Locals) -> np.ndarray:
-    """P = softmax(W_u X), which the code leaves to the next line, from the X that its line ends with; capped as
-    Gemma 2's logits are.
+    """P = softmax(W_u X), which the code leaves to the next line, from the X that its line ends with; the logits have
+    Cohere's factor, and are capped as Gemma 2's.
     """
-    theta, cap = names["theta"], names["theta"].variant.unembedding.cap
-    Y = (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
-    return softmax(Y if cap is None else cap * np.tanh(Y / cap))
+    theta, line = names["theta"], names["theta"].variant.unembedding
+    Y = line.factor * (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
+    return softmax(Y if line.cap is None else line.cap * np.tanh(Y / line.cap))
 
 
 def finished_translation(returned: Any, _: Locals) -> np.ndarray:

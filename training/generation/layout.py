@@ -29,7 +29,7 @@ def unstacked(theta: DTransformerParams | EDTransformerParams, *, int8: bool = F
     is_decoder, variant = isinstance(theta, DTransformerParams), theta.variant
     stacked = getattr(theta, "layers" if is_decoder else "decoder")
     if int8:
-        theta = theta._replace(W_u=_rounded(variant.unembedding.matrix(theta)))
+        theta = theta._replace(W_u=_rounded(variant.unembedding.but(factor=1.0).matrix(theta)))
 
     def laid_out(layer):
         layer = _layer(layer, variant)

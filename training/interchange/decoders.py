@@ -1,14 +1,15 @@
-"""Llama, Mistral, Qwen, OLMo 2 and 3, SmolLM3, Gemma, GLM-4, MiniMax-M2 and gpt-oss, by their changed lines.
+"""Llama, Mistral, Qwen, OLMo 2 and 3, SmolLM3, Gemma, GLM-4, nanochat, Cohere, MiniMax-M2, gpt-oss: by changed lines.
 
 Some have experts. They differ in a few fields of config.json and in where their norms are, so one mapping reads and
 writes them all: the directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from algorithms.lines import MLP, Attention, Embedding, Linear, Llama3, RMSNorm, Rotary, Yarn
+from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Yarn
+from algorithms.model.variant import Order
 from algorithms.model.variants import PAPER
 from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, theirs, written
 from training.interchange.errors import InterchangeError
@@ -54,6 +55,8 @@ class Norms(NamedTuple):
 
 _AFTER = Norms("-", "-", "post_attention_layernorm", "post_feedforward_layernorm")
 _SANDWICH = _AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layernorm")
+_NORM, _GEMMA_NORM = RMSNorm(epsilon=1e-5), RMSNorm(epsilon=1e-6, offset=1.0)
+_SCORES, _LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
 _GLM4 = Norms(of_attention="post_self_attn_layernorm", of_mlp="post_mlp_layernorm")
 
 
@@ -65,24 +68,30 @@ class Family(NamedTuple):
     decides: bool | Literal["qkv"] = True  # which biases there are if attention_bias is true
     biased: bool = False  # the default of attention_bias
     normalizes_heads: bool = False  # whether queries and keys are normalized
-    gemma: bool = False  # whether norms store γ − 1, embeddings are scaled, and GELU is the nonlinearity
+    gemma: bool = False  # whether embeddings are scaled, and GELU is the nonlinearity
     norms: Norms = Norms()
-    epsilon: float = 1e-6  # the default of theirs
-    scalar: bool = False  # whether query_pre_attn_scalar scales the scores, and scores and logits may be capped
+    norm: LayerNorm = RMSNorm(epsilon=1e-6)  # with the default ε
+    order: Order | None = None
+    scalar: bool = False  # whether query_pre_attn_scalar scales the scores
+    caps: Mapping[str, float | None] = {}  # the fields with caps of scores and logits, and their defaults
+    fields: Sequence[Field] = ()  # further fields
     window: int | None = None  # the default of sliding_window; None: the family has no windows
     # every period-th layer attends to all tokens, the others within the window, unless layer_types differs; 1: all
     # layers of Mistral have the window, and those of Qwen from max_window_layers on
     period: int = 1
     H_kv: int | None = None  # the default of num_key_value_heads; None: the number of query heads
     d_head: int | None = None  # the default of head_dim; None: d_e/H
+    placed_in_windows: bool = False  # whether only layers with windows have positions
+    tied: bool = False  # the default of tie_word_embeddings
     unplaced: int = 0  # every unplaced-th layer has no positions, unless no_rope_layers differs; 0: all have positions
     together: bool = False  # whether queries and keys are normalized over all heads together
     sinks: bool = False  # whether attention has sinks
     share: float | None = None  # the default of partial_rotary_factor; None: all rows are rotated
-    pairs: Literal["halves", "neighbors"] = "halves"  # of rows that are rotated
+    pairs: Literal["halves", "neighbors", "halves_swapped"] = "halves"  # of rows that are rotated
     # the field with the rotary base of layers with windows, in files from before transformers 5, if these have
     # positions of their own, which are never scaled
     local: str | None = None
+    gated: bool = True  # whether MLPs are
     mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS)  # the matrices of an MLP: their names, and ours
 
 
@@ -91,26 +100,40 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
-    "olmo2": Family("Olmo2", normalizes_heads=True, norms=_AFTER, epsilon=1e-5, together=True),
+    "olmo2": Family("Olmo2", normalizes_heads=True, norms=_AFTER, order="no_norm", norm=_NORM, together=True),
     "olmo3": Family(
         "Olmo3",
         normalizes_heads=True,
         norms=_AFTER,
-        epsilon=1e-5,
+        order="no_norm",
+        norm=_NORM,
         together=True,
         window=4096,
         period=4,
         local="rope_theta",
     ),
-    "smollm3": Family("SmolLM3", H_kv=4, unplaced=4),
-    "gemma": Family("Gemma", gemma=True, H_kv=16, d_head=256),
-    "gemma2": Family("Gemma2", gemma=True, norms=_SANDWICH, scalar=True, window=4096, period=2, H_kv=4, d_head=256),
+    "smollm3": Family("SmolLM3", H_kv=4, tied=True, unplaced=4),
+    "gemma": Family("Gemma", gemma=True, norm=_GEMMA_NORM, H_kv=16, d_head=256),
+    "gemma2": Family(
+        "Gemma2",
+        gemma=True,
+        norm=_GEMMA_NORM,
+        norms=_SANDWICH,
+        scalar=True,
+        caps={_SCORES: 50.0, _LOGITS: 30.0},
+        window=4096,
+        period=2,
+        H_kv=4,
+        d_head=256,
+    ),
     "gemma3_text": Family(
         "Gemma3",
         normalizes_heads=True,
         gemma=True,
+        norm=_GEMMA_NORM,
         norms=_SANDWICH,
         scalar=True,
+        caps={_SCORES: None, _LOGITS: None},
         window=4096,
         period=6,
         H_kv=4,
@@ -122,18 +145,40 @@ FAMILIES: dict[str, Family] = {
         decides="qkv",
         biased=True,
         norms=_GLM4,
-        epsilon=1.5625e-7,
+        norm=RMSNorm(epsilon=1.5625e-7),
         H_kv=2,
         d_head=128,
         share=0.5,
         pairs="neighbors",
         mlp=("gate_up_proj down_proj", "*_gate+*_mlp1 *_mlp2"),
     ),
-    "mixtral": Family("Mixtral", epsilon=1e-5, H_kv=8),
+    "nanochat": Family(
+        "NanoChat",
+        normalizes_heads=True,
+        norms=Norms("-", "-"),
+        norm=RMSNorm(epsilon=1e-6, gamma=False),
+        caps={_LOGITS: 15.0},
+        pairs="halves_swapped",
+        gated=False,
+        mlp=("fc1 fc2", "*_mlp1 *_mlp2"),
+    ),
+    "cohere2": Family(
+        "Cohere2",
+        norms=Norms(mlp="-"),
+        norm=LayerNorm(epsilon=1e-5, beta=False),
+        order="one_norm",
+        fields=[Field("logit_scale", "unembedding.factor", 0.0625)],
+        window=4096,
+        period=4,
+        placed_in_windows=True,
+        tied=True,
+        pairs="neighbors",
+    ),
+    "mixtral": Family("Mixtral", norm=_NORM, H_kv=8),
     "qwen3_moe": Family("Qwen3Moe", normalizes_heads=True, H_kv=4),
-    "olmoe": Family("Olmoe", normalizes_heads=True, epsilon=1e-5, together=True),
+    "olmoe": Family("Olmoe", normalizes_heads=True, norm=_NORM, together=True),
     "minimax_m2": Family("MiniMaxM2", normalizes_heads=True, together=True, H_kv=8, d_head=128, share=1.0),
-    "gpt_oss": Family("GptOss", biased=True, epsilon=1e-5, sinks=True, window=128, period=2, H_kv=8, d_head=64),
+    "gpt_oss": Family("GptOss", biased=True, norm=_NORM, sinks=True, window=128, period=2, H_kv=8, d_head=64),
 }
 """By model_type."""
 
@@ -142,7 +187,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     family, L = FAMILIES[kind], found["L"]
     if len(names) < L:
         raise InterchangeError(f"{fields.path}: num_hidden_layers: expected at most the {len(names)} tensors, got {L}")
-    norm = RMSNorm(epsilon=found["norm.epsilon"], offset=float(family.gemma))
+    norm = dataclasses.replace(family.norm, epsilon=found["norm.epsilon"])
     activation = ("hidden_activation", "hidden_act") if family.gemma else ("hidden_act",)
     named = next((name for name in activation if fields.get(name) is not None), "hidden_act")
     function = fields.activation(named, "gelu_pytorch_tanh" if family.gemma else "silu")
@@ -150,7 +195,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         function = fields.activation("", "gelu_pytorch_tanh")
     mlp = MLP(
         activation=function,
-        gated=True,
+        gated=family.gated,
         biases=fields.flag("mlp_bias", False),
         normalize_output=norm if family.norms.of_outputs else None,
     )
@@ -159,23 +204,24 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         found["d_mlp"] = fields.integer(MIXTURES[kind].width)
     found["attention"] = _attention(fields, kind, norm, L=L, l_max=found["l_max"])
     found |= {"d_mid": found["d_attn"], "norm": norm, "mlp": mlp}
-    found["unembedding.cap"] = _cap(fields, "final_logit_softcapping", kind, 30.0)
+    found["unembedding.cap"] = _cap(fields, _LOGITS, family)
 
 
-def _cap(fields: Fields, name: str, kind: str, default: float) -> float | None:
-    """Return the cap of scores or logits: None if the field is null; Gemma 2's default if it is missing."""
-    if not FAMILIES[kind].scalar or (fields.get(name) is None and (kind != "gemma2" or fields.has(name))):
+def _cap(fields: Fields, name: str, family: Family) -> float | None:
+    """Return the cap of scores or logits: None if the field is null, the family's default if it is missing."""
+    default = None if fields.has(name) else family.caps.get(name)
+    if name not in family.caps or fields.get(name, default) is None:
         return None
-    return fields.number(name, default)
+    return fields.number(name, default or 0.0)
 
 
-def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) -> Any:
+def _attention(fields: Fields, kind: str, norm: Any, *, L: int, l_max: int) -> Any:
     family = FAMILIES[kind]
     scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.scalar else None
     line = Attention(
         biases=family.biases or (fields.flag("attention_bias", family.biased) and family.decides),
         scale=scale,
-        cap=_cap(fields, "attn_logit_softcapping", kind, 50.0),
+        cap=_cap(fields, _SCORES, family),
         normalize_heads=norm if family.normalizes_heads else None,
         heads_together=family.together,
         sinks=family.sinks,
@@ -186,7 +232,7 @@ def _attention(fields: Fields, kind: str, norm: RMSNorm, *, L: int, l_max: int) 
     if family.period == 1 and kind != "mistral" and not fields.flag("use_sliding_window", False):
         width = None
     base = BASES.get(kind, 10_000.0)
-    lines = {FULL: line.but(positions=_rotary(fields, FULL, kind, l_max, base))}
+    lines = {FULL: line if family.placed_in_windows else line.but(positions=_rotary(fields, FULL, kind, l_max, base))}
     in_window = [False] * L
     if width is not None and family.window:
         in_window = _windows(fields, kind, L)
@@ -329,7 +375,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
             state["use_sliding_window"] = window is not None
     if family.scalar:
         state["query_pre_attn_scalar"] = round(first.scale**-2) if first.scale else c.d_attn
-        state["attn_logit_softcapping"], state["final_logit_softcapping"] = first.cap, v.unembedding.cap
+    state |= {name: {_SCORES: first.cap, _LOGITS: v.unembedding.cap}[name] for name in family.caps}
     if family.local:
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
@@ -348,14 +394,16 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
 
 
 def _architecture(kind: str, family: Family) -> Architecture:
+    is_rms = isinstance(family.norm, RMSNorm)
     fields = [
         *written(model_type=kind, architectures=[f"{family.name}ForCausalLM"]),
         Need("use_bidirectional_attention", False, "bidirectional attention"),
         *fields_of(SIZES, OF_SIZES),
         Field("num_key_value_heads", "H_kv", family.H_kv or (lambda found: found["H"])),
         Field("head_dim", "d_attn", family.d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
-        Field("rms_norm_eps", "norm.epsilon", family.epsilon),
-        Field("tie_word_embeddings", "unembedding.tied", family.gemma or family.unplaced > 0),
+        Field("rms_norm_eps" if is_rms else "layer_norm_eps", "norm.epsilon", family.norm.epsilon),
+        Field("tie_word_embeddings", "unembedding.tied", family.gemma or family.tied),
+        *family.fields,
         *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
     ]
     attention, layer = "layers.attention", "model.layers.#"
@@ -374,8 +422,8 @@ def _architecture(kind: str, family: Family) -> Architecture:
         "d",
         kind,
         PAPER.but(
-            embedding=Embedding(positions=None, scaled=family.gemma),
-            order="no_norm" if family.norms == _AFTER else None,
+            embedding=Embedding(positions=None, scaled=family.gemma, normalized=kind == "nanochat"),
+            order=family.order,
         ),
         fields,
         tensors,

@@ -23,6 +23,7 @@ from training.tasks.models import model_shapes
 
 ACTIVATIONS = {
     "relu": "relu",
+    "relu2": "relu_squared",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",

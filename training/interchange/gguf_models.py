@@ -110,6 +110,12 @@ _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _GPT_OSS_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_WINDOW, **_MIXTRAL}
+_COHERE_FIELDS = {
+    **{key: field for key, field in _ROTARY.items() if field != "rms_norm_eps"},
+    **_WINDOW,
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "logit_scale": "logit_scale",
+}
 _MINIMAX_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_MIXTRAL}
 _LATENTS = {
     **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
@@ -213,6 +219,12 @@ def _olmo2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     in_windows = {"rope_type": "default", "rope_theta": rotary["rope_theta"]}
     found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": rotary}
     return found | {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(m, found, 4)}
+
+
+def _cohere2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; every fourth layer attends to all tokens."""
+    found = _with_rotary(m, names)
+    return found | {"layer_types": _layer_types(m, found, 4)}
 
 
 def _minimax(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
@@ -393,6 +405,7 @@ KINDS: dict[str, Kind] = {
     "qwen3": Kind(),
     "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo),
     "glm4": Kind(inner=_GLM4),
+    "cohere2": Kind(_cohere2, _COHERE_FIELDS, inner=_LINEARS),
     "minimax-m2": Kind(_minimax, _MINIMAX_FIELDS, ("minimax_m2",), inner=_MINIMAX, derived=_of_sigmoids),
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
     "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),

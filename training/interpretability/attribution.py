@@ -79,12 +79,13 @@ def _last_line(
     if theta.norm is None:
         return direction, constant, jnp.ones(X.shape[1:], X.dtype)
     gamma, beta = theta.norm
+    gamma = jnp.ones(len(X), X.dtype) if gamma is None else gamma
     if beta is not None:
         constant = constant + direction @ beta
     norm = theta.variant.norm
     if isinstance(norm, RMSNorm):
         square = jnp.square(X).mean(0)
-        return (gamma + norm.offset) * direction, constant, 1 / jnp.sqrt(square + norm.epsilon)
+        return (gamma + norm.offset * norm.gamma) * direction, constant, 1 / jnp.sqrt(square + norm.epsilon)
     direction = gamma * direction  # then dᵀ(X − m) = (d − mean(d))ᵀX
     return direction - direction.mean(), constant, 1 / jnp.sqrt(X.var(0) + norm.epsilon)
 

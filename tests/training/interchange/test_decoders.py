@@ -50,6 +50,8 @@ MODELS = {
     "olmo2": ("olmo2", {"hidden_size": 60}),
     "olmo3": ("olmo3", {**OLMO3, "rope_parameters": {**BY_KIND, "full_attention": YARN}}),
     "glm4": ("glm4", {"head_dim": 12, "rope_parameters": HALF}),
+    "nanochat": ("nanochat", {"final_logit_softcapping": 0.7}),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),

@@ -359,7 +359,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "order": _rows(
         ("paper", "norms are where the paper has them", None), ("norm_first", "the norm comes before the sublayer (pre-norm): X + f(norm(X))", "norm_first"),
         ("norm_last", "the norm comes after the sum (post-norm): norm(X + f(X))", "norm_last"), ("norm_out", "the norm is of the sublayer's output: X + norm(f(X))", "norm_out")),
-    "parallel": _rows(("no", "one sublayer follows the other", False), ("yes", "attention and MLP read the same X, side by side", True)),
+    "parallel": _rows(("no", "one sublayer follows the other", False), ("yes", "attention and MLP read the same X, side by side", True),
+        ("one norm", "attention and MLP read the same X̃, side by side", "one")),
     "layer": _rows(
         ("own", "each layer has its own parameters", lambda l, L: l), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
         ("last", "every layer has the last layer's parameters", lambda l, L: L - 1),
@@ -396,7 +397,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "activation": _rows(
         ("gelu", "the activation is the exact GELU", lambda x: x * _phi(x)), ("relu", "the activation is ReLU", lambda x: _where_positive(x, x, 0 * x)),
         ("gelu_tanh", "GELU is its tanh approximation", _gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * _sigmoid(1.702 * x)),
-        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * _sigmoid(x)), ("relu2", "the activation is ReLU²", lambda x: _where_positive(x, x * x, 0 * x)),
+        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * _sigmoid(x)), ("relu_squared", "the activation is ReLU²", lambda x: _where_positive(x, x * x, 0 * x)),
         ("leaky", "the activation is leaky ReLU (0.01)", lambda x: _where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: _where_positive(x, x, np.exp(_where_positive(x, 0 * x, x)) - 1)),
         ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", _sigmoid), ("phi", "the activation is Φ(x), without the factor x", _phi),
         ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", _gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", _gelu_tanh(0.44715)),
@@ -448,7 +449,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "norm_epsilon": _epsilon, "mask": _window, "cap": _number("logits are VALUE·tanh(logits/VALUE)"), "rotation": _rotation,
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
-    "mlp_clip": _number("gate and MLP are cut at VALUE"), "experts": lambda name: Choice("a token's experts are chosen by " + name, json.loads(name)),
+    "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": lambda name: Choice("a token's experts are chosen by " + name, json.loads(name)),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""

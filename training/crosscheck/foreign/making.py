@@ -125,7 +125,9 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
     s |= {"d_mlp": 10} if type(variant.mlp) is Experts else {}  # of which there are six
     is_grouped = name in SHARING or edge == "grouped heads"
-    s |= {"d_e": 24, "d_mlp": min(s["d_mlp"], 40)} if is_rotary or is_grouped else {}
+    is_in_part = any(getattr(a.positions, "share", 1) < 1 for a in variant.attentions)
+    d_e = 32 if is_grouped and is_in_part else 24
+    s |= {"d_e": d_e, "d_mlp": min(s["d_mlp"], 40)} if is_rotary or is_grouped else {}
     s |= {"H": 4, "H_kv": 2} if is_grouped else {}
     L = max(2, len(variant.attentions), variant.shared_layers)
     s |= {"L": L, "d_f": s["d_e"]} if algorithm != 8 else {"L_enc": L, "L_dec": L}

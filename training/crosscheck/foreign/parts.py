@@ -49,13 +49,14 @@ class Parts(Run):
     ) -> Named:
         """Algorithm 6 of the columns; `names`: of γ and β; `around`: of the norms around; `extra`: of one without γ.
 
-        A norm whose γ is not in θ is not there.
+        A norm whose γ is not in θ is not there, unless the model's has none.
         """
         k1, k2, k3, kn, k4 = (
             Key(place, 6, line, what)
             for line, what in (("1", ""), ("2", ""), ("return", "1/√v"), ("return", "(e − m)/√v"), ("return", ""))
         )
-        if not extra and (self.p(names[0]) is None or not self.use("norm_here", place, k4)):
+        is_lacking = self.p(names[0]) is None and self.name("norm_gamma", place) != "none"
+        if not extra and (is_lacking or not self.use("norm_here", place, k4)):
             return X, source
         is_rms = extra == "rms" or self.name("norm_kind", place) == "rms_norm"
         m = self._mean(k1, place, X, source, is_rms)
@@ -135,8 +136,9 @@ class Parts(Run):
             return X if more is None else self.sum(X, more + 0 * X)
 
         own = f"{prefix}gamma_e" if self.p(f"{prefix}gamma_e") is not None else "gamma_e"
-        ke = Key(place, algorithm, line, "embedded") if self.p(own) is not None or self.p("W_in") is not None else key
         at = f"{place}/embedding" if place else "embedding"
+        has_norm = self.p(own) is not None or self.name("norm_gamma", at) == "none"
+        ke = Key(place, algorithm, line, "embedded") if has_norm or self.p("W_in") is not None else key
         X, source = self.norm(at, self.line(ke, total, sources), ke, (own, own.replace("gamma", "beta")))
         if self.p("W_in") is not None:
             W_in, b_in, Y = self.p("W_in"), self.p("b_in"), X

@@ -108,10 +108,11 @@ class Reference(Attention):
             ka, km = Key(place, algorithm, attention), Key(place, algorithm, mlp)
             first, second = (f"{place}/{norm1}", around[0], around), (f"{place}/{norm2}", around[1], around)
             has_mlp = any(f"{prefix}{W}" in self.theta for W in ("W_mlp1", "W_router"))
-            if self.use("parallel", place, ka):
+            if how := self.use("parallel", place, ka):
                 here.append(X)
-                A, kA = attend(*self.norm(first[0], *X, first[1], around=around))
-                B, kB = feed(*self.norm(second[0], *X, second[1], around=around))
+                normed = self.norm(first[0], *X, first[1], around=around)
+                A, kA = attend(*normed)
+                B, kB = feed(*(normed if how == "one" else self.norm(second[0], *X, second[1], around=around)))
                 X = self._sum(km, pm, X[0], X[0], A + B, [X[1], kA, kB])
                 continue
             X = self._sublayer(order, *X, first, attend, Key(pa, algorithm, attention))

@@ -12,6 +12,8 @@ from training.crosscheck.models import options_of
 __all__ = ["choices_of", "named_choices", "paper_name", "paper_names"]
 
 SINUSOIDS = {"neighbors": "neighbours, 2i/d", "halves": "halves, 2i/d", "fairseq": "halves, 2i/(d−2)"}
+WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
+"""The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
         "experts": "experts/", "shared": "shared/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
@@ -27,13 +29,17 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     found |= {"norm_epsilon": f"+{options['epsilon']:g}"} if options["epsilon"] else {}
     found |= {"norm_gamma": "γ+1"} if options["norm_offset"] else {}
     found |= {"embedding_scale": "√d_e"} if options["embedding_scale"] == "sqrt_d_e" else {}
-    found |= {"parallel": "yes"} if options["order"] == "side_by_side" else {}
+    found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not variant.norm.gamma else {}
+    found |= {"norm_gamma@embedding": "none"} if variant.embedding.normalized and not variant.norm.gamma else {}
+    parallel = {"side_by_side": "yes", "one_norm": "one norm"}.get(options["order"] or "")
+    found |= {"parallel": parallel} if parallel else {}
     order = options["order"] in ("norm_first", "norm_last") and options["order"]
     found |= {"order": order} if order and order != ("norm_first" if algorithm == 10 else "norm_last") else {}
     found |= {"mlp_clip": f"{options['clip']:g}"} if options["clip"] else {}
     found |= {"experts": json.dumps(options["experts"])} if options["experts"] else {}
     found |= {"unembed": "W_eᵀ"} if variant.unembedding.tied else {}
-    found |= {"unembed_scale": "1/√d_e"} if options["logit_scale"] == "rsqrt_d_e" else {}
+    scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
+    found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
@@ -57,9 +63,11 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     """The choices of an attention; in Algorithm 8, cross-attention has no distances."""
     at: Mapping[str, Any] = line.get("positions") or {"kind": None}
     found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
+    found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
     found |= {"mask": f"window {line['window']}"} if line.get("window") is not None else {}
     if at["kind"] == "rotary":
-        found["rotation"] = f"{PAIRS[at.get('pairs', 'halves')]} {at['base']:.17g} 2i/d"
+        pairs, _, way = at.get("pairs", "halves").partition("_")
+        found["rotation"] = f"{PAIRS[pairs]} {at['base']:.17g} 2i/d{', backwards' * bool(way)}"
         found |= {"rotation_share": f"{at['share']:g}"} if at.get("share", 1) != 1 else {}
         found |= {"rotation_scaling": json.dumps(at["scaling"])} if at.get("scaling") else {}
     told = {"distances": lambda: f"T5 {at['num_buckets']} {at['max_distance']}", "alibi": lambda: "ALiBi",

@@ -10,8 +10,9 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     norm             "layer_norm" or "rms_norm"
     epsilon          what norms add to the variance, or to the mean square
     norm_offset      what "rms_norm" adds to gamma
-    order            "norm_first", "norm_last", "side_by_side"; None: the algorithm's own (last in 8 and 9, first in 10)
-    activation       "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
+    order            "norm_first", "norm_last", "side_by_side", "one_norm"; None: the algorithm's own (last in 8 and 9,
+                     first in 10)
+    activation       "relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
                      9 and 10)
     attention        a list of lines {"positions", "window", "scale", "cap", "clip"}, taken in turn, by layer l (from 0) line
                      l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
@@ -20,7 +21,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     clip             c of gpt-oss's gate, see `mlp`; None: none
     experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
     L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
-    logit_scale      what multiplies W_u X; "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
+    logit_scale      what multiplies W_u X (Cohere); "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
     logit_cap        c in c tanh(logits / c)
     own_mlp          not in PAPER: a function of X and W in place of the MLP
 
@@ -151,7 +152,8 @@ def through_layers(
 ) -> Array:
     """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8, [d_e, l].
 
-    side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1). A layer without mlp
+    side_by_side: X + Attention(norm1 X) + MLP(norm2 X) (GPT-NeoX, Black et al. 2022, section 2.1); one_norm: both read
+    norm1 X (GPT-J; Cohere's Command R). A layer without mlp
     has attention only (document 001).
 
     `own`: parameters of the layers that have some of their own; see option L; `base`: the mask, before windows, padding
@@ -179,10 +181,10 @@ def through_layers(
 
         norm1 = part(W, "norm1")
         norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
-        if order == "side_by_side":
+        if order in ("side_by_side", "one_norm"):
             X_tilde = normalize(X, norm1, model)  # line 5
             Y = attention(X_tilde)  # line 6
-            X_tilde = normalize(X, norm2, model)  # line 7
+            X_tilde = X_tilde if order == "one_norm" else normalize(X, norm2, model)  # line 7
             X = X + Y + feed_forward(X_tilde)  # line 8
         else:
             X_tilde = before(X, norm1, order, model)  # line 5 of Algorithm 10

@@ -37,7 +37,19 @@ def gelu_sigmoid(x: Array) -> Array:
     return x / (1 + np.exp(-1.702 * x))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid": gelu_sigmoid, "silu": silu}
+def relu_squared(x: Array) -> Array:
+    """Return max(0, x)^2 (So et al. 2021, "Primer", section 3; nanochat)."""
+    return relu(x) * relu(x)
+
+
+ACTIVATIONS = {
+    "relu": relu,
+    "relu_squared": relu_squared,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_sigmoid": gelu_sigmoid,
+    "silu": silu,
+}
 
 
 def part(W: Any, name: str) -> Any:
@@ -77,15 +89,19 @@ def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
 
 
 def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
-    """Return X with every column normalized by the model's kind of norm, or X itself where this norm is not there."""
+    """Return X with every column normalized by the model's kind of norm, or X itself where this norm is not there.
+
+    A norm without gamma multiplies by 1 (nanochat), one without beta adds 0 (Cohere).
+    """
     if norm is None:
         return X
     columns = []
+    gamma = np.ones(len(X)) if norm.gamma is None else norm.gamma
     for t in range(X.shape[1]):
         if model["norm"] == "rms_norm":
-            columns.append(rms_norm(X[:, t], norm.gamma, model["epsilon"], model["norm_offset"]))
+            columns.append(rms_norm(X[:, t], gamma, model["epsilon"], model["norm_offset"]))
         else:
-            columns.append(layer_norm(X[:, t], norm.gamma, part(norm, "beta"), model["epsilon"]))
+            columns.append(layer_norm(X[:, t], gamma, part(norm, "beta"), model["epsilon"]))
     return np.stack(columns, axis=1)
 
 
@@ -232,11 +248,15 @@ def attention(
     X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
     if P is not None:
         Q, K = Q + W.heads[h].W_q @ P, K + groups[g].W_k @ P
-    norms = model["epsilon"], model["norm_offset"]
-    if part(W, "gamma_q") is not None:
-        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], W.gamma_q, *norms)
-    if part(W, "gamma_k") is not None:
-        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z_k) for W_g in groups], W.gamma_k, *norms)
+    norms, rows = (model["epsilon"], model["norm_offset"]), len(Q)
+    gamma_q, gamma_k = part(W, "gamma_q"), part(W, "gamma_k")
+    if line.get("normalize_heads") is not None:
+        together = line["normalize_heads"] == "together"
+        gamma_q, gamma_k = (np.ones(rows * (len(heads) if together else 1)) for heads in (W.heads, groups))
+    if gamma_q is not None:
+        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], gamma_q, *norms)
+    if gamma_k is not None:
+        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z_k) for W_g in groups], gamma_k, *norms)
     if line.get("clip") is not None:
         Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
     if positions["kind"] == "rotary":
@@ -292,7 +312,8 @@ def mh_attention(
     `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
     each head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
-    "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "own" (in place
+    "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
+    keys are normalized without gamma, each head by itself or all together), "own" (in place
     of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
     and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").

@@ -148,7 +148,8 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
 
     Pair i is rows (a, b) of the first d = floor(share d_attn) rows, with angle phi = t theta_i:
     Y[a] <- Y[a] cos phi - Y[b] sin phi, Y[b] <- Y[b] cos phi + Y[a] sin phi. The remaining rows stay.
-    Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`) or (2i, 2i + 1) ("neighbors": RoFormer, GPT-J).
+    Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`), (2i, 2i + 1) ("neighbors": RoFormer, GPT-J) or
+    (i + d/2, i) ("halves_swapped": nanochat).
 
     `Y`: queries or keys of one head [d_attn, l]; `positions`: [l]; `rotary`: "base", "scaling" (see
     `rotary_frequencies`), "share" (1 unless given) and "pairs" ("halves" unless given). Result: A new array
@@ -160,7 +161,8 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
     turned = np.array(Y)
     for t in range(l):
         for i in range(d // 2):
-            a, b = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1)}[rotary.get("pairs", "halves")]
+            pairs = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1), "halves_swapped": (i + d // 2, i)}
+            a, b = pairs[rotary.get("pairs", "halves")]
             cos = math.cos(positions[t] * frequencies[i]) * multiplier
             sin = math.sin(positions[t] * frequencies[i]) * multiplier
             turned[a, t] = Y[a, t] * cos - Y[b, t] * sin
