@@ -15,7 +15,8 @@ pytestmark = pytest.mark.sampled(2, tests=4)
 B, L_X, N_V = 8, 4, 12
 TINY = cases.TINY | {"N_V": N_V}
 X = cases.random_tokens(B, L_X, n=N_V)
-D = cases.random_theta(alg.DTransformerConfig(L=2, **TINY))
+SIZES = alg.DTransformerConfig(L=2, **TINY)
+D = cases.random_theta(SIZES)
 E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=5, **TINY))
 ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **TINY))
 KEYS = jax.random.split(jax.random.key(1), B)
@@ -30,6 +31,7 @@ FUNCTIONS = {
     "d_token_losses": (lambda x: alg.d_token_losses(x, D), P("data")),
     "ed_token_losses": (lambda x: alg.ed_token_losses(x, x, ED), P("data")),
     "token_embedding": (lambda x: alg.token_embedding(x, D.W_e), P(None, "data")),
+    "read_tokens": (lambda x: alg.read_tokens(D, alg.empty_cache(SIZES, B), x, 0)[0], P(None, "data")),
     "d_training": (lambda x: alg.d_training(x, D, N_epochs=2, eta=0.1).layers.mlp.W_mlp1, P()),
     "d_inference": (lambda x: alg.d_inference(x[:, :3], D, l_gen=3, tau=1.0, key=KEYS), P("data")),
     "ed_inference": (lambda x: alg.ed_inference(x, ED, l_max=4, tau=1.0, key=KEYS), (P("data"), P("data"))),
