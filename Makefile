@@ -59,7 +59,7 @@ floor: ## cross-check algorithms with the oldest JAX that they support, in an en
 	$(VENV)-floor/bin/python -m pip install --no-compile --quiet --disable-pip-version-check jax==$(FLOOR) jaxlib==$(FLOOR)
 	$(VENV)-floor/bin/python scripts/crosscheck.py --algorithm 4 --algorithm 10 --algorithm 14
 
-book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book
+book: $(call INSTALLED,book) ## write the cross-check of the paper and of published models to build/book, page by page
 	$(BIN)/python scripts/crosscheck.py --variant all --html build/book
 
 cases: $(call INSTALLED,train$(COMMA)book$(COMMA)models) ## write a case of every algorithm and model, with hashes, to build/cases
@@ -69,10 +69,8 @@ site: $(call INSTALLED,book$(COMMA)site) ## build the documents and the book as 
 	test -f build/book/index.html || $(MAKE) book
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-picture: $(call INSTALLED,book) ## redraw the README's picture of Algorithm 4, with Chromium
-	$(BIN)/python scripts/crosscheck.py --algorithm 4 --html build/picture
-	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,915 \
-		--screenshot=docs/pictures/algorithm-4.png file://$(CURDIR)/build/picture/algorithm-4.html
+picture: $(call INSTALLED,train$(COMMA)book) ## redraw the README's picture of Algorithm 4, with Chromium and matplotlib's fonts
+	$(BIN)/python -m docs.picture
 
 mutations: $(call INSTALLED,test) ## plant bugs in scratch copies, and report which test catches each
 	$(BIN)/python -m tests.mutations

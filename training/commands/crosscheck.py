@@ -16,13 +16,15 @@ import jax
 from rich.console import Console
 
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.book import write_book, write_report
+from training.crosscheck.backward import check_rules
+from training.crosscheck.book import page_of_model, write_book, write_report
 from training.crosscheck.comparison import OracleCache, Results, compare
 from training.crosscheck.foreign.cases import Case
 from training.crosscheck.foreign.checking import check_files, diagnose
 from training.crosscheck.foreign.huggingface import from_transformers, variant_of
 from training.crosscheck.foreign.making import EDGES, config_of, make_case, of_library, write_case
 from training.crosscheck.foreign.report import as_data, as_junit, print_report
+from training.crosscheck.kept import Kept
 from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.planted import PLANTED
@@ -122,22 +124,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(options: argparse.Namespace, package: ModuleType, console: Console) -> list[Results]:
-    """The paper's algorithms, unless only variants were asked for, and the variants, each by every implementation."""
+    """The paper's algorithms, unless only variants were asked for, and the variants, each by every implementation. Of a
+    book, each page is written when its results are there, and what an earlier run had found is not run again.
+    """
     every, names = [], NAMES if "all" in options.variant else dict.fromkeys(options.variant)
     kinds = [None] if options.algorithm or options.html is not None or not options.variant else []
+    implementations = (options.implementation,) if options.implementation else DEFAULT
     for name in [*kinds, *names]:
         cache: OracleCache = {}
-        for implementation in (options.implementation,) if options.implementation else DEFAULT:
-            settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": implementation}
-            if name is None:
-                numbers = options.algorithm or sorted(PSEUDOCODE)
-                every.append(compare(Scenarios(package, **settings), ROOT, numbers, cache))
-            elif ":" in name:
-                every.append(compare_own(OwnScenarios(package, name, **settings), ROOT, cache))
-            else:
-                every.append(compare_variant(VariantScenarios(package, name, **settings), ROOT, cache))
-            print_results(every[-1], console, tables=implementation != "auto" or options.implementation == "auto")
+        for implementation in implementations:
+            shown = [results for results in every if results.settings["implementation"] == implementations[0]]
+            is_shown = options.html is not None and implementation == implementations[0]
+            results, is_new = _results(options, package, name, implementation, cache, shown if is_shown else None)
+            if implementation != "paper":
+                results.rules = check_rules(package, ROOT, options.seed, {n for n, _ in results.lines})
+            every.append(results)
+            tables = is_new and (implementation != "auto" or options.implementation == "auto")
+            print_results(results, console, tables=tables)
     return every
+
+
+def _results(
+    options: argparse.Namespace,
+    package: ModuleType,
+    name: str | None,
+    implementation: str,
+    cache: OracleCache,
+    shown: list[Results] | None,
+) -> tuple[Results, bool]:
+    """The results of the paper's algorithms (name None) or a variant, and whether anything was run for them; `shown`:
+    those on earlier pages of the book, None where these are on no page.
+    """
+    settings = {"seed": options.seed, "sizes": dict(options.sizes), "implementation": implementation}
+    numbers = options.algorithm or sorted(PSEUDOCODE)
+    scenarios: Any = Scenarios(package, **settings)
+    if name is not None:
+        scenarios = (OwnScenarios if ":" in name else VariantScenarios)(package, name, **settings)
+    key, kept, found = f"{name or 'PAPER'}-{implementation}", None, None
+    if options.html is not None and ":" not in key:  # the source of lines of one's own may be anywhere
+        kept = Kept(options.html / "found", ROOT, {**settings, "algorithms": numbers})
+        found = kept.read(key, None if name is None else scenarios.changed())
+    before = len(found.done) if found else 0
+
+    def after(results: Results) -> None:
+        page = f"algorithm-{results.done[-1]}.html" if name is None else page_of_model(name)
+        if shown is not None:
+            write_book([*shown, results], options.html, ROOT, only=page)
+        if kept is not None:
+            kept.write(key, results)
+
+    if name is None:
+        found = compare(scenarios, ROOT, numbers, cache, kept=found, after=after)
+        return found, len(found.done) > before
+    if found is None:
+        found = (compare_own if ":" in name else compare_variant)(scenarios, ROOT, cache)
+        after(found)
+    return found, before == 0
 
 
 def _foreign(options: argparse.Namespace, console: Console) -> int:

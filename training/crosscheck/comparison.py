@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from training.crosscheck import oracle
 
 from .algorithms import PSEUDOCODE
+from .backward import Rule
 from .changes import ChangedLine
 from .eager import choices, observable
 from .pseudocode import Line
@@ -19,12 +20,9 @@ from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
 from .scenarios import Run, Scenarios
 from .tags import read
 from .tracing import traced
-from .values import difference, plain, prefix
+from .values import TOLERANCE, difference, plain, prefix
 
 __all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare", "run_paper"]
-
-TOLERANCE = 1e-10
-"""Largest difference of two float64 values that counts as none."""
 
 SETS = {"T_tilde"}
 """Variables that have no room for more, even where sequences are padded."""
@@ -121,9 +119,12 @@ class Results:
     settings: dict[str, Any]  # what was asked for
     # algorithm, line and place of the first difference, the likely cause of all; None if there is none
     first: tuple[int, str, str] | None = None
-    # the records of the single runs, for pictures
+    # the records of the single runs, for the picture
     observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
+    picture: str = ""  # of the residual stream, once it is drawn
+    done: list[int] = dataclasses.field(default_factory=list)  # the algorithms whose runs are compared
     taken: set[str] = dataclasses.field(default_factory=set)  # the implementations of attention that `"auto"` took
+    rules: list[Rule] = dataclasses.field(default_factory=list)  # the backward rules of these algorithms, where checked
 
     @property
     def variant(self) -> str:
@@ -149,12 +150,13 @@ class Results:
     @property
     def worst(self) -> float:
         """The largest difference of all."""
-        return max((result.worst for result in self.lines.values()), default=0.0)
+        return max((result.worst for result in (*self.lines.values(), *self.rules)), default=0.0)
 
     @property
     def ok(self) -> bool:
-        """Whether every line has its counterpart, none differs, and those that a variant changes are marked."""
-        return not self.failures and not self.errors and not self.wrongly_marked
+        """Whether every line has its counterpart, nothing differs, and the lines that a variant changes are marked."""
+        wrong = self.failures or self.errors or self.wrongly_marked
+        return not wrong and all(rule.ok for rule in self.rules)
 
 
 def compare(
@@ -164,18 +166,21 @@ def compare(
     cache: OracleCache | None = None,
     *,
     until_first: bool = False,
+    kept: Results | None = None,
+    after: Callable[[Results], None] = lambda results: None,
 ) -> Results:
     """Run algorithms and compare every line.
 
     `scenarios`: what to run; `root`: the root of the repository that the code under check lies in; `algorithms`:
     their numbers; `cache`: what the oracle computed in an earlier comparison of the same scenarios; filled;
-    `until_first`: whether to stop behind the first run that differs.
+    `until_first`: whether to stop behind the first run that differs; `kept`: what an earlier comparison that was
+    stopped had found; `after`: called after each algorithm.
     """
     cache, (first, *others) = {} if cache is None else cache, algorithms
     shown = (first, *scenarios.called, *others)
     lines = {(n, line.number): LineResult(n, line) for n in shown for line in PSEUDOCODE[n].lines}
-    results = Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
-    for n in (first, *others):
+    results = kept or Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
+    for n in (n for n in (first, *others) if n not in results.done):
         differences: list[_Difference] = []
         for i, run in enumerate(scenarios.runs(n)):
             differences += _check_run(results, run, i, scenarios, root, cache)
@@ -185,6 +190,8 @@ def compare(
             results.first = min(differences).name
         if results.first is not None and until_first:
             break
+        results.done.append(n)
+        after(results)
     return results
 
 

@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .algorithms import PSEUDOCODE
-from .comparison import TOLERANCE, Cell, LineResult, Results
+from .backward import Rule
+from .comparison import Cell, LineResult, Results
+from .values import TOLERANCE
 
 __all__ = ["as_json", "print_results", "summary"]
 
@@ -38,7 +40,7 @@ def summary(results: Results) -> str:
         f"{f'{results.variant}: ' if results.variant else ''}implementation {results.implementation}: "
         f"{len({r.algorithm for r in lines})} algorithms, {len(lines)} lines: {seen} equal"
         f"{f', {within} in a step that is equal' if within else ''}{f', {left_out} left out' if left_out else ''}; "
-        f"{f'{changed} changed; ' if results.variant else ''}{values} values compared; worst difference "
+        f"{f'{changed} changed; ' if results.variant else ''}{values} values{_and_rules(results)} compared; worst difference "
         f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"
     )
     wrong = ["first difference: Algorithm {}, line {} ({})".format(*results.first)] if results.first else []
@@ -52,9 +54,23 @@ def summary(results: Results) -> str:
         for r in results.wrongly_marked
     ]
     wrong += [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
+    wrong += [_of_rule(rule) for rule in results.rules if not rule.ok]
     wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]
     wrong += [f"not compared: {what}" for what in results.settings.get("left_out", ())]
     return "\n".join([text, *wrong])
+
+
+def _and_rules(results: Results) -> str:
+    n = len(results.rules)
+    return f" and {n} backward rule{'s' if n > 1 else ''}" if n else ""
+
+
+def _of_rule(rule: Rule) -> str:
+    """Which gradients a hand-derived rule gets wrong."""
+    apart = (f"∂F/∂{name} by {x:.1e}" for name, x in rule.gradients.items() if x > TOLERANCE)
+    of = f"Algorithm{'s' if len(rule.algorithms) > 1 else ''} {', '.join(map(str, rule.algorithms))}"
+    wrong = rule.error or f"differs from JAX's derivative of the lines as printed: {', '.join(apart)}"
+    return f"{of}: the backward rule of {rule.title} ({rule.path.as_posix()}:{rule.node.lineno}) {wrong}"
 
 
 def shape_text(result: LineResult, cell: Cell) -> str:
@@ -81,6 +97,16 @@ def as_json(results: Results) -> dict[str, Any]:
         "worst_difference": _finite(results.worst),
         "first_difference": results.first,
         "errors": {str(n): {"line": line, "message": message} for n, (line, message) in results.errors.items()},
+        "backward_rules": [
+            {
+                "rule": rule.title,
+                "algorithms": rule.algorithms,
+                "code": {"file": rule.path.as_posix(), "line": rule.node.lineno},
+                "largest_differences": {name: _finite(apart) for name, apart in rule.gradients.items()},
+                "verdict": "equal" if rule.ok else "different",
+            }
+            for rule in results.rules
+        ],
         "lines": [_line_as_json(result) for result in results.lines.values()],
     }
 

@@ -8,8 +8,11 @@ import numpy as np
 
 from training.crosscheck import oracle
 
-__all__ = ["AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain", "prediction",
-           "prefix", "softmax", "tree"]  # fmt: skip
+__all__ = ["TOLERANCE", "AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain",
+           "prediction", "prefix", "softmax", "tree"]  # fmt: skip
+
+TOLERANCE = 1e-10
+"""Largest difference of two float64 values that counts as none."""
 
 Locals = dict[str, Any]
 

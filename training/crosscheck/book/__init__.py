@@ -11,6 +11,6 @@
 """
 
 from .foreign import write_report
-from .pages import write_book
+from .pages import page_of_model, write_book
 
-__all__ = ["write_book", "write_report"]
+__all__ = ["page_of_model", "write_book", "write_report"]

@@ -12,12 +12,15 @@ import jinja2
 from markupsafe import Markup, escape
 
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.comparison import TOLERANCE, LineResult, Results
+from training.crosscheck.backward import check_rules
+from training.crosscheck.comparison import LineResult, Results
 from training.crosscheck.pseudocode import Algorithm
 from training.crosscheck.report import shape_text
+from training.crosscheck.values import TOLERANCE
+from training.disk import write_atomically
 from training.extras import unsafe
 
-from .backward import BackwardRule, backward_rules
+from .backward import BackwardRule, shown
 from .listing import CodeLine, Excerpt, excerpts, listing, page_of
 from .mathml import mathml, sentence
 from .stream import residual_stream
@@ -55,12 +58,13 @@ class Chapter(Section):
     @property
     def worst(self) -> float:
         """The largest difference among its lines."""
-        return max(result.worst for result in self.results)
+        return max(found.worst for found in (*self.results, *(rule.rule for rule in self.rules)))
 
     @property
     def ok(self) -> bool:
         """Whether all lines agree."""
-        return self.error is None and all(result.verdict in ("equal", "within") for result in self.results)
+        right = all(result.verdict in ("equal", "within") for result in self.results)
+        return self.error is None and right and all(rule.rule.ok for rule in self.rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +85,15 @@ class Model:
         return [result for section in self.sections for result in section.results if result.change is not None]
 
 
-def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -> pathlib.Path:
+def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, only: str | None = None) -> pathlib.Path:
     """Write the book.
 
     Args:
-        every: the results of a cross-check of the paper's algorithms, followed by those of published models.
+        every: the results of a cross-check of the paper's algorithms, as far as it has come, followed by those of
+            published models.
         folder: where to write the pages; created if it does not exist.
         root: the root of the repository.
+        only: the name of a page to write, besides the index; None: all, and the source files.
 
     Returns:
         the path of the index.
@@ -96,9 +102,10 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
         ValueError: if the installed jinja2 is unsafe.
     """
     results, *variants = every
+    numbers = sorted(results.done)
+    results = dataclasses.replace(results, lines={key: r for key, r in results.lines.items() if key[0] in numbers})
     package = importlib.import_module("algorithms")
-    rules = backward_rules(package, root, results.settings["seed"])
-    numbers = sorted({algorithm for algorithm, _ in results.lines})
+    rules = [shown(rule, root) for rule in check_rules(package, root, results.settings["seed"], numbers)]
     chapters = [_chapter(n, results, rules, package, root) for n in numbers]
     models = [_model(results, root) for results in variants]
     pages: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -106,13 +113,15 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path) -
         pages[chapter.page] = "algorithm.html", {"chapter": chapter, "previous": previous, "following": following}
     for model in models:
         pages[model.page] = "model.html", {"model": model}
-    for path in sorted((root / "algorithms").rglob("*.py")):
+    for path in sorted((root / "algorithms").rglob("*.py")) if only is None else ():
         relative = path.relative_to(root).as_posix()
         pages[page_of(relative)] = "source.html", {"file": relative, "lines": listing(path)}
     run = results.observed.get((10, 0))
+    every[0].picture = every[0].picture or (residual_stream(run) or "" if run is not None else "")
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
-    picture = residual_stream(run) if run is not None else None
-    pages["index.html"] = "index.html", {"parts": parts, "picture": picture, "rules": rules}
+    picture = Markup(every[0].picture) or None
+    pages["index.html"] = "index.html", {"parts": parts, "picture": picture, "rules": rules, "numbers": numbers}
+    pages = {name: page for name, page in pages.items() if only in (None, name) or name == "index.html"}
     return write_pages(folder, pages, chapters=chapters, models=models, results=results, tolerance=TOLERANCE)
 
 
@@ -127,7 +136,8 @@ def write_pages(folder: pathlib.Path, pages: dict[str, tuple[str, dict[str, Any]
     environment = _environment()
     folder.mkdir(parents=True, exist_ok=True)
     for name, (template, variables) in {"book.css": ("book.css", {"highlighting": HIGHLIGHTING}), **pages}.items():
-        (folder / name).write_text(environment.get_template(template).render(**variables, **shared), "utf-8")
+        text = environment.get_template(template).render(**variables, **shared)
+        write_atomically(folder / name, lambda unfinished, text=text: unfinished.write_text(text, "utf-8"))
     return folder / "index.html"
 
 
@@ -154,7 +164,7 @@ def _chapter(n: int, results: Results, rules: list[BackwardRule], package: Any, 
         page=f"algorithm-{n}.html",
         summary=prose(summary.partition(". ")[2] or summary),
         departures=prose(declared[:1].upper() + declared[1:]),
-        rules=[rule for rule in rules if n in rule.algorithms],
+        rules=[rule for rule in rules if n in rule.rule.algorithms],
         error=results.errors.get(n),
     )
 
@@ -163,6 +173,11 @@ def _section(n: int, results: Results, root: pathlib.Path) -> dict[str, Any]:
     """Return the fields of a `Section`."""
     lines = [result for (number, _), result in results.lines.items() if number == n]
     return {"algorithm": PSEUDOCODE[n], "results": lines, "excerpts": excerpts(lines, root)}
+
+
+def page_of_model(name: str) -> str:
+    """Return the name of the page about a variant."""
+    return f"model-{name.lower().replace('_', '-')}.html"
 
 
 def _model(results: Results, root: pathlib.Path) -> Model:
@@ -174,7 +189,7 @@ def _model(results: Results, root: pathlib.Path) -> Model:
     numbers = sorted({n for n, _ in results.lines}, key=lambda n: (n < 8, n))
     return Model(
         name=name,
-        page=f"model-{name.lower().replace('_', '-')}.html",
+        page=page_of_model(name),
         summary=prose(summary),
         results=results,
         record=listing(root / VARIANTS, body[at].lineno, body[at].end_lineno),

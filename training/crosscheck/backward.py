@@ -1,0 +1,226 @@
+"""The hand-derived backward rules, each compared with the gradient that JAX derives from the lines as printed."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .values import TOLERANCE, difference
+
+__all__ = ["Rule", "check_rules"]
+
+COMPILED_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""For programs that run once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A backward rule that was derived by hand, and its check."""
+
+    title: str  # the operation
+    algorithms: tuple[int, ...]  # the algorithms that use it
+    path: pathlib.Path  # the source file
+    node: ast.FunctionDef  # the rule in it
+    gradients: dict[str, float]  # for each input, the largest difference from the gradient that JAX derives
+    error: str = ""  # what it raised
+
+    @property
+    def worst(self) -> float:
+        """The largest difference."""
+        return max(self.gradients.values())
+
+    @property
+    def ok(self) -> bool:
+        """Whether all gradients agree."""
+        return self.worst <= TOLERANCE
+
+
+class _Trial(NamedTuple):
+    """A function of arrays and an implementation, and the names and shapes of the arrays."""
+
+    function: Callable[..., Any]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    implementation: str = "dense"
+
+
+def _trial(function: Callable[..., Any], implementation: str = "dense", **shapes: tuple[int, ...]) -> _Trial:
+    return _Trial(function, tuple(shapes.items()), implementation)
+
+
+class _Row(NamedTuple):
+    title: str
+    algorithms: tuple[int, ...]
+    operation: str  # a module of `ops`
+    trials: tuple[_Trial, ...]
+    rule: str = "_backward"
+
+
+def check_rules(package: ModuleType, root: pathlib.Path, seed: int, algorithms: Iterable[int]) -> list[Rule]:
+    """Check the rules that these algorithms use.
+
+    `package`: the package `algorithms`, or a mutated copy of it; `root`: the root of the repository that it lies in;
+    `seed`: of the inputs.
+    """
+    asked = set(algorithms)
+    return [_checked(package, root, seed, i) for i, row in enumerate(_rows(package)) if asked & {*row.algorithms}]
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(package: ModuleType, root: pathlib.Path, seed: int, i: int) -> Rule:
+    row = _rows(package)[i]
+    module = importlib.import_module(f"{package.__name__}.ops.{row.operation}")
+    path = pathlib.Path(str(module.__file__)).resolve()
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    node = next(node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == row.rule)
+    apart: dict[str, float] = {}
+    found = Rule(row.title, row.algorithms, path.relative_to(root), node, apart)
+    for function, shapes, implementation in row.trials:
+        by_jax = _gradients(function, shapes, "paper", seed)
+        try:
+            by_hand = _gradients(function, shapes, implementation, seed)
+        except Exception as error:
+            wrong = {name: np.inf for name, _ in shapes}
+            return dataclasses.replace(found, gradients=wrong, error=f"raised {type(error).__name__}: {error}")
+        for name, _ in shapes:
+            apart[name] = max(difference(by_hand[name], by_jax[name]), apart.get(name, 0.0))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _gradients(
+    function: Callable[..., Any], shapes: tuple[tuple[str, tuple[int, ...]], ...], implementation: str, seed: int
+) -> dict[str, np.ndarray]:
+    """The gradient for each input of a sum of the function's values, each with a weight of its own."""
+    rng = np.random.default_rng(seed)
+    inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes}
+
+    def of_inputs(inputs: dict[str, jax.Array]) -> jax.Array:
+        Y = function(*(inputs[name] for name, _ in shapes), implementation)
+        return (Y * jnp.cos(jnp.arange(Y.size).reshape(Y.shape))).sum()
+
+    found = jax.jit(jax.grad(of_inputs), compiler_options=COMPILED_FAST)(inputs)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+@functools.lru_cache(maxsize=2)
+def _rows(package: ModuleType) -> list[_Row]:
+    """Every rule, with what it is tried on: every term of its gradients occurs."""
+
+    def operation(name: str) -> Any:
+        return importlib.import_module(f"{package.__name__}.ops.{name}")
+
+    def embedding(n: int) -> _Trial:
+        v = jnp.array([[3, 1, 3], [n - 1, 0, 3]])
+        return _trial(lambda W, implementation: operation("lookup").columns(W, implementation)[:, v], W=(2, n))
+
+    def activations(*names: str) -> tuple[_Trial, ...]:
+        activate = operation("activation").activate
+        return tuple(_trial(functools.partial(activate, name), X=(4, 5)) for name in names)
+
+    def norm(X: Any, gamma: Any, beta: Any, implementation: str) -> Any:
+        return package.layer_norm(X, gamma, beta, epsilon=0.1, implementation=implementation)
+
+    def rms_norm(X: Any, gamma: Any, implementation: str) -> Any:
+        return package.rms_norm(X, gamma, epsilon=0.1, implementation=implementation)
+
+    def rotated(X: Any, implementation: str) -> Any:
+        angles = jnp.arange(6.0).reshape(2, 3)
+        of = functools.partial(operation("rotation").rotate, X, jnp.cos(angles), jnp.sin(angles))
+        return jnp.stack([of(pairs, implementation) for pairs in ("halves", "neighbors")])
+
+    def loss(X: Any, W_u: Any, b_u: Any, implementation: str) -> Any:
+        targets, options = jnp.array([[2, 0, 5], [2, 1, 4]]), {"label_smoothing": 0.1, "cap": 2.0, "N_V": 6}
+        return package.token_losses(X, W_u, targets, b_u=b_u, implementation=implementation, **options)
+
+    affine = _trial(operation("linear").linear, W=(2, 3, 4), X=(4, 5, 3), b=(2, 3))
+    of_loss = _trial(loss, X=(4, 2, 3), W_u=(7, 4), b_u=(7,))
+    return [
+        _Row("the embedding, W[:, v]", (1, 2), "lookup", (embedding(6), embedding(1031))),
+        _Row("W X + b 1ᵀ", (4, 5, 8, 9, 10), "linear", (affine,)),
+        *_attentions(package),
+        _Row("rotary positions", (4,), "rotation", (_trial(rotated, X=(2, 4, 3)),)),
+        _Row("layer norm", (6,), "normalization", (_trial(norm, X=(6, 5, 2), gamma=(6,), beta=(6,)),)),
+        _Row("RMSnorm", (6,), "normalization", (_trial(rms_norm, X=(6, 5, 2), gamma=(6,)),)),
+        _Row("ReLU", (8,), "activation", activations("relu")),
+        _Row("GELU", (9, 10), "activation", activations("gelu")),
+        _Row("GELU by tanh and σ, SiLU", (10,), "activation", activations("gelu_tanh", "gelu_sigmoid", "silu")),
+        *_experts(operation("grouped")),
+        _Row("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", (of_loss,)),
+    ]
+
+
+def _attentions(package: ModuleType) -> Iterator[_Row]:
+    """Attention by each rule: of heads that share keys and values, with dropout, distances, a cap and sinks."""
+    attend = importlib.import_module(f"{package.__name__}.ops.attention.dispatch").attend
+    weights = importlib.import_module(f"{package.__name__}.ops.attention.dispatch").Weights
+    printed = importlib.import_module(f"{package.__name__}.alg03_attention").of_one_head
+    t_z, t_x = jnp.arange(7)[:, None], jnp.arange(5)[None]
+    mask = (t_z <= t_x + 1) & (t_x != 2)  # the column 2 may attend to nothing
+
+    def plain(Q: Any, K: Any, V: Any, implementation: str) -> Any:
+        return package.scaled_dot_product_attention(Q, K, V, mask, implementation=implementation)
+
+    def with_sink(S: Any, sink: Any) -> Any:
+        numerator = jnp.exp(S)
+        return numerator / (numerator.sum(axis=0, keepdims=True) + jnp.exp(sink))
+
+    def whole(Q: Any, K: Any, V: Any, U: Any, P: Any, sinks: Any, implementation: str) -> Any:
+        options: Any = {
+            "dropout": 0.3,
+            "key": jax.random.split(jax.random.key(0), 2),
+            "cap": 2.0,
+            "by_distance": (U, P),
+        }
+        own = weights(with_sink, sinks, "sinks", sinks)
+        return attend(printed, Q, K, V, mask, heads=True, implementation=implementation, weights=own, **options)
+
+    of_head = {"Q": (3, 5), "K": (3, 7), "V": (2, 7)}
+    of_heads = {
+        "Q": (4, 3, 2, 5),
+        "K": (2, 3, 2, 7),
+        "V": (2, 2, 2, 7),
+        "U": (4, 6, 2, 5),
+        "P": (4, 6, 12),
+        "sinks": (4,),
+    }
+    for title, name in (("keeping the softmax", "dense"), ("block by block", "blockwise"), ("in strips", "strips")):
+        trials = _trial(plain, name, **of_head), _trial(whole, name, **of_heads)
+        yield _Row(f"attention, {title}", (4,), f"attention.{name}", trials, "_backward_of_tile")
+
+
+def _experts(grouped: Any) -> Iterator[_Row]:
+    """The products of experts, whose lines as printed are those of every row by itself."""
+    group, n, T = jnp.array([2, 0, 2, 1, 0, 2, 0, 1]), 3, 4
+    blocks = grouped.Blocks.of(group, n)
+
+    def moved(X: Any, implementation: str) -> Any:
+        if implementation == "paper":
+            return jnp.where((blocks.row < len(group))[:, None], X[blocks.row % T], 0)
+        return grouped.spread(X, blocks)
+
+    def product(W: Any, X: Any, implementation: str) -> Any:
+        if implementation == "paper":
+            return jnp.einsum("roi,ri->ro", W[group], X)
+        return grouped.collect(grouped.grouped_product(W, grouped.spread(X, blocks), blocks), blocks)
+
+    def of_rows(Y: Any, X: Any, implementation: str) -> Any:
+        """The sum that the rule of `product` itself is."""
+        if implementation == "paper":
+            return jnp.zeros((n, 5, 4)).at[group].add(Y[:, :, None] * X[:, None])
+        Y, X = (grouped.spread(rows, blocks) for rows in (Y, X))
+        return grouped._sum_of_rows(n, Y, X, blocks.group)
+
+    for title, trial, rule in (
+        ("columns to experts", _trial(moved, X=(T, 4)), "_gather_backward"),
+        ("W X of experts", _trial(product, W=(n, 5, 4), X=(8, 4)), "_backward"),
+        ("∂F/∂W of experts", _trial(of_rows, Y=(8, 5), X=(8, 4)), "_backward_of_rows"),
+    ):
+        yield _Row(title, (10,), "grouped", (trial,), rule)
