@@ -26,17 +26,23 @@ NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "or
 """What the oracle calls positions and scalings, and fields of them."""
 
 
+def _is(record: Any, kind: type) -> bool:
+    """Whether a record is of a kind, also if it is of a copy of the package, whose classes are others."""
+    own = ((c.__module__, c.__qualname__) for c in type(record).__mro__)
+    return (kind.__module__, kind.__qualname__) in own
+
+
 def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
-        if not isinstance(a, lines.Attention):
+        if not _is(a, lines.Attention):
             return a
-        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if type(a) is lines.Latent else {}
+        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
 
     mlp = variant.mlp
-    if type(mlp) is lines.Experts:
+    if _is(mlp, lines.Experts):
         groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
         mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
     first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
@@ -50,13 +56,14 @@ def small(variant: Variant) -> Variant:
     """The same with caps, clips, scales and bases that matter at the tests' sizes."""
 
     def line(a: Any) -> Any:
-        if not isinstance(a, lines.Attention):
+        if not _is(a, lines.Attention):
             return a
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
-        if isinstance(getattr(a.positions, "scaling", None), lines.Yarn):
-            changes["scaling"] = YARN
+        scaling = getattr(a.positions, "scaling", None)
+        if _is(scaling, lines.Yarn):
+            changes["scaling"] = scaling.but(**{f.name: getattr(YARN, f.name) for f in dataclasses.fields(YARN)})
         return dataclasses.replace(
             a,
             positions=None if a.positions is None else a.positions.but(**changes),

@@ -1,11 +1,14 @@
 """Planted bugs of our own code are named from the numbers of the compiled functions, as in anybody's code."""
 
+import importlib
 import pathlib
 
 import pytest
 
-from training.crosscheck.mutations import named
+from algorithms.model.variants import VARIANTS
+from training.crosscheck.mutations import edited, named
 from training.crosscheck.planted import PLANTED
+from training.crosscheck.variants import with_numbers_that_matter
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SAYS = {
@@ -20,6 +23,14 @@ SAYS = {
     "uphill": "Algorithm 11, line 6: the gradient is -1 times that of the loss (uphill): of all parameters",
     "temperature inverted": "Algorithm 14, line 5: logits are multiplied by τ, not divided",
 }
+
+
+def test_numbers_matter_in_a_copy_of_the_package_too():
+    """Its classes are others; with other numbers than the oracle's, each of its lines would differ."""
+    with edited(PLANTED["keys not rotated"], ROOT) as package:
+        copied = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
+        for name, variant in VARIANTS.items():
+            assert repr(with_numbers_that_matter(copied[name])) == repr(with_numbers_that_matter(variant))
 
 
 @pytest.mark.slow
