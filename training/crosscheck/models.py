@@ -41,7 +41,7 @@ def few(variant: Variant) -> Variant:
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
 
-    mlp = variant.mlp
+    mlp: Any = variant.mlp
     if _is(mlp, lines.Experts):
         groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
         mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
@@ -58,10 +58,10 @@ def small(variant: Variant) -> Variant:
     def line(a: Any) -> Any:
         if not _is(a, lines.Attention):
             return a
+        scaling: Any = getattr(a.positions, "scaling", None)
         changes = {"base": 20.0 if a.window is None else 7.0, "share": 0.5, "buckets": 6, "farthest": 7}
         fields = {} if a.positions is None else {field.name for field in dataclasses.fields(a.positions)}
         changes = {name: value for name, value in changes.items() if name in fields and getattr(a.positions, name) != 1}
-        scaling = getattr(a.positions, "scaling", None)
         if _is(scaling, lines.Yarn):
             changes["scaling"] = scaling.but(**{f.name: getattr(YARN, f.name) for f in dataclasses.fields(YARN)})
         return dataclasses.replace(
