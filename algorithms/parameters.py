@@ -57,7 +57,7 @@ class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
     The rest is not in the paper: the norms of queries and keys, the norm of the output, Transformer-XL's W_r, u and v,
-    the sinks s, and parameters of positions of your own.
+    the sinks s, parameters of positions of your own, and the gate of what the heads give.
     """
 
     heads: AttentionParams
@@ -71,6 +71,7 @@ class MHAttentionParams(NamedTuple):
     v: Array | None = None
     s: Array | None = None
     of_positions: Any = None
+    W_g: Array | None = None
 
     def __shapes__(self) -> "MHAttentionParams":
         return MHAttentionParams(head_shapes("H", d_x="d_x", d_z="d_z"), array("d_out H*d_mid"), array("d_out"))

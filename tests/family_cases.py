@@ -17,6 +17,7 @@ from algorithms.lines import (
     Attention,
     Distances,
     Embedding,
+    GatedDelta,
     LayerNorm,
     Linear,
     Llama3,
@@ -146,6 +147,9 @@ NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) f
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))
 NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
+DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
+GATED = Attention(positions=POSITIONS["halves"], biases=False, gated=True)
+NAMED["HYBRID"] = (algorithms.LLAMA.but(attention=(DELTA, GATED)), 2, False)
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
 EVERY = NAMED | COVERING
 ENCODERS = {f"encoder{i}": variant_of(row) for i, row in enumerate(covering_array(BOTH_WAYS))}

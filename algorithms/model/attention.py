@@ -66,6 +66,7 @@ class Attention(Mixer):
         sinks: whether each head has a score s of its own, which takes weight in the softmax and has no value:
             ``A[t_z, t_x] = exp S[t_z, t_x] / (exp s + Σ_u exp S[u, t_x])``.
         clip: c: queries, keys and values are clipped to [−c, c], between their norm and their positions; None: not.
+        gated: whether what a head gives is multiplied by σ(W_g X), entry by entry, as in Qwen3-Next.
     """
 
     positions: Positions | None = None
@@ -78,6 +79,7 @@ class Attention(Mixer):
     normalize_output: LayerNorm | None = None
     sinks: bool = False
     clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
+    gated: bool = False
 
     reads_context: ClassVar[bool] = True
     final: ClassVar[tuple[str, ...]] = (
@@ -103,6 +105,7 @@ class Attention(Mixer):
             gamma_k=norm and norm.shapes(rows_k).gamma,
             norm_out=self.normalize_output and self.normalize_output.shapes(),
             s=array("H", self.sinks),
+            W_g=array("H d_mid d_e", self.gated),
             **positions,
         )
 
@@ -148,6 +151,7 @@ class Attention(Mixer):
             t_z = given.t if context is None else None
             read = self._read(X, Z, W, t_x=given.t, t_z=t_z, table=given.table, implementation=given.implementation)
             V_tilde, of_layer = attend(read)  # lines 4-5, return
+            V_tilde = self._gated(V_tilde, X, W, given.implementation)
             kept.append(of_layer)
             return V_tilde
 
@@ -207,6 +211,9 @@ class Attention(Mixer):
     def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
         norm = self.normalize_heads
         return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation, self.heads_together)
+
+    def _gated(self, V_tilde: Any, X: Any, W: Any, implementation: Any) -> Any:
+        return V_tilde * jax.nn.sigmoid(linear(W.W_g, X, None, implementation)) if self.gated else V_tilde
 
     def _clipped(self, Q: Any) -> Any:
         return Q if self.clip is None or Q is None else jnp.clip(Q, -self.clip, self.clip)

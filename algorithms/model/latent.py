@@ -69,7 +69,7 @@ class Latent(Attention):
         """Check the fields."""
         super().__post_init__()
         nothing = dict.fromkeys(("normalize_heads", "normalize_output", "clip"))
-        for name, expected in {"biases": False, **nothing}.items():
+        for name, expected in {"biases": False, "gated": False, **nothing}.items():
             if getattr(self, name) != expected:
                 self.refuse(name, f"{expected}, since latent attention has none")
         self.positions.rows(self.d_r)

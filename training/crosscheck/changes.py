@@ -260,6 +260,7 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.cap", {4: "5"}, {"$": ", else S[t_z,t_x] ← c√d_attn tanh(S[t_z,t_x]/(c√d_attn))"}, "c = VALUE"),
     Change("attention.sinks", {4: "return"}, {r"softmax\((.*)\)": r"softmax_s(\1)"},
            "softmax_s: with exp s of this head's sink in the denominator, too"),
+    Change("attention.gated", {4: "return"}, {r"Ṽ = (.*)$": r"Ṽ = σ(W_g^h X) ⊙ (\1)"}),
     Change("attention.window", {8: "14", 10: "6"}, {"t ≤ t'": "t' − w < t ≤ t'"}, "w = VALUE"),
     Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},

@@ -139,6 +139,8 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
 
 
 def _line(a: Any) -> dict[str, Any]:
+    if isinstance(a, lines.GatedDelta):
+        return {"delta": True, "epsilon": a.norm.epsilon}
     if not isinstance(a, lines.Attention):
         return {"positions": None, "window": None}
     if type(a) is lines.Latent:

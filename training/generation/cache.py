@@ -251,6 +251,7 @@ class Projections:
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
     of_positions: Any  # the parameters of positions of one's own
+    W_g: Any  # the projection of the gate of what the heads give
     rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
     @staticmethod

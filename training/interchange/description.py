@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from algorithms import Variant
+from algorithms.lines import Attention
 from algorithms.machinery.record import Record
 from algorithms.model.theta import places
 from training.disk import parse_json, read_text, reason
@@ -235,6 +236,7 @@ class Architecture(NamedTuple):
     prefix: str = ""  # an optional prefix of the tensors' names
     ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
     conv1d: bool = False  # whether the layers' matrices are transposed
+    mixers: tuple[type, ...] = ()  # the kinds of lines that it has in place of attentions
 
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
         """Return the model that a config.json describes; `names` are those of the tensors."""
@@ -251,6 +253,9 @@ class Architecture(NamedTuple):
 
     def write_config(self, model: Model) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of a model's config.json, and what they cannot express of it."""
+        others = [a for a in model.config.variant.attentions if not isinstance(a, (Attention, *self.mixers))]
+        if others:
+            return {}, [f"attention = {others[0]!r}"]
         written = [field for field in self.fields if isinstance(field, Field) and field.names != "-"]
         state = {field.names.partition("|")[0]: field.write(model.config) for field in written}
         lacks = self.write(model, state, self.kind)

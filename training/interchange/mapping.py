@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     layer: int | None = None  # the layer's row in our arrays; None for those that are not stacked over layers
     transposed: bool = False  # whether its rows are our columns
     lead: Shape = ()  # leading axes of size 1
+    inner: Shape = ()  # axes of size 1 before the last
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
     by_head: bool = False  # whether its rows interleave our arrays, head by head
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
@@ -51,14 +52,15 @@ class Entry(NamedTuple):
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the tensor."""
         *_, stacked = self._stacked(shapes)
-        return (*self.lead, *stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
+        *rows, last = (*stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
+        return (*self.lead, *rows, *self.inner, last)
 
     def _stacked(self, shapes: Mapping[str, Shape]) -> tuple[int, list[int], Shape, Shape]:
         """Return how many groups of rows follow one another, in each of which our arrays are stacked; the rows of each
         array there; the shape of a row; and that of the whole, before it is transposed.
         """
         leaves, field = self.of_leaves(shapes), self.leaves[0].rpartition(".")[2]
-        row = () if field.startswith(("b_", "gamma", "beta")) or field == "s" else leaves[0][-1:]
+        row = () if field.startswith(("b_", "gamma", "beta")) or field in ("s", "a") else leaves[0][-1:]
         interleaved = len(leaves[0]) - len(row) if self.of_experts and len(leaves) > 1 else int(self.by_head)
         groups, experts = math.prod(leaves[0][:interleaved]), leaves[0][: int(self.of_experts)]
         rows = [math.prod(leaf) // math.prod((groups, *row)) for leaf in leaves]
@@ -77,7 +79,7 @@ class Entry(NamedTuple):
         groups, _, row, stacked = self._stacked(shapes)
         array = np.concatenate([part.reshape(groups, -1, *row) for part in parts], axis=1).reshape(stacked)
         array = array.swapaxes(-1, -2) if self.transposed else array
-        return np.ascontiguousarray(array).reshape(self.lead + array.shape)
+        return np.ascontiguousarray(array).reshape((*self.lead, *array.shape[:-1], *self.inner, array.shape[-1]))
 
 
 TABLES = ("W_e", "W_p", "W_t", "encoder_distances", "decoder_distances")
@@ -109,7 +111,8 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
 
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
-    head by head by ``&``; in ``[`` and ``]`` they have an axis of size 1 in front. A tied W_u is another name of W_e.
+    head by head by ``&``; in ``[`` and ``]`` they have an axis of size 1 in front, and in ``<`` and ``>`` before the
+    last. A tied W_u is another name of W_e.
     Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
@@ -135,13 +138,18 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
-        first, *others = ours.strip("[]").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+").split("+")
+        first, *others = (
+            ours.strip("[]<>").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+").split("+")
+        )
         scope, dot, leaf = first.rpartition(".")
         of_experts = ".experts" in scope and "@" not in name
         transposed = leaf in TABLES or (leaf.startswith("W_") and (of_experts or (conv1d and bool(scope))))
-        entry = Entry(name, (first, *(f"{scope}{dot}{other}" for other in others)), None, transposed)
-        lead = (1,) if ours.startswith("[") else ()
-        found.append(entry._replace(lead=lead, aliases=tuple(aliases), by_head="&" in ours, of_experts=of_experts))
+        others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
+        entry = Entry(name, (first, *others), None, transposed)
+        lead, inner = ((1,) if ours.startswith(mark) else () for mark in "[<")
+        found.append(
+            entry._replace(lead=lead, inner=inner, aliases=tuple(aliases), by_head="&" in ours, of_experts=of_experts)
+        )
     return found
 
 

@@ -235,7 +235,8 @@ def attention(
     et al. 2024, clip_qkv), the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn)
     times the scale, for the last line divides by the former; before line 5 come what distance adds (Transformer-XL, T5,
     ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
-    Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
+    Where W has a gate W_g [H, d_mid, d_x], the result is multiplied by sigma(W_g[h] X) (Qwen3-Next). Where it has sinks
+    s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
     2025).
     """
     H = len(W.heads)
@@ -280,7 +281,8 @@ def attention(
         s = part(W, "s")
         column = scaled_S[:, t_x] if s is None else np.append(scaled_S[:, t_x], s[h])
         weights.append(softmax(column)[:l_z] if may_attend else np.zeros(l_z))
-    V_tilde: Array = V @ np.stack(weights, axis=1)  # return
+    gate = 1.0 if part(W, "W_g") is None else 1 / (1 + np.exp(-(W.W_g[h] @ X)))
+    V_tilde: Array = gate * (V @ np.stack(weights, axis=1))  # return
     return V_tilde
 
 
@@ -314,12 +316,15 @@ def mh_attention(
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
     "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
     keys are normalized without gamma, each head by itself or all together), "own" (in place
-    of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`); `model`: "epsilon" and
+    of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`), "delta" (see
+    `gated_delta`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
     and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)
+    if "delta" in line:
+        return gated_delta(X, W, mask, line)
     if "latent" in line:
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
@@ -364,6 +369,50 @@ def latent_attention(
             columns.append(V @ softmax(S) if mask[:, t_x].any() else np.zeros(len(V), V.dtype))
         heads.append(np.stack(columns, axis=1))
     return np.asarray(W.W_o @ np.concatenate(heads))
+
+
+def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
+    """Return the gated delta rule (Yang et al. 2025, "Gated Delta Networks", equation 10; Qwen3-Next), [d_e, l].
+
+    In every head S <- alpha S, then S <- S + beta k (v - S^T k)^T and o = S^T q, token by token, with alpha =
+    exp(-exp(a) softplus(W_a x + b_a)) and beta = sigma(W_b x). S starts as 0 where a document does: at a token that may
+    not attend to the one before it. Queries, keys and values come from a convolution over the last tokens of the
+    document, and SiLU; queries and keys are divided by their lengths, and queries by sqrt(d_k).
+
+    `W`: W_q, W_k [H_k, d_k, d_e], W_v [H, d_v, d_e], C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], W_z [H, d_v, d_e],
+    W_b, W_a [H, d_e], b_a, a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o.
+    """
+    H, H_k, l, width = len(W.W_v), len(W.W_q), X.shape[1], W.C_q.shape[-1]
+    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
+
+    def convolved(M: Array, C: Array) -> Array:
+        columns = []
+        for t in range(l):
+            y, first = np.zeros(len(C)), max(s for s in range(t + 1) if starts[s])
+            for i in range(width):
+                s = t - (width - 1) + i
+                y = y + (C[:, i] * (M @ X[:, s]) if s >= first else 0.0)
+            columns.append(silu(y))
+        return np.stack(columns, axis=1)
+
+    def of_length_1(Y: Array) -> Array:
+        return Y / np.sqrt((Y * Y).sum(axis=0) + 1e-6)
+
+    heads = []
+    for h in range(H):
+        g = h // (H // H_k)
+        Q, K = (of_length_1(convolved(M[g], C[g])) for M, C in ((W.W_q, W.C_q), (W.W_k, W.C_k)))
+        V, columns = convolved(W.W_v[h], W.C_v[h]), []
+        S = np.zeros((len(K), len(V)))
+        for t in range(l):
+            alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])))
+            beta = 1 / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
+            S = 0 * S if starts[t] else alpha * S
+            S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
+            o = S.T @ Q[:, t] / math.sqrt(len(Q))
+            columns.append(rms_norm(o, W.gamma, line["epsilon"], 0.0) * silu(W.W_z[h] @ X[:, t]))
+        heads.append(np.stack(columns, axis=1))
+    return np.asarray(W.W_out @ np.concatenate(heads))
 
 
 def join_masks(

@@ -1,0 +1,56 @@
+"""Cached generation from a hybrid of gated delta rules and attentions, and its training across devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from algorithms import LLAMA, DTransformerConfig, d_inference, d_token_losses, partition_specs
+from algorithms.lines import Attention, GatedDelta, Rotary
+from algorithms.machinery.record import Record
+from tests.cases import assert_trees_close, random_theta
+from training.generation import Generator
+from training.generation.cache import Kept
+
+DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
+HYBRID = LLAMA.but(attention=(DELTA, DELTA, Attention(positions=Rotary(), biases=False)))
+CONFIG = DTransformerConfig(N_V=13, l_max=90, L=4, H=2, d_e=8, d_mlp=6, variant=HYBRID)
+THETA = random_theta(CONFIG)
+X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
+
+
+def test_tokens_are_algorithm_14s():
+    """Of prompts of several lengths, also shorter than the convolution, past a chunk; states do not grow."""
+    generator, key = Generator(THETA, CONFIG), jax.random.key(3)
+    tokens = generator.generate(X, lengths=LENGTHS, l_gen=70, tau=0.8, key=key)
+    for r, n in enumerate(LENGTHS):
+        own = jax.random.fold_in(key, r)
+        assert tokens[r].tolist() == d_inference(jnp.asarray(X[r, :n]), THETA, l_gen=70, tau=0.8, key=own).tolist()
+    caches: Any = generator.begin(X, lengths=LENGTHS, l_gen=70, tau=0.8, key=key)._state.caches
+    kept = [cache.state for cache in caches if isinstance(cache, Kept)]
+    assert [(state.S.shape, state.q.shape, state.v.shape) for state in kept] == [
+        ((4, 3, 5, 3), (2, 3, 3, 3), (4, 5, 3, 3))
+    ] * 3
+
+
+def test_the_heads_are_divided_by_a_mesh():
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = partition_specs(THETA, mesh)
+    W = specs.layers[0].attention
+    assert W.W_v == PartitionSpec(None, "model", None, "data")
+    assert W.W_b == PartitionSpec(None, "model", "data")
+    assert W.W_out == PartitionSpec(None, "data", "model")
+
+    def loss(theta):
+        return d_token_losses(jnp.asarray(X), theta).sum()
+
+    expected = jax.grad(loss)(THETA)
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec)), THETA, specs)
+        assert_trees_close(jax.jit(jax.grad(loss))(placed), expected, 1e-9)
+
+
+def test_the_record_is_written_and_read():
+    assert Record.from_json(HYBRID.to_json()) == HYBRID
