@@ -3,7 +3,8 @@
     scripts/convert.py gpt2-directory runs/gpt2          # config.json with safetensors or a PyTorch file
     scripts/convert.py model.gguf runs/model             # from llama.cpp or Ollama, with tokenizer and chat template
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
-    scripts/convert.py runs/llama llama.gguf             # opens in llama.cpp and Ollama
+    scripts/convert.py runs/llama llama.gguf             # or --to gguf: opens in llama.cpp and Ollama
+    scripts/convert.py runs/llama llama.gguf --quantize Q8_0      # a quarter of the size
     scripts/convert.py runs/mine out --to run --dtype bfloat16    # files of our own, also of lines of your own
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
     scripts/convert.py runs/taught out --merge           # a run with an adapter, as one checkpoint
@@ -18,8 +19,9 @@ import argparse
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype, add_lines, local
 from training.commands.terminal import Bar, show
-from training.interchange import RUN, convert
+from training.interchange import GGUF, RUN, convert
 from training.interchange.architectures import ARCHITECTURES
+from training.interchange.gguf_writing import QUANTIZED
 from training.interchange.hub import downloaded, origin_of
 
 
@@ -30,7 +32,8 @@ def parser() -> Parser:
     source = "a checkpoint's directory, hf:NAME or hf:NAME@REVISION to download one, a GGUF file, or a run"
     add("source", metavar="IN", help=source)
     add("target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory")
-    add("--to", choices=(*ARCHITECTURES, RUN), help="kind of files to write (default: the one that fits)")
+    add("--to", choices=(*ARCHITECTURES, RUN, GGUF), help="kind of files to write (default: the one that fits)")
+    add("--quantize", choices=QUANTIZED, help="round the matrices of a GGUF file to this type (default: keep theirs)")
     add_dtype(add)
     merge = "merge a run's adapter into its model (default: write it in PEFT's format)"
     add("--merge", action="store_true", help=merge)
@@ -44,6 +47,7 @@ def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     with downloaded(arguments.source) as source:
         options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
+        options |= {"quantize": arguments.quantize}
         options |= {"lines": arguments.lines, "origin": origin_of(arguments.source, source)}
         with Bar("reading") as bar:
             done = convert(source, arguments.target, **options, progress=bar.advance)

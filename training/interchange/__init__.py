@@ -64,8 +64,8 @@ from training.tasks.own_lines import has_lines_of_ones_own, setting_of
 
 __all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
 
-RUN = "run"
-"""The kind of our own files."""
+RUN, GGUF = "run", "gguf"
+"""The kinds of our own files, and of a file for llama.cpp."""
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of a checkpoint's files."""
 Lacks = Callable[[dict[str, Any], list[Entry]], list[str]]
@@ -121,6 +121,7 @@ def save_pretrained(
     *,
     to: str | None = None,
     labels: tuple[str, ...] = (),
+    quantize: str | None = None,
 ) -> None:
     """Write parameters as a checkpoint that transformers opens, or as a GGUF file, with the same logits.
 
@@ -132,6 +133,7 @@ def save_pretrained(
         to: the kind of model, such as "gpt2"; None: the first kind that can express this model. "run" writes our own
             files, which hold every model, with lines of one's own, too; `load_pretrained` and the scripts read them.
         labels: a classifier's class names, in order.
+        quantize: for a GGUF file, the type that matrices are rounded to, one of `gguf_writing.QUANTIZED`; None: theirs.
 
     Raises:
         InterchangeError: no kind can express this model; lists what each lacks.
@@ -152,10 +154,20 @@ def save_pretrained(
     if task == "classify" and not labels:
         labels = tuple(f"LABEL_{i}" for i in range(theta.W_c.shape[0]))
     model, leaves = Model(task, config, labels), flatten(theta)
+    to = _kind_of(local_path(path), to, quantize)
     if to == RUN and local_path(path).suffix != SUFFIX:
         _save_run(local_path(path), model, {name: np.ascontiguousarray(a) for name, a in leaves.items()}, tokenizer)
     else:
-        _save(local_path(path), model, leaves, tokenizer, to)
+        _save(local_path(path), model, leaves, tokenizer, to, quantize)
+
+
+def _kind_of(path: Path, to: str | None, quantize: str | None) -> str | None:
+    """Return the kind of files to write; "gguf", which is a file's, is None then."""
+    if to == GGUF and path.suffix != SUFFIX:
+        raise InterchangeError(f"--to {GGUF}: expected a file named *{SUFFIX}, got {path}; write {path}{SUFFIX}")
+    if quantize is not None and path.suffix != SUFFIX:
+        raise InterchangeError(f"--quantize: expected a file named *{SUFFIX} with it, got {path}; leave it out")
+    return None if to == GGUF else to
 
 
 def convert(
@@ -168,6 +180,7 @@ def convert(
     adapted: str | Path | None = None,
     lines: Sequence[str] = (),
     origin: str = "",
+    quantize: str | None = None,
     progress: Callable[[int, int], None] = lambda n, total: None,
 ) -> str:
     """Convert a checkpoint to a directory that the scripts accept as a run, or a run to a checkpoint.
@@ -182,6 +195,7 @@ def convert(
         adapted: the run that a PEFT adapter adapts.
         lines: as in `load_pretrained`.
         origin: the name on the hub, and the revision, that config.json records.
+        quantize: as in `save_pretrained`.
         progress: called with the number of tensors read since the last call, and the total.
 
     Returns:
@@ -198,6 +212,7 @@ def convert(
         raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
     if dtype is not None and (is_peft or (has_adapter and not merge)):
         raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
+    to = _kind_of(target, to, quantize)
     if is_peft:
         return _read_adapter(source, target, adapted, lines)
     if has_adapter and not merge:
@@ -205,14 +220,14 @@ def convert(
     if is_ours(source):
         with jax.enable_x64(True):  # float64 stays float64
             run = load_run(source, dtype=dtype, lines=lines)
-        save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels)
+        save_pretrained(target, run.theta, run.config, run.tokenizer, to=to, labels=run.labels, quantize=quantize)
         opens = "transformers opens" if target.suffix != SUFFIX else "llama.cpp and load_pretrained open"
         return f"Converted {source} to {target}, which {'the scripts accept as a run' if to == RUN else opens}."
     found = _read(source, dtype, progress)
     model, leaves, tokenizer = found.model, found.leaves, found.tokenizer
     about = f"\n{_size(leaves)}; {found.license}"
     if target.suffix == SUFFIX or (to and to != RUN):
-        _save(target, model, leaves, tokenizer, to)
+        _save(target, model, leaves, tokenizer, to, quantize)
         kind = "GGUF file" if target.suffix == SUFFIX else f"checkpoint of the kind {to}"
         return f"Converted {source} to {target}, a {kind}.{about}"
     note = _no_eos(found.fields, model) if tokenizer.end is None else ""
@@ -380,25 +395,33 @@ def _described(
         raise InterchangeError(
             f"a model of the task {model.task} cannot be written as {to!r}; choose one of {', '.join(kinds)}"
         )
-    refused = []
+    refused, nearly = [], []
     for kind in [to] if to else kinds:
         state, lacks = ARCHITECTURES[kind].write_config(model)
         entries = [] if lacks else ARCHITECTURES[kind].entries(model, state)
+        found = nearly if not lacks else refused
         lacks = lacks or lacks_also(state, entries)
         if not lacks:
             return state, entries
-        refused.append(f"{kind} has no {', no '.join(lacks)}")
+        found.append(f"{kind} has no {', no '.join(lacks)}")
     if has_lines_of_ones_own(model.config.variant):
         raise InterchangeError(
             f"the model cannot be written for other libraries, which do not have its lines, {model.config.variant!r}; "
             f'give --to {RUN} (to="{RUN}" in Python) for files of its own'
         )
-    raise InterchangeError(f"the model cannot be written: {'; '.join(refused)}")
+    raise InterchangeError(f"the model cannot be written: {'; '.join(nearly or refused)}")
 
 
-def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
+def _save(
+    path: Path,
+    model: Model,
+    leaves: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    to: str | None,
+    quantize: str | None,
+) -> None:
     if path.suffix == SUFFIX:
-        _save_gguf(path, model, leaves, tokenizer, to)
+        _save_gguf(path, model, leaves, tokenizer, to, quantize)
         return
     state, entries = _described(model, to, WRITTEN_AS.get(model.task, ()))
 
@@ -412,9 +435,16 @@ def _save(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer
     _write_whole(path, write)
 
 
-def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None) -> None:
+def _save_gguf(
+    path: Path,
+    model: Model,
+    leaves: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    to: str | None,
+    quantize: str | None,
+) -> None:
     def draft(state: dict[str, Any], entries: list[Entry]) -> gguf_writing.Draft:
-        return gguf_writing.draft(path, model, state, in_gguf(entries), leaves)
+        return gguf_writing.draft(path, model, state, entries, leaves, quantize)
 
     def lacks(state: dict[str, Any], entries: list[Entry]) -> list[str]:
         return gguf_writing.lost(draft(state, entries), model, ARCHITECTURES[state["model_type"]])
@@ -423,11 +453,8 @@ def _save_gguf(path: Path, model: Model, leaves: dict[str, Any], tokenizer: Toke
     if not kinds:
         raise InterchangeError(f"{path}: expected a decoder to write as GGUF, got a model of the task {model.task}")
     state, entries = _described(model, to, kinds, lacks)
-    file = draft(state, entries)
-    if tokenizer is not None:
-        architecture = gguf_writing.OF_TYPE[state["model_type"]]
-        file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
-    entries = in_gguf(entries)
+    file, architecture = draft(state, entries), gguf_writing.OF_TYPE[state["model_type"]]
+    file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
     _write_whole(path, lambda unfinished: gguf_writing.write(unfinished, file, state, entries, leaves))
 
 

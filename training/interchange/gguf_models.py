@@ -25,6 +25,9 @@ from training.interchange.unsupported import NEEDS
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
 
+TIED = "tie_word_embeddings"
+"""Our own key, for models whose tensor output.weight repeats token_embd.weight."""
+
 _LINEARS = {
     **{f"attn_{a}": f"self_attn.{a}_proj" for a in "qkv"},
     "attn_output": "self_attn.o_proj",
@@ -371,6 +374,11 @@ class Kind(NamedTuple):
     layers: str = "model.layers"  # the name of the layers' module
     permuted: bool = False  # whether the rows of q and k have another order
     shifted: bool = False  # whether the scales of norms have 1 added
+    # what llama.cpp has of models of this kind: no W_u of their own, or one also of those that share W_e; heads that
+    # share keys and values
+    ties: bool = False
+    repeats: bool = False
+    shares: bool = True
     transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
     # the fields of config.json → the metadata that are not in `names`
     derived: Callable[[dict[str, Any]], dict[str, Any]] = _of_heads
@@ -403,19 +411,19 @@ KINDS: dict[str, Kind] = {
     "smollm3": Kind(permuted=True),
     "qwen2": Kind(),
     "qwen3": Kind(),
-    "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo),
+    "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo, repeats=True),
     "glm4": Kind(inner=_GLM4),
-    "cohere2": Kind(_cohere2, _COHERE_FIELDS, inner=_LINEARS),
-    "minimax-m2": Kind(_minimax, _MINIMAX_FIELDS, ("minimax_m2",), inner=_MINIMAX, derived=_of_sigmoids),
+    "cohere2": Kind(_cohere2, _COHERE_FIELDS, inner=_LINEARS, ties=True),
+    "minimax-m2": Kind(_minimax, _MINIMAX_FIELDS, ("minimax_m2",), inner=_MINIMAX, derived=_of_sigmoids, repeats=True),
     "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
-    "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE),
-    "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS),
+    "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE, repeats=True, shares=False),
+    "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS, repeats=True),
     "deepseek2": Kind(
         _deepseek, _DEEPSEEK_FIELDS, ("deepseek_v3", "deepseek_v2"), inner=_DEEPSEEK, derived=_of_latents
     ),
-    "gemma": Kind(shifted=True),
-    "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True),
-    "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True),
+    "gemma": Kind(shifted=True, ties=True),
+    "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True, ties=True),
+    "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True, ties=True),
     "gpt2": Kind(
         Metadata.fields,
         _GPT2_FIELDS,
@@ -452,8 +460,9 @@ def state_of(file: Any, architecture: str) -> dict[str, Any]:
     if not metadata.has("token_embd.weight"):
         raise InterchangeError(f"{file.path} has no tensor token_embd.weight, so it is not a language model")
     metadata.get("vocab_size")  # which its shape says
+    tied = metadata.get(TIED, not metadata.has("output.weight"))
     metadata.check()
-    N_V, tied = file.tensors["token_embd.weight"].shape[0], not metadata.has("output.weight")
+    N_V = file.tensors["token_embd.weight"].shape[0]
     shared = {"model_type": (*kind.types, architecture)[0], "vocab_size": N_V, "tie_word_embeddings": tied}
     return shared | found | _token_ids(file, N_V)
 
@@ -508,6 +517,15 @@ def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
     return list(found.values())
 
 
+def written(entries: list[Entry], kind: Kind) -> list[Entry]:
+    """Return the tensors to write: those of `in_gguf`, and W_e once more where llama.cpp asks for W_u."""
+    found = in_gguf(entries)
+    by_name = {kind.name(entry.name): entry for entry in found}
+    if not kind.repeats or "output.weight" in by_name:
+        return found
+    return [*found, by_name["token_embd.weight"]._replace(name=f"{kind.outer['output']}.weight")]
+
+
 class GGUFTensors(Tensors):
     """The tensors of a GGUF file by their names in transformers, each dequantized on request."""
 
@@ -515,7 +533,7 @@ class GGUFTensors(Tensors):
         self.path, self.file = file.path, file
         self._readers = {}
         for name, info in file.tensors.items():
-            if name == ROPE_FACTORS:
+            if name == ROPE_FACTORS or (name == "output.weight" and state["tie_word_embeddings"]):
                 continue
             part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
             shape = info.shape[::-1] if kind.is_transposed(part, info.shape) else info.shape

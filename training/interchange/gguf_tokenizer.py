@@ -22,6 +22,8 @@ from training.interchange.errors import InterchangeError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 LONGEST_TOKEN = 1 << 12
+NEVER = "ĠĠ ĠĠ"
+"""The only merge of a vocabulary of bytes, which joins none of them: llama.cpp opens no file without merges."""
 ENDS = ("eos", "eot", "eom")
 ENDS_BY_TEXT = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
@@ -145,7 +147,7 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
             f"{', '.join(WORDS)}, got {name[:60]!r}"
         )
     words = WORDS[name]
-    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
+    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str) if merge != NEVER]
     if any(len(merge) != 2 for merge in merges):
         raise fields.wrong("ggml.merges", "expected two tokens separated by a space")
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -239,8 +241,10 @@ def _special(fields: _Fields, tokens: list[str], types: list[int], N_V: int, *, 
     )
 
 
-def metadata_of(path: Path, tokenizer: Tokenizer, model: Model, architecture: str) -> dict[str, Any]:
+def metadata_of(path: Path, tokenizer: Tokenizer | None, model: Model, architecture: str) -> dict[str, Any]:
     """Return the metadata on the tokenizer of a model. Raises InterchangeError if GGUF cannot express it."""
+    if tokenizer is None:
+        return {"tokenizer.ggml.model": "no_vocab"}
     if isinstance(tokenizer, NumberTokenizer):
         return {"tokenizer.ggml.model": "no_vocab", **_special_metadata(tokenizer_files.special_of(tokenizer, model))}
     inner, special = tokenizer_files.in_library(tokenizer, model)
@@ -276,7 +280,7 @@ def _vocabulary(inner: library.Tokenizer, state: dict[str, Any], N_V: int) -> di
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     if not model["byte_fallback"] and any(step["type"] == "ByteLevel" for step in _steps(state["pre_tokenizer"])):
         found = {"ggml.model": "gpt2", "ggml.tokens": tokens, "ggml.token_type": types}
-        return found | ({"ggml.merges": [" ".join(merge) for merge in merges]} if merges else {})
+        return found | {"ggml.merges": [" ".join(merge) for merge in merges] or [NEVER]}
     rank = {}
     for i, (first, second) in enumerate(merges):
         rank.setdefault(first + second, i)

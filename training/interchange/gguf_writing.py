@@ -1,8 +1,8 @@
 """Write a decoder as a GGUF file, which llama.cpp, Ollama and this library open: metadata, tokenizer and tensors.
 
 The tables of `gguf_models` and `gguf_tokenizer` serve in both directions. What a file would not say is found by reading
-its metadata back before anything is written. Matrices keep their type; norms, biases and routers become float32, as
-llama.cpp expects. One tensor at a time is in memory.
+its metadata back before anything is written, and so is what llama.cpp would not open. Matrices keep their type, or are
+quantized; norms, biases and routers become float32, as llama.cpp expects. One tensor at a time is in memory.
 """
 
 import dataclasses
@@ -17,11 +17,14 @@ from training.interchange import mapping
 from training.interchange.description import Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, ROPE_FACTORS, factors_of, state_of
+from training.interchange.gguf_models import KINDS, ROPE_FACTORS, TIED, factors_of, state_of, written
 from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
-ROUTER = "ffn_gate_inp"
+EXACT = ("ffn_gate_inp", "position_embd")
+"""The matrices that are never quantized; those of routers are in float32."""
+QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+"""The types that matrices can be rounded to."""
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """GGUF's names of the types of matrices."""
 OF_TYPE = {kind: name for name, own in KINDS.items() for kind in own.types or (name,)}
@@ -43,24 +46,41 @@ class Draft(NamedTuple):
         return self.factors
 
 
-def draft(path: Path, model: Model, state: dict[str, Any], entries: list[Entry], leaves: Mapping[str, Any]) -> Draft:
-    """Return a file's metadata on its model, and its tensors' shapes and types."""
+def draft(
+    path: Path,
+    model: Model,
+    state: dict[str, Any],
+    entries: list[Entry],
+    leaves: Mapping[str, Any],
+    quantize: str | None = None,
+) -> Draft:
+    """Return a file's metadata on its model, and its tensors' shapes and types; `quantize` is one of `QUANTIZED`."""
     architecture = OF_TYPE[state["model_type"]]
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
     found = {key: state[name] for key, name in kind.names.items() if state.get(name) is not None}
     found |= {"vocab_size": model.config.N_V} | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
-    metadata = {ARCHITECTURE: architecture, "general.name": path.stem}
+    metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}
     metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
     factors = _factors(model)
     tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
-    for entry in entries:
+    for entry in written(entries, kind):
         name, shape = kind.name(entry.name), entry.shape(shapes)
         shape = shape[::-1] if kind.is_transposed(name.split(".")[-2], shape) else shape
-        is_exact = len(shape) == 1 or name.endswith(".bias") or ROUTER in name
+        is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name
         form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
-        tensors[name] = TensorInfo(shape, form, shape[-1] * (4 if form == "F32" else 2), 0)
+        if quantize and not is_exact and EXACT[1] not in name:
+            form = quantize
+        block, n_bytes = import_gguf(path).GGML_QUANT_SIZES[import_gguf(path).GGMLQuantizationType[form]]
+        if shape[-1] % block:
+            raise InterchangeError(
+                f"--quantize: expected rows of whole blocks of {block}, as {form} has them, got {shape[-1]} numbers in "
+                f"the rows of {name}; leave it out"
+            )
+        tensors[name] = TensorInfo(shape, form, shape[-1] // block * n_bytes, 0)
+    if kind.repeats and model.config.tied:
+        metadata[f"{architecture}.{TIED}"] = True
     return Draft(path, metadata, tensors, factors)
 
 
@@ -96,7 +116,11 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
         found = architecture.read_config(fields, list(file.tensors)).config
     except ValueError as error:
         return [f"metadata for it: {error}"]
-    ours = model.config
+    ours, kind = model.config, KINDS[file.metadata[ARCHITECTURE]]
+    if kind.ties and not ours.tied:
+        return ["W_u in llama.cpp, which takes W_eᵀ"]
+    if not kind.shares and ours.H_kv != ours.H:
+        return [f"keys shared by heads in llama.cpp (H_kv = {ours.H_kv})"]
     variant = ours.variant.but(unembedding=ours.variant.unembedding.but(tied=ours.tied))
     if isinstance(variant.mlp, Experts):
         variant = variant.but(mlp=dataclasses.replace(variant.mlp, balance=0.0))  # which only training reads
@@ -125,8 +149,10 @@ def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], 
     writer.write_ti_data_to_file()
     if file.factors is not None:
         writer.write_tensor_data(file.factors)
-    for theirs, array in mapping.write(entries, leaves):
+    for theirs, array in mapping.write(written(entries, kind), leaves):
         converted = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
-        is_exact = file.tensors[kind.name(theirs)].type == "F32"
-        writer.write_tensor_data(converted.astype(np.float32) if is_exact else converted)
+        form = file.tensors[kind.name(theirs)].type
+        if form in QUANTIZED:
+            converted = gguf.quants.quantize(converted.astype(np.float32), gguf.GGMLQuantizationType[form])
+        writer.write_tensor_data(converted.astype(np.float32) if form == "F32" else converted)
     writer.close()

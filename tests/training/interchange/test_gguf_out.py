@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig
+from algorithms import VARIANTS, DTransformerConfig, init_d_transformer
 from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.training.interchange import test_decoders
@@ -19,6 +20,7 @@ from training.interchange import (
     InterchangeError,
     convert,
     gguf_tokenizer,
+    gguf_writing,
     load_pretrained,
     save_pretrained,
 )
@@ -141,6 +143,65 @@ def test_a_run_goes_out_by_the_command(tmp_path, capsys):
         convert(tmp_path / "run", tmp_path / "model.gguf")
     with pytest.raises(InterchangeError, match="as 'run'; choose one of gpt2"):
         convert(tmp_path / "run", tmp_path / "new.gguf", to="run")
+
+
+OWN = {"N_V": 259, "l_max": 16, "L": 2, "H": 2, "d_e": 32, "d_mlp": 64}
+
+
+def own(name, *, tied=False, **sizes):
+    """A model of a named variant with random parameters."""
+    variant = VARIANTS[name].but(unembedding=VARIANTS[name].unembedding.but(tied=tied))
+    config = DTransformerConfig(**OWN | sizes, variant=variant)
+    return init_d_transformer(jax.random.key(0), config), config
+
+
+@pytest.mark.parametrize("name", ["OLMO2", "OLMOE", "GPT_OSS"])
+def test_where_llama_cpp_asks_for_w_u_the_file_has_it_and_reads_as_tied(name, tmp_path, x32):
+    theta, config = own(name, tied=True)
+    save_pretrained(tmp_path / "model.gguf", theta, config)
+    file = GGUFFile(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(file.read("output.weight"), file.read("token_embd.weight"))
+    opened, as_read, _ = load_pretrained(tmp_path / "model.gguf")
+    assert as_read.tied
+    same(opened, theta)
+
+
+@pytest.mark.parametrize("form", gguf_writing.QUANTIZED)
+def test_quantized_matrices_are_those_of_gguf(form, tmp_path, x32):
+    theta, config = own("GPT2", d_e=64)
+    save_pretrained(tmp_path / "model.gguf", theta, config, quantize=form)
+    file = GGUFFile(tmp_path / "model.gguf")
+    quantized = {name for name, info in file.tensors.items() if info.type == form}
+    matrices = {name for name, info in file.tensors.items() if len(info.shape) == 2}
+    assert quantized == matrices - {"position_embd.weight"}
+    number = gguf_cases.gguf.GGMLQuantizationType[form]
+    rounded = gguf_cases.gguf.quants.dequantize(
+        gguf_cases.gguf.quants.quantize(np.array(theta.W_e.T, np.float32), number), number
+    )
+    opened, _, _ = load_pretrained(tmp_path / "model.gguf")
+    np.testing.assert_array_equal(opened.W_e, rounded.T)
+    assert 0 < np.abs(rounded.T - theta.W_e).max() < 0.03
+    np.testing.assert_array_equal(opened.W_p, theta.W_p)
+
+
+def test_what_llama_cpp_does_not_open_is_refused_in_a_sentence(tmp_path, x32):
+    for name, sizes, options, message in (
+        ("GEMMA", {}, {}, "written: gemma has no W_u in llama.cpp, which takes W_eᵀ$"),
+        ("OLMOE", {"H": 4, "H_kv": 2}, {}, r"written: olmoe has no keys shared by heads in llama.cpp \(H_kv = 2\)$"),
+        ("GPT2", {"d_e": 36}, {"quantize": "Q8_0"}, "whole blocks of 32, as Q8_0 has them, got 36 numbers in the rows"),
+    ):
+        theta, config = own(name, **sizes)
+        with pytest.raises(InterchangeError, match=message):
+            save_pretrained(tmp_path / "model.gguf", theta, config, **options)
+        assert not (tmp_path / "model.gguf").exists()
+    for options, message in (
+        ({"to": "gguf"}, r"--to gguf: expected a file named \*.gguf, got .*out; write .*out.gguf"),
+        ({"quantize": "Q8_0"}, r"--quantize: expected a file named \*.gguf with it, got .*out; leave it out"),
+    ):
+        with pytest.raises(InterchangeError, match=message):
+            save_pretrained(tmp_path / "out", *own("GPT2"), **options)
+    save_pretrained(tmp_path / "model.gguf", *own("GPT2"), ByteTokenizer(), to="gguf")
+    assert GGUFFile(tmp_path / "model.gguf").metadata["tokenizer.ggml.merges"]  # without any, llama.cpp opens no file
 
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}

@@ -1,0 +1,127 @@
+"""GGUF files that are written here, in llama.cpp: every architecture opens and computes our logits, or is refused.
+
+It needs llama-cpp-python, which compiles llama.cpp for a quarter of an hour: pip install llama-cpp-python.
+"""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import VARIANTS, DTransformerConfig, d_logits, init_d_transformer
+from algorithms.lines import Rotary
+from tests.training.interchange.test_gguf_tokenizer import bpe, of_bytes, of_pieces, trained  # noqa: F401
+from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
+from training.data.tokenizers import ByteTokenizer
+from training.interchange import InterchangeError, load_pretrained, save_pretrained
+
+pytestmark = pytest.mark.slow
+SIZES = {"N_V": 259, "l_max": 64, "L": 4, "H": 4, "H_kv": 2, "d_e": 64, "d_mlp": 96}
+OTHER_SIZES = {
+    **{name: {"H_kv": 4} for name in ("GPT2", "DEEPSEEK", "OLMOE")},
+    "GEMMA2": {"d_attn": 256, "d_mid": 256},
+    "GEMMA3": {"d_attn": 256, "d_mid": 256, "L": 6},
+}
+NAMES = ("GPT2", "LLAMA", "MISTRAL", "MIXTRAL", "QWEN2", "QWEN3", "QWEN3_MOE", "SMOLLM3", "OLMO2", "OLMOE", "GPT_OSS")
+NAMES += ("GLM4", "OLMO3", "COHERE2", "MINIMAX_M2", "DEEPSEEK", "GEMMA", "GEMMA2", "GEMMA3")
+REFUSED = {("COHERE2", False), ("GEMMA", False), ("GEMMA2", False), ("GEMMA3", False)}
+APART = dict.fromkeys(("GPT2", "GEMMA", "GEMMA2", "GEMMA3"), 4e-3)  # llama.cpp's GELU is a table in float16
+OPEN = """
+import json, sys, llama_cpp
+path, text, *tokens = sys.argv[1:]
+kept = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "flash_attn": False}
+model = llama_cpp.Llama(path, n_ctx=64, n_threads=1, logits_all=True, verbose=False, **kept)
+encoded = model.tokenize(text.encode(), add_bos=False, special=False) if text else []
+model.eval([int(token) for token in tokens])
+print(json.dumps([encoded, model.scores[: len(tokens)].tolist()]))
+"""
+
+
+def in_llama_cpp(path, x, text=""):
+    """The tokens of a text, and the logits after each token of x: [N_V, l]."""
+    pytest.importorskip("llama_cpp", reason="pip install llama-cpp-python (compiles for a quarter of an hour)")
+    command = [sys.executable, "-c", OPEN, path, text, *map(str, x)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    tokens, logits = json.loads(done.stdout.splitlines()[-1])
+    return tokens, np.array(logits).T
+
+
+def variant_of(name):
+    """GPT_OSS without YaRN, which llama.cpp rounds."""
+    if name == "SMOLLM3":
+        line = VARIANTS["LLAMA"].attentions[0]
+        return VARIANTS["LLAMA"].but(attention=(line, line, line, line.but(positions=None)))
+    variant = VARIANTS[name]
+    if name != "GPT_OSS":
+        return variant
+    return variant.but(attention=tuple(line.but(positions=Rotary(base=150_000.0)) for line in variant.attentions))
+
+
+def made(name, tied=True, **sizes):
+    """A small model with random parameters."""
+    variant = variant_of(name)
+    variant = variant.but(unembedding=variant.unembedding.but(tied=tied))
+    config = DTransformerConfig(**SIZES | OTHER_SIZES.get(name, {}) | sizes, variant=variant)
+    theta = init_d_transformer(jax.random.key(1), config)
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: (a + 0.05 * rng.normal(size=a.shape)).astype(np.float32), theta), config
+
+
+def logits(x, theta):
+    return np.asarray(d_logits(jnp.asarray(x), theta))
+
+
+X = np.random.default_rng(1).integers(0, 256, 40)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_architecture_opens_with_the_same_logits_or_is_refused(name, tied, tmp_path, x32):
+    theta, config = made(name, tied)
+    path = tmp_path / "model.gguf"
+    if (name, tied) in REFUSED:
+        with pytest.raises(
+            InterchangeError, match=r"written: (?:cohere2|gemma\w*) has no W_u in llama.cpp, which takes W_eᵀ$"
+        ):
+            save_pretrained(path, theta, config, ByteTokenizer())
+        return
+    save_pretrained(path, theta, config, ByteTokenizer())
+    opened, _, _ = load_pretrained(path)
+    assert (opened.W_u is None) == tied
+    np.testing.assert_array_equal(logits(X, opened), logits(X, theta))
+    tokens, found = in_llama_cpp(path, X, "aé b")
+    assert tokens == list("aé b".encode())
+    np.testing.assert_allclose(found, logits(X, theta), atol=APART.get(name, 2e-5))
+
+
+def test_heads_that_share_keys_are_refused_where_llama_cpp_has_none(tmp_path, x32):
+    theta, config = made("OLMOE", H_kv=2)
+    with pytest.raises(InterchangeError, match=r"olmoe has no keys shared by heads in llama.cpp \(H_kv = 2\)$"):
+        save_pretrained(tmp_path / "model.gguf", theta, config)
+
+
+@pytest.mark.parametrize("quantize", ["Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
+def test_quantized_matrices_open(quantize, tmp_path, x32):
+    """With the logits of the numbers that the file holds, but for activations, which llama.cpp rounds to 8 bits."""
+    theta, config = made("LLAMA")
+    save_pretrained(tmp_path / "model.gguf", theta, config, ByteTokenizer(), quantize=quantize)
+    rounded, _, _ = load_pretrained(tmp_path / "model.gguf")
+    expected = logits(X, rounded)
+    _, found = in_llama_cpp(tmp_path / "model.gguf", X)
+    assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_every_kind_of_tokenizer_opens(bpe, tmp_path, x32):  # noqa: F811
+    theta, config = made("LLAMA", N_V=1600)
+    pieces = of_tokens(of_pieces(trained(tmp_path)) | {"ggml.add_space_prefix": False}, N_V=1600)
+    for i, tokenizer in enumerate((of_tokens(of_bytes(bpe), N_V=1600), pieces, None)):
+        save_pretrained(tmp_path / f"{i}.gguf", theta, config, tokenizer)
+        text = "the cat sat; 12 dogs" if tokenizer else ""
+        tokens, found = in_llama_cpp(tmp_path / f"{i}.gguf", X, text)
+        assert tokens == (tokenizer.encode(text) if tokenizer else [])
+        np.testing.assert_allclose(found, logits(X, theta), atol=2e-5)
