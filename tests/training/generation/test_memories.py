@@ -137,9 +137,15 @@ MEMORIES = (a_whole_sequence, a_kept_prefix, a_prompt_in_slots, joined_batches, 
 
 
 @pytest.mark.parametrize("continue_with", MEMORIES, ids=lambda memory: memory.__name__)
-@pytest.mark.parametrize("name", [*cases.EVERY, *cases.OWN])
+@pytest.mark.parametrize("name", [*(name for name in cases.EVERY if name != "HYBRID"), *cases.OWN])
 def test_with_every_memory_texts_continue_as_by_algorithm_14(continue_with, name):
     continue_with(name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("continue_with", [memory for memory in MEMORIES if memory is not a_kept_prefix])
+def test_states_that_cannot_be_cut_at_a_prefix_continue_otherwise(continue_with):
+    continue_with("HYBRID")
 
 
 @pytest.mark.thorough
