@@ -100,9 +100,9 @@ def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) ->
 
 def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
     """The sizes of the axes along which n layers are stacked, by name: L if there is one stack."""
-    rows = [part.times * len(run.layers) for part in variant.parts(n) for run in part.runs]
     if variant.is_one_stack:
         return {L: n // variant.shared_layers}
+    rows = [part.times * len(run.layers) for part in variant.parts(n) for run in part.runs]
     return {f"{L}_{i}": size for i, size in enumerate(rows)}
 
 

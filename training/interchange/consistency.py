@@ -44,7 +44,8 @@ def check(fields: Fields, model: Model, tensors: Tensors) -> None:
     found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
     for size, side in SIDES.items():
         expected = 1 + max((int(number) for part, number in found if side in (None, part)), default=-1)
-        described = model.config.sizes().get(size, expected)
+        of_layers = getattr(model.config, size, None)
+        described = expected if of_layers is None else of_layers // model.config.shared_layers
         if described != expected:
             of_side = f"of the {side} " if side else ""
             raise InterchangeError(
