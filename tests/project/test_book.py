@@ -174,6 +174,8 @@ def test_links_lead_somewhere(book):
         assert len(page.ids) == len(set(page.ids)), name
         for link in page.links:
             target, _, anchor = link.partition("#")
+            if name.startswith("model-") and re.fullmatch(r"algorithm-\d+\.html", target) and target not in pages:
+                continue  # an algorithm of the model that is outside the sample
             assert (target or name) in pages, f"{name}: {link}"
             assert not anchor or anchor in pages[target or name].ids, f"{name}: {link}"
 
