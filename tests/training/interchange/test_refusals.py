@@ -1,5 +1,6 @@
 """What is wrong with a checkpoint is said in one sentence, all at once, and nothing is written."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -14,8 +15,19 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
-from algorithms import BERT, GPT2, GPT_NEO, PAPER, VASWANI, DTransformerConfig, EDTransformerConfig, ETransformerConfig
-from algorithms.lines import Unembedding
+from algorithms import (
+    BERT,
+    DEEPSEEK,
+    GPT2,
+    GPT_NEO,
+    PAPER,
+    VASWANI,
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+)
+from algorithms.lines import First, Unembedding
+from tests.algorithms.test_first import GATED
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
 from tests.run_cases import files_end_at
@@ -130,6 +142,15 @@ def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, 
     assert "number of layers (L): expected 1, as" in refused(path, tmp_path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_the_wrong_number_of_layers_of_several_stacks_is_said(tmp_path):
+    mlp = dataclasses.replace(DEEPSEEK.mlp, n=4, k=2, groups=2, chosen_groups=1)
+    variant = DEEPSEEK.but(first=First(n=1, mlp=GATED, d_mlp=9), mlp=mlp)
+    config = DTransformerConfig(L=3, variant=variant, **SIZES)
+    save_pretrained(tmp_path / "in", random_theta(config), config)
+    change_config(tmp_path / "in", num_hidden_layers=1_000_000_000)
+    assert "number of layers (L): expected 3, as" in refused(tmp_path / "in", tmp_path)
 
 
 @pytest.fixture
