@@ -168,7 +168,8 @@ class Attention(Mixer):
         Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
         U = P = None
         if self.positions is not None:
-            Q, K = self.positions.rotate(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
+            if t_z is not None:
+                Q, K = self.positions.rotate(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
             scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
             Q, U, P = self.positions.scores(Q, W, table, scale)
         if t_z is None:  # another sequence, which is at no distance

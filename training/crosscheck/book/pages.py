@@ -101,6 +101,7 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, o
     Raises:
         ValueError: if the installed jinja2 is unsafe.
     """
+    _check_installed()
     results, *variants = every
     numbers = sorted(results.done)
     results = dataclasses.replace(results, lines={key: r for key, r in results.lines.items() if key[0] in numbers})
@@ -131,14 +132,18 @@ def write_pages(folder: pathlib.Path, pages: dict[str, tuple[str, dict[str, Any]
     Raises:
         ValueError: if the installed jinja2 is unsafe.
     """
-    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
-        raise ValueError(f"--html: {problem}")
+    _check_installed()
     environment = _environment()
     folder.mkdir(parents=True, exist_ok=True)
     for name, (template, variables) in {"book.css": ("book.css", {"highlighting": HIGHLIGHTING}), **pages}.items():
         text = environment.get_template(template).render(**variables, **shared)
         write_atomically(folder / name, lambda unfinished, text=text: unfinished.write_text(text, "utf-8"))
     return folder / "index.html"
+
+
+def _check_installed() -> None:
+    if problem := unsafe("jinja2", least="3.1.6", because="from whose sandbox a template can escape"):
+        raise ValueError(f"--html: {problem}")
 
 
 def _environment() -> jinja2.Environment:
