@@ -357,7 +357,7 @@ class Diagnosis:
         """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
-        if first <= base or (self.lost is None and _is_halfway(trial, ids[base])):
+        if first <= base or _is_halfway(trial, ids[base], self.lost):
             return None
         match = trial.lines[ids[base]].match
         if instead is not None:
@@ -536,13 +536,18 @@ def _is_same(one: Match, other: Match) -> bool:
     return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
 
 
-def _is_halfway(trial: Reference, visit: str) -> bool:
-    """Whether a trial finds attention's weights, but not what they give: any step on the way to them is found so."""
+def _is_halfway(trial: Reference, visit: str, lost: Observed | None) -> bool:
+    """Whether a trial finds attention's weights, but not what they give: any step on the way to them is found so.
+
+    What NaN gives is NaN: in code that has some, the weights are no step before the first of it, ``lost``.
+    """
     if not visit.endswith((":4.5", ":4.return softmax")):
         return False
     place = trial.lines[visit].key.place
     weights = trial.lines.get(f"{place}:4.return softmax")
-    return weights is not None and weights.match is not None and not in_step(trial).get(f"{place}:4.return", True)
+    if weights is None or weights.match is None or in_step(trial).get(f"{place}:4.return", True):
+        return False
+    return lost is None or min(tensor.time for tensor in weights.match.tensors) < lost.time
 
 
 def _first_nan(recording: Recording) -> Observed | None:
