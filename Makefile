@@ -20,7 +20,7 @@ COMMA := ,
 FLOOR := $(shell sed -n 's/^    "jax>=\(.*\)",/\1/p' pyproject.toml | head -1)
 INSTALLED = $(VENV)/.installed-$(subst $(COMMA),-,$(1))
 OPTIMIZED := "optimized and not (slow or compilers)"
-WHOLE := "(thorough or end_to_end or download or sampled) and not (slow or compilers or optimized)"
+WHOLE := "(end_to_end or download) and not (slow or thorough or compilers or optimized)"
 FAILED := --last-failed --last-failed-no-failures none
 # Python keeps its byte code: else every command that a test starts would compile a thousand files.
 export PYTHONDONTWRITEBYTECODE :=
@@ -39,15 +39,15 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
-# A tenth of all tests, which TEST_SEED draws, another each time, with all of XLA's optimizations, as users have them; the
-# others without, which takes half the time. What fails runs once more, since tests with deadlines can miss them on a busy
-# machine.
+# A tenth of these and of the quick tests, which TEST_SEED draws, another each time, with all of XLA's optimizations, as
+# users have them; the others without, which takes half the time. What fails runs once more, since tests with deadlines can
+# miss them on a busy machine.
 end-to-end: export TEST_SEED := $(or $(TEST_SEED),$(shell date +%s))
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=0; $(PYTEST) -m $(OPTIMIZED) || $(PYTEST) -m $(OPTIMIZED) $(FAILED)
 	$(PYTEST) -m $(WHOLE) || $(PYTEST) -m $(WHOLE) $(FAILED)
 
-test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the slow ones, with all of XLA's optimizations
+test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the thorough and the slow, with all of XLA's optimizations
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
 
 compilers: ## compile small steps for TPUs and H100s, each in its own environment, and check their cost
