@@ -147,7 +147,9 @@ def _byte_level(fields: _Fields, tokens: list[str], types: list[int]) -> tuple[l
             f"{', '.join(WORDS)}, got {name[:60]!r}"
         )
     words = WORDS[name]
-    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str) if merge != NEVER]
+    merges = [tuple(merge.split(" ")) for merge in fields.items("merges", str)]
+    if merges == [tuple(NEVER.split(" "))] and merges[0][0] not in tokens:
+        merges = []
     if any(len(merge) != 2 for merge in merges):
         raise fields.wrong("ggml.merges", "expected two tokens separated by a space")
     vocabulary = {token: i for i, token in enumerate(tokens)}

@@ -112,6 +112,7 @@ def test_numbers_and_tokenizers_that_gguf_does_not_have_are_refused(tmp_path):
 
 def test_the_tokenizer_goes_out_and_comes_back(bpe, tmp_path):  # noqa: F811
     """Byte-level and SentencePiece vocabularies, special tokens and templates, from GGUF and from tokenizer.json."""
+    assert ("ĠĠ", "ĠĠ") in bpe[1]  # the merge that stands in a file of bytes for none
     sentencepiece = trained(tmp_path)
     model = Model("d", DTransformerConfig(N_V=1600, l_max=8, L=1, H=1, d_e=4, d_mlp=4))
     templated = {"chat_template": "{{ bos_token }}", "ggml.eot_token_id": 5}

@@ -27,6 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 TEXTS = [
     *("", " ", "Hello world"),
     " leading,  two  spaces\n\n\nx\t\ty \r\n end ",
+    "if x:\n            y = 1\n",
     "12345 2024-01-02 3.14159",
     "don't WE'LL I'm they'RE o'clock",
     "naïve café e\u0301 Ünïcödé ﬁ",
@@ -66,7 +67,7 @@ def bpe():
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=1500, show_progress=False, initial_alphabet=alphabet)
-    numbers = " ".join(str(n) for n in range(2000)) + " é e\u0301" * 99
+    numbers = " ".join(str(n) for n in range(2000)) + " é e\u0301" * 99 + "\n        x = 1" * 99
     inner.train_from_iterator([*PROSE, numbers], trainer)
     vocabulary = inner.get_vocab()
     merges = [tuple(merge) for merge in json.loads(inner.to_str())["model"]["merges"]]
