@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.end_to_end)
     leave_to_thorough(items)
     for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "thorough", "compilers"))) and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
+        is_left_out = any(map(item.get_closest_marker, ("slow", "thorough", "compilers")))
+        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
             item.add_marker(pytest.mark.optimized)
 
 
@@ -87,8 +88,8 @@ def of_commit():
 
 
 SEED = os.environ.get("TEST_SEED") or of_commit()
-"""Draws the quick cases of the tests marked sampled(n), and the tenth of these and of whole commands that is
-marked optimized: the same for a commit, so that its result is, and others in the next, so that not the same run for ever.
+"""Draws the quick cases of the tests marked sampled(n), and the tenth of these and of whole commands that is marked
+optimized: the same for a commit, so that its result is, and others in the next, so that not the same run for ever.
 """
 
 

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from training.commands.crosscheck import main
 from training.crosscheck import check
 from training.crosscheck.foreign.checking import check_files
 from training.crosscheck.foreign.making import make_case, write_case
@@ -66,3 +67,25 @@ def test_mistake_of_the_example_in_c_is_named(tmp_path):
     subprocess.run([compiler, "-O2", "-o", mended, tmp_path / "right.c", "-lm"], check=True)
     subprocess.run([mended, tmp_path / "case"], check=True)
     assert check_files(tmp_path / "case" / "dump").ok
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        (
+            "docs.examples.nowhere:observe",
+            "expected modules that are installed, got none named 'docs.examples.nowhere'",
+        ),
+        ("docs.examples.attention_numpy:seen", "expected a function of docs.examples.attention_numpy, got 'seen'"),
+    ],
+)
+def test_what_cannot_be_observed_is_said(of, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["--of", of])
+    assert message in capsys.readouterr().err
+
+
+def test_code_that_another_algorithms_case_stops_is_told_of_the_option():
+    with pytest.raises(KeyError) as raised:
+        main(["--of", "docs.examples.attention_numpy:observe"])
+    assert raised.value.__notes__ == ["The case is of Algorithm 10; --algorithm N makes one of another."]

@@ -23,6 +23,7 @@ from training.crosscheck.foreign.cases import Case
 from training.crosscheck.foreign.checking import check_files, diagnose
 from training.crosscheck.foreign.huggingface import from_transformers, variant_of
 from training.crosscheck.foreign.making import EDGES, config_of, make_case, of_library, write_case
+from training.crosscheck.foreign.recording import Recording
 from training.crosscheck.foreign.report import as_data, as_junit, print_report
 from training.crosscheck.kept import Kept
 from training.crosscheck.mutations import check_mutations
@@ -137,7 +138,9 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
             is_shown = options.html is not None and implementation == implementations[0]
             results, is_new = _results(options, package, name, implementation, cache, shown if is_shown else None)
             if implementation != "paper":
-                results.rules = check_rules(package, ROOT, options.seed, {n for n, _ in results.lines})
+                wrong = {n for (n, _), line in results.lines.items() if line.verdict in ("different", "missing")}
+                right = {n for n, _ in results.lines} - wrong  # a rule can only be compared with lines that are right
+                results.rules = check_rules(package, ROOT, options.seed, right)
             every.append(results)
             tables = is_new and (implementation != "auto" or options.implementation == "auto")
             print_results(results, console, tables=tables)
@@ -199,9 +202,8 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
         return 0
     with console.status("recording") as status:
         if function:
-            sys.path.insert(0, "")
-            observe = from_transformers(function) if is_library else getattr(importlib.import_module(module), function)
-            report = diagnose(case, observe(case, options.dtype or "float64"), options.expect, status.update)
+            recording = _recorded(options.of, case, options.dtype or "float64")
+            report = diagnose(case, recording, options.expect, status.update)
         else:
             report = check_files(options.of, expect=options.expect, dtype=options.dtype, tell=status.update)
     print_report(report, console)
@@ -212,6 +214,24 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     if options.junit is not None:
         options.junit.write_text(as_junit(report), "utf-8")
     return 0 if report.ok else 1
+
+
+def _recorded(of: str, case: Case, dtype: str) -> Recording:
+    """What the function MODULE:FUNCTION, or the model transformers:KIND, computes of a case."""
+    module, _, function = of.partition(":")
+    sys.path.insert(0, "")
+    try:
+        if module == "transformers":
+            return from_transformers(function)(case, dtype)
+        observe = getattr(importlib.import_module(module), function, None)
+        if observe is None:
+            raise ValueError(f"--of: expected a function of {module}, got {function!r}, which it does not have")
+        return observe(case, dtype)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--of {of}: expected modules that are installed, got none named {error.name!r}") from error
+    except Exception as error:
+        error.add_note(f"The case is of Algorithm {case.algorithm}; --algorithm N makes one of another.")
+        raise
 
 
 def _written(case: Case, directory: pathlib.Path) -> list[pathlib.Path]:
