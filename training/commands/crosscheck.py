@@ -133,12 +133,13 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
     implementations = (options.implementation,) if options.implementation else DEFAULT
     for name in [*kinds, *names]:
         cache: OracleCache = {}
+        wrong: set[int] = set()
         for implementation in implementations:
             shown = [results for results in every if results.settings["implementation"] == implementations[0]]
             is_shown = options.html is not None and implementation == implementations[0]
             results, is_new = _results(options, package, name, implementation, cache, shown if is_shown else None)
+            wrong |= {n for (n, _), line in results.lines.items() if line.verdict in ("different", "missing")}
             if implementation != "paper":
-                wrong = {n for (n, _), line in results.lines.items() if line.verdict in ("different", "missing")}
                 right = {n for n, _ in results.lines} - wrong  # a rule can only be compared with lines that are right
                 results.rules = check_rules(package, ROOT, options.seed, right)
             every.append(results)
