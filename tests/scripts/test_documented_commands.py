@@ -44,7 +44,8 @@ FILES = {
 RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/llama", "runs/own"), "d")
 RUNS |= {"runs/words": "ed"}
 RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
-VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT"}
+VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT", "runs/demo": "OLMO2", "runs/docs": "LLAMA"}
+BLOCKS = {"H": 2, "d_e": 32, "d_mlp": 32}  # the rows that quantized files have
 INPUT = "to be\n\n/reset\nor not\n"
 
 SIZES = {"L": 1, "L_enc": 1, "L_dec": 1, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "optimizer": "adamw"}
@@ -89,8 +90,10 @@ def inputs(tmp_path_factory):
         lines.writelines(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS.split("\n\n") if text)
     for name, task in RUNS.items():
         data = [str(root / f"{task}.txt")]
-        make_run(root / name, task, BYTES, data=data, **({"variant": VARIANTS[name]} if name in VARIANTS else {}))
-    make_run(root / "runs/smollm2", "d", conversing(), l_max=200)
+        make_run(
+            root / name, task, BYTES, data=data, **({"variant": VARIANTS[name], **BLOCKS} if name in VARIANTS else {})
+        )
+    make_run(root / "runs/smollm2", "d", conversing(), l_max=200, variant="LLAMA", **BLOCKS)
     convert(root / "RUN", root / "gpt2-directory")
     assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
     return root
