@@ -14,7 +14,7 @@ from training.runs.named_arrays import flatten
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 PIPES = ("stdout", "stderr")
-SIZES = {"--l_max": 8, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4, "--steps": 3, "--peak": 1e9}
+SIZES = {"--l_max": 8, "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--batch-size": 4, "--steps": 3, "--peak": 1e12}
 FLAGS = ["--quiet", "--no-tensorboard", "--tokenizer", "bytes", *(word for item in SIZES.items() for word in item)]
 
 

@@ -49,7 +49,7 @@ BLOCKS = {"H": 2, "d_e": 32, "d_mlp": 32}  # the rows that quantized files have
 INPUT = "to be\n\n/reset\nor not\n"
 
 SIZES = {"L": 1, "L_enc": 1, "L_dec": 1, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "optimizer": "adamw"}
-SHORT = ["--steps=3", "--batch-size=8", "--eval-batches=1", "--peak=1e9", "--quiet"]
+SHORT = ["--steps=3", "--batch-size=8", "--eval-batches=1", "--peak=1e12", "--quiet"]
 INSTEAD = {
     "replica=2,data=4,model=2": "replica=2,data=2,model=2",  # the tests have eight devices
     "hf:openai-community/gpt2": "gpt2-directory",  # test_convert_script.py asks a hub

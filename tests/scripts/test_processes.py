@@ -20,7 +20,7 @@ from training.runs.directory import RunDirectory, RunError
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py"))
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
-FLAGS = ("--tokenizer=bytes", "--batch-size=4", "--steps=6", "--peak=1e9", "--L=1", "--H=2", "--l_max=16", "--quiet")
+FLAGS = ("--tokenizer=bytes", "--batch-size=4", "--steps=6", "--peak=1e12", "--L=1", "--H=2", "--l_max=16", "--quiet")
 FLAGS += ("--optimizer=adamw",)
 FULL = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (90000,) * 2); sys.argv = sys.argv[1:]; "
 FULL += "runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -33,7 +33,7 @@ OWN |= {"HYBRID": "retention"}
 PATHS = {name: f"tests.own_lines.{module}:{name}" for name, module in OWN.items()}
 SIZES: dict[str, Any] = {"N_V": 24, "l_max": 8, "L": 2, "H": 4, "d_e": 16, "d_mlp": 32}
 FLAGS: dict[str, Any] = {"l_max": 16, "L": 2, "H": 2, "d_e": 8, "d_mlp": 8, "tokenizer": "bytes", "batch-size": 4}
-FLAGS |= {"eval-batches": 2, "optimizer": "adamw", "peak": 1e9, "schedule": "constant", "no-tensorboard": None}
+FLAGS |= {"eval-batches": 2, "optimizer": "adamw", "peak": 1e12, "schedule": "constant", "no-tensorboard": None}
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 
 

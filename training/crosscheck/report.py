@@ -25,7 +25,9 @@ def print_results(results: Results, console: Console, *, tables: bool = True) ->
             console.print(f"Algorithm {n}, line {line}: {message}", style="bold red", markup=False)
         if tables:
             console.print()
-    console.print(summary(results), markup=False, highlight=False, style="green" if results.ok else "bold red")
+    console.print(
+        summary(results), markup=False, highlight=False, soft_wrap=True, style="green" if results.ok else "bold red"
+    )
 
 
 def summary(results: Results) -> str:

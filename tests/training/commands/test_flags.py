@@ -49,7 +49,7 @@ def test_both_spellings_are_accepted_by_other_commands():
 
 
 SETTINGS = {"batch_size": 4, "l_max": 16, "d_e": 8, "H": 2, "d_mlp": 8, "L": 1, "tokenizer": "bytes"}
-SETTINGS |= {"eval_batches": 1, "peak": 1e9, "tensorboard": False}
+SETTINGS |= {"eval_batches": 1, "peak": 1e12, "tensorboard": False}
 
 
 @pytest.mark.thorough

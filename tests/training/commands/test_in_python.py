@@ -14,7 +14,7 @@ from training.runs.directory import RunDirectory, load_run
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 SETTINGS = {
     "steps": 4, "batch_size": 4, "l_max": 16, "d_e": 8, "H": 2, "d_mlp": 8, "L": 1, "tokenizer": "bytes",
-    "eval_batches": 1, "peak": 1e9, "tensorboard": False, "checkpoint_every": 2,
+    "eval_batches": 1, "peak": 1e12, "tensorboard": False, "checkpoint_every": 2,
 }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attentio
         ("gemma2", WINDOWS, "gemma2 has no .*attention"),
         ("qwen3", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8}, "qwen3 has no .*window"),
         ("smollm3", {"no_rope_layers": [1, 1, 0, 1, 1]}, "smollm3 has no .*attention"),
-        ("olmoe, clipped", {}, r"olmoe has no .*attention.clip = 0.5"),
+        ("olmoe, clipped", {"num_key_value_heads": 6}, r"olmoe has no .*attention.clip = 0.5"),
         ("deepseek_v2", {}, "attention_factor"),  # mscale and mscale_all_dim differ
         ("deepseek_v2", {"rope_parameters": NO_LOGARITHM}, "log_multiplier: expected a number abov"),
         ("deepseek_v3", {"rope_interleave": False}, "attention.positions.pairs = 'halves'"),
@@ -209,7 +209,7 @@ EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 EXPERTS = {
     "mixtral": {"num_local_experts": 4, "head_dim": 4},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "norm_topk_prob": True},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 6},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
 }

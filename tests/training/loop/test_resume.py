@@ -19,7 +19,7 @@ pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 FLAGS = {"tokenizer": "bytes", "l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8, "batch-size": 4, "steps": 60}
-FLAGS |= {"eval-every": 20, "checkpoint-every": 4, "dropout": 0.1, "ema-decay": 0.9, "peak": 1e9}
+FLAGS |= {"eval-every": 20, "checkpoint-every": 4, "dropout": 0.1, "ema-decay": 0.9, "peak": 1e12}
 PATIENCE = 600  # seconds until a test gives up
 
 

@@ -23,7 +23,7 @@ from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
 
 SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "dropout": 0.1}
-FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e9}
+FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e12}
 FLAGS |= {"mesh": "data=4,model=2", "steps": 50, "eval-every": 25, "checkpoint-every": 5, "vocabulary-multiple": 2}
 FLAGS |= {"eval-batches": 1}
 HELD_OUT = "".join(f"{n} and {n * n} are held out.\n" for n in range(1000))
