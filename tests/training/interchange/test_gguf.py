@@ -212,8 +212,8 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, qwen3moe, olmoe, gpt-oss, deepseek2, gemma, gemma2, "
-KNOWN += "gemma3 and gpt2"
+KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, qwen3moe, olmoe, gpt-oss, deepseek2, "
+KNOWN += "gemma, gemma2, gemma3 and gpt2"
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
     "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",
