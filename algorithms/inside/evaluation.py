@@ -54,7 +54,7 @@ def _complete(f: Found, found: dict[Site, Found]) -> Found:
 
 
 def _is_loop_over_layers(site: Site, visits: Container[Site]) -> bool:
-    """Whether a loop, in each iteration of which these sites are visited, is in the pass that the site is in."""
+    """Whether a loop that visits these sites in each iteration is in the pass that the site is in."""
     return site.layers is not None and site.layers not in visits
 
 

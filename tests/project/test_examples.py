@@ -77,7 +77,10 @@ def test_mistake_of_the_example_in_c_is_named(tmp_path):
             "docs.examples.nowhere:observe",
             "expected modules that are installed, got none named 'docs.examples.nowhere'",
         ),
-        ("docs.examples.attention_numpy:seen", "expected a function of docs.examples.attention_numpy, got 'seen'"),
+        (
+            "docs.examples.attention_numpy:seen",
+            "expected a function that docs.examples.attention_numpy has, got 'seen'",
+        ),
     ],
 )
 def test_what_cannot_be_observed_is_said(of, message):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, by any number of writers, of which some are killed."""
+"""Files that are written whole or not at all, by any number of writers, even if some are killed."""
 
 import re
 import subprocess

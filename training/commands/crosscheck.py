@@ -226,7 +226,7 @@ def _recorded(of: str, case: Case, dtype: str) -> Recording:
             return from_transformers(function)(case, dtype)
         observe = getattr(importlib.import_module(module), function, None)
         if observe is None:
-            raise ValueError(f"--of: expected a function of {module}, got {function!r}, which it does not have")
+            raise ValueError(f"--of: expected a function that {module} has, got {function!r}")
         return observe(case, dtype)
     except ModuleNotFoundError as error:
         raise ValueError(f"--of {of}: expected modules that are installed, got none named {error.name!r}") from error

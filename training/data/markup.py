@@ -18,7 +18,7 @@ def unused(text: str) -> str:
     for code in (code for codes in PRIVATE for code in codes):
         if chr(code) not in text and _escaped(chr(code)) not in text.lower():
             return chr(code)
-    raise DataError("the text has all private characters of Unicode, one of which would mark control tokens")
+    raise DataError("the text uses every private character of Unicode, and one is needed to mark control tokens")
 
 
 def _escaped(mark: str) -> str:

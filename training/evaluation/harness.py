@@ -37,8 +37,8 @@ class HarnessModel(LM):
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation given its context, in nats, and whether it is the greedy one.
-        The context is truncated on the left if both exceed l_max + 1, of which the last token is not read. Raises
-        ValueError for a continuation of 0 or more than l_max tokens.
+        The context is truncated on the left if both exceed l_max + 1 tokens (the last is not read). Raises ValueError
+        for a continuation of 0 or more than l_max tokens.
         """
         pairs = [self._pair(*request.args) for request in requests]
         l_max = self._run.config.l_max

@@ -213,7 +213,7 @@ class Continuation:
     ) -> None:
         """Continue some of the requests, together with new ones, which are read now if they have not been: `keep` are
         indices into the B present requests followed by the new ones, and the rest are dropped. There are as many slots
-        as they need, or at least so many. Raises TypeError or ValueError as `check_requests`.
+        as they need, and at least `slots`. Raises TypeError or ValueError as `check_requests`.
         """
         if requests and read is None:
             check_requests(requests, self._model.config)

@@ -116,7 +116,7 @@ class Ends(NamedTuple):
 
     @staticmethod
     def of(tokenizer: Tokenizer, stops: Sequence[str] = (), tokens: Sequence[int] = ()) -> "Ends":
-        """Return the end tokens of a tokenizer, further ones, and stops, of which some may name special tokens."""
+        """Return the end tokens of a tokenizer, further ones, and stops, which may name special tokens."""
         named = [(stop, tokenizer.special_token(stop)) for stop in stops]
         found = [*tokenizer.end_tokens, *tokens, *(token for _, token in named if token is not None)]
         return Ends(tuple(dict.fromkeys(found)), tuple(stop for stop, token in named if token is None))

@@ -126,7 +126,7 @@ class Processes:
 
     @property
     def are_stopping(self) -> bool:
-        """Whether all processes end at once, of which the first ones break what the others compute together."""
+        """Whether all processes end at once: the first to end break what the others compute together."""
         with contextlib.suppress(Exception):  # of JAX's runtime: the coordinator is gone
             return self._store is not None and STOPPING in self._store.under("course/").values()
         return False

@@ -72,7 +72,7 @@ def test_a_long_text_is_rolled_through_windows(run):
         run.config.l_max,
     )  # HFLM's prefix, and the tokenizer's
     expected, done = 0.0, 1
-    while done < len(tokens):  # windows that read l_max tokens, the last of which is the last one before
+    while done < len(tokens):  # windows that read l_max tokens, ending with the one before
         new = min(l_max, len(tokens) - done)
         first = max(0, done + new - 1 - l_max)
         table = table_of(run, tokens[first : done + new - 1])

@@ -15,7 +15,7 @@ CLIENTS = 16
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of another process is read from /proc")
 def test_many_clients_for_a_minute(tmp_path):
-    """Of random lengths, some of which leave: in the second half, when all programs are compiled, memory is flat."""
+    """Requests of random lengths, and some clients leave: once all programs are compiled, memory is flat."""
     run = make_run(tmp_path / "small", "d", BYTES, l_max=512, L=4, d_e=64, d_mlp=64)
     command = [sys.executable, "scripts/serve.py", str(run), "--port", "0", "--model", "m", "--memory", "64M"]
     server = subprocess.Popen([*command, "--prefix-bytes", "4000000"], stdout=subprocess.PIPE, text=True)
