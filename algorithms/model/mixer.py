@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -52,17 +52,21 @@ class Mixer(Line, abstract=True):
 
         They read a context ``[d_e, *batch, l_z]`` in place of themselves if there is one, of a line that can.
         """
-        raise NotImplementedError
+        self._lacks("whole", "to compute sequences")
 
     def step(
         self, x: Float[Array, "d_e *batch"], W: Any, kept: Any, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch"], Any]:
         """The column of each sequence that follows those of which ``kept`` is kept, and what is kept then."""
-        raise NotImplementedError
+        self._lacks("step", "to generate from what is kept")
 
     def begin(self, W: Any, B: int) -> Any:
         """What is kept before the first column of B sequences."""
-        raise NotImplementedError
+        self._lacks("begin", "to generate from what is kept")
+
+    def _lacks(self, method: str, purpose: str) -> NoReturn:
+        kind = type(self).__name__
+        raise NotImplementedError(f"{kind}.{method}: expected a method of its own, got none; define it {purpose}")
 
     def slots(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
         """The shapes ``[…, *batch, C]`` of what `steps` keeps of C tokens, by those of the parameters."""

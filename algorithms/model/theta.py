@@ -210,20 +210,30 @@ def declared(tree: Any) -> dict[Any, Shape]:
     return found
 
 
+def _check_kind(kind: Any, variant: Variant) -> None:
+    """Check that the algorithm with this θ has a place for each of the variant's lines."""
+    if variant.embedding.factored and kind is not ETransformerParams:
+        raise ValueError(
+            "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
+            "rows, as line 10 of Algorithm 9 does, got True"
+        )
+    if variant.first is not None and kind is not DTransformerParams:
+        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose layers are all alike, got a First")
+    own = dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)
+    if kind is EDTransformerParams and own:
+        kinds = " and ".join(own)
+        raise ValueError(
+            f"variant.attention: expected mixers that read a context in Algorithm 8, for its line 16, got {kinds}"
+        )
+
+
 def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None) -> Any:
     """The shapes of θ, of the class ``kind``: Algorithm 8's, 9's or 10's; None for parameters that it does not have.
 
     The config decides what the variant leaves open: whether there are a W_u, token types and separate embeddings of the
     context, and how many layers. Without one, they are there, and there are as many layers as θ has.
     """
-    if variant.embedding.factored and kind is not ETransformerParams:
-        raise ValueError(
-            "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
-            "rows, as line 10 of Algorithm 9 does, got True"
-        )
-    first = variant.first
-    if first is not None and kind is not DTransformerParams:
-        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose layers are all alike, got a First")
+    _check_kind(kind, variant)
     embedding, final_norm = variant.embedding.shapes(variant.norm), kind is DTransformerParams
     if variant.final_norm is not None:
         final_norm = variant.final_norm
@@ -263,13 +273,6 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
             distances=distances,
             W_in=array("d_e d_in", variant.embedding.factored),
             b_in=array("d_e", variant.embedding.factored),
-        )
-    if not all(line.reads_context for line in variant.attentions):
-        kinds = " and ".join(
-            dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)
-        )
-        raise ValueError(
-            f"variant.attention: expected mixers that read a context in Algorithm 8, for its line 16, got {kinds}"
         )
     context = embedding._replace(
         W_e=array("d_e N_V_z", config is None or config.N_V_z, role="embedding"),

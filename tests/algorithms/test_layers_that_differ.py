@@ -10,6 +10,7 @@ import pytest
 import algorithms as alg
 from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
+from algorithms.lines import Mixer
 from algorithms.model.theta import every_layer, places
 from tests.cases import assert_close, assert_trees_close, random_theta
 from tests.own_lines import loops
@@ -128,3 +129,19 @@ def test_what_is_refused():
     wrong = theta._replace(layers=(theta.layers[0]._replace(attention=wrong), *theta.layers[1:]))
     with pytest.raises(ValueError, match=r"theta\.layers\[0\]\.attention\.W_v"):
         alg.d_transformer(X, wrong)
+
+
+@pytest.mark.parametrize("method", ["whole", "step", "begin"])
+def test_a_method_that_a_mixer_lacks_is_named(method):
+    """Without steps it trains; what needs them says so."""
+
+    class Short(Retention):
+        pass
+
+    setattr(Short, method, getattr(Mixer, method))
+    config = alg.DTransformerConfig(L=1, variant=alg.PAPER.but(attention=Short()), **SIZES)
+    theta = random_theta(config)
+    if method != "whole":
+        assert alg.d_logits(X, theta).shape == (13, 2, 7)
+    with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
+        alg.d_logits(X, theta) if method == "whole" else alg.read_tokens(theta, alg.empty_cache(config, 2), X, 0)
