@@ -149,7 +149,7 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
         return [jax.eval_shape(read, x, lengths), jax.eval_shape(empty, weights)]
 
     assert all(isinstance(state.caches[0], Slots) for state in caches())
-    assert isinstance(caches(most=40)[0].caches[0], cache.KeyValues)
+    assert isinstance(caches(most=(40,) * config.L)[0].caches[0], cache.KeyValues)
     jax.clear_caches()
     monkeypatch.setattr(cache, "platform_of", lambda _: "tpu")
     for state in caches():
