@@ -270,8 +270,8 @@ class Continuation:
             if T:
                 state = state._replace(history=History(tokens, of_rows, of_rows))
             for first in {id(one): one for one in (begins, None)}.values():
-                options = {"sampling": sampling, "begins": first, "stop": np.int32(0)}
-                decoding.decode.lower(self._model.weights, None, state, keys, **options).compile()
+                options = {"keys": keys, "sampling": sampling, "begins": first, "stop": np.int32(0)}
+                decoding.decode.lower(self._model.weights, None, state, **options).compile()
 
         return (B, plan.C, begins is None, T, *drawn), compiled
 
