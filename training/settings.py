@@ -227,9 +227,10 @@ class Settings:
         0.0, "decay of an exponential moving average of the parameters to evaluate and save; 0: none", within=_SHARE
     )
     dtype: str = _setting(
-        "float32",
-        "type of the computation; parameters and optimizer state stay float32; float16 scales the loss",
-        choices=("float32", "bfloat16", "float16"),
+        "auto",
+        "type of the computation; parameters and optimizer state stay float32; auto is bfloat16 on TPUs and on GPUs "
+        "that have it, and float32 on CPUs; float16 scales the loss",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     remat: str = _setting(
         "nothing",
@@ -373,6 +374,8 @@ def _may_change(name: str, old: Settings, new: Settings, done: int) -> bool:
         falls = min(steps - decay_steps(steps) for steps in (old.steps, new.steps))
         is_same = old.schedule in ("constant", "vaswani") or (old.schedule == "wsd" and done <= falls)
         return done <= new.steps and is_same
+    if name == "dtype":  # train.py never stores auto
+        return old.dtype == "auto"
     if name in ("eval_every", "eval_batches") and old.patience:  # which decide when the training stops
         return False
     return SETTINGS[name].continues

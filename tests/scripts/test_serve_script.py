@@ -241,7 +241,7 @@ def test_the_command_line_itself_ends_cleanly(run, number):
     command = [sys.executable, SCRIPT, run, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         line = server.stderr.readline()
-        port = int(re.fullmatch(r"small is served at http://127.0.0.1:(\d+)/v1; Ctrl-C stops\n", line)[1])
+        port = int(re.fullmatch(r"small is served at http://127.0.0.1:(\d+)/v1, in float32; Ctrl-C stops\n", line)[1])
         with client_of(port) as client:
             parts = complete(client, temperature=1, max_tokens=600, stream=True)
             next(iter(parts))

@@ -55,8 +55,8 @@ def test_a_dry_run_says_what_an_update_costs_and_leaves_no_run(train, text, tmp_
     parameters = V * d + l * d + layer + 2 * d + (0 if "--tied\n" in out else V * d)
     assert f"parameters: {parameters:,}\n" in out
     products = 4 * l * 3 * 2 * (4 * d * d + 2 * d * mlp + V * d + 2 * l * d)  # batch, tokens, backward
-    assert f"{products:.3g} FLOPs in matrix products, at 1e+09 FLOP/s" in out
-    assert f"at least {products / 1e9:.3g} s an update and {3 * products / 1e9:.3g} s in all" in out
+    assert f"{products:.3g} FLOPs in matrix products, at 1e+12 FLOP/s" in out
+    assert f"at least {products / 1e12:.3g} s an update and {3 * products / 1e12:.3g} s in all" in out
     assert re.search(r"memory: \d+ (MB|GB) on each device by the compiler; available: ", out)
 
 
@@ -89,6 +89,41 @@ def test_a_run_from_the_command_line(train, text, tmp_path):
     assert (status, err) == (0, "resuming after step 3\n")
     text.write_text(TEXT + "More.\n")
     assert_refused(train("d", "--data", text), "began with another training data")
+
+
+def test_the_machine_that_begins_a_run_decides_the_type(train, text, tmp_path, monkeypatch, called):
+    run = tmp_path / "run"
+
+    def stored():
+        return json.loads((run / "config.json").read_text())["settings"]["dtype"]
+
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr("training.commands.train.resolved", lambda dtype: {"auto": "bfloat16"}.get(dtype, dtype))
+        assert "    --dtype bfloat16\n" in train("d", "--data", text, "--dry-run")[1]
+        assert train("d", "--data", text, "--steps", 2, "--schedule", "constant")[0] == 0
+    assert stored() == "bfloat16"
+    more = ("d", "--data", text, "--schedule", "constant")
+    assert train(*more, "--dtype", "auto")[::2] == (0, "resuming after step 2\n")
+    assert stored() == "bfloat16"  # as it began, on this CPU, too
+    assert "began with other settings (--dtype: bfloat16, now float32)" in train(*more, "--dtype", "float32")[2]
+    assert train("d", "--data", text, "--steps", 2, run="on-cpu")[0] == 0
+    assert json.loads((tmp_path / "on-cpu" / "config.json").read_text())["settings"]["dtype"] == "float32"
+
+    def evaluated(*flags):
+        out = called("evaluate", run, "--cache", tmp_path / "cache", *flags)[1]
+        kept = json.loads((run / "evaluation-validation.json").read_text())
+        return re.search(r", computed in (\w+):\n", out)[1], kept["dtype"], kept["rows"]["this model"]["loss"]
+
+    results = json.loads((run / "results.json").read_text())
+    assert evaluated() == ("bfloat16", "bfloat16", pytest.approx(results["loss"], rel=1e-6))
+    in_32 = evaluated("--dtype", "float32")
+    assert in_32[:2] == ("float32", "float32")
+    assert 0 < abs(in_32[2] - results["loss"]) < 0.05
+    generate = ("generate", run, "--prompt", "The", "--l_gen", 2)
+    assert called(*generate)[::2] == (0, "")  # on CPUs, the parameters' own type
+    monkeypatch.setattr("training.commands.arguments.resolved", lambda dtype: "bfloat16")
+    assert called(*generate)[::2] == (0, "note: computes in bfloat16\n")
+    assert called(*generate, "--dtype", "float32")[::2] == (0, "")
 
 
 def test_a_file_of_settings(train, text, tmp_path):

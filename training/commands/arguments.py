@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
+
 from training.disk import local_path
 from training.mesh.cpu import as_devices
 from training.mesh.placement import Placement
 from training.mesh.shape import n_places
 from training.settings import EXPECTED
+from training.tasks.objectives import resolved
 
 DTYPES = ("float32", "bfloat16", "float16")
 KINDS = {kind.__name__: expected for kind, expected in EXPECTED.items()}
@@ -151,7 +154,8 @@ def add_cache(add: Callable[..., Any]) -> None:
 
 def add_inference(add: Callable[..., Any]) -> None:
     """Add the flags of inference: ``--dtype``, ``--mesh`` and ``--weights``."""
-    add_dtype(add)
+    auto = "auto is bfloat16 on TPUs and on GPUs that have it, and on CPUs the stored one (default: auto)"
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help=f"type of parameters and computation; {auto}")
     add("--mesh", default="", metavar="AXES", help="divide the model among devices, such as model=4 (default: none)")
     add("--weights", choices=("int8",), help="round the weights that every token reads to int8 (default: as trained)")
 
@@ -172,6 +176,19 @@ def add_markup(add: Callable[..., Any]) -> None:
     """Add ``--messages-are-markup``, which lets messages of a conversation contain control tokens."""
     text = "let names of control tokens, such as <|im_end|>, in messages become these tokens"
     add("--messages-are-markup", action="store_true", help=text)
+
+
+def loading_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return how `load_run` loads a model for the flags of inference. Raises MeshError."""
+    dtype = arguments.dtype
+    if dtype == "auto":
+        dtype = None if resolved(dtype) == "float32" else resolved(dtype)
+    return {"dtype": dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
+
+
+def type_of(theta: Any) -> str:
+    """Return the type that a model computes in: that of its largest matrix."""
+    return str(max(jax.tree.leaves(theta), key=lambda leaf: leaf.size).dtype)
 
 
 def placement_of(mesh: str) -> Placement | None:

@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, add_cache, add_model, at_least
+from training.commands.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
 from training.commands.progress import Reading
 from training.commands.terminal import Bar, print_table, run_of, say, show
 from training.data.loading import load_run_data
@@ -24,6 +24,7 @@ from training.evaluation.report import PARTS, compare
 from training.interchange.names import MODEL
 from training.runs.directory import Run, RunDirectory, load_run
 from training.settings import Settings
+from training.tasks.objectives import resolved
 
 PREDICTING = ("d", "e")
 EVERY = 30.0  # seconds between two lines of progress without a terminal
@@ -41,6 +42,8 @@ def parser() -> Parser:
     add("--validation-data", nargs="+", metavar="FILE", help=held_out)
     tokens = "with --data: maximum tokens per sequence (default: the run's)"
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
+    computed = "type of the parameters and the computation; auto is the one of the run's training (default: auto)"
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help=computed)
     add_cache(add)
     add_model(add)
     return main
@@ -71,20 +74,22 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
-    run = load_run(files.path, lines=arguments.lines)
     description = files.description()
+    dtype = resolved(description.settings.dtype if arguments.dtype == "auto" else arguments.dtype)
+    run = load_run(files.path, dtype=dtype, lines=arguments.lines)
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Reading(quiet=False) as reading:
         options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
         data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
+    description = description._replace(settings=dataclasses.replace(description.settings, dtype=dtype))
     part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
     with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
         comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
-    print(f"{part} data of {files.path}, {data.corpus.name}:")
+    print(f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:")
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
     print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
     for line in comparison.samples:
@@ -92,7 +97,7 @@ def main(arguments: argparse.Namespace) -> None:
     for package in comparison.missing:
         say(f"note: install {package} for more comparisons")
     other = {"data": [*description.settings.data]} if arguments.data else {}
-    results = {"part": part, **other, "rows": comparison.rows, "samples": comparison.samples}
+    results = {"part": part, "dtype": dtype, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     suffix = f"-{data.corpus.fingerprint[:8]}" if other else ""  # leaves the results on the run's own data
     kept = files.path / f"evaluation-{part}{suffix}.json"

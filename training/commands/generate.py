@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import called, compilation_cache
-from training.commands.arguments import Parser, add_inference, add_markup, add_model, placement_of
+from training.commands.arguments import Parser, add_inference, add_markup, add_model, loading_of, type_of
 from training.commands.terminal import print_json, run_of, say, show
 from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
@@ -303,8 +303,9 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
         raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
-    how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
-    run = load_run(run_of(arguments.run), **how)
+    run = load_run(run_of(arguments.run), **loading_of(arguments))
+    if type_of(run.theta) != "float32":
+        say(f"note: computes in {type_of(run.theta)}")
     if not arguments.chat:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:

@@ -26,9 +26,10 @@ from training.commands.arguments import (
     add_markup,
     add_model,
     at_least,
+    loading_of,
     local,
-    placement_of,
     size,
+    type_of,
 )
 from training.commands.terminal import run_of, say
 from training.data.chat import with_markup
@@ -121,8 +122,7 @@ def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     api_key = api_key_of(arguments, os.environ)
-    how = {"dtype": arguments.dtype, "placement": placement_of(arguments.mesh), "lines": arguments.lines}
-    run = load_run(run_of(arguments.run), **how)
+    run = load_run(run_of(arguments.run), **loading_of(arguments))
     if arguments.messages_are_markup:
         run = run._replace(tokenizer=with_markup(run.tokenizer))
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)
@@ -152,7 +152,7 @@ def main(arguments: argparse.Namespace) -> None:
     with listening(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        say(f"{name} is served at http://{shown}:{port}/v1; Ctrl-C stops")
+        say(f"{name} is served at http://{shown}:{port}/v1, in {type_of(run.theta)}; Ctrl-C stops")
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients receive the errors
         config = uvicorn.Config(
             app,

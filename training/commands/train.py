@@ -59,6 +59,7 @@ from training.runs.interrupts import Interrupted, Interrupts
 from training.settings import GROUPS, KINDS, SETTINGS, Settings, SettingsError, converted, flag
 from training.tasks import TASKS, Task, settings_to_json
 from training.tasks.models import config_to_json, model_config
+from training.tasks.objectives import resolved
 from training.tasks.own_lines import modules_of
 
 COMMON = (
@@ -220,8 +221,10 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
 
 
 def _as_begun(values: dict[str, Any], began: Settings) -> dict[str, Any]:
-    """Return settings with the commits of the hub that the run began with, for names that may mean these."""
-    changed = {}
+    """Return settings with the type of the computation and the commits of the hub that the run began with, for names
+    that may mean these.
+    """
+    changed: dict[str, Any] = {"dtype": began.dtype} if values.get("dtype") == "auto" else {}
     for name in {"start_from", *FILES} & values.keys():
         now, before = values[name], getattr(began, name)
         if isinstance(now, str):
@@ -240,11 +243,12 @@ def _at_commits(settings: Settings) -> dict[str, list[str]]:
 def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
     """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost."""
     settings, files = resolve(given), _directory(arguments.run, given)
+    settings = dataclasses.replace(settings, dtype=resolved(settings.dtype))
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
     settings, note = over_all(settings, accelerators(), chosen="mesh" in given.chosen or files.exists())
-    given = given._replace(flags={**given.flags, "mesh": settings.mesh})
+    given = given._replace(flags={**given.flags, "mesh": settings.mesh, "dtype": settings.dtype})
     if note and processes.is_main:
         say(f"note: {note}")
     if arguments.dry_run:

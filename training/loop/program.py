@@ -24,7 +24,7 @@ from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.low_rank import init_adapter, merged, scale_of
 from training.tasks.models import init_model
-from training.tasks.objectives import make_totals
+from training.tasks.objectives import make_totals, resolved
 
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
 """Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
@@ -148,7 +148,7 @@ class Plan:
 
     def peak(self, clock: Callable[[], float]) -> float:
         """Return the FLOP/s of all devices."""
-        peak = self.settings.peak or cost.matmul_peak(clock, self.settings.dtype)
+        peak = self.settings.peak or cost.matmul_peak(clock, resolved(self.settings.dtype))
         return peak * (self.placement.n_devices if jax.default_backend() != "cpu" else 1)  # CPU devices share cores
 
     @property

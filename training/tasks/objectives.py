@@ -13,6 +13,7 @@ as in one, however many tokens each part has.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,9 @@ from algorithms.ops.chunked_log_loss import logits_of_rows
 from training.settings import Settings
 
 Batch = Mapping[str, Array]
+
+FIRST_WITH_BFLOAT16 = 8
+"""The compute capability of NVIDIA's first GPUs with products of bfloat16: Ampere."""
 
 
 class Columns(NamedTuple):
@@ -132,9 +136,19 @@ def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
     return jnp.roll(x, -1, axis=1)
 
 
+def resolved(dtype: str) -> str:
+    """Return the type of the computation: "auto" is bfloat16 on TPUs and on GPUs that have it, otherwise float32."""
+    if dtype != "auto":
+        return dtype
+    device = jax.devices()[0]
+    capability = re.match(r"\d+", str(getattr(device, "compute_capability", "")))  # of NVIDIA's GPUs; AMD's is a name
+    is_old = capability is not None and int(capability[0]) < FIRST_WITH_BFLOAT16
+    return "bfloat16" if device.platform in ("gpu", "tpu") and not is_old else "float32"
+
+
 def cast(params: Any, dtype: str) -> Any:
     """Return the parameters in the dtype of the computation; gradients stay float32."""
-    return jax.tree.map(lambda array: array.astype(dtype), params)
+    return jax.tree.map(lambda array: array.astype(resolved(dtype)), params)
 
 
 def make_totals(objective: Objective, settings: Settings, *, N_V: int | None = None) -> Callable[[Any, Batch], Totals]:

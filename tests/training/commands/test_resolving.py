@@ -1,10 +1,12 @@
 """Where a setting comes from: each place is asked before the next."""
 
+import types
+
 import pytest
 
 from training.commands.resolving import Given, Model, resolve
 from training.settings import Settings, SettingsError
-from training.tasks import settings_from
+from training.tasks import objectives, settings_from
 
 NOTHING = Given("d", None, {}, {}, {})
 
@@ -52,3 +54,21 @@ def test_the_vocabulary_is_checked_once_it_is_known():
     with pytest.raises(ValueError, match="N_V is 4097, which model=2 does not divide: give vocabulary_multiple 2"):
         resolve(given._replace(N_V=4097))
     assert resolve(given._replace(N_V=4097, flags={"mesh": "model=2", "vocabulary_multiple": 2})).mesh == "model=2"
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "dtype"),
+    [
+        ("cpu", None, "float32"),
+        ("tpu", None, "bfloat16"),
+        ("gpu", "7.5", "float32"),
+        ("gpu", "8.0", "bfloat16"),
+        ("gpu", "12.0", "bfloat16"),
+        ("gpu", "gfx942", "bfloat16"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_device_has_it(platform, capability, dtype, monkeypatch):
+    device = types.SimpleNamespace(platform=platform, **({"compute_capability": capability} if capability else {}))
+    monkeypatch.setattr(objectives.jax, "devices", lambda: [device])
+    assert objectives.resolved("auto") == dtype
+    assert objectives.resolved("float16") == "float16"
