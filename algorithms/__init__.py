@@ -59,7 +59,7 @@ from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams
 # Published models
 from algorithms import lines as lines
 from algorithms.model.variant import VARIANTS as VARIANTS, Variant as Variant
-from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM, FSMT as FSMT
+from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM
 from algorithms.model.variants import COHERE2 as COHERE2, NANOCHAT as NANOCHAT
 from algorithms.model.variants import DEEPSEEK as DEEPSEEK, GLM4 as GLM4, MINIMAX_M2 as MINIMAX_M2, OLMO3 as OLMO3
 from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER

@@ -103,8 +103,7 @@ def sinusoid(
     """
     xp = np if isinstance(t, np.ndarray) else jnp
     i = np.arange(first, first + d_e // 2, dtype=np.float64)
-    d = d_e - 2 if form == "sinusoidal_fairseq" else d_e
-    wavelength = (float(base) ** (2 * i / d)).reshape(-1, *(1,) * t.ndim)
+    wavelength = (float(base) ** (2 * i / d_e)).reshape(-1, *(1,) * t.ndim)
     angle = t[None].astype(dtype) / wavelength.astype(dtype)
     axis = 1 if form == "sinusoidal" else 0
     return xp.stack([xp.sin(angle), xp.cos(angle)], axis=axis).reshape(d_e, *t.shape)

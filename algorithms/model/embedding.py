@@ -21,9 +21,8 @@ class Embedding(Record):
 
     Attributes:
         positions: ``"learned"`` adds W_p. ``"sinusoidal"`` adds sines and cosines of t/10000^{2i/d_e}, alternating;
-            ``"sinusoidal_halves"`` adds the same, all sines before all cosines; ``"sinusoidal_fairseq"`` does that with
-            10000^{2i/(d_e − 2)}. ``"in_attention"`` adds W_p only to the input of queries and keys, in every layer.
-            None adds nothing.
+            ``"sinusoidal_halves"`` adds the same, all sines before all cosines. ``"in_attention"`` adds W_p only to the
+            input of queries and keys, in every layer. None adds nothing.
         first_position: the position of the first token, after as many unused columns of W_p.
         scaled: whether W_e[:, x[t]] is multiplied by √d_e.
         normalized: whether the variant's norm follows, as in BERT.
@@ -32,9 +31,7 @@ class Embedding(Record):
             line 10 returns to d_f = d_in rows.
     """
 
-    positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq"] | None = (
-        "learned"
-    )
+    positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves"] | None = "learned"
     first_position: Annotated[int, Range("a number >= 0", lambda t: t >= 0)] = 0
     scaled: bool = False
     normalized: bool = False

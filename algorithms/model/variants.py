@@ -217,13 +217,6 @@ MARIAN = PAPER.but(
 )
 """Junczys-Dowmunt et al. 2018: sinusoidal positions, sines before cosines; SiLU; an output bias."""
 
-FSMT = PAPER.but(
-    embedding=Embedding(positions="sinusoidal_fairseq", scaled=True, first_position=2),
-    norm=LayerNorm(epsilon=1e-5),
-    mlp=MLP(activation="relu"),
-)
-"""Ng et al. 2019: sinusoidal positions that start at 2, the slowest angle exactly t/10000; ReLU; two vocabularies."""
-
 MIXTRAL = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False),
     mlp=Experts(n=8, k=2, activation="silu", gated=True, biases=False, balance=0.02),

@@ -16,7 +16,6 @@ from training.crosscheck.oracle import family
 from training.crosscheck.oracle.parameters import unstack_family
 from training.interchange import load_pretrained
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSMT")
 torch, transformers = libraries()
 LENGTH = 9
 X, Z = (np.random.default_rng(n).integers(3, 13, LENGTH) for n in (5, 6))  # 0 to 2 are padding tokens of some
@@ -30,8 +29,6 @@ def hf(monkeypatch):
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     exact = transformers.activations.ACT2FN["gelu_pytorch_tanh"]  # its own has 8 digits
     monkeypatch.setattr(bloom.BloomGelu, "forward", lambda _, X: exact(X))
-    fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
-    monkeypatch.setattr(fsmt, "fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min))
     for module, name, value in (
         (torch, "float32", torch.float64),
         (torch, "float", torch.float64),

@@ -10,7 +10,6 @@ from tests import cases, interchange_cases
 from tests.training.interchange import test_bert, test_decoders, test_encoder_decoder, test_encoders, test_t5
 from training.interchange import load_pretrained
 
-pytestmark = pytest.mark.filterwarnings("ignore:FSMT")
 torch, transformers = interchange_cases.libraries()
 QUICK = ("gpt2", "llama", "BertForMaskedLM", "bart")
 DECODERS = {n: lambda n=n: test_decoders.make(n) for n in test_decoders.MODELS}
@@ -20,7 +19,6 @@ ENCODER_DECODERS = {n: lambda n=n: test_encoder_decoder.make(n) for n in test_en
 ENCODER_DECODERS |= {n: lambda n=n: test_t5.make(n) for n in test_t5.MODELS}
 HIDDEN, ATTENTION = (1, 2, 0), (2, 0, 3, 1)
 """Our axes in the order of transformers', of one layer."""
-double_masks = test_encoder_decoder.double_masks  # a fixture for all tests
 
 
 def each(makers):

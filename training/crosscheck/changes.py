@@ -19,7 +19,7 @@ Lines = Mapping[int, str]  # an algorithm → the numbers of some of its lines
 Edits = Mapping[str, str]  # regular expression → replacement, in which VALUE is the row's value
 
 ARCHITECTURES: Mapping[str, int] = {
-    **dict.fromkeys(("VASWANI", "BART", "MARIAN", "FSMT", "T5"), 8),
+    **dict.fromkeys(("VASWANI", "BART", "MARIAN", "T5"), 8),
     **dict.fromkeys(("BERT", "ROBERTA", "ALBERT"), 9),
 }
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
@@ -205,8 +205,6 @@ CHANGES: tuple[Change, ...] = (
            "PE(t): rows 2i and 2i + 1 are sin and cos of t/10000^(2i/d_e)", _positions("sinusoidal")),
     Change("embedding.positions", EMBEDDING, SINUSOIDS,
            "PE(t): rows i and i + d_e/2 are sin and cos of t/10000^(2i/d_e)", _positions("sinusoidal_halves")),
-    Change("embedding.positions", EMBEDDING, SINUSOIDS,
-           "PE(t): rows i and i + d_e/2 are sin and cos of t/10000^(2i/(d_e − 2))", _positions("sinusoidal_fairseq")),
     Change("embedding.first_position", EMBEDDING, {r"(W_p\[:, t|PE\(t)": r"\1 + VALUE"}),
     Change("embedding.context_positions", {8: "2"}, {"W_p": "W_p^enc"},
            "W_p^enc: the context has positions of its own"),

@@ -113,7 +113,7 @@ def _of_heads(attention: Any) -> None:
 def options_of(variant: Variant, L: int) -> dict[str, Any]:
     """A variant of L layers as the oracle has it."""
     e, norm, u = variant.embedding, variant.norm, variant.unembedding
-    rows = {"sinusoidal": "neighbors", "sinusoidal_fairseq": "fairseq"}.get(str(e.positions), "halves")
+    rows = "neighbors" if e.positions == "sinusoidal" else "halves"
     sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
     kinds = {
         None: None,

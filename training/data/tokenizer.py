@@ -24,7 +24,6 @@ class Tokenizer(abc.ABC):
     special_origins: tuple[int | None, int | None, int | None] = (None, None, None)  # its own IDs for mask, bos and eos
     unknown: int | None = None  # the token for text outside the vocabulary, if there is one
     chat_template: str | None = None  # see `training.data.chat`; None: the model was not trained to converse
-    is_local: bool = True  # whether the text of a token depends on no other tokens than the few before it
 
     @property
     def _special(self) -> SpecialTokens:
@@ -99,7 +98,7 @@ class Tokenizer(abc.ABC):
     def context(self, before: Sequence[int]) -> list[int]:
         """Return the last tokens before others that may decide their text."""
         special, context = set(self.special_tokens), list[int]()
-        for token in reversed(before[-CONTEXT:] if self.is_local else ()):
+        for token in reversed(before[-CONTEXT:]):
             if token in special:
                 break
             context.insert(0, int(token))

@@ -22,11 +22,11 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from training.data import translation_tokenizers
 from training.data.markup import Markup
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
+from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.disk import local_path, parse_json, read_text, reason
 
 # A word includes one preceding space; whatever is between words is a token, too, so that the tokens join to the text.
@@ -371,8 +371,8 @@ def from_json(state: dict[str, Any]) -> Tokenizer:
         return NumberTokenizer(SpecialTokens.from_json(state["special"]))
     if state["kind"] == "bytes":
         return ByteTokenizer()
-    if state["kind"] in ("sentencepiece", "moses"):
-        return translation_tokenizers.from_json(state)
+    if state["kind"] == "sentencepiece":
+        return SentencePieceTokenizer.from_json(state)
     return {"characters": CharacterTokenizer, "words": WordTokenizer}[state["kind"]](state["vocabulary"])
 
 

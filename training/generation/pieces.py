@@ -5,11 +5,9 @@ from typing import NamedTuple
 
 from training.data.tokenizer import CONTEXT, REPLACEMENT, Tokenizer
 
-LAST_WORDS = 3  # words that the next one may change, if the text of a token depends on all tokens before it
-
 
 class Pieces:
-    """The text of one sequence; a token costs the same however long it is, unless its text depends on all before."""
+    """The text of one sequence; a token costs the same however long it is."""
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0, before: Sequence[int] = ()
@@ -92,14 +90,11 @@ class _Window:
             return ""
         self._tokens.append(token)
         text, shown = self._tokenizer.decode(self._tokens), self._shown
-        if not self._tokenizer.is_local:
-            words = text.rsplit(maxsplit=LAST_WORDS)
-            self._shown = max(shown, len(words[0]) if len(words) > LAST_WORDS else 0)
-        elif not self._tokenizer.may_change(token):
+        if not self._tokenizer.may_change(token):
             incomplete = len(text) - len(text.rstrip(REPLACEMENT))
             self._shown = max(shown, len(text) - min(incomplete, 3))  # a character has at most four bytes
         self.uncertain = text[self._shown :]
-        if self._tokenizer.is_local and len(self._tokens) >= 2 * CONTEXT:
+        if len(self._tokens) >= 2 * CONTEXT:
             kept, n = self._tokens[-CONTEXT:], len(self.uncertain) + 1
             end = self._tokenizer.decode(kept)
             if len(end) >= n and end[-n:] == text[-n:]:  # these alone give the uncertain text after some certain text

@@ -20,7 +20,6 @@ SIGNS = (
     ("albert", re.compile(r"(^|\.)embedding_hidden_mapping_in\.weight$")),
     ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
     ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
-    ("fsmt", re.compile(r"(^|\.)decoder\.output_projection\.weight$")),
     ("t5", re.compile(r"(^|\.)SelfAttention\.relative_attention_bias\.weight$")),
     ("marian", re.compile(r"^final_logits_bias$")),
     ("torch.nn.Transformer", re.compile(r"(^|\.)decoder\.layers\.0\.multihead_attn\.in_proj_weight$")),

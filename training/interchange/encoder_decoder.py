@@ -1,4 +1,4 @@
-"""Algorithm 8 as in the transformers library: BART, Marian (OPUS-MT), FSMT (fairseq's models of WMT 2019) and T5.
+"""Algorithm 8 as in the transformers library: BART, Marian (OPUS-MT) and T5.
 
 T5 is its first version, or version 1.1 (Flan-T5) with its gated MLP.
 """
@@ -6,7 +6,7 @@ T5 is its first version, or version 1.1 (Flan-T5) with its gated MLP.
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms import BART, FSMT, MARIAN, T5
+from algorithms import BART, MARIAN, T5
 from training.interchange.description import (
     Architecture,
     Field,
@@ -20,8 +20,8 @@ from training.interchange.description import (
 )
 from training.interchange.mapping import HEADS, HIDDEN, Table, each, rows
 
-NAMES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel", "fsmt": "FSMTForConditionalGeneration"}
-VARIANTS = {"bart": BART, "marian": MARIAN, "fsmt": FSMT}
+NAMES = {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}
+VARIANTS = {"bart": BART, "marian": MARIAN}
 STEPS = {
     "encoder": [("attention", "norm1"), ("mlp", "norm2")],
     "decoder": [("self_attention", "norm3"), ("cross_attention", "norm4"), ("mlp", "norm5")],
@@ -54,22 +54,16 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
         fields.require(f"decoder_{name}", found[size], f"a decoder with other {name} than the encoder")
     for flag in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
         fields.require(flag, False, "another arrangement of norms and biases")
-    is_fsmt = kind == "fsmt"
     shared = kind == "bart" or (kind == "marian" and fields.flag("share_encoder_decoder_embeddings", True))
-    found["N_V"] = N_V_z = fields.integer("src_vocab_size" if is_fsmt else "vocab_size", 50265)
+    found["N_V"] = N_V_z = fields.integer("vocab_size", 50265)
     if not shared:
-        found["N_V"] = fields.integer("tgt_vocab_size" if is_fsmt else "decoder_vocab_size", N_V_z)
-    found["N_V_z"] = None if shared or (is_fsmt and found["unembedding.tied"]) else N_V_z
-    if is_fsmt:  # fairseq numbers positions from the padding token's ID on
-        found["embedding.first_position"] = fields.integer("pad_token_id", 1, least=0) + 1
+        found["N_V"] = fields.integer("decoder_vocab_size", N_V_z)
+    found["N_V_z"] = None if shared else N_V_z
     found["unembedding.bias"] = "final_logits_bias" in names
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    c = model.config
-    if kind == "fsmt":
-        return unlike(c.tied, c.N_V_z is None, "tied unembedding but with one vocabulary")
-    return [] if kind == "marian" else unlike(c.N_V_z, None, "separate vocabulary for the context")
+    return [] if kind == "marian" else unlike(model.config.N_V_z, None, "separate vocabulary for the context")
 
 
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
@@ -78,20 +72,16 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
     table: dict[str, Any] = {f"model.shared.weight|{copies[0]}|{copies[1]}": "W_e"}
     if c.N_V_z is not None:
         table = {copies[0]: "context.W_e", copies[1]: "W_e"}
-    elif kind == "fsmt":
-        table = {f"{copies[1]}|{copies[0]}": "W_e"}
     for part, ours in ((of_encoder, "context."), (of_decoder, "")) if kind == "bart" else ():
         table[f"{part}.embed_positions.weight"] = f"{ours}W_p"
         table[f"{part}.layernorm_embedding.*"] = f"{ours}embedding_norm.*"
-    if kind != "fsmt":
-        table["final_logits_bias"] = "[b_u]" if c.variant.unembedding.bias else (1, c.N_V)
+    table["final_logits_bias"] = "[b_u]" if c.variant.unembedding.bias else (1, c.N_V)
     for part in STEPS:
         table |= layer_rows(f"model.{part}.layers.#", part, MODULES, ("self_attn", "encoder_attn"))
-    return {**table, f"{of_decoder}.output_projection.weight" if kind == "fsmt" else "lm_head.weight": "W_u"}
+    return {**table, "lm_head.weight": "W_u"}
 
 
 def _architecture(kind: str) -> Architecture:
-    is_fsmt = kind == "fsmt"
     fields = [
         *written(model_type=kind, architectures=[NAMES[kind]], is_encoder_decoder=True),
         *fields_of(
@@ -100,17 +90,15 @@ def _architecture(kind: str) -> Architecture:
             *(1024, 12, 12, 16, 1024, 4096),
         ),
         *written(decoder_attention_heads=lambda c: c.H, decoder_ffn_dim=lambda c: c.d_mlp),
-        Field("activation_function", "mlp.activation", "relu" if is_fsmt else "gelu"),
-        Field("scale_embedding", "embedding.scaled", is_fsmt),
-        Field("tie_word_embeddings", "unembedding.tied", not is_fsmt),
+        Field("activation_function", "mlp.activation", "gelu"),
+        Field("scale_embedding", "embedding.scaled", False),
+        Field("tie_word_embeddings", "unembedding.tied", True),
         *written(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0),
-        *written(pad_token_id=FSMT.embedding.first_position - 1 if is_fsmt else lambda c: c.N_V - 1),
+        *written(pad_token_id=lambda c: c.N_V - 1),
         *written(decoder_start_token_id=lambda c: c.N_V - 2, eos_token_id=lambda c: c.N_V - 1),
         *written(forced_eos_token_id=None),
-        *written(**{"src_vocab_size" if is_fsmt else "vocab_size": lambda c: c.N_V_z or c.N_V}),
+        *written(vocab_size=lambda c: c.N_V_z or c.N_V),
     ]
-    if is_fsmt:
-        fields += written(tgt_vocab_size=lambda c: c.N_V, langs=["source", "target"])
     if kind == "marian":
         fields += written(
             decoder_vocab_size=lambda c: c.N_V, share_encoder_decoder_embeddings=lambda c: c.N_V_z is None

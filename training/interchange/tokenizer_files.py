@@ -21,7 +21,7 @@ from training.data.tokenizers import (
     byte_characters,
     load_tokenizer,
 )
-from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
+from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.interchange import translation_files
 from training.interchange.description import Fields, Model, read_json
 from training.interchange.errors import InterchangeError
@@ -268,7 +268,7 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
         fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None}
     if isinstance(tokenizer, NumberTokenizer):
         return fields
-    if isinstance(tokenizer, MosesTokenizer | SentencePieceTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer):
         translation_files.write(path, tokenizer)
         return fields
     inner, special = in_library(tokenizer, model)

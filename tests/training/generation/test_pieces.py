@@ -17,7 +17,7 @@ from training.data.tokenizers import (
     bert_tokenizer,
     build_tokenizer,
 )
-from training.data.translation_tokenizers import MosesTokenizer, SentencePieceTokenizer
+from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.generation.pieces import Pieces, pieces_of
 
 TEXTS = ["The cat, the hat; it's 1€ ßé and 😀!", "  two  spaces\n\n\nand lines", '"so" said 日本語 the end.']
@@ -62,16 +62,6 @@ def of_sentencepiece(_):
     return SentencePieceTokenizer(*models, source=vocabulary, target=vocabulary, special=special)
 
 
-def of_moses(_):
-    """FSMT's."""
-    pytest.importorskip("sacremoses")
-    words = ["cat", "ca", "t", "&quot;", "'", "@-@", ",", "&am", "p;", "(", "€", "日", "s"]
-    pieces = ["<unk>", "<s>", "</s>", *words, *(f"{word}</w>" for word in words)]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    special = SpecialTokens(len(vocabulary), bos=1, eos=2)
-    return MosesTokenizer(["en", "de"], [], source=vocabulary, target=vocabulary, special=special)
-
-
 KINDS = {
     "bytes": lambda _: ByteTokenizer(),
     "characters": lambda _: CharacterTokenizer(sorted(set("".join(TEXTS)))),
@@ -82,7 +72,6 @@ KINDS = {
     "wordpiece": of_words,
     "numbers": lambda _: NumberTokenizer(SpecialTokens(30, eos=29)),
     "sentencepiece": of_sentencepiece,
-    "moses": of_moses,
 }
 
 

@@ -1,4 +1,4 @@
-"""BART, Marian, FSMT and torch.nn.Transformer, at random: logits, gradients by name, both directions, generation."""
+"""BART, Marian and torch.nn.Transformer, at random: logits, gradients by name, both directions, generation."""
 
 import functools
 import itertools
@@ -19,13 +19,6 @@ from training.interchange import load_pretrained, save_pretrained
 torch, transformers = cases.libraries()
 
 
-@pytest.fixture(autouse=True)
-def double_masks(monkeypatch):
-    """FSMT forms its mask in float32, which the least number of float64 does not fit into."""
-    fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
-    monkeypatch.setattr(fsmt, "fill_with_neg_inf", lambda t: torch.full_like(t, torch.finfo(t.dtype).min))
-
-
 SHARED = {"d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 3}
 SHARED |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7, "max_position_embeddings": 11}
 ONE = {"vocab_size": 29, "pad_token_id": 28, "decoder_start_token_id": 28, "eos_token_id": 0}
@@ -34,9 +27,8 @@ MODELS = {
     "bart": ("Bart", {"vocab_size": 29, "scale_embedding": True}),
     "marian": ("Marian", {**ONE, "scale_embedding": True, "activation_function": "swish"}),
     "marian-two": ("Marian", {**TWO, "share_encoder_decoder_embeddings": False, "activation_function": "relu"}),
-    "fsmt": ("FSMT", {"src_vocab_size": 29, "tgt_vocab_size": 23, "langs": ["en", "de"]}),
 }
-HEADS = {"Bart": "BartForConditionalGeneration", "Marian": "MarianMTModel", "FSMT": "FSMTForConditionalGeneration"}
+HEADS = {"Bart": "BartForConditionalGeneration", "Marian": "MarianMTModel"}
 Z_LENGTHS = np.array([7, 4])
 
 
@@ -54,7 +46,7 @@ def make(kind):
     with torch.no_grad():
         for n, p in model.named_parameters():
             if "embed_positions" in n and name != "Bart":  # which transformers computes in float32
-                p.copy_(torch.tensor(sinusoids(len(p), 12, 5 if name == "FSMT" else 6)))
+                p.copy_(torch.tensor(sinusoids(len(p), 12, 6)))
                 p.requires_grad = False
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, dtype=torch.float64))
@@ -62,7 +54,7 @@ def make(kind):
 
 
 def data(config):
-    """No padding tokens, which have no gradient there, and FSMT no position."""
+    """No padding tokens, which have no gradient there."""
     rng = np.random.default_rng(1)
     N_V = min(config.N_V, config.N_V_z or config.N_V)
     return rng.integers(3, N_V - 1, size=(2, 7)), rng.integers(3, N_V - 1, size=(2, 5))
@@ -97,9 +89,8 @@ def test_the_way_there_and_back_is_exact(tmp_path, kind, dtype):
     path = cases.saved(model, tmp_path / "theirs", dtype)
     x = data(load_pretrained(path)[1])
     sinusoids = {name for name in cases.tensors_of(path) if kind != "bart" and "embed_positions" in name}
-    tolerance = 1e-6 if kind == "fsmt" else 1e-12  # its sinusoids come out of the file, or are made in float32
     opened = functools.partial(type(model).from_pretrained, attn_implementation="eager")
-    options = {"unwritten": sinusoids, "tolerance": tolerance}
+    options = {"unwritten": sinusoids, "tolerance": 1e-12}
     cases.assert_written_again(torch, path, opened, lambda model: theirs(model, *x), **options)
 
 

@@ -1,4 +1,4 @@
-"""Marian's SentencePiece and FSMT's Moses with fastBPE, trained on a few sentences: token for token transformers'."""
+"""Marian's SentencePiece, trained on a few sentences: token for token transformers'."""
 
 import json
 import sys
@@ -13,7 +13,6 @@ from training.interchange import load_model, load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
 sentencepiece = pytest.importorskip("sentencepiece")
-pytest.importorskip("sacremoses")
 
 CORPUS = ["the cat sat on the mat", "a dog sat on the log", "the log and the cat", "dogs and cats"]
 CORPUS += ["der Hund und die Katze"]
@@ -63,30 +62,7 @@ def marian(path, *, separate):
     return transformers.MarianTokenizer.from_pretrained(path)
 
 
-def fsmt(path, *, separate):
-    """A model with the merges of frequent words, of which some are missing in a vocabulary."""
-    del separate
-    merges = [("t", "h"), ("th", "e</w>"), ("c", "a"), ("a", "t</w>"), ("c", "at</w>"), ("d", "o"), ("s", "</w>")]
-    letters = [c + e for c in "abcdehilmnostuwz&;'.,%!?-@" for e in ("", "</w>")]
-    of_source = ["<s>", "<pad>", "</s>", "<unk>", *letters, "th", "the</w>", "cat</w>"]
-    of_target = ["<s>", "<pad>", "</s>", "<unk>", *letters[::-1], "the</w>", "do"]
-    for name, pieces in (("src", of_source), ("tgt", of_target)):
-        (path / f"vocab-{name}.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
-    (path / "merges.txt").write_text("".join(f"{a} {b} 7\n" for a, b in merges))
-    (path / "tokenizer_config.json").write_text(json.dumps({"langs": ["en", "de"], "do_lower_case": True}))
-    sizes = {"src_vocab_size": len(of_source), "tgt_vocab_size": len(of_target), "langs": ["en", "de"]}
-    config = transformers.FSMTConfig(**SIZES, **sizes, forced_eos_token_id=None)
-    model = transformers.FSMTForConditionalGeneration(config)
-    tables = {name: p.clone() for name, p in model.named_parameters() if "embed_positions" in name}
-    model = cases.randomized(torch, model)
-    with torch.no_grad():
-        for name, table in tables.items():
-            model.get_parameter(name).copy_(table)
-    cases.saved(model, path, "float32")
-    return transformers.FSMTTokenizer.from_pretrained(path)
-
-
-MODELS = {"marian": (marian, False), "marian-two": (marian, True), "fsmt": (fsmt, True)}
+MODELS = {"marian": (marian, False), "marian-two": (marian, True)}
 kinds = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -101,8 +77,7 @@ def made(kind, path):
 def test_texts_become_the_tokens_of_transformers_and_back(tmp_path, kind):
     theirs, (_, config, ours) = made(kind, tmp_path / "theirs")
     for text in TEXTS:
-        if text or kind != "fsmt":
-            assert ours.framed(ours.encode(text)) == theirs(text)["input_ids"], text
+        assert ours.framed(ours.encode(text)) == theirs(text)["input_ids"], text
     known = sorted(ours.target.values())
     assert known[-1] == config.N_V - 1
     rows = np.random.default_rng(0).choice(known, size=(20, 9)).tolist()
@@ -126,8 +101,7 @@ def test_it_is_saved_with_a_run_and_written_for_transformers(tmp_path, kind):
 @kinds
 def test_a_text_is_translated_as_by_transformers(tmp_path, kind):
     theirs, _ = made(kind, tmp_path / "theirs")
-    name = "MarianMTModel" if "marian" in kind else "FSMTForConditionalGeneration"
-    model = getattr(transformers, name).from_pretrained(tmp_path / "theirs")
+    model = transformers.MarianMTModel.from_pretrained(tmp_path / "theirs")
     answerer = answerer_for(load_model(tmp_path / "theirs"), Options(l_max=9))
     for text in TEXTS[:2]:
         inputs = theirs(text, return_tensors="pt")
@@ -140,7 +114,7 @@ def test_a_text_is_translated_as_by_transformers(tmp_path, kind):
 @kinds
 def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
     made(kind, tmp_path / "theirs")
-    file = tmp_path / "theirs" / ("vocab-src.json" if kind == "fsmt" else "vocab.json")
+    file = tmp_path / "theirs" / "vocab.json"
     state = json.loads(file.read_text())
     del state["<unk>"]
     file.write_text(json.dumps(state))
@@ -152,15 +126,6 @@ def test_a_damaged_tokenizer_is_refused(tmp_path, kind):
     [
         ("marian", "vocab.json", '{"<unk>": "1"}', r"vocab\.json: '<unk>' has the token ID '1', expected an integer"),
         ("marian-two", "vocab.json", '{"<unk>": 90}', r"'<unk>' has the token ID 90, expected an integer below \d\d$"),
-        ("fsmt", "vocab-tgt.json", '{"a": -1}', r"vocab-tgt\.json: 'a' has the token ID -1, expected an integer"),
-        ("fsmt", "merges.txt", "t h\nalone\n", r"merges\.txt: 'alone' is alone on its line, expected two pieces"),
-        ("fsmt", "merges.txt", b"\xff", r"merges\.txt is not text in UTF-8: invalid start byte"),
-        (
-            "fsmt",
-            "tokenizer_config.json",
-            '{"langs": ["en", 3]}',
-            r"langs: expected the codes of two languages, got \['en', 3\]",
-        ),
         ("marian", "source.spm", b"", "a SentencePiece model is damaged: it is empty"),
         ("marian", "source.spm", b"\x0a\xff", "a SentencePiece model is damaged"),
     ],

@@ -313,7 +313,7 @@ def decode(
 def of_context(theta: Any) -> Any:
     """Return theta with what embeds the context of Algorithm 8 in place of what embeds the primary sequence.
 
-    Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: FSMT (Ng et al. 2019).
+    Sources: positions and norm of the embeddings: BART (Lewis et al. 2019); W_e: Marian (Junczys-Dowmunt et al. 2018).
     """
     return SimpleNamespace(**vars(theta) | {name: W for name, W in vars(theta.context).items() if W is not None})
 
