@@ -103,7 +103,9 @@ def leave_to_thorough(items):
     """
     cases, tests, later = collections.defaultdict(list), collections.defaultdict(list), []
     for item in items:
-        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, NOT_QUICK)):
+        says_so = any(mark.name == "sampled" for mark in item.own_markers)  # whole commands are drawn only then
+        others = ("slow", "thorough") if says_so else NOT_QUICK
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, others)):
             cases[item.module, item.originalname].append(item)
     for (module, name), of_test in cases.items():
         marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{SEED} {module.__name__} {name}")

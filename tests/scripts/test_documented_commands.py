@@ -44,7 +44,7 @@ FILES = {
 RUNS = dict.fromkeys(("RUN", "runs/docs", "runs/demo", "runs/mine", "runs/gpt2", "runs/llama", "runs/own"), "d")
 RUNS |= {"runs/words": "ed"}
 RUNS |= dict.fromkeys(("runs/masked", "runs/minilm"), "e")
-VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT", "runs/demo": "OLMO2", "runs/docs": "LLAMA"}
+VARIANTS = {"runs/llama": "LLAMA", "runs/minilm": "BERT", "runs/demo": "OLMO2"}
 BLOCKS = {"H": 2, "d_e": 32, "d_mlp": 32}  # the rows that quantized files have
 INPUT = "to be\n\n/reset\nor not\n"
 
@@ -73,7 +73,12 @@ ELSEWHERE = ("serve", "scaling")
 OF_THEIR_OWN = re.compile(
     "--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
-HERE = [(name, words) for name, words in FOUND if not (name in ELSEWHERE or OF_THEIR_OWN.search(f"{name} {words}"))]
+LONG = {("benchmark", ""): pytest.mark.thorough}  # half of its parts have commands of their own
+HERE = [
+    pytest.param(*command, marks=LONG.get(command, ()))
+    for command in FOUND
+    if not (command[0] in ELSEWHERE or OF_THEIR_OWN.search(" ".join(command)))
+]
 """Not those of serve.py, of several processes and of foreign code, which are what test_serve_script.py,
 tests/training/mesh/test_processes.py and tests/project/test_examples.py run; scaling.py stands below. What needs a
 model of people, an adapter, images or several tasks is in test_chat_script.py, test_convert_script.py and
