@@ -12,7 +12,7 @@ from algorithms.lines import MLP, Attention
 from tests import cases, family_cases
 from tests.own_lines.retention import HYBRID, Retention
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2, tests=6)
 
 l = 11
 SIZES = {"N_V": 17, "l_max": 13, "L": 4, "H": 2, "d_e": 12, "d_mlp": 7}

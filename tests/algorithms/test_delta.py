@@ -14,6 +14,8 @@ from algorithms.model import delta
 from tests.cases import assert_close, assert_trees_close
 from training.crosscheck.oracle.lines import gated_delta
 
+pytestmark = pytest.mark.sampled(1, tests=4)
+
 LINE, D_E, B, L = GatedDelta(n=4, n_keys=2, d_key=5, d_value=3, norm=RMSNorm(epsilon=1e-3)), 7, 2, 13
 NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
 RULES = ("paper", "auto")

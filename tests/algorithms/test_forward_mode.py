@@ -82,7 +82,7 @@ REVERSE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("mode", REVERSE)
 def test_reverse_mode_is_that_of_the_lines_as_printed(mode, loss):

@@ -16,6 +16,8 @@ from tests.cases import assert_close, assert_trees_close, random_theta
 from tests.own_lines import loops
 from tests.own_lines.retention import HYBRID, Retention
 
+pytestmark = pytest.mark.sampled(1, tests=4)
+
 SIZES: Any = {"N_V": 13, "l_max": 29, "H": 2, "d_e": 8, "d_mlp": 5}
 X = np.random.default_rng(0).integers(0, 10, (2, 7))
 

@@ -12,6 +12,8 @@ from tests.own_lines.slopes import SLOPES
 from training.generation import generate
 from training.tasks.own_lines import modules_of, variant_named
 
+pytestmark = pytest.mark.sampled(1, tests=3)
+
 CONFIG = alg.DTransformerConfig(N_V=13, l_max=23, L=2, H=3, d_e=6, d_mlp=5, variant=SLOPES)
 THETA = random_theta(CONFIG)
 X = np.random.default_rng(0).integers(0, 10, (2, 7))

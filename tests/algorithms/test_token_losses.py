@@ -8,7 +8,7 @@ import pytest
 import algorithms as alg
 from tests import cases
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(1, tests=6)
 
 SIZES = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 8, "d_mlp": 5}
 X = jnp.array([[1, 4, 2, 7, 10], [5, 0, 3, 6, 9]])

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from algorithms import LLAMA, DTransformerConfig, d_inference, d_token_losses, partition_specs
@@ -13,6 +14,8 @@ from algorithms.machinery.record import Record
 from tests.cases import assert_trees_close, random_theta
 from training.generation import Generator
 from training.generation.cache import Kept
+
+pytestmark = pytest.mark.sampled(1, tests=1)
 
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
 HYBRID = LLAMA.but(attention=(DELTA, DELTA, Attention(positions=Rotary(), biases=False)))

@@ -16,6 +16,8 @@ from training.generation.cache import Kept, rows_of
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
+pytestmark = pytest.mark.sampled(1, tests=2)
+
 CONFIG = DTransformerConfig(N_V=13, l_max=130, L=7, H=2, d_e=8, d_mlp=5, variant=HYBRID)
 THETA = random_theta(CONFIG)
 X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 2, 5])

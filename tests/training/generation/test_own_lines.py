@@ -29,6 +29,8 @@ from training.generation import generate, translate
 from training.generation.layout import sizes_of_layers, unstacked
 from training.generation.prefixes import Prefixes
 
+pytestmark = pytest.mark.sampled(1, tests=4)
+
 Z = np.random.default_rng(0).integers(14, size=(3, 9))
 LENGTHS = np.array([9, 1, 4])
 

@@ -21,6 +21,8 @@ from training.loop.train_step import batch_loss
 from training.runs.metrics import read_metrics
 from training.tasks import TASKS
 
+pytestmark = pytest.mark.sampled(1, tests=4)
+
 N, K, BALANCE = 4, 2, 0.3
 EXPERTS = Experts(n=N, k=K, activation="silu", gated=True, biases=False, balance=BALANCE)
 VARIANT = LLAMA.but(mlp=EXPERTS)

@@ -44,7 +44,7 @@ def test_commands_take_it(run, called, printed):
         texts[dtype] = printed("generate", run, *flags)
     assert texts["float32"] != texts["bfloat16"]  # the log-probabilities are rounded
     status, _, err = called("generate", run, "--dtype", "int3")
-    assert (status, "--dtype: expected one of float32, bfloat16, float16, got 'int3'" in err) == (2, True)
+    assert (status, "--dtype: expected one of auto, float32, bfloat16, float16, got 'int3'" in err) == (2, True)
 
 
 def test_each_of_eight_devices_reads_its_part(run):

@@ -22,6 +22,8 @@ from training.runs.directory import load_run
 from training.serving.engine import Engine, Failed, Job
 from training.serving.memory import Budget, TooLargeError
 
+pytestmark = pytest.mark.sampled(1, tests=4)
+
 TOKENIZER = CharacterTokenizer("abcdefghijklmn")
 CONFIG = DTransformerConfig(N_V=17, l_max=3000, L=2, H=2, d_e=8, d_mlp=12)
 THETA = random_theta(CONFIG)
