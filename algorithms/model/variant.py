@@ -200,7 +200,7 @@ class Variant(Record):
         return _parts(self, L)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
 def _parts(variant: Variant, L: int | None) -> tuple[Part, ...]:
     n, cycle = 0 if variant.first is None else variant.first.n, len(variant.attentions) * variant.shared_layers
     L = n + cycle if L is None else L

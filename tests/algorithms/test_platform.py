@@ -13,8 +13,10 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import algorithms as alg
+from algorithms.lines import GatedDelta
 from tests import cases
 from tests.algorithms.test_attention import mh_params
+from tests.own_lines.retention import HYBRID
 
 TPU = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
 KERNEL = "tpu_custom_call"
@@ -105,8 +107,8 @@ def hidden(theta, x):
     return alg.d_hidden_state(x, half)
 
 
-def model():
-    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
+def model(variant=alg.GPT2):
+    config = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=variant)
     return alg.init_d_transformer(jax.random.key(0), config), cases.random_tokens(2, 128, n=97).astype(jnp.int32)
 
 
@@ -138,11 +140,17 @@ def test_a_program_has_no_kernel_that_does_not_take_its_dtype_or_that_not_all_it
     assert call not in program.mlir_module()
 
 
-@pytest.mark.parametrize("f", [hidden, updated])
-def test_an_exported_program_computes_the_same_also_from_a_file(f):
+DELTA = HYBRID.but(attention=(GatedDelta(n=2, n_keys=2, d_key=3, d_value=5), *HYBRID.attention[1:]))
+
+
+@pytest.mark.parametrize(
+    ("f", "variant"), [(hidden, alg.GPT2), (updated, alg.GPT2), (hidden, HYBRID), (updated, DELTA)]
+)
+def test_an_exported_program_computes_the_same_also_from_a_file(f, variant):
+    """Also with a mixer of one's own."""
     pytest.importorskip("flatbuffers")
     with jax.enable_x64(False):
-        theta, x = model()
+        theta, x = model(variant)
         leaves, tree = jax.tree.flatten(theta)
 
         def of_leaves(leaves, x):
