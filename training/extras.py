@@ -1,6 +1,7 @@
 """The project's extras: sets of optional libraries."""
 
 import re
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def install(extra: str) -> str:
         return f"pip install '{PROJECT}[{extra}]'"
     except metadata.PackageNotFoundError:
         return f"pip install -e '{Path(__file__).parents[1]}[{extra}]'"
+
+
+def release() -> str:
+    """Return the version of the project: of what is installed, or else of the checkout that runs."""
+    try:
+        return metadata.version(PROJECT)
+    except metadata.PackageNotFoundError:
+        about = (Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8")
+        return tomllib.loads(about)["project"]["version"]
 
 
 def unsafe(package: str, *, least: str, because: str) -> str | None:

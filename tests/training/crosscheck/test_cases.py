@@ -5,6 +5,7 @@ import functools
 import html
 import json
 import re
+from importlib import metadata
 from xml.etree import ElementTree
 
 import jax
@@ -99,6 +100,7 @@ def test_files_hold_the_case(tmp_path):
     assert again.inputs == case.inputs
     assert all(np.array_equal(again.theta[name], W) for name, W in case.theta.items())
     state, lines = json.loads((tmp_path / "case.json").read_text("utf-8")), load_file(tmp_path / "lines.safetensors")
+    assert state["written_by"] == f"formal-algorithms {metadata.version('formal-algorithms')}"
     told = {entry["key"]: entry for entry in state["lines"]}
     assert set(told) == set(lines)
     scores = told["l2/6:4.4"]
@@ -135,9 +137,12 @@ def test_refused(given, message):
         make_case(**given)
 
 
-def test_a_model_with_normalized_heads_is_written(tmp_path):
-    """Its γ is differentiated in replicas that the queries do not have."""
-    case = make_case(10, "QWEN3", **TINY | {"H_kv": 1, "d_mlp": 3})
+@pytest.mark.parametrize(("variant", "sizes"), [
+    ("QWEN3", {"H_kv": 1}),  # the γ of its queries is differentiated in replicas that these do not have
+    ("DEEPSEEK", {}),  # as are the rows of its queries and keys that are turned, and those that are not
+])  # fmt: skip
+def test_a_model_whose_rows_have_replicas_of_their_own_is_written(variant, sizes, tmp_path):
+    case = make_case(10, variant, **TINY | sizes)
     write_case(case, tmp_path)
     assert set(load_file(tmp_path / "gradients.safetensors")) == set(case.theta)
 

@@ -132,11 +132,11 @@ class Attention(Parts):
         c = self.use("clip", place, key)
         return Y if c is None else np.where(np.real(Y) > c, c, np.where(np.real(Y) < -c, -c, Y))
 
-    def _rotate(self, place: str, Y: Any, t: Any) -> Any:
-        """Y turned at the positions t, rounded as tables made in float32 are."""
+    def _rotate(self, place: str, Y: Any, t: Any, way: int = 1) -> Any:
+        """Y turned at the positions t, rounded as tables made in float32 are; `way`: −1 is backwards."""
         turn, first = self.use("rotation", place), self.use("rotation_first", place)
         share, scaling = self.use("rotation_share", place), self.use("rotation_scaling", place)
-        out = turn(Y, t + first, 2 * int(Y.shape[-2] * share / 2), scaling)
+        out = turn(Y, way * (t + first), 2 * int(Y.shape[-2] * share / 2), scaling)
         return self.off(self.rounded(out), np.abs(Y).max(-2, keepdims=True), 1.0 + np.abs(t))
 
     def _turned(self, place: str, Q: Any, K: Any, k: list[Key]) -> Any:
@@ -147,7 +147,8 @@ class Attention(Parts):
             kt = Key(place, 4, key.line, "turned")
 
             def thunk(Y: Any = Y, on: int = on) -> Any:
-                return self._rotate(place, Y, np.arange(Y.shape[-1])) if self.use("rotates", place)[on] else Y
+                way = self.use("rotates", place)[on]
+                return self._rotate(place, Y, np.arange(Y.shape[-1]), way) if way else Y
 
             turned.append((self.line(kt, thunk, [key], parts=True, forms=self._forms(Y.shape[-2])), kt))
         (Q, kq), (K, kk) = turned
@@ -176,11 +177,10 @@ class Attention(Parts):
             return self.product(self.p(prefix + name), reads[:, None])
 
         def queries() -> Any:
-            return np.concatenate([part("W_q", C_q), self._rotate(place, part("W_qr", C_q), t)], axis=-2)
+            return _stacked(part("W_q", C_q), self._rotate(place, part("W_qr", C_q), t))
 
         def keys() -> Any:
-            K = part("W_k", C)
-            return np.concatenate([K, np.broadcast_to(K_r[:, None], (*K.shape[:2], *K_r.shape[1:]))], axis=-2)
+            return _stacked(part("W_k", C), K_r[:, None])
 
         Q = self.line(k["1"], queries, [kq], parts=True)
         K = self.line(k["2"], keys, [k["2 c"], k["2 W_kr X turned"]], parts=True)
@@ -308,3 +308,9 @@ class Attention(Parts):
     def _values(self, place: str, V: Any, A: Any) -> Any:
         f = self.use("values", place)
         return self.off(f(V, A), np.abs(f(np.abs(V), np.abs(A)))) if self.epsilon else f(V, A)
+
+
+def _stacked(A: Any, B: Any) -> Any:
+    """The rows of A, and below them those of B, which may have other replicas or be of no head."""
+    axes = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return np.concatenate([np.broadcast_to(M, (*axes, *M.shape[-2:])) for M in (A, B)], axis=-2)

@@ -20,6 +20,7 @@ from training.crosscheck.comparison import run_paper
 from training.crosscheck.models import family_parameters, few, options_of
 from training.crosscheck.oracle import family
 from training.crosscheck.scenarios import Run
+from training.extras import PROJECT, release
 from training.runs.named_arrays import save_tensors
 
 from .cases import EPSILON, FORMAT, Case, tolerances
@@ -299,6 +300,7 @@ def write_case(case: Case, directory: str | pathlib.Path) -> None:
     values = {visit: lines.get(visit, seen.value[0]) for visit, seen in run.lines.items()}
     state = {
         "format": FORMAT,
+        "written_by": f"{PROJECT} {release()}",
         **{f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name not in ("theta", "record")},
     }
     state["inputs"] = {n: np.asarray(v).tolist() for n, v in case.inputs.items()}
