@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from training.disk import reason
 from training.loop.program import Plan, TrainingError, evaluated
@@ -106,15 +105,9 @@ class Store(contextlib.ExitStack):
         """Record the settings of a plan."""
         self._files.note(plan.description)
 
-    def save(self, plan: Plan, state: TrainState, progress: Progress) -> None:
+    def save(self, state: TrainState, progress: Progress) -> None:
         """Write a checkpoint in the background, or raise CheckpointError if it cannot be written."""
-        meta = {
-            "progress": progress.to_json(),
-            "metrics_bytes": 0 if self._log is None else self._log.size(),
-            "key": np.asarray(jax.random.key_data(plan.key)).tolist(),
-            "run": plan.description.to_json(),
-            "tokenizer": plan.data.tokenizer.to_json(),
-        }
+        meta = {"progress": progress.to_json(), "metrics_bytes": 0 if self._log is None else self._log.size()}
         if self._best:
             self._best.wait()  # before a checkpoint names them
         self._checkpoints.save(progress.step, _items(state), meta)

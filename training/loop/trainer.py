@@ -111,7 +111,7 @@ def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState,
         return Program.fitting(plan, state, watch.clock, watch.interrupts.run, split), state, progress
     except Interrupted:
         if watch.processes.count == 1:  # several end at once, each where it is
-            store.save(plan, state, progress)
+            store.save(state, progress)
         raise
 
 
@@ -169,12 +169,12 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
             if evaluates:
                 record.evaluate(state)
             if saves or progress.stopped:
-                store.save(plan, state, progress)
+                store.save(state, progress)
             if evaluates or saves:
                 record.rates.skip()
     except Interrupted:
         record.settle(state, most=0)
-        store.save(plan, state, progress)
+        store.save(state, progress)
         raise
     return state
 
