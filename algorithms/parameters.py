@@ -97,7 +97,8 @@ class MLPParams(NamedTuple):
 class ExpertsParams(NamedTuple):
     """A mixture of experts in place of an MLP; not in the paper. Of ``experts``, all arrays have the experts in front.
 
-    The router has a row for each expert; b_choice only decides which experts are chosen, and has no gradient.
+    The router has a row for each expert; b_choice only decides which experts are chosen, and has no gradient; w_s gates
+    the shared MLP.
     """
 
     W_r: Array
@@ -106,6 +107,7 @@ class ExpertsParams(NamedTuple):
     experts: MLPParams
     shared: MLPParams | None = None
     norm_out: LayerNormParams | None = None
+    w_s: Array | None = None
 
 
 @serializable

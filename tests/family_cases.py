@@ -139,6 +139,8 @@ DECODERS += (
     "MINIMAX_M2",
     "MIXTRAL",
     "QWEN3_MOE",
+    "QWEN3_NEXT",
+    "QWEN3_5",
     "OLMOE",
     "GPT_OSS",
     "DEEPSEEK",
@@ -150,6 +152,8 @@ NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
 GATED = Attention(positions=POSITIONS["halves"], biases=False, gated=True)
 NAMED["HYBRID"] = (algorithms.LLAMA.but(attention=(DELTA, GATED)), 2, False)
+RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not variant.is_one_stack]
+"""Those with layers that keep a state in place of keys and values."""
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
 EVERY = NAMED | COVERING
 ENCODERS = {f"encoder{i}": variant_of(row) for i, row in enumerate(covering_array(BOTH_WAYS))}
@@ -166,6 +170,7 @@ def config_of(name: str, **changes: Any) -> Any:
     """The configuration of a named variant, or of a row."""
     variant, H_kv, tied = (EVERY | OWN | ENCODERS | ENCODER_DECODERS)[name]
     L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
+    L = L if variant.is_one_stack else len(variant.attentions) + 1
     sizes = {**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes}
     if name in ENCODER_DECODERS:
         return EDTransformerConfig(L_enc=sizes.pop("L"), L_dec=2, **sizes)

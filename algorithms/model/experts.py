@@ -44,6 +44,7 @@ class Experts(MLP):
         chosen_groups: number of groups in which a token chooses: those with the largest sums of their best scores.
         best: number of these scores: two, or one as in DeepSeek-V2.
         shared: s: an MLP of s·d_mlp hidden units, which every token takes, is added; 0: none.
+        shared_gate: whether that MLP is multiplied by σ(w_sᵀ X), one number for each token, as in Qwen3-Next.
         balance: coefficient of the balancing loss, which training adds.
     """
 
@@ -58,6 +59,7 @@ class Experts(MLP):
     chosen_groups: Count = 1
     best: Count = 2
     shared: Annotated[int, Range("a number >= 0", lambda s: s >= 0)] = 0
+    shared_gate: bool = False
     balance: Annotated[float, Range("a number >= 0", lambda c: c >= 0)] = 0.0
 
     divided: ClassVar[tuple[str, ...]] = ("N_experts", "N_shared*d_mlp")
@@ -71,6 +73,8 @@ class Experts(MLP):
             self.refuse("chosen_groups", f"at most groups = {self.groups}")
         if self.k > self.n // self.groups * self.chosen_groups:
             self.refuse("k", f"at most the {self.n // self.groups * self.chosen_groups} experts to choose from")
+        if self.shared_gate and not self.shared:
+            self.refuse("shared_gate", "False where shared = 0")
 
     def shapes(self) -> ExpertsParams:
         """The shapes of its parameters."""
@@ -83,6 +87,7 @@ class Experts(MLP):
             experts=jax.tree.map(lambda s: dataclasses.replace(s, axes=f"N_experts {s.axes}"), mlp),
             shared=shared if self.shared else None,
             norm_out=self.normalize_output and self.normalize_output.shapes(),
+            w_s=array("d_e", self.shared_gate),
         )
 
     def share_read(self, name: str) -> Fraction:
@@ -117,7 +122,8 @@ class Experts(MLP):
         else:
             Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), **options)
         if W.shared is not None:
-            Y = Y + super().__call__(X, W.shared, **options)
+            shared = super().__call__(X, W.shared, **options)
+            Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)
 
     def scored(self, router: Float[Array, "N_experts *columns"]) -> Float[Array, "N_experts *columns"]:

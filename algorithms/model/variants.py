@@ -1,6 +1,7 @@
 """Published models, as the lines of the pseudocode that they change."""
 
 from algorithms.model.attention import Attention
+from algorithms.model.delta import GatedDelta
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.experts import Experts
@@ -225,6 +226,20 @@ MIXTRAL = LLAMA.but(
 
 QWEN3_MOE = QWEN3.but(mlp=Experts(n=128, k=8, activation="silu", gated=True, biases=False, balance=0.001))
 """Yang et al. 2025: QWEN3 in which each token takes 8 of 128 gated MLPs."""
+
+_QWEN3_NEXT_ATTENTION = Attention(
+    positions=Rotary(base=10_000_000.0, share=0.25), biases=False, normalize_heads=_GEMMA_NORM, gated=True
+)
+
+QWEN3_NEXT = LLAMA.but(
+    norm=_GEMMA_NORM,
+    attention=(*[GatedDelta(n=32, n_keys=16, d_key=128, d_value=128)] * 3, _QWEN3_NEXT_ATTENTION),
+    mlp=Experts(n=512, k=10, activation="silu", gated=True, biases=False, shared=1, shared_gate=True, balance=0.001),
+)
+"""Qwen Team 2025: gated delta rules in three of four layers, gated attention, 10 of 512 MLPs and a gated shared one."""
+
+QWEN3_5 = QWEN3_NEXT.but(mlp=LLAMA.mlp)
+"""Qwen Team 2026 (Qwen 3.5, text): QWEN3_NEXT with one MLP."""
 
 OLMOE = LLAMA.but(
     attention=Attention(

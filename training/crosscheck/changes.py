@@ -25,7 +25,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
-SHARING += ("MIXTRAL", "QWEN3_MOE", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
+SHARING += ("MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
 
@@ -68,8 +68,6 @@ def changed_lines(variant: Any, algorithm: int, sharing: int = 1) -> dict[tuple[
     Raises:
         ValueError: if a row does not fit its formula.
     """
-    attentions = tuple(line for line in variant.attentions if hasattr(line, "biases"))  # and no other mixers
-    variant = variant.but(attention=attentions or type(variant)().attention)
     found: dict[tuple[int, str], ChangedLine] = {}
     for change in CHANGES:
         value = change.of(variant, sharing)
@@ -101,10 +99,15 @@ def _held(variant: Any, field: str) -> Any:
     part, _, name = field.partition(".")
     if part != "attention":
         return getattr(getattr(variant, part), name, None) if name else getattr(variant, part)
-    held = list(dict.fromkeys(getattr(a, name) for a in variant.attentions))
+    held = list(dict.fromkeys(getattr(a, name) for a in _attentions(variant)))
     if len(held) == 1:
         return held[0]
     return ", ".join("∞" if value is None else _text(value) for value in held) + " in turn"
+
+
+def _attentions(variant: Any) -> tuple[Any, ...]:
+    """The attentions among its mixers; if there are none, the paper's, which changes nothing."""
+    return tuple(line for line in variant.attentions if hasattr(line, "biases")) or type(variant)().attentions
 
 
 def _text(value: Any) -> str:
@@ -114,7 +117,7 @@ def _text(value: Any) -> str:
 
 def _has(kind: str) -> Callable[[Any], bool]:
     """Whether a variant has attentions with positions of a class."""
-    return lambda variant: any(type(a.positions).__name__ == kind for a in variant.attentions)
+    return lambda variant: any(type(a.positions).__name__ == kind for a in _attentions(variant))
 
 
 def _is_rms(variant: Any) -> bool:
@@ -126,7 +129,7 @@ def _norm(variant: Any) -> str:
 
 
 def _rotation(variant: Any) -> str | None:
-    rotary = [a.positions for a in variant.attentions if type(a.positions).__name__ == "Rotary"]
+    rotary = [a.positions for a in _attentions(variant) if type(a.positions).__name__ == "Rotary"]
     if not rotary:
         return None
     bases, r = list(dict.fromkeys(f"{r.base:,.0f}" for r in rotary)), rotary[0]
@@ -139,13 +142,23 @@ def _rotation(variant: Any) -> str | None:
 
 def _latent(variant: Any) -> str | None:
     """What latent attention has in place of Algorithm 5."""
-    line = variant.attentions[0]
+    line = _attentions(variant)[0]
     if not hasattr(line, "d_q"):
         return None
     q = "X̃" if line.d_q is None else "q"
     norms = "c = rms_norm(W_c X̃)" + ("" if line.d_q is None else ", q = rms_norm(W_cq X̃)")
     rotary = f"R rotates {_rotation(variant)}".replace("d_attn", "d_r")
     return f"queries [W_q^h {q}; R W_qr^h {q}], keys [W_k^h c; R W_kr X̃], values W_v^h c; {norms}; {rotary}"
+
+
+def _mixers(variant: Any) -> str | None:
+    """The gated delta rule, and the attentions with which it takes turns."""
+    kinds = [
+        "MHAttention" if hasattr(line, "biases") else "GatedDelta"
+        for line in variant.attentions
+        if hasattr(line, "n_keys") or hasattr(line, "biases")
+    ]
+    return " or ".join(dict.fromkeys(kinds)) if "GatedDelta" in kinds else None
 
 
 def _experts(variant: Any) -> str | None:
@@ -174,6 +187,10 @@ RETURN: Lines = {8: "return", 9: "return", 10: "return"}
 DROP_POSITIONS: Edits = {r" \+ W_p\[:, t\]": ""}
 SINUSOIDS: Edits = {r"W_p\[:, t\]": "PE(t)"}
 DROP_NORM: Edits = {r"(?:layer|rms)_norm\((\w\[:,t\]) \|[^)]*\)": r"\1"}
+DELTA = (
+    "GatedDelta: in every head S ← αS; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, W_out (rms_norm(o) ⊙ SiLU(W_z X̃)); "
+    "q, k, v: of W_q X̃, W_k X̃, W_v X̃ after a convolution over the last tokens and SiLU, q and k of length 1"
+)
 NORMED = "norm: that of the next line, of what is read"
 
 
@@ -182,11 +199,11 @@ def _positions(form: str | None) -> Callable[[Any], bool]:
 
 
 def _biases(*without: Any) -> Callable[[Any], bool]:
-    return lambda variant: variant.attentions[0].biases in (False, *without)
+    return lambda variant: _attentions(variant)[0].biases in (False, *without)
 
 
 def _norms_of_heads(variant: Any) -> str | None:
-    norm = variant.attentions[0].normalize_heads
+    norm = _attentions(variant)[0].normalize_heads
     return norm and ("with γ_k and γ_q" if norm.gamma else "without γ")
 
 
@@ -258,12 +275,13 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.cap", {4: "5"}, {"$": ", else S[t_z,t_x] ← c√d_attn tanh(S[t_z,t_x]/(c√d_attn))"}, "c = VALUE"),
     Change("attention.sinks", {4: "return"}, {r"softmax\((.*)\)": r"softmax_s(\1)"},
            "softmax_s: with exp s of this head's sink in the denominator, too"),
-    Change("attention.gated", {4: "return"}, {r"Ṽ = (.*)$": r"Ṽ = σ(W_g^h X) ⊙ (\1)"}),
+    Change("attention.gated", {5: "2"}, {"← (.*)$": r"← σ(W_g^h X) ⊙ \1"}),
     Change("attention.window", {8: "14", 10: "6"}, {"t ≤ t'": "t' − w < t ≤ t'"}, "w = VALUE"),
     Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
-           value=lambda v: v.attentions[0].normalize_output and _norm(v)),
+           value=lambda v: _attentions(v)[0].normalize_output and _norm(v)),
     Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),
+    Change("attention", {10: "6"}, {"MHAttention": "VALUE"}, DELTA, _mixers),
     Change("mlp.gated", MLP, {r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)":
                               r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"}),
     Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),
@@ -277,6 +295,7 @@ CHANGES: tuple[Change, ...] = (
            "G: VALUE", _experts),
     Change("mlp.shared", MLP, {"$": " + MLP(X̃ | 𝓦_l^shared)"},
            "MLP: line 8 without experts, which every token takes"),
+    Change("mlp.shared_gate", MLP, {r"\+ (MLP\(.*)$": r"+ σ(w_s^lᵀ X̃) ⊙ \1"}),
     Change("first", {10: "8"}, {"$": "; for l ≤ VALUE: X ← X + MLP(X̃ | 𝓦_l^first)"},
            "MLP: line 8 without experts, in the first layers", lambda v: v.first and v.first.n),
     Change("mlp", {10: "7"}, DROP_NORM, value=lambda v: v.mlp is None),

@@ -36,6 +36,8 @@ def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
+        if _is(a, lines.GatedDelta):
+            return a.but(n=4, n_keys=2, d_key=3, d_value=5)
         if not _is(a, lines.Attention):
             return a
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}

@@ -113,6 +113,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("first position dropped", "Embedding._learned", "return", "self.first_position + t", "t", 2, "return", "OPT"),
     ),
     "model/experts.py": (
+        ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared", "shared", 10, "8", "QWEN3_NEXT"),
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),
     ),
     "model/mlp.py": (

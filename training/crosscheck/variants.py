@@ -86,10 +86,11 @@ class VariantScenarios(Scenarios):
             implementation=implementation,
         )
         self.variant = with_numbers_that_matter(self.record)
-        self.hidden: set[type] = set()
-        latent = {type(line) for line in self.variant.attentions if hasattr(line, "d_q")}
-        if latent:  # latent attention
-            self.hidden, self.called = latent, WITHOUT_ATTENTION
+        self.hidden = {
+            type(line) for line in self.variant.attentions if hasattr(line, "d_q") or not hasattr(line, "biases")
+        }
+        if self.hidden == set(map(type, self.variant.attentions)):  # none calls Algorithm 5
+            self.called = WITHOUT_ATTENTION
         self.model = self._model()
 
     def _record(self, package: ModuleType) -> Any:
@@ -154,7 +155,7 @@ def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
 
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            for name in {"read", "weights", "write", "__call__"} & vars(kind).keys():
+            for name in {"read", "weights", "write", "__call__", "whole", "step"} & vars(kind).keys():
                 stack.enter_context(mock.patch.object(kind, name, untraced(vars(kind)[name])))
         return code()
 

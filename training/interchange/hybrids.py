@@ -1,9 +1,9 @@
-"""Qwen 3.5 (text), as Algorithm 10 with changed lines: gated delta rules, and gated attention in every fourth layer."""
+"""Qwen3-Next and Qwen 3.5 (text), by changed lines: gated delta rules, and gated attention in every fourth layer."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, GatedDelta, RMSNorm, Rotary
+from algorithms.lines import MLP, Attention, Embedding, Experts, GatedDelta, RMSNorm, Rotary
 from algorithms.model.variants import PAPER
 from training.interchange.decoders import (
     FULL,
@@ -18,12 +18,19 @@ from training.interchange.decoders import (
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, theirs, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import rows
-from training.interchange.mixtures import OURS
+from training.interchange.mixtures import MIXTURES, OURS, Mixture, mixture_fields, mixture_table, read_mixture
 
 LINEAR = "linear_attention"
 OF_DELTA = "n n_keys d_key d_value width"
 OF_LINEAR = "num_value_heads num_key_heads key_head_dim value_head_dim conv_kernel_dim"
 DEFAULTS = 32, 16, 128, 128, 4
+SHARED = "shared_expert_intermediate_size"
+H_KV = {"qwen3_next": 2, "qwen3_5_text": 4}
+PROJECTIONS = {
+    "qwen3_next": {"qkvz": "W_q&W_k&W_v&W_z", "ba": "W_b&W_a/W_q"},
+    "qwen3_5_text": {"qkv": "W_q+W_k+W_v", **{a: f"W_{a}" for a in "zba"}},
+}
+"""Of a kind, the projections before a delta rule: the ends of the tensors' names, and our arrays."""
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
@@ -39,14 +46,26 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
             share=said.number("partial_rotary_factor", 0.25),
             scaling=read_scaling(said, found["l_max"]),
         ),
-        biases=fields.flag("attention_bias", False),
+        biases=False,
         normalize_heads=norm,
         gated=True,
     )
     fields.require("hidden_act", "silu", "another nonlinearity")
+    fields.require("attention_bias", False, "biases of the gates of heads")
     lines: list[Any] = [{LINEAR: delta, FULL: attention}[kind] for kind in _layer_types(fields, L)]
     mlp = MLP(activation="silu", gated=True, biases=False)
+    if kind in MIXTURES:
+        mlp = _experts(fields, found, mlp, MIXTURES[kind])
     found |= {"d_mid": found["d_attn"], "norm": norm, "mlp": mlp, "attention": in_turn(lines)}
+
+
+def _experts(fields: Fields, found: dict[str, Any], mlp: MLP, mixture: Mixture) -> Experts:
+    """Return the line of a mixture with a shared expert, whose hidden units are a multiple of the others'."""
+    d_mlp, shared = fields.integer(mixture.width, 512), fields.integer(SHARED, 512)
+    if shared % d_mlp:
+        fields.needs.append(f"a shared expert of {shared} hidden units, no multiple of {d_mlp}")
+    found["d_mlp"] = d_mlp
+    return read_mixture(fields, mixture, mlp, shared=max(shared // d_mlp, 1))
 
 
 def _layer_types(fields: Fields, L: int) -> list[str]:
@@ -75,21 +94,25 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         state[f"linear_{name}"] = getattr(deltas[0], ours)
     positions = attentions[0].positions
     state["rope_parameters"] = {**rotary_fields(positions), "partial_rotary_factor": getattr(positions, "share", 1.0)}
-    state |= {"attention_bias": attentions[0].biases is True, "hidden_act": theirs(v.mlp.activation or "gelu")}
+    state |= {"attention_bias": False, "hidden_act": theirs(v.mlp.activation or "gelu")}
+    if kind in MIXTURES:
+        state |= mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp) | {SHARED: c.d_mlp * getattr(v.mlp, "shared", 0)}
     return []
 
 
-def _architecture() -> Architecture:
+def _architecture(kind: str, name: str) -> Architecture:
     layer, attention = "model.layers.#", "layers.attention"
     delta = f"{layer}.linear_attn"
+    of_delta = {f"{delta}.in_proj_{a}.weight": f"{attention}.{ours}" for a, ours in PROJECTIONS[kind].items()}
+    mlp = rows(f"{layer}.mlp", "gate_proj up_proj down_proj", "layers.mlp", OURS)
     return Architecture(
         "d",
-        "qwen3_5_text",
+        kind,
         PAPER.but(embedding=Embedding(positions=None)),
         [
-            *written(model_type="qwen3_5_text", architectures=["Qwen3_5ForCausalLM"]),
+            *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
             *fields_of(SIZES, OF_SIZES),
-            Field("num_key_value_heads", "H_kv", 4),
+            Field("num_key_value_heads", "H_kv", H_KV[kind]),
             Field("head_dim", "d_attn", 256),
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("tie_word_embeddings", "unembedding.tied", False),
@@ -101,14 +124,13 @@ def _architecture() -> Architecture:
             f"{layer}.self_attn.q_proj.*": f"{attention}.heads.*_q&{attention}.*_g",
             **rows(f"{layer}.self_attn", "k_proj v_proj o_proj", attention, "heads.*_k heads.*_v *_o"),
             **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
-            f"{delta}.in_proj_qkv.weight": f"{attention}.W_q+W_k+W_v",
+            **of_delta,
             f"{delta}.conv1d.weight": f"<{attention}.C_q+C_k+C_v>",
-            **{f"{delta}.in_proj_{a}.weight": f"{attention}.W_{a}" for a in "zba"},
             f"{delta}.dt_bias": f"{attention}.b_a",
             f"{delta}.A_log": f"{attention}.a",
             f"{delta}.norm.weight": f"{attention}.gamma",
             f"{delta}.out_proj.weight": f"{attention}.W_out",
-            **rows(f"{layer}.mlp", "gate_proj up_proj down_proj", "layers.mlp", OURS),
+            **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
             **OUTER,
         },
         _read,
@@ -119,5 +141,5 @@ def _architecture() -> Architecture:
     )
 
 
-KINDS = {"qwen3_5_text": _architecture()}
+KINDS = {kind: _architecture(kind, name) for kind, name in (("qwen3_next", "Qwen3Next"), ("qwen3_5_text", "Qwen3_5"))}
 """By model_type."""

@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     lead: Shape = ()  # leading axes of size 1
     inner: Shape = ()  # axes of size 1 before the last
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
-    by_head: bool = False  # whether its rows interleave our arrays, head by head
+    heads: str = ""  # the name of our array with as many heads as interleave in its rows, if any do
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
     # whether it has all experts, or heads, on an axis in front; our arrays then alternate row by row
     of_experts: bool = False
@@ -61,8 +61,9 @@ class Entry(NamedTuple):
         """
         leaves, field = self.of_leaves(shapes), self.leaves[0].rpartition(".")[2]
         row = () if field.startswith(("b_", "gamma", "beta")) or field in ("s", "a") else leaves[0][-1:]
-        interleaved = len(leaves[0]) - len(row) if self.of_experts and len(leaves) > 1 else int(self.by_head)
-        groups, experts = math.prod(leaves[0][:interleaved]), leaves[0][: int(self.of_experts)]
+        interleaved = leaves[0][: len(leaves[0]) - len(row)] if self.of_experts and len(leaves) > 1 else ()
+        interleaved = shapes[self.heads][len(self.at) :][:1] if self.heads else interleaved
+        groups, experts = math.prod(interleaved), leaves[0][: int(self.of_experts)]
         rows = [math.prod(leaf) // math.prod((groups, *row)) for leaf in leaves]
         return groups, rows, row, (*experts, groups * sum(rows) // math.prod(experts), *row)
 
@@ -111,8 +112,8 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
 
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
-    head by head by ``&``; in ``[`` and ``]`` they have an axis of size 1 in front, and in ``<`` and ``>`` before the
-    last. A tied W_u is another name of W_e.
+    head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
+    in ``<`` and ``>`` before the last. A tied W_u is another name of W_e.
     Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
@@ -138,18 +139,17 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
-        first, *others = (
-            ours.strip("[]<>").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+").split("+")
-        )
+        named = ours.strip("[]<>").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
+        joined, _, heads = named.partition("/")
+        first, *others = joined.split("+")
         scope, dot, leaf = first.rpartition(".")
         of_experts = ".experts" in scope and "@" not in name
         transposed = leaf in TABLES or (leaf.startswith("W_") and (of_experts or (conv1d and bool(scope))))
         others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
-        entry = Entry(name, (first, *others), None, transposed)
+        heads = f"{scope}{dot}{heads}" if heads else first if "&" in ours else ""
+        entry = Entry(name, (first, *others), None, transposed, heads=heads)
         lead, inner = ((1,) if ours.startswith(mark) else () for mark in "[<")
-        found.append(
-            entry._replace(lead=lead, inner=inner, aliases=tuple(aliases), by_head="&" in ours, of_experts=of_experts)
-        )
+        found.append(entry._replace(lead=lead, inner=inner, aliases=tuple(aliases), of_experts=of_experts))
     return found
 
 
@@ -157,7 +157,8 @@ def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Map
     """Return the tensors of a layer, of a row of a stack that may lack this array."""
     stack, l = at
     if stack is not None:
-        entry = entry._replace(leaves=tuple(leaf.replace(".", f".{stack}.", 1) for leaf in entry.leaves))
+        *leaves, heads = (leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads))
+        entry = entry._replace(leaves=tuple(leaves), heads=heads)
     shape = shapes.get(entry.leaves[0])
     if shape is None:
         return []

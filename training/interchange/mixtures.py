@@ -22,6 +22,7 @@ class Mixture(NamedTuple):
     module: str = "mlp"  # in a layer
     router: str = "gate"  # in that module
     choice: str = "gate.e_score_correction_bias"  # in that module: what is added to the scores of the choice
+    shared: str = "shared_experts"  # in that module: what every token takes
     parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
     others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
@@ -34,6 +35,14 @@ OF_V3 = [Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 2.5,
 MIXTURES = {
     "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
+    "qwen3_next": Mixture(
+        ("num_experts", 512),
+        10,
+        "moe_intermediate_size",
+        fields=[Field("norm_topk_prob", "renormalized", True)],
+        shared="shared_expert",
+        others={"shared_gate": True},
+    ),
     "olmoe": Mixture(fields=[CHOSEN]),
     "minimax_m2": Mixture(
         ("num_local_experts", 256),
@@ -89,6 +98,7 @@ def mixture_table(own: Mixture) -> dict[str, str]:
     found = {
         f"{module}.{own.router}.*": f"{ours}.*_r",
         f"{module}.{own.choice}": f"{ours}.b_choice",
+        f"{module}.{own.shared}_gate.weight": f"{ours}.w_s",
     }
     if own.fused:
         for name, leaves in (("gate_up_proj", "_gate+{}_mlp1"), ("down_proj", "_mlp2")):
@@ -97,5 +107,5 @@ def mixture_table(own: Mixture) -> dict[str, str]:
         return found
     for name, leaf in zip(own.parts.split(), OURS.split(), strict=True):
         found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
-        found |= {f"{module}.shared_experts.{name}.*": f"{ours}.shared.{leaf}"}
+        found |= {f"{module}.{own.shared}.{name}.*": f"{ours}.shared.{leaf}"}
     return found

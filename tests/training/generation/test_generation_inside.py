@@ -18,7 +18,12 @@ PROMPTS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0], [8, 0, 0, 0, 0
 LENGTHS = np.array([7, 3, 1])
 KEY = jax.random.key(0)
 NAMES = ("X@3", "X@8", "X@10", "A", "S@5", "Q", "K", "V", "Y@2", at("A", layer=1, head=2), at("X@6", layer=-1))
-DECODERS = ("LLAMA", *(name for name in family_cases.NAMED if name not in ("LLAMA", "HYBRID")), "PAPER", "GPT2")
+DECODERS = (
+    "LLAMA",
+    *(name for name in family_cases.NAMED if name not in ("LLAMA", *family_cases.RECURRENT)),
+    "PAPER",
+    "GPT2",
+)
 VARIANTS, ROWS = (
     [n if n == "LLAMA" else pytest.param(n, marks=pytest.mark.slow) for n in names]
     for names in (DECODERS, family_cases.COVERING)

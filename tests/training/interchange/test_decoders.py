@@ -38,6 +38,8 @@ OLMO3 = {"hidden_size": 60, "num_hidden_layers": 5, "sliding_window": 5}
 DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
 HALF = {**DEFAULT, "partial_rotary_factor": 0.5}
 DELTA = {"num_hidden_layers": 5, "linear_num_value_heads": 6, "linear_num_key_heads": 3}
+IN_TURN = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+SHARED = {"num_experts": 5, "shared_expert_intermediate_size": 22}
 DELTA |= {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "linear_conv_kernel_dim": 3}
 NEOX = {"hidden_size": 48, "head_dim": 8}
 MODELS = {
@@ -55,6 +57,10 @@ MODELS = {
     "nanochat": ("nanochat", {"final_logit_softcapping": 0.7}),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "rope_parameters": HALF, "head_dim": 12}),
+    "qwen3_next": (
+        "qwen3_next",
+        {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
@@ -98,8 +104,8 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     path = cases.saved(model, tmp_path, dtype)
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
-    rounded = "float32" if name == "qwen3_5" else "rounded" if rounded else dtype  # whose rule is in float32
-    cases.assert_decodes_as_theirs(torch, model, path, x, rounded)
+    of_delta = "linear_num_key_heads" in MODELS[name][1]  # whose rule is in float32
+    cases.assert_decodes_as_theirs(torch, model, path, x, "float32" if of_delta else "rounded" if rounded else dtype)
 
 
 def test_a_mask_of_all_ones_makes_gemma_3_an_encoder_with_windows_to_both_sides(tmp_path):
@@ -169,6 +175,13 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
         ("olmoe", {"clip_qkv": "8"}, "clip_qkv: expected a number of at least 0, got '8'"),
         ("mixtral", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
         ("mixtral", {"sliding_window": 5}, "windows in all layers"),
+        (
+            "qwen3_next",
+            {"shared_expert_intermediate_size": 23},
+            "a shared expert of 23 hidden units",
+        ),
+        ("qwen3_next", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
+        ("qwen3_5", {"attention_bias": True}, r"biases of the gates of heads \(attention_bias = True\)"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
         ("mixtral", {"num_local_experts": 3}, "not part of the model"),
         ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),

@@ -8,7 +8,7 @@ import numpy as np
 from training.crosscheck.oracle.positions import alibi_slopes, sinusoid, t5_bucket
 
 from .catalogue import choice
-from .parts import Named, Parts, softmax
+from .parts import Named, Parts, sigmoid, softmax
 from .run import LARGE, Key
 
 __all__ = ["Attention"]
@@ -48,6 +48,7 @@ class Attention(Parts):
         base = choice("scale", self.case.base.get("scale", "1/√d")).do(d, d_e, H)
         S, ks = self._scores(place, Q, K, keys[:2], base * math.sqrt(d), prefix, distances)
         A, ka = self._weights(place, S, ks, mask, base, (d, d_e, H), prefix)
+        W_g = self.p(prefix + "W_g")
         kv, only_v = Key(place, 4, "return"), self.name("values", place) in ("ΣV", "mean", "V")
         Y = self.line(
             kv,
@@ -55,6 +56,10 @@ class Attention(Parts):
             [keys[2]] if only_v else [ka, keys[2]],
             parts=True,
         )
+        if W_g is not None:
+            before, k_sum, kv = Y, kv, Key(place, 5, "2")
+            gate = sigmoid(self.product(W_g, X[:, None]))
+            Y = self.line(kv, lambda: self.rounded(before * gate), [k_sum, kx], parts=True)
         W_o, b_o, ky, ko = self.p(prefix + "W_o"), self.p(prefix + "b_o"), Key(place, 5, "3"), Key(place, 5, "return")
         if W_o is None:
             return Y, kv

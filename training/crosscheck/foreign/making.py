@@ -12,6 +12,7 @@ import numpy as np
 
 import algorithms
 from algorithms.lines import Attention, Experts, Unembedding
+from algorithms.model.theta import places
 from algorithms.model.variants import PAPER, VARIANTS
 from training.crosscheck import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
@@ -136,7 +137,7 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     s = {"H_kv": s["H"], "d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s
     s |= {"d_in": 10, "d_f": 10} if variant.embedding.factored else {}
     numbers, _ = _numbered(algorithms, algorithm, variant, s)
-    shapes = paper_names(numbers)
+    shapes = paper_names(numbers, _places(variant, s))
     offset = getattr(variant.norm, "offset", 0.0)
     theta = {n: _random(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset) for n, a in shapes.items()}
     known = np.arange(2, s["N_V"] - 3)
@@ -200,9 +201,13 @@ def of_library(case: Case, package: Any = algorithms, record: Any = None) -> Any
     """
     numbers, tree = _numbered(package, case.algorithm, record or case.record, case.sizes)
     flat = np.zeros(sum(n.size for n in numbers.values()), np.float32)
-    for name, part in paper_names(numbers).items():
+    for name, part in paper_names(numbers, _places(record or case.record, case.sizes)).items():
         flat[part] = case.theta[name]
     return jax.tree_util.tree_unflatten(tree, [flat[n] for n in numbers.values()])
+
+
+def _places(variant: Any, s: dict[str, int]) -> list[tuple[int, int]]:
+    return [] if variant.is_one_stack else places(variant, s["L"])
 
 
 def _sampled(case: Case, rng: Any) -> dict[str, Any]:

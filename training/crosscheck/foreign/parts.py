@@ -9,7 +9,7 @@ from training.crosscheck.oracle.lines import weights_of_experts
 
 from .run import Key, Run
 
-__all__ = ["Parts", "softmax"]
+__all__ = ["Parts", "sigmoid", "silu", "softmax"]
 
 Named = tuple[Any, Key]
 """A value, and the line that it is of."""
@@ -19,6 +19,16 @@ def softmax(Y: Any, axis: tuple[int, ...]) -> Any:
     """The softmax over axes, of complex numbers by their real parts."""
     E = np.exp(Y - np.real(Y).max(axis=axis, keepdims=True))
     return E / E.sum(axis=axis, keepdims=True)
+
+
+def sigmoid(x: Any) -> Any:
+    """σ(x)."""
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Any) -> Any:
+    """x σ(x)."""
+    return x * sigmoid(x)
 
 
 class Parts(Run):
@@ -200,7 +210,8 @@ class Parts(Run):
         def total() -> Any:
             Y = self.rounded((G[..., None, :] * each(f"{prefix}experts/", X[:, None])).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
-                Y = self.sum(Y, each(f"{prefix}shared/", X))
+                w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X)
+                Y = self.sum(Y, shared if w_s is None else shared * sigmoid(self.product(w_s[:, None], X)))
             return Y
 
         return self.line(ko, total, [kw, source])

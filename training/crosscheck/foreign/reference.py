@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .attention import Attention
 from .catalogue import SLOTS, choice
 from .parts import Named
+from .recurrence import Recurrence
 from .run import Choices, Key, StopRun
 
 __all__ = ["Reference", "gradient"]
@@ -19,7 +19,7 @@ __all__ = ["Reference", "gradient"]
 Sublayer = Callable[[Any, Key], Named]
 
 
-class Reference(Attention):
+class Reference(Recurrence):
     """A run of a case's algorithm."""
 
     def go(self) -> "Reference":
@@ -93,6 +93,8 @@ class Reference(Attention):
             here: list[Named] = []
 
             def attend(X: Any, k: Key, pa: str = pa, prefix: str = prefix) -> Named:
+                if self.p(f"{prefix}C_q") is not None:
+                    return self.delta(pa, X, k, prefix)
                 A = self.attention(
                     pa, X, X, k, k, prefix, mask, distances="distances" if algorithm != 8 else "encoder_distances"
                 )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from algorithms.model.variants import VARIANTS
@@ -41,6 +41,8 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
+    delta = next((line for line in options["attention"] if "delta" in line), None)
+    found |= {"norm_epsilon@l*/6/o": f"+{delta['epsilon']:g}"} if delta else {}
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]
@@ -111,16 +113,16 @@ def paper_name(path: str) -> tuple[str, str]:
     return stack, f"{prefix}{leaf}{suffix}"
 
 
-def paper_names(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def paper_names(arrays: Mapping[str, Any], places: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     """θ by the paper's names from its arrays by path, the layers one by one; Algorithm 8's second layers are "dec".
 
-    Of several stacks, such as `Variant.first` has, each has the layers behind those of the one before.
+    `places`: the stack of each layer, and its row there, if there are several stacks.
     """
     found: dict[str, Any] = {}
-    first = len(next((W for path, W in arrays.items() if path.startswith(".layers[0]")), ()))
     for path, W in arrays.items():
         stack, name = paper_name(path)
-        later = first if path.startswith(".layers[1]") else 0
-        own = {f"{stack}{l + 1 + later}/{name}": W_l for l, W_l in enumerate(W)} if stack else {name: W}
-        found |= own
+        number = re.match(r"\.layers\[(\d+)\]", path)
+        rows = [(l, row) for l, (of, row) in enumerate(places) if number and of == int(number[1])]
+        layers = {f"{stack}{l + 1}/{name}": W[row] for l, row in rows or ((l, l) for l in range(len(W)))}
+        found |= layers if stack else {name: W}
     return found

@@ -145,16 +145,17 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
     """Return what the chosen experts give every token, weighted, and what the shared ones give it.
 
     Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
-    DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16.
+    DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16; Qwen3-Next, with sigma(w_s x) times the shared ones.
 
     `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
-    `mlp` takes); `line`: see `weights_of_experts`.
+    `mlp` takes), w_s? [d_e]; `line`: see `weights_of_experts`.
     """
     columns = []
     for t in range(X.shape[1]):
         x = X[:, t : t + 1]
         router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
         total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, clip)
+        total = total if part(W, "w_s") is None else total / (1 + np.exp(-(W.w_s @ x)))
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
             total = total + weight * mlp(x, SimpleNamespace(**arrays), f, clip)
@@ -235,8 +236,7 @@ def attention(
     et al. 2024, clip_qkv), the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn)
     times the scale, for the last line divides by the former; before line 5 come what distance adds (Transformer-XL, T5,
     ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
-    Where W has a gate W_g [H, d_mid, d_x], the result is multiplied by sigma(W_g[h] X) (Qwen3-Next). Where it has sinks
-    s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
+    Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
     2025).
     """
     H = len(W.heads)
@@ -281,8 +281,7 @@ def attention(
         s = part(W, "s")
         column = scaled_S[:, t_x] if s is None else np.append(scaled_S[:, t_x], s[h])
         weights.append(softmax(column)[:l_z] if may_attend else np.zeros(l_z))
-    gate = 1.0 if part(W, "W_g") is None else 1 / (1 + np.exp(-(W.W_g[h] @ X)))
-    V_tilde: Array = gate * (V @ np.stack(weights, axis=1))  # return
+    V_tilde: Array = V @ np.stack(weights, axis=1)  # return
     return V_tilde
 
 
@@ -312,7 +311,7 @@ def mh_attention(
     """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
 
     `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
-    each head has these), gamma_q?, gamma_k?, s?, W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
+    each head has these), gamma_q?, gamma_k?, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next), W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
     document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
     "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
     keys are normalized without gamma, each head by itself or all together), "own" (in place
@@ -329,7 +328,8 @@ def mh_attention(
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
     for h in range(len(W.heads)):  # line 1
-        Y_h = attention(h, X, Z, W, mask, line, model, **where)  # line 2
+        gate = 1.0 if part(W, "W_g") is None else 1 / (1 + np.exp(-(W.W_g[h] @ X)))
+        Y_h = gate * attention(h, X, Z, W, mask, line, model, **where)  # line 2
         heads.append(Y_h)
     Y = np.concatenate(heads, axis=0)  # line 3
     V_tilde: Array = linear(W.W_o, part(W, "b_o"), Y)  # return
@@ -410,7 +410,8 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
             S = 0 * S if starts[t] else alpha * S
             S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
             o = S.T @ Q[:, t] / math.sqrt(len(Q))
-            columns.append(rms_norm(o, W.gamma, line["epsilon"], 0.0) * silu(W.W_z[h] @ X[:, t]))
+            normed = o / np.sqrt((o * o).sum() / len(o) + line["epsilon"]) * W.gamma
+            columns.append(normed * silu(W.W_z[h] @ X[:, t]))
         heads.append(np.stack(columns, axis=1))
     return np.asarray(W.W_out @ np.concatenate(heads))
 
