@@ -178,13 +178,15 @@ def with_markup(tokenizer: Tokenizer) -> Tokenizer:
     return changed
 
 
-def converser(tokenizer: Tokenizer) -> Callable[[Sequence[Message]], list[int]]:
-    """Return a function from a conversation to the tokens that prompt the next answer, or raise DataError."""
+def converser(tokenizer: Tokenizer) -> Callable[..., list[int]]:
+    """Return a function from a conversation, and variables of its template such as `tools`, to the tokens that prompt
+    the next answer, or raise DataError.
+    """
     template = ChatTemplate.of(tokenizer)
     assert isinstance(tokenizer, LibraryTokenizer)
 
-    def converse(messages: Sequence[Message]) -> list[int]:
-        rendered = template.render(messages)
+    def converse(messages: Sequence[Message], **variables: Any) -> list[int]:
+        rendered = template.render(messages, **variables)
         return tokenizer.encode_markup(rendered.text, rendered.plain)
 
     return converse

@@ -235,16 +235,21 @@ class LibraryTokenizer(Tokenizer):
 
     def _spelled(self, token: int) -> bytes:
         inner = self.target or self.inner
-        text, decoder = inner.id_to_token(token) or "", b"" if inner.decoder is None else inner.decoder.__getstate__()
+        text = inner.id_to_token(token) or ""
         if token in self._bytes:
             return bytes([int(text[3:5], 16)])
-        if b'"ByteLevel"' in decoder and all(character in BYTES for character in text):
+        if self._is_byte_level and all(character in BYTES for character in text):
             return bytes(BYTES[character] for character in text)
         return super()._spelled(token)
 
     def may_change(self, token: int) -> bool:
         """Return whether a token is a byte such as <0xE2>: a run that is not valid UTF-8 decodes to U+FFFD for each."""
         return token in self._bytes
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = (self.target or self.inner).decoder
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @functools.cached_property
     def _bytes(self) -> frozenset[int | None]:

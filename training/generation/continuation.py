@@ -20,8 +20,8 @@ from training.generation.inside import Inside, Reading
 from training.generation.layout import rows_of_parts
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, Read
-from training.generation.requests import Request, begins_of, check_requests, keys_of
-from training.generation.sampling import History, Sampling, SamplingArrays
+from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_of
+from training.generation.sampling import History, Sampling
 from training.generation.states import Likeliest, State
 
 REMEMBERED = 1024  # initial room for tokens in a `History`, so that few programs are compiled
@@ -165,10 +165,12 @@ class Continuation:
             if not self.left.min():
                 self._begin_windows()
             first = int(self._state.slot)
-            last = first + min(n - done, int(self.left.min()))
+            last = first + min(1 if self._permits else n - done, int(self.left.min()))
             begins = self._begins if done in self.starts else None
             decode = decoding.decode if self._reading is None else self._reading.decode
             options = {"keys": self._keys, "sampling": self.sampling, "begins": begins}
+            if self._permits:
+                options["sampling"] = permitting(self.sampling, self._requests, self._generated())
             advance = functools.partial(decode, self._model.weights, None, **options)
             self._state = decoding.grown_until(last, self._state, advance, self._model.most)
             self._take(first + 1, int(self._state.slot) + 1)
@@ -257,7 +259,7 @@ class Continuation:
         """Return what decides which program generates the next tokens of a plan, and a function that compiles it, which
         another thread may call.
         """
-        sampling = SamplingArrays.of([request.sampling for request in plan.requests], self._model.config.N_V)
+        sampling = sampling_of(plan.requests, self._model.config.N_V)
         begins, T = begins_of(plan.requests, self._model.config.N_V), plan.T if sampling.uses_history else 0
         B, drawn = len(plan.requests), (sampling.eos.shape[1], sampling.logit_bias is None)
         given = [jax.eval_shape(lambda state: state, read.state if read else self._state)]
@@ -284,13 +286,18 @@ class Continuation:
         """Lay out how the tokens of all requests are drawn."""
         N_V, self.ended = self._model.config.N_V, False
         self._keys = jnp.stack([request.key for request in self._requests])
-        self.sampling = SamplingArrays.of([request.sampling for request in self._requests], N_V)
+        self.sampling = sampling_of(self._requests, N_V)
+        self._permits = any(request.permits is not None for request in self._requests)
         self._begins = begins_of(self._requests, N_V)
 
     def _texts(self) -> list[np.ndarray]:
         """Return the tokens of each request so far, its prompt included."""
         of_rows = zip(self._requests, self.tokens, self.starts, strict=True)
         return [np.concatenate([np.asarray(x.tokens, np.int32), y[start:]]) for x, y, start in of_rows]
+
+    def _generated(self) -> list[np.ndarray]:
+        """Return the generated tokens of each request."""
+        return [text[len(x.tokens) - x.drawn :] for x, text in zip(self._requests, self._texts(), strict=True)]
 
     def _drawn(self) -> np.ndarray:
         """Return how many tokens of each request have been drawn."""

@@ -1,6 +1,7 @@
 """Text streamed token by token: the part that no later token can change, up to the first stop string."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from training.data.tokenizer import CONTEXT, REPLACEMENT, Tokenizer
@@ -10,11 +11,18 @@ class Pieces:
     """The text of one sequence; a token costs the same however long it is."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, given: int = 0, before: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        given: int = 0,
+        before: Sequence[int] = (),
+        named: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Begin a text that ends before the first stop, without its first ``given`` characters, the prompt's, whose
-        tokens are those ``before``.
+        tokens are those ``before``; special tokens are left out, except those `named`.
         """
+        self._named = named
         self._tokenizer, self._stops, self._given, self._before = tokenizer, stops, given, before
         self._window = _Window(tokenizer, before)
         self._held = ""  # certain, but it may become a stop
@@ -24,7 +32,7 @@ class Pieces:
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
         self.tokens.append(token)
-        new = self._window.add(token)
+        new = self._named.get(token) or self._window.add(token)
         left_out = min(self._given, len(new))
         self._given -= left_out
         self._held += new[left_out:]

@@ -1,6 +1,6 @@
 """Requests to a decoder: what to continue, and how."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Key
 from algorithms import DTransformerConfig
 from algorithms.ops.dropout import by_own_key
 from training.generation import inputs
-from training.generation.sampling import DRAWN_FAITHFULLY, Sampling
+from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
 
 
 class Prompt(NamedTuple):
@@ -38,6 +38,8 @@ class Request(NamedTuple):
     sampling: Sampling  # how they are drawn
     begins: Bool[np.ndarray, "N_V"] | None = None  # the tokens that it may begin with; None for all
     drawn: int = 0  # how many of the last tokens were generated before
+    # the tokens that may follow all of those generated, if not any may: see `training.generation.grammars`
+    permits: Callable[[Int[np.ndarray, "n"]], Bool[np.ndarray, "N_V"]] | None = None
 
 
 def check_requests(requests: Sequence[Request], config: DTransformerConfig) -> None:
@@ -54,6 +56,23 @@ def begins_of(requests: Sequence[Request], N_V: int) -> Bool[Array, "N_V B"] | N
         return None
     every = np.ones(N_V, bool)
     return jnp.asarray(np.stack([every if r.begins is None else r.begins for r in requests], axis=1))
+
+
+def sampling_of(requests: Sequence[Request], N_V: int) -> SamplingArrays:
+    """Return how requests are drawn, with biases for what `permits` forbids."""
+    sampling = SamplingArrays.of([request.sampling for request in requests], N_V)
+    if sampling.logit_bias is not None or all(request.permits is None for request in requests):
+        return sampling
+    return sampling._replace(logit_bias=jnp.zeros((N_V, len(requests)), np.float32))
+
+
+def permitting(sampling: SamplingArrays, requests: Sequence[Request], drawn: Sequence[np.ndarray]) -> SamplingArrays:
+    """Return how the next tokens are drawn, among those that requests permit after those that were."""
+    biases = np.array(sampling.logit_bias)
+    for column, request, tokens in zip(biases.T, requests, drawn, strict=True):
+        if request.permits is not None:
+            column[~request.permits(tokens)] = -np.inf
+    return sampling._replace(logit_bias=jnp.asarray(biases))
 
 
 def keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:

@@ -19,13 +19,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from training.serving import embeddings
-from training.serving.chat import Chat, chat_of, tokenized
+from training.serving.chat import Chat, chat_of
 from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.exchange import Exchange, Stream
 from training.serving.fields import JSON, RequestError, check_model, refusal
 from training.serving.guards import host_guard, request_guard
 from training.serving.memory import TooLargeError
+from training.serving.messages import tokenized
 from training.serving.served import Decoder, Served
 
 T = TypeVar("T")

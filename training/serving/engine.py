@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from algorithms.machinery.sharding import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
+from training.generation.grammars import Grammar
 from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, PromptReader, Read
@@ -62,6 +63,8 @@ class Job:
     stop: tuple[str, ...]  # texts before which it ends
     ends: frozenset[int]  # tokens that end it
     emit: Callable[[Step | Failed], None]  # called with each step, in the engine's thread
+    named: Mapping[int, str] = dataclasses.field(default_factory=dict)  # special tokens that its text names
+    grammar: Grammar | None = None  # what it follows, if not any text will do; for it alone
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when nobody waits for it
 
 
@@ -70,7 +73,7 @@ class _Sequence:
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self.job, self.tokens, prompt = job, list[int](), job.prompt
-        self.text = Pieces(tokenizer, job.stop, given=prompt.given, before=prompt.before)
+        self.text = Pieces(tokenizer, job.stop, given=prompt.given, before=prompt.before, named=job.named)
 
     def request(self) -> Request:
         """Return what is still to be generated."""
@@ -78,21 +81,29 @@ class _Sequence:
         key = jax.random.fold_in(jax.random.key(job.seed), job.number)
         drawn, begins = len(self.tokens), job.prompt.begins
         tokens = [*job.prompt.tokens, *self.tokens]
-        return Request(tokens, key, job.l_gen - drawn, job.sampling, begins, drawn)
+        permits = None if job.grammar is None else job.grammar.permits
+        return Request(tokens, key, job.l_gen - drawn, job.sampling, begins, drawn, permits)
 
-    def step(self, continuation: Continuation, r: int) -> Step:
+    def step(self, continuation: Continuation, r: int) -> Step | Failed:
         """Add the last token of row r, and return it as a step."""
         token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
         likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
         self.tokens.append(token)
-        (place, begins), finish = self.text.place, None
+        (place, begins), finish, grammar = self.text.place, None, self.job.grammar
         if token in self.job.ends:
             text, finish = self.text.rest(), "stop"
         else:
-            text = self.text.add(token)
-            finish = "stop" if self.text.stopped else "length" if len(self.tokens) == self.job.l_gen else None
-            text += self.text.rest() if finish == "length" else ""
+            text, is_whole = self.text.add(token), grammar is not None and grammar.is_whole(self.tokens)
+            if grammar is not None and grammar.problem:
+                return Failed(f"the continuation failed: its form requires more, but {grammar.problem}")
+            is_last = len(self.tokens) == self.job.l_gen
+            finish = "stop" if self.text.stopped or is_whole else "length" if is_last else None
+            text += self.text.rest() if finish and not self.text.stopped else ""
         return Step(text, token, log_p, likeliest, finish, place - self.job.prompt.given, begins)
+
+
+def _is_last(step: Step | Failed) -> bool:
+    return isinstance(step, Failed) or step.finish is not None
 
 
 class _Group(NamedTuple):
@@ -303,7 +314,7 @@ class Engine:
         continuation = self._continuation
         continuation.extend(continuation.tokens.shape[1] + 1)
         steps = [(r, one, one.step(continuation, r)) for r, one in self._running.items()]
-        ended = [(r, one) for r, one, step in steps if step.finish or one.job.abandoned.is_set()]
+        ended = [(r, one) for r, one, step in steps if _is_last(step) or one.job.abandoned.is_set()]
         for r, _ in ended:
             continuation.keep(r)
         outgrown = [(r, one) for r, one, _ in steps if not continuation.left[r] and (r, one) not in ended]

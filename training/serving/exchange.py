@@ -43,6 +43,8 @@ class Exchange:
                 stop=asked.ends.stops,
                 ends=frozenset(asked.ends.tokens),
                 emit=functools.partial(emit, index),
+                named=asked.named,
+                grammar=None if asked.grammar is None else asked.grammar.copy(),
             )
             for index in range(len(asked.prompts) * asked.n if asked.l_gen else 0)
         ]

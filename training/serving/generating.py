@@ -1,11 +1,13 @@
 """What requests for completions and chat share: how much to generate, how to draw it, and where it ends."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from training.data.records import hash64
 from training.data.tokenizers import Tokenizer
 from training.generation import Sampling
+from training.generation.grammars import Grammar
 from training.generation.inputs import check_sampling
 from training.generation.pieces import REPLACEMENT, Ends
 from training.generation.requests import Prompt
@@ -33,6 +35,8 @@ class Asked(NamedTuple):
     seed: int | None  # of the random draws; None: a random seed
     stream: bool  # whether to answer piece by piece
     include_usage: bool  # whether a stream ends with the token counts
+    named: Mapping[int, str] = MappingProxyType({})  # special tokens that their texts name
+    grammar: Grammar | None = None  # what each follows, if not any text will do
 
 
 def common_fields(body: Mapping[str, Any], served: Served) -> dict[str, Any]:

@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from training.data.chat import Message, converser, ends_of_turn
+from training.data.chat import converser, ends_of_turn
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
+from training.generation.grammars import Grammars
 from training.generation.inputs import padded_rows, to_power_of_two
 from training.generation.modalities import of_text
 from training.generation.prefixes import Prefixes
@@ -18,6 +19,7 @@ from training.generation.requests import Prompt
 from training.generation.scoring import scored, sentence_embeddings
 from training.generation.text import AnswerError, Continuer, Options
 from training.runs.directory import Run
+from training.serving.calls import CallFormat, format_of
 from training.serving.memory import LIKELIEST, Budget
 
 TEXTS_AT_ONCE = 32
@@ -48,7 +50,9 @@ class Decoder:
     budget: Budget  # the memory of its requests
     read: Callable[..., Prompt]  # `Continuer.prompt`
     # the tokens of a conversation, up to where the next answer begins; None: the model has no chat template
-    converse: Callable[[Sequence[Message]], list[int]] | None
+    converse: Callable[..., list[int]] | None
+    calls: CallFormat | None  # how the template writes calls of tools, if it does
+    grammars: Grammars  # of what it writes
     # the log-probability of each token of a text after the first; the likeliest tokens at its position, and theirs
     score: Callable[[list[int]], tuple[Float[ndarray, "m"], Int[ndarray, "m N"], Float[ndarray, "m N"]]]
 
@@ -94,9 +98,16 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
         log_p, likeliest, of_likeliest = scored(run.theta, x, lengths=lengths, config=run.config, n=n)
         return log_p[0], likeliest[0], of_likeliest[0]
 
-    converse = converser(run.tokenizer) if run.tokenizer.chat_template is not None else None
-    budget = Budget(generator, limits.memory)
-    return Decoder(generator=generator, budget=budget, read=read.prompt, converse=converse, score=score)
+    converses = run.tokenizer.chat_template is not None
+    return Decoder(
+        generator=generator,
+        budget=Budget(generator, limits.memory),
+        read=read.prompt,
+        converse=converser(run.tokenizer) if converses else None,
+        calls=format_of(run.tokenizer) if converses else None,
+        grammars=Grammars(run.tokenizer),
+        score=score,
+    )
 
 
 def _encoder_of(run: Run) -> Callable[[Sequence[list[int]]], Float[ndarray, "B d_e"]]:

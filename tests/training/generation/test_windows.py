@@ -15,6 +15,7 @@ from training.compression import _Predictor
 from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
 from training.generation.prompts import window_start
+from training.generation.requests import Request
 from training.generation.sampling import History, SamplingArrays, penalized
 
 pytestmark = pytest.mark.sampled(2, tests=4)
@@ -53,6 +54,40 @@ def test_each_token_is_predicted_from_its_window():
         for i in range(40):
             key = jax.random.fold_in(jax.random.fold_in(KEY, r), i)
             assert tokens[r, i] == sample(jnp.log(given(text, l + i)), 0.8, key)
+
+
+@pytest.mark.parametrize("bias", [None, {3: 2.0}])
+def test_each_token_is_drawn_among_those_that_its_request_permits(bias):
+    """Beside a request that permits all: tokens of one remainder by 3 follow each other, counted from the first."""
+
+    def permits(tokens):
+        return np.arange(N_V) % 3 == len(tokens) % 3
+
+    def requests(first):
+        texts = [x[:l] for x, l in zip(PROMPTS, LENGTHS, strict=True)]
+        how = [permits, None, permits]
+        of_rows = enumerate(zip(texts, how, strict=True))
+        return [
+            Request(x, jax.random.fold_in(KEY, r), 40, {"tau": 0.8, "logit_bias": bias}, permits=only)
+            for r, (x, only) in of_rows
+        ][first:]
+
+    together, joined = GENERATOR.answer(requests(0)), GENERATOR.answer(requests(0)[:1])
+    together.extend(40)
+    joined.extend(7)
+    joined.join(requests(1), keep=[0, 1, 2])
+    joined.extend(40)
+    for r, l in enumerate(LENGTHS):
+        start = int(joined.starts[r])
+        np.testing.assert_array_equal(joined.tokens[r, start:], together.tokens[r, : 40 - start])
+        text = np.concatenate([PROMPTS[r, :l], together.tokens[r]])
+        for i in range(40):
+            scores = np.log(np.asarray(given(text, l + i)))
+            scores[3] += (bias or {3: 0})[3]
+            if r != 1:
+                scores[~permits(text[l : l + i])] = -np.inf
+            key = jax.random.fold_in(jax.random.fold_in(KEY, r), i)
+            assert text[l + i] == sample(jnp.asarray(scores), 0.8, key)
 
 
 def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():

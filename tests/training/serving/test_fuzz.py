@@ -42,7 +42,10 @@ FIELDS = {
     | {"echo": st.booleans(), "logprobs": st.integers(-1, 6), "best_of": st.integers(0, 2)},
     "/v1/chat/completions": SHARED
     | {"messages": st.lists(MESSAGE, max_size=4), "logprobs": st.booleans()}
-    | {"top_logprobs": st.integers(-1, 21), "max_completion_tokens": st.integers(-1, 61)},
+    | {"top_logprobs": st.integers(-1, 21), "max_completion_tokens": st.integers(-1, 61)}
+    | {"response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object", "json_schema", "x"])})}
+    | {"tools": st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": ANYTHING}), max_size=2)}
+    | {"tool_choice": st.sampled_from(["none", "auto", "required"]) | ANYTHING},
     "/v1/embeddings": {
         "input": LETTERS | TOKENS | st.lists(LETTERS, max_size=4),
         "encoding_format": st.sampled_from(["float", "base64", "x"]),

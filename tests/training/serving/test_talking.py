@@ -105,6 +105,10 @@ def test_a_content_in_parts_is_their_text(client):
         ({"messages": [{"content": "abc"}]}, r"messages\[0\]: expected an object with a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].content: expected a te"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, r"messages\[0\]: tool_calls is not sup"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [1]}]},
+            r"messages\[0\]: the chat template writes no ",
+        ),
         ({"messages": MESSAGES[:2]}, "messages: message 2: expected the user to speak last, got assistant"),
         ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
         ({"messages": [MESSAGES[0] | {"content": 50 * "a"}]}, "conversation has 52 tokens, and the model reads at mo"),
@@ -112,8 +116,8 @@ def test_a_content_in_parts_is_their_text(client):
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: expected it or max_completion_tokens, got both"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected an integer from 0 to 20"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: the chat template shows no tools"),
+        ({"response_format": {"type": "xml"}}, "response_format: expected the type text or json_object"),
         ({"prompt": "abc"}, "unknown parameter 'prompt'"),
     ],
 )
