@@ -20,8 +20,9 @@ def for_platform(platform: str) -> AbstractContextManager[Any]:
             exported = jax.export.export(jax.jit(f), platforms=("tpu",))(x)
 
     To export cuDNN's kernel, JAX needs ``disabled_checks`` with ``DisabledSafetyCheck.custom_call`` of
-    ``"__cudnn$fmhaSoftmax"`` and ``"__cudnn$fmhaSoftmaxBackward"``. A program for ``"cpu"`` uses no instructions that
-    only some processors have. In the context of a mesh, the platform is that of its devices.
+    ``"__cudnn$fmhaSoftmax"`` and ``"__cudnn$fmhaSoftmaxBackward"``, or with documents and other masks as arrays of
+    ``"__cudnn$fmhaScaleBiasSoftmax"`` and ``"__cudnn$fmhaScaleBiasSoftmaxBackward"``. A program for ``"cpu"`` uses
+    no instructions that only some processors have. In the context of a mesh, the platform is that of its devices.
 
     Args:
         platform: ``"cpu"``, ``"cuda"`` or ``"tpu"``, as in ``jax.export``.

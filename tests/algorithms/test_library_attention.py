@@ -1,6 +1,8 @@
 """The platforms' own kernels: the Pallas kernel's values in interpret mode, what is refused, and lowering from here."""
 
 import functools
+import types
+from importlib import metadata
 
 import chex
 import jax
@@ -17,7 +19,13 @@ from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import attend, automatic
 from algorithms.ops.attention.scores import Scores
-from algorithms.ops.attention.vendor import cudnn_refuses, library_attention, pallas_attention, pallas_refuses
+from algorithms.ops.attention.vendor import (
+    cudnn_attention,
+    cudnn_refuses,
+    library_attention,
+    pallas_attention,
+    pallas_refuses,
+)
 from tests.cases import common_factor
 
 pytestmark = pytest.mark.sampled(2, tests=6)
@@ -37,6 +45,17 @@ NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32), jnp.int32)
 LATER = StructuralMask(unidirectional=True, first=jnp.asarray(3))
 PADDED = alg.UNIDIRECTIONAL & alg.padding(jnp.array([0, 77], jnp.int32))
 OF_EACH = alg.padding(jnp.arange(4, dtype=jnp.int32))
+OF_BOTH = jnp.stack([NUMBERS, NUMBERS // 3 - 7])  # the documents of two sequences
+OTHERS = StructuralMask(documents_z=OF_BOTH, documents_x=OF_BOTH[:, ::-1] + 1)
+AS_ARRAYS = {
+    "documents": alg.UNIDIRECTIONAL & alg.documents(OF_BOTH),
+    "documents of a whole batch": alg.documents(NUMBERS),
+    "documents in a band, and padding": alg.documents(OF_BOTH) & alg.banded(40) & PADDED,
+    "documents that the context does not have": OTHERS,
+    "a prefix": alg.prefix(jnp.array([9, 100], jnp.int32)),
+    "blocks": alg.blocks(NUMBERS),
+    "a window to both sides": alg.near(9) & alg.padding(jnp.array([0, 77], jnp.int32)),
+}
 MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 slow = pytest.mark.slow
 
@@ -59,6 +78,8 @@ def cudnn(monkeypatch):
     [
         pytest.param(PADDED, {}, id="nothing, and half"),
         pytest.param(alg.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, id="documents in a band"),
+        pytest.param(alg.documents(OF_BOTH - 1) & PADDED, {}, id="documents and padding"),
+        pytest.param(OTHERS, {}, id="documents that the context does not have"),
         pytest.param(alg.UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256}, id="less context", marks=slow),
@@ -182,6 +203,30 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
     assert "tensor<1x1x256x64xbf16>" in text  # one head of one sequence
 
 
+@pytest.mark.parametrize("mask", AS_ARRAYS.values(), ids=AS_ARRAYS)
+def test_masks_that_cudnn_takes_as_arrays(mask, monkeypatch):
+    """By what JAX computes for the same call without cuDNN, which needs a GPU."""
+    by_xla = jax.nn.dot_product_attention
+
+    def dot_product_attention(*matrices, implementation, **options):
+        assert (implementation, options["mask"].shape) == ("cudnn", (2, 1, 128, 128))
+        return by_xla(*matrices, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", dot_product_attention)
+    matrices = tiles(d=16, H=4, H_kv=2)
+    E = jnp.asarray(np.random.default_rng(1).normal(size=(4, 16, 2, 128)), jnp.float32)
+
+    def value_and_gradients(attention):
+        out, pullback = jax.vjp(attention, *matrices)
+        return out, *pullback(E)
+
+    with jax.enable_x64(False):
+        actual = value_and_gradients(lambda *m: library_attention(cudnn_attention, *m, mask))
+        expected = value_and_gradients(lambda *m: dense_attention(*m, Scores(mask)))
+    for name, a, b in zip(("Ṽ", *"QKV"), actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("refuses", "platform", "change", "reason"),
     [
@@ -191,10 +236,9 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.documents(NUMBERS)}, "does not mask by documents"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.near(9)}, "windows have one side"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.prefix(9)}, "does not mask by a prefix"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": alg.blocks(NUMBERS)}, "does not mask by a prefix or by"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_x": 127, "mask": alg.prefix(9)}, "even lengths for such"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": jnp.ones((128, 127), bool), "l_x": 127}, "even lengths"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_z": 8194, "mask": alg.near(9)}, "too large for more than 81"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": alg.prefix(9)}, "does not mask by a prefix"),
@@ -204,7 +248,6 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
         (pallas_refuses, "tpu", {"dropout": 0.1}, "no dropout"),
         (pallas_refuses, "tpu", {"mask": jnp.ones((128, 128), bool)}, "it takes structural masks, not arrays"),
-        (pallas_refuses, "tpu", {"mask": alg.padding(9) & alg.documents(NUMBERS)}, "documents with padding"),
     ],
 )
 def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
@@ -212,10 +255,45 @@ def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
     assert reason in refuses(*tiles(**change), Scores(mask, dropout=dropout), platform)
 
 
+@pytest.mark.parametrize(
+    ("capability", "cudnn", "sizes", "reason"),
+    [
+        ("9.0", "9.12.0.46", (256, 256), None),
+        ("9.0", "9.12.0.46", (192, 128), None),
+        ("9.0", "9.12.0.46", (264, 128), "d_attn and d_mid, at most 256"),
+        ("9.0", "9.12.0.46", (128, 124), "a multiple of 8, got d_attn = 128 and d_mid = 124"),
+        ("9.0", "9.8.0.87", (192, 128), "d_attn = d_mid, at most 256"),
+        ("9.0", None, (256, 256), None),
+        ("9.0", None, (192, 128), "cuDNN unknown"),
+        ("8.9", "9.12.0.46", (128, 128), None),
+        ("8.9", "9.12.0.46", (256, 256), "at most 128 and a multiple of 8, got d_attn = 256"),
+        ("8.0", "9.12.0.46", (128, 64), "d_attn = d_mid"),
+        ("7.5", "9.12.0.46", (64, 64), "does not run on a GPU of compute capability 7.5"),
+        ("10.3", "9.10.1", (64, 64), "does not run on a GPU of compute capability 10.3"),
+        ("10.3", "9.11.0", (64, 64), None),
+        ("gfx942", None, (64, 64), "this one is of another maker"),
+    ],
+)
+def test_the_gpu_and_cudnn_decide_the_heads_that_cudnn_takes(capability, cudnn, sizes, reason, monkeypatch):
+    def version(package):
+        if cudnn is None or package != "nvidia-cudnn-cu12":
+            raise metadata.PackageNotFoundError(package)
+        return cudnn
+
+    device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(metadata, "version", version)
+    matrices = tiles(d=sizes[0], d_mid=sizes[1], dtype=jnp.bfloat16)
+    found = cudnn_refuses(*matrices, Scores(alg.UNIDIRECTIONAL), "gpu")
+    assert found is None if reason is None else reason in found
+
+
 def test_what_is_exact_is_not_refused():
     half = tiles(dtype=jnp.bfloat16)
     assert cudnn_refuses(*half, Scores(alg.banded(3) & alg.padding(5)), "gpu") is None
     assert cudnn_refuses(*half, Scores(alg.UNIDIRECTIONAL & alg.near(3)), "gpu") is None
+    assert cudnn_refuses(*tiles(127, dtype=jnp.bfloat16), Scores(alg.banded(3)), "gpu") is None
+    assert all(cudnn_refuses(*half, Scores(mask), "gpu") is None for mask in AS_ARRAYS.values())
     assert pallas_refuses(*tiles(), Scores(alg.UNIDIRECTIONAL & alg.documents(NUMBERS)), "tpu") is None
     assert pallas_refuses(*tiles(), Scores(alg.near(3) & alg.padding(5)), "tpu") is None
     assert automatic(*half, Scores(alg.UNIDIRECTIONAL), "gpu") == "cudnn"

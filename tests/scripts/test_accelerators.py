@@ -59,6 +59,20 @@ def test_steps_have_their_kernel_and_cost_what_they_did(device):
     assert report["library"][4] == report["reference"][4] == 2 * SMALL["L"]  # forward and backward of each layer
 
 
+PACKED = f"""
+import json
+from training.benchmarks.accelerators.steps import Case, columns, training_step
+print(json.dumps([columns(training_step(Case(DEVICE, 4, packed=packed), "library", {SMALL})) for packed in (0, 1)]))
+"""
+
+
+@pytest.mark.compilers
+def test_packed_documents_cost_what_windows_cost():
+    windows, packed = report_of("h100", PACKED.replace("DEVICE", repr("h100")))
+    assert packed[1] < 1.1 * windows[1]
+    assert packed[4] == windows[4] == 2 * SMALL["L"]  # the platform's kernel, forward and backward
+
+
 HLO = """HloModule m, entry_computation_layout={(f32[8,4]{1,0})->f32[8,4]{1,0}}
 
 %body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {

@@ -100,6 +100,7 @@ def attend(
         return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
     Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
     by_distance = (_flat(by_distance[0], heads, batch), by_distance[1]) if by_distance else ()
+    of_itself = isinstance(mask, StructuralMask) and mask.documents_x is mask.documents_z
     # the batch axes of the mask's arrays, merged into one
     mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
     seeds = None if seeds is None else seeds.reshape(H, -1, 2)
@@ -109,7 +110,7 @@ def attend(
 
     def of_tiles(Q, K, V, scores, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, scores.mask, cap)
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, scores.mask, cap, of_itself)
         return RULES[name](Q, K, V, scores if first is None else scores.counted_from(first, K.shape[-1]))
 
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None

@@ -1,7 +1,9 @@
 """The attention kernels of libraries, with the same interface and masks as the hand-derived rules.
 
 They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Whatever a
-kernel cannot compute exactly is refused with the reason. For a token with nothing to attend to, the kernels return
+kernel cannot compute exactly is refused with the reason. Rules that cuDNN does not have, such as packed documents, it
+takes as an array of 0 and a large negative number, which are exact; scores by distance would be rounded in such an
+array. For a token with nothing to attend to, the kernels return
 arbitrary values, which are set to 0 afterwards.
 
 Kernels have a first derivative only. Second and higher ones are those of the blockwise rule: its passes take the place
@@ -10,8 +12,10 @@ of the kernel's as soon as they are differentiated, in forward or in reverse mod
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import metadata
 from typing import Any, TypeVar
 
 import jax
@@ -28,8 +32,15 @@ from algorithms.ops.attention.scores import Scores
 
 T = TypeVar("T")
 
+Numbers = tuple[int, ...]
+
 PALLAS_BLOCKS = (512, 384, 256, 128)
 """The block sizes of the TPU kernel, in tokens; larger blocks are faster."""
+
+CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+
+CUDNN_ARRAY = 8192
+"""The most tokens for which a structural mask is given to cuDNN as an array: 2 bytes for each score of a sequence."""
 
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 """JAX's primitive for cuDNN's forward kernel, whose outputs have no ``checkpoint_name``."""
@@ -37,26 +48,80 @@ CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 
 def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
     """Why cuDNN's kernel cannot compute tiles ``[H, d, B, l]`` exactly, or None if it can."""
-    (d_attn, d_mid), mask = (Q.shape[1], V.shape[1]), scores.mask
+    (d_attn, d_mid), (l_x, l_z), mask = (Q.shape[1], V.shape[1]), (Q.shape[-1], K.shape[-1]), scores.mask
     if platform not in ("gpu", "cuda"):
         return f"it runs on an NVIDIA GPU, and the platform is {platform}"
     if Q.dtype not in (jnp.bfloat16, jnp.float16) or not Q.dtype == K.dtype == V.dtype:
         return f"it takes bfloat16 or float16 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
-    if d_attn != d_mid or d_attn > 128 or d_attn % 8:
-        return f"it needs d_attn = d_mid, at most 128 and a multiple of 8, got d_attn = {d_attn} and d_mid = {d_mid}"
+    if (reason := _refused_heads(d_attn, d_mid, _compute_capability(), _cudnn_version())) is not None:
+        return reason
     if scores.dropout:
         return "its dropout is not drawn from the key"
     if scores.cap is not None:
         return "it does not cap the scores"
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
-    if isinstance(mask, StructuralMask) and mask.documents_z is not None:
-        return "it does not mask by documents"
-    if (reason := _refused_masks(mask)) is not None:
-        return reason
-    if isinstance(mask, StructuralMask) and mask.width is not None and not mask.unidirectional:
-        return "its windows have one side"
+    if isinstance(mask, StructuralMask) and mask.first is not None:
+        return "its first query is token 0"
+    return _refused_array(mask, l_x, l_z)
+
+
+def _refused_heads(d_attn: int, d_mid: int, gpu: Numbers | None, cudnn: Numbers) -> str | None:
+    """Why cuDNN's kernel cannot compute heads of these sizes, or None if it can, by the limits that JAX checks."""
+    if gpu is None:
+        return "it runs on an NVIDIA GPU, and this one is of another maker"
+    if () < gpu < (8, 0) or (gpu == (10, 3) and cudnn < (9, 11)):
+        return f"it does not run on a GPU of compute capability {_dotted(gpu)} with cuDNN {_dotted(cudnn)}"
+    most, is_latent = 256 if gpu >= (9, 0) else 128, gpu >= (9, 0) and cudnn >= (9, 10)
+    if (d_attn == d_mid or is_latent) and max(d_attn, d_mid) <= most and not (d_attn % 8 or d_mid % 8):
+        return None
+    sizes = "d_attn and d_mid" if is_latent else "d_attn = d_mid"
+    found = f" (compute capability {_dotted(gpu)}, cuDNN {_dotted(cudnn)})" if gpu else ""
+    got = f"d_attn = {d_attn} and d_mid = {d_mid}{found}"
+    return f"it needs {sizes}, at most {most} and a multiple of 8, got {got}"
+
+
+def _compute_capability() -> Numbers | None:
+    """That of this machine's GPU; (): it has none, and compiles for another machine; None: it is not NVIDIA's."""
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return ()
+    return _numbers(device.compute_capability) or None
+
+
+def _cudnn_version() -> Numbers:
+    """That of the installed package, which JAX loads; () if there is none."""
+    for package in CUDNN_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return _numbers(metadata.version(package))
+    return ()
+
+
+def _numbers(version: str) -> Numbers:
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"[\d.]+", version) else ()
+
+
+def _dotted(numbers: Numbers) -> str:
+    return ".".join(map(str, numbers)) or "unknown"
+
+
+def _refused_array(mask: Mask, l_x: int, l_z: int) -> str | None:
+    """Why cuDNN's kernel cannot take a mask, or None if it can or has its rules."""
+    if not _is_array(mask):
+        return None
+    if l_x % 2 or l_z % 2:
+        return f"it needs even lengths for such a mask, got l_x = {l_x} and l_z = {l_z}"
+    if isinstance(mask, StructuralMask) and max(l_x, l_z) > CUDNN_ARRAY:
+        return f"it takes such a mask as an array, which is too large for more than {CUDNN_ARRAY} tokens"
     return None
+
+
+def _is_array(mask: Mask) -> bool:
+    """Whether cuDNN's kernel takes a mask as an array: its own rules are the past, a window of it, and a length."""
+    if not isinstance(mask, StructuralMask):
+        return True
+    by_numbers = (mask.documents_z, mask.prefix, mask.blocks_z)
+    return any(a is not None for a in by_numbers) or (mask.width is not None and not mask.unidirectional)
 
 
 def pallas_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
@@ -74,17 +139,6 @@ def pallas_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) 
         return reason
     if not isinstance(mask, StructuralMask):
         return "it takes structural masks, not arrays"
-    if (reason := _refused_masks(mask)) is not None:
-        return reason
-    if mask.length is not None and mask.documents_z is not None:
-        return "documents with padding may leave a token nothing to attend to, which the kernel does not report"
-    return None
-
-
-def _refused_masks(mask: Mask) -> str | None:
-    """Why no library's kernel has the rules of a mask, or None if one may have them."""
-    if not isinstance(mask, StructuralMask):
-        return None
     if mask.prefix is not None or mask.blocks_z is not None:
         return "it does not mask by a prefix or by blocks"
     return None if mask.first is None else "its first query is token 0"
@@ -106,10 +160,14 @@ def library_attention(
     V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
     cap: float | None = None,
+    of_itself: bool = False,
 ) -> Float[Array, "H d_mid B l_x"]:
-    """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to."""
+    """``V · softmax(KᵀQ/√d)`` by a library's kernel, and 0 for a token with nothing to attend to.
+
+    ``of_itself``: whether the mask, if of documents, has the same numbers for queries and context.
+    """
     V_tilde: Any = _differentiable(kernel, cap, Q, K, V, mask)
-    has_context = _has_context(mask, K.shape[-1], Q.shape[-1])
+    has_context = _has_context(mask, K.shape[-1], Q.shape[-1], of_itself)
     if has_context is None:
         return V_tilde
     return jnp.where(jnp.broadcast_to(has_context, V_tilde.shape[2:])[None, None], V_tilde, 0)
@@ -173,11 +231,11 @@ def cudnn_attention(
     mask: Mask,
     cap: None,
 ) -> Float[Array, "H d B l_x"]:
-    """The kernel of cuDNN, forward and backward."""
+    """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores."""
     B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
     q, k, v = (a.transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
-    options = {}
-    if isinstance(mask, StructuralMask):
+    options: dict[str, Any] = {}
+    if isinstance(mask, StructuralMask) and not _is_array(mask):
         options["is_causal"] = mask.unidirectional and mask.width is None
         if mask.width is not None:
             options["local_window_size"] = (mask.width - 1, 0)
@@ -185,6 +243,9 @@ def cudnn_attention(
             options["key_value_seq_lengths"] = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
             options["query_seq_lengths"] = jnp.full(B, l_x, jnp.int32)
     else:
+        if isinstance(mask, StructuralMask):
+            options["is_causal"] = mask.unidirectional  # so that the kernel skips the future
+            mask = mask.dense(l_z, l_x)
         options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
     return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options).transpose(2, 3, 0, 1)
 
@@ -243,14 +304,20 @@ def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[
     )
     if mask.length is not None:
         length = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
-        of_z = jnp.where(jnp.arange(l_z, dtype=jnp.int32)[None] < length[:, None], of_z[None], -1)
+        of_nothing = of_x.min(axis=-1, keepdims=True) - 1  # a number that no token x has
+        within = jnp.arange(l_z, dtype=jnp.int32)[None] < length[:, None]
+        of_z, of_nothing = (jnp.broadcast_to(a, (B, a.shape[-1])) for a in (of_z, of_nothing))
+        of_z = jnp.where(within, of_z, of_nothing)
     return [jnp.broadcast_to(a, (B, a.shape[-1])) for a in (of_x, of_z)]
 
 
-def _has_context(mask: Mask, l_z: int, l_x: int) -> Bool[Array, "*B l_x"] | None:
+def _has_context(mask: Mask, l_z: int, l_x: int, of_itself: bool) -> Bool[Array, "*B l_x"] | None:
     """Whether each token has something to attend to; None if all tokens do."""
     if not isinstance(mask, StructuralMask):
         return mask.any(axis=-2)
+    of_documents = mask.documents_z is not None and not (of_itself and mask.length is None)
+    if of_documents or mask.prefix is not None or mask.blocks_z is not None:
+        return mask.dense(l_z, l_x).any(axis=-2)
     if mask.length is None and (mask.width is None or l_x <= l_z):
         return None
     t_x = jnp.arange(l_x)

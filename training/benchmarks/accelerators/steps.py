@@ -43,6 +43,7 @@ class Case(NamedTuple):
     remat: bool = False  # whether a training step recomputes the layers' activations
     model: Model = GPT2_124M
     unroll: bool = False  # whether each layer is compiled separately
+    packed: bool = False  # whether the library's rows are of several documents, as by train.py
 
     @property
     def is_gpu(self) -> bool:
@@ -61,6 +62,9 @@ TRAINING = (
     Case("v5p:2x2x1", 64, remat=True),
     Case("h100", 8),
     Case("h100", 32),
+    Case("v5e:2x4", 8, packed=True),
+    Case("h100", 8, packed=True),
+    Case("h100", 32, packed=True),
     Case("v5e:2x4", 8, unroll=True),
     Case("v5e:2x4", 16, unroll=True),
     Case("v5p:2x2x1", 64, unroll=True),
@@ -86,7 +90,7 @@ def training_step(case: Case, which: str, sizes: Mapping[str, Any] | None = None
     if which == "library":
         config = DTransformerConfig(**sizes, variant=model.variant)
         theta = jax.eval_shape(lambda key: init_d_transformer(key, config), jax.random.key(0))
-        of_theta: Callable[..., Any] = functools.partial(loss, **loop)
+        of_theta: Callable[..., Any] = functools.partial(loss, packed=case.packed, **loop)
     else:
         theta = model.peer.parameters(dict(sizes))
         kernel = "cudnn" if case.is_gpu else "splash"
@@ -143,7 +147,8 @@ def tables(details: bool) -> Iterator[str]:
             continue
         reports = {which: training_step(case, which) for which in ("library", "reference")}
         pairs = zip(*(columns(report) for report in reports.values()), strict=True)
-        loop = f"{', remat' if case.remat else ''}{', unrolled' if case.unroll else ''}"
+        flags = {"remat": case.remat, "unrolled": case.unroll, "packed": case.packed}
+        loop = "".join(f", {name}" for name, is_set in flags.items() if is_set)
         what = f"{case.model.name}, {case.device}, batch {case.B}{loop}"
         rows.append([what, *(f"{a:.4g} / {b:.4g} = {a / b:.2f}" if b else "-" for a, b in pairs)])
         if details:
