@@ -2,7 +2,6 @@
 
 import functools
 import types
-from importlib import metadata
 
 import chex
 import jax
@@ -258,31 +257,31 @@ def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
 @pytest.mark.parametrize(
     ("capability", "cudnn", "sizes", "reason"),
     [
-        ("9.0", "9.12.0.46", (256, 256), None),
-        ("9.0", "9.12.0.46", (192, 128), None),
-        ("9.0", "9.12.0.46", (264, 128), "d_attn and d_mid, at most 256"),
-        ("9.0", "9.12.0.46", (128, 124), "a multiple of 8, got d_attn = 128 and d_mid = 124"),
-        ("9.0", "9.8.0.87", (192, 128), "d_attn = d_mid, at most 256"),
+        ("9.0", 91200, (256, 256), None),
+        ("9.0", 91200, (192, 128), None),
+        ("9.0", 91200, (264, 128), "d_attn and d_mid, at most 256"),
+        ("9.0", 91200, (128, 124), "a multiple of 8, got d_attn = 128 and d_mid = 124"),
+        ("9.0", 90800, (192, 128), "d_attn = d_mid, at most 256"),
         ("9.0", None, (256, 256), None),
         ("9.0", None, (192, 128), "cuDNN unknown"),
-        ("8.9", "9.12.0.46", (128, 128), None),
-        ("8.9", "9.12.0.46", (256, 256), "at most 128 and a multiple of 8, got d_attn = 256"),
-        ("8.0", "9.12.0.46", (128, 64), "d_attn = d_mid"),
-        ("7.5", "9.12.0.46", (64, 64), "does not run on a GPU of compute capability 7.5"),
-        ("10.3", "9.10.1", (64, 64), "does not run on a GPU of compute capability 10.3"),
-        ("10.3", "9.11.0", (64, 64), None),
+        ("8.9", 91200, (128, 128), None),
+        ("8.9", 91200, (256, 256), "at most 128 and a multiple of 8, got d_attn = 256"),
+        ("8.0", 91200, (128, 64), "d_attn = d_mid"),
+        ("7.5", 91200, (64, 64), "does not run on a GPU of compute capability 7.5"),
+        ("10.3", 91001, (64, 64), "does not run on a GPU of compute capability 10.3"),
+        ("10.3", 91100, (64, 64), None),
         ("gfx942", None, (64, 64), "this one is of another maker"),
     ],
 )
 def test_the_gpu_and_cudnn_decide_the_heads_that_cudnn_takes(capability, cudnn, sizes, reason, monkeypatch):
-    def version(package):
-        if cudnn is None or package != "nvidia-cudnn-cu12":
-            raise metadata.PackageNotFoundError(package)
+    def version():
+        if cudnn is None:
+            raise RuntimeError("cuDNN is not detected.")
         return cudnn
 
     device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", version)
     matrices = tiles(d=sizes[0], d_mid=sizes[1], dtype=jnp.bfloat16)
     found = cudnn_refuses(*matrices, Scores(alg.UNIDIRECTIONAL), "gpu")
     assert found is None if reason is None else reason in found
