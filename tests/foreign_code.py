@@ -30,7 +30,8 @@ class Block(nn.Module):
         S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])
         permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
         S = S.masked_fill(~permitted, -math.inf)
-        A = nn.functional.dropout(S.softmax(self.wrong.get("axis", -1)), self.wrong.get("dropout", 0.0))
+        A = (S.float() if self.wrong.get("mixed") else S).softmax(self.wrong.get("axis", -1)).to(S.dtype)
+        A = nn.functional.dropout(A, self.wrong.get("dropout", 0.0))
         if self.wrong.get("detached") == "softmax":
             A = S.exp() / S.exp().sum(-1, keepdim=True).detach()
         Y = (A @ v).transpose(1, 2)

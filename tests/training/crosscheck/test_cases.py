@@ -62,6 +62,18 @@ def test_padding_that_is_not_masked_is_named(algorithm):
         assert list(dict.fromkeys(d.text for d in report.departures)) == texts, report
 
 
+def test_a_mask_is_named_before_lines_that_are_right():
+    """Cross-attention's keys are found behind it, from the encoder, where a trial has ended before."""
+    case = make_case(8)
+    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), of_library(case))
+    z, x = (jnp.asarray(case.inputs[n]) for n in "zx")
+    strict = jnp.arange(len(x))[:, None] < jnp.arange(len(x))
+    run = functools.partial(algorithms.ed_transformer, z, x, implementation="paper", mask=strict)
+    report = diagnose(case, record_jax(lambda theta: run(theta=theta), theta, parameters=theta))
+    (departure,) = report.departures
+    assert departure.text.startswith("the mask is strict"), report
+
+
 @pytest.mark.parametrize(("given", "message"), [
     ({"edge": "long"}, "edge: expected one of padding"), ({"edge": "tied", "variant": "GPT2"}, "give one of both"),
     ({"edge": "padding", "algorithm": 10}, "edge: expected algorithm 8, 9 with 'padding', got 10"),

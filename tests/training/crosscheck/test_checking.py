@@ -50,6 +50,11 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
     assert text in departures[line]
 
 
+def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64():
+    departures, report = found(decoder(mixed=True, scale=True))
+    assert departures == {(4, "return"): "scores are not divided by √d_attn"}, report
+
+
 LEARNING = [
     ({"detached": "K"}, (4, "2"), "no gradient passes it"),
     ({"detached": "softmax"}, (4, "return"), "its derivative is as if the sum below the fraction is constant"),

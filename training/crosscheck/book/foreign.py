@@ -8,7 +8,7 @@ from typing import Any
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import Place
 from training.crosscheck.foreign.checking import Report, merged
-from training.crosscheck.foreign.diagnose import Departure
+from training.crosscheck.foreign.evidence import Departure
 from training.crosscheck.foreign.report import Verdict, verdicts
 from training.crosscheck.pseudocode import Algorithm, Line
 

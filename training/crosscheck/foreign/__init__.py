@@ -1,13 +1,14 @@
 """Which line is wrong? For anybody's transformer, in any language: see docs/crosscheck.md.
 
 * `cases`, `making`   a case: random θ, inputs, and what every line computes from them; as files
-* `catalogue`         the choices: what may stand at each place of a formula
+* `catalogue`         the choices: what may stand at each place of a formula; `formulas`: what they compute
 * `vocabulary`        named variants in these words, and θ by the paper's names
 * `run`, `parts`, `attention`, `reference`    Algorithms 4 to 10 with any of these choices
 * `recording`         what PyTorch, JAX, NumPy or any other language computed, with nothing named
 * `loading`           θ in foreign parameters
 * `huggingface`       transformers' own code of a kind of model, by its name
 * `match`             a line's value among foreign tensors
+* `evidence`          which lines of a run are explained, and by what
 * `diagnose`          the walk through the lines, which names departures
 * `learning`          loss, gradients, updates, sampling, decoding
 * `checking`          all of it in one call

@@ -10,23 +10,27 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import erf
 
-from training.crosscheck.oracle.positions import rotary_frequencies
+from .formulas import (
+    EXPONENTS,
+    adam,
+    drawn,
+    gelu_tanh,
+    loss,
+    merged,
+    mixed,
+    of_masked,
+    phi,
+    sigmoid,
+    sinusoids,
+    transposed,
+    turned,
+    where_positive,
+)  # fmt: skip
 
 __all__ = [
-    "BACKWARD",
-    "DECODING",
-    "HARMLESS",
-    "LOADED",
-    "RARE",
-    "SLOTS",
-    "STRUCTURE",
-    "Choice",
-    "choice",
-    "paper",
-    "related",
-]
+    "BACKWARD", "DECODING", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
+]  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -34,57 +38,6 @@ class Choice(NamedTuple):
 
     text: str  # completes "equal if ..."
     do: Any  # a number, an axis, or a function of what stands around
-
-
-def _where_positive(x: Any, yes: Any, no: Any) -> Any:
-    return np.where(np.real(x) > 0, yes, no)
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x))
-
-
-def _phi(x: Any) -> Any:
-    return (1 + erf(x / math.sqrt(2))) / 2
-
-
-def _gelu_tanh(cube: float) -> Callable[[Any], Any]:
-    return lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + cube * x**3)))
-
-
-def _transposed(W: Any) -> Any:
-    return np.swapaxes(W, -1, -2) if W.shape[-1] == W.shape[-2] else W + np.nan
-
-
-def merged(Y: Any) -> Any:
-    """Heads one below the other: [..., H, d, l] → [..., H d, l]."""
-    return Y.reshape(*Y.shape[:-3], -1, Y.shape[-1])
-
-
-def _mixed(Y: Any) -> Any:
-    """[H, l, d] read as [l, H d]."""
-    rows = np.swapaxes(Y, -1, -2)
-    return np.swapaxes(rows.reshape(*rows.shape[:-3], rows.shape[-2], -1), -1, -2)
-
-
-def _sinusoids(base: float | str, rows: str, exponent: Any, swapped: bool) -> Callable[..., Any]:
-    def table(d: int, t: Any, l_max: int) -> Any:
-        P = np.zeros((d, len(t)))
-        for j in range(d):
-            i, is_cos = (j // 2, j % 2) if rows == "neighbours" else (j % (d // 2), j // (d // 2))
-            e = j / d if exponent is None else exponent(i, d)
-            P[j] = (np.cos if bool(is_cos) != swapped else np.sin)(t / (l_max if base == "ℓ_max" else float(base)) ** e)
-        return P
-
-    return table
-
-
-# fmt: off
-EXPONENTS: dict[str, Any] = {
-    "2i/d": lambda i, d: 2 * i / d, "i/d": lambda i, d: i / d, "4i/d": lambda i, d: 4 * i / d, "2i/(d−2)": lambda i, d: 2 * i / (d - 2),
-    "i/(d/2−1)": lambda i, d: i / (d / 2 - 1), "2(i+1)/d": lambda i, d: 2 * (i + 1) / d, "j/d, each row its own": None,
-}
-# fmt: on
 
 
 def _tables() -> Iterator[tuple[str, Choice]]:
@@ -95,29 +48,8 @@ def _tables() -> Iterator[tuple[str, Choice]]:
                     text = f"positions are sinusoids t/{base}^({name}), {rows}, {order}"
                     yield (
                         f"sinusoids {base}, {rows}, {name}, {order}",
-                        Choice(text, _sinusoids(base, rows, exponent, order[0] == "c")),
+                        Choice(text, sinusoids(base, rows, exponent, order[0] == "c")),
                     )
-
-
-def _turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = False) -> Callable[..., Any]:
-    """A rotation of the first d rows of Y at the positions t, its frequencies scaled."""
-
-    def rotate(Y: Any, t: Any, d: int, scaling: Any) -> Any:
-        frequencies = np.array([base ** -EXPONENTS[exponent](i, d) for i in range(d // 2)])
-        times = 1.0
-        if scaling is not None:
-            frequencies, times = rotary_frequencies(d, {"base": base, "scaling": scaling})
-        i = np.arange(d // 2)
-        a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
-        angle = np.asarray(frequencies)[:, None] * t
-        c, s = times * np.cos(angle), times * way * np.sin(angle)
-        c, s = (s, c) if swapped else (c, s)
-        out = np.array(Y)
-        out[..., a, :] = Y[..., a, :] * c - Y[..., b, :] * s
-        out[..., b, :] = Y[..., b, :] * c + Y[..., a, :] * s
-        return out
-
-    return rotate
 
 
 def _rotation(name: str) -> Choice:
@@ -125,7 +57,7 @@ def _rotation(name: str) -> Choice:
     said, _, way = name.partition(", ")
     pairs, base, exponent = said.split(" ")
     text = f"queries and keys are rotated, pairs: {pairs}, base {base}, exponent {exponent}{', ' * bool(way)}{way}"
-    return Choice(text, _turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
+    return Choice(text, turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
 
 
 ROTATED = ("2i/d", "i/d", "2(i+1)/d", "4i/d")
@@ -140,58 +72,6 @@ def _rotations(
                 for exponent in ROTATED:
                     name = f"{pairs} {base} {exponent}{way}"
                     yield name, _rotation(name)
-
-
-def _loss(
-    shift: int, per: Any = lambda l: 1, *, wrap: bool = False, factor: float = 1.0, drop: int = 0
-) -> Callable[..., Any]:
-    """−Σ log P[x[t + shift], t], divided by per(ℓ); `drop`: how many of the last t are left out."""
-
-    def loss(log_P: Any, x: Any, _: Any) -> Any:
-        l = len(x)
-        last = (l if wrap else l - shift) - drop
-        return -factor * sum(log_P[..., x[(t + shift) % l], t] for t in range(last)) / per(l)
-
-    return loss
-
-
-def _of_masked(per: Any = lambda l, n: 1, *, every: bool = False, factor: float = 1.0) -> Callable[..., Any]:
-    """−Σ log P[x[t], t] over the masked tokens (`masked`: their positions), divided by per(ℓ, |T̃|)."""
-
-    def loss(log_P: Any, x: Any, masked: Any) -> Any:
-        at = range(len(x)) if every else masked
-        return -factor * sum(log_P[..., x[t], t] for t in at) / per(len(x), len(masked))
-
-    return loss
-
-
-def _drawn(logits: Any, draw: Any) -> Any:
-    """The first token whose cumulated probability is above the draw, which may be a function of the logits instead."""
-    if callable(draw):
-        return draw(logits)
-    q = np.exp(logits - logits.max())
-    return int(np.searchsorted(np.cumsum(q / q.sum()), draw, side="right"))
-
-
-def _adam(
-    decay: float = 0.01,
-    *,
-    coupled: bool = False,
-    corrected: bool | None = True,
-    with_eta: bool = True,
-    root: bool = False,
-    sign: float = 1.0,
-) -> Callable[..., Any]:
-    """The first step of AdamW, or of one that is not quite; `corrected`: None for the first moment only."""
-
-    def step(W: Any, g: Any, eta: float, norm: float) -> Any:
-        g = g + decay * W if coupled else g
-        m, v = 0.1 * g, 0.001 * g * g
-        m, v = m / (1.0 if corrected is False else 0.1), v / (0.001 if corrected else 1.0)
-        below = np.sqrt(v + 1e-8) if root else np.sqrt(v) + 1e-8
-        return W - (0.0 if coupled else (eta if with_eta else 1.0) * decay) * W - sign * eta * m / below
-
-    return step
 
 
 EPSILONS = ("1e-12", "1e-10", "1e-09", "1e-08", "1e-07", "1e-06", "1e-05", "0.0001", "0.001", "0.01")
@@ -244,7 +124,7 @@ def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
 
 # fmt: off
 BIAS = _rows(("b", "the bias is added", 1.0), ("none", "the bias is not added", 0.0), ("-", "the bias is subtracted", -1.0), ("twice", "the bias is added twice", 2.0))
-SQUARE = _rows(("W", "the matrix is as given", lambda W: W), ("Wᵀ", "the matrix is transposed", _transposed), ("-W", "the matrix has the other sign", lambda W: -W))
+SQUARE = _rows(("W", "the matrix is as given", lambda W: W), ("Wᵀ", "the matrix is transposed", transposed), ("-W", "the matrix has the other sign", lambda W: -W))
 
 SLOTS: dict[str, dict[str, Choice]] = {
     "token_index": _rows(
@@ -263,6 +143,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("token", "only the tokens are scaled", lambda s, d: 1.0), ("both", "the sum of token and position is scaled, not the token alone", lambda s, d: s),
         ("1/√d_e", "positions are divided by √d_e", lambda s, d: d**-0.5), ("√d_e", "positions are multiplied by √d_e", lambda s, d: d**0.5),
         ("-", "positions are subtracted", lambda s, d: -1.0)),
+    "context_parameters": _rows(("own", "the context has its own embedding", "context/"), ("sequence", "the context is embedded with the sequence's parameters", "")),
     "embedding_extra": _rows(("none", "nothing else is added", None)),
     "extra_norm": _rows(("none", "no norm is added", None), ("ones", "a layer norm with γ = 1, β = 0 is added", "layer"), ("rms", "an RMSnorm without γ is added", "rms")),
     "norm_over": _rows(
@@ -326,14 +207,14 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("mean", "numerators are divided by their mean, not their sum", "mean"), ("divided by the sum of the queries", "numerators are divided by their sum over the queries t_x", "queries"),
         ("2", "softmax has 2 for e", "2"), ("constant", "the sum below the fraction is constant", "constant"), ("sigmoid", "σ stands for the softmax", "sigmoid")),
     "values": _rows(
-        ("VA", "Ṽ = V·A", lambda V, A: V @ A), ("VAᵀ", "the weights are transposed: V·Aᵀ", lambda V, A: V @ _transposed(A)),
+        ("VA", "Ṽ = V·A", lambda V, A: V @ A), ("VAᵀ", "the weights are transposed: V·Aᵀ", lambda V, A: V @ transposed(A)),
         ("ΣV", "the weights are summed by themselves: every token gets Σ_t V[:, t], attention is without effect", lambda V, A: V.sum(-1, keepdims=True) * A.sum(-2, keepdims=True)),
         ("mean", "the weights are ignored: the mean of V", lambda V, A: V.mean(-1, keepdims=True) + 0 * A.sum(-2, keepdims=True)),
         ("V", "the weights are ignored: V itself", lambda V, A: V if V.shape[-1] == A.shape[-1] else V @ A + np.nan)),
     "concat": _rows(
         ("heads", "heads are one below the other", merged), ("reversed", "heads are in reverse", lambda Y: merged(Y[..., ::-1, :, :])),
         ("interleaved", "rows of the heads alternate: row i H + h", lambda Y: merged(np.swapaxes(Y, -3, -2))),
-        ("not transposed", "[H, ℓ, d] is reshaped to [ℓ, H d] without transposing: tokens and heads are mixed", _mixed),
+        ("not transposed", "[H, ℓ, d] is reshaped to [ℓ, H d] without transposing: tokens and heads are mixed", mixed),
         ("first", "only the first head is used, H times", lambda Y: merged(np.repeat(Y[..., :1, :, :], Y.shape[-3], axis=-3))),
         ("rolled", "heads are rolled by one", lambda Y: merged(np.roll(Y, 1, axis=-3)))),
     "split": _rows(
@@ -341,7 +222,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("interleaved", "rows are read as i H + h, so that heads are interleaved", lambda W: np.swapaxes(W.reshape(*W.shape[:-3], W.shape[-2], W.shape[-3], W.shape[-1]), -3, -2)),
         ("not transposed", "[ℓ, H d] is reshaped to [H, ℓ, d] without transposing: tokens and heads are mixed", "mixed")),
     "out": _rows(
-        ("W_o", "Ṽ = W_o Y", lambda W: W), ("W_oᵀ", "W_o is transposed", _transposed), ("identity", "W_o is not applied", lambda W: np.eye(W.shape[-2], W.shape[-1]) + 0 * W)),
+        ("W_o", "Ṽ = W_o Y", lambda W: W), ("W_oᵀ", "W_o is transposed", transposed), ("identity", "W_o is not applied", lambda W: np.eye(W.shape[-2], W.shape[-1]) + 0 * W)),
     "weights": _rows(
         ("own", "the weights are the line's own", ("q", "k", "v")), ("q=k", "queries are made with W_k", ("k", "k", "v")), ("k=q", "keys are made with W_q", ("q", "q", "v")),
         ("v=k", "values are made with W_k", ("q", "k", "k")), ("k=v", "keys are made with W_v", ("q", "v", "v")), ("swap", "W_q and W_k are exchanged", ("k", "q", "v")), ("kv", "W_k and W_v are exchanged", ("q", "v", "k")),
@@ -396,52 +277,53 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("modulo", "head h reads keys h mod H_kv", lambda K, H: np.concatenate([K] * (H // K.shape[-3]), axis=-3)), ("first", "all heads read the first keys", lambda K, H: np.repeat(K[..., :1, :, :], H, axis=-3))),
     "experts": {"none": Choice("there is one MLP", None)},
     "activation": _rows(
-        ("gelu", "the activation is the exact GELU", lambda x: x * _phi(x)), ("relu", "the activation is ReLU", lambda x: _where_positive(x, x, 0 * x)),
-        ("gelu_tanh", "GELU is its tanh approximation", _gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * _sigmoid(1.702 * x)),
-        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * _sigmoid(x)), ("relu_squared", "the activation is ReLU²", lambda x: _where_positive(x, x * x, 0 * x)),
-        ("leaky", "the activation is leaky ReLU (0.01)", lambda x: _where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: _where_positive(x, x, np.exp(_where_positive(x, 0 * x, x)) - 1)),
-        ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", _sigmoid), ("phi", "the activation is Φ(x), without the factor x", _phi),
-        ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", _gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", _gelu_tanh(0.44715)),
-        ("2gelu", "GELU lacks the factor ½", lambda x: 2 * x * _phi(x)), ("identity", "there is no activation", lambda x: x)),
+        ("gelu", "the activation is the exact GELU", lambda x: x * phi(x)), ("relu", "the activation is ReLU", lambda x: where_positive(x, x, 0 * x)),
+        ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
+        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * sigmoid(x)), ("relu_squared", "the activation is ReLU²", lambda x: where_positive(x, x * x, 0 * x)),
+        ("leaky", "the activation is leaky ReLU (0.01)", lambda x: where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: where_positive(x, x, np.exp(where_positive(x, 0 * x, x)) - 1)),
+        ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigmoid), ("phi", "the activation is Φ(x), without the factor x", phi),
+        ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", gelu_tanh(0.44715)),
+        ("2gelu", "GELU lacks the factor ½", lambda x: 2 * x * phi(x)), ("identity", "there is no activation", lambda x: x)),
     "loss": {
         **_rows(
-            ("sum", "the loss is −Σ_{t<ℓ} log P[x[t+1], t]", _loss(1)), ("mean", "the loss is averaged over the ℓ − 1 predictions, not summed", _loss(1, lambda l: l - 1)),
-            ("mean over ℓ", "the sum of the loss is divided by ℓ", _loss(1, lambda l: l)), ("not shifted", "labels are not shifted: x[t] is predicted at t (sum)", _loss(0)),
-            ("not shifted, mean", "labels are not shifted: x[t] is predicted at t (mean)", _loss(0, lambda l: l)),
-            ("not shifted, t < ℓ", "labels are not shifted: x[t] is predicted at t < ℓ (sum)", _loss(0, drop=1)), ("not shifted, t < ℓ, mean", "labels are not shifted: x[t] is predicted at t < ℓ (mean)", _loss(0, lambda l: l - 1, drop=1)),
-            ("shifted twice", "labels are shifted twice: x[t+2] (mean)", _loss(2, lambda l: l - 2)), ("shifted twice, sum", "labels are shifted twice: x[t+2] (sum)", _loss(2)),
-            ("bits", "the loss is in bits (mean)", _loss(1, lambda l: l - 1, factor=1 / math.log(2))), ("bits, sum", "the loss is in bits (sum)", _loss(1, factor=1 / math.log(2))),
-            ("wrapped", "labels are rolled: the last token predicts the first (mean)", _loss(1, lambda l: l, wrap=True)), ("wrapped, sum", "labels are rolled: the last token predicts the first (sum)", _loss(1, wrap=True)),
-            ("wrong sign", "the loss has the wrong sign", _loss(1, factor=-1.0)), ("wrong sign, mean", "the loss has the wrong sign (mean)", _loss(1, lambda l: l - 1, factor=-1.0)),
-            ("probability", "the loss is −Σ P, without the logarithm", lambda lp, x, _: _loss(1)(np.exp(lp), x, _)),
-            ("log of a softmax of P", "cross entropy is given P, not logits: softmax is taken twice (mean)", lambda lp, x, _: _loss(1, lambda l: l - 1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _)),
-            ("log of a softmax of P, sum", "cross entropy is given P, not logits: softmax is taken twice (sum)", lambda lp, x, _: _loss(1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _))),
+            ("sum", "the loss is −Σ_{t<ℓ} log P[x[t+1], t]", loss(1)), ("mean", "the loss is averaged over the ℓ − 1 predictions, not summed", loss(1, lambda l: l - 1)),
+            ("mean over ℓ", "the sum of the loss is divided by ℓ", loss(1, lambda l: l)), ("not shifted", "labels are not shifted: x[t] is predicted at t (sum)", loss(0)),
+            ("not shifted, mean", "labels are not shifted: x[t] is predicted at t (mean)", loss(0, lambda l: l)),
+            ("not shifted, t < ℓ", "labels are not shifted: x[t] is predicted at t < ℓ (sum)", loss(0, drop=1)), ("not shifted, t < ℓ, mean", "labels are not shifted: x[t] is predicted at t < ℓ (mean)", loss(0, lambda l: l - 1, drop=1)),
+            ("shifted twice", "labels are shifted twice: x[t+2] (mean)", loss(2, lambda l: l - 2)), ("shifted twice, sum", "labels are shifted twice: x[t+2] (sum)", loss(2)),
+            ("bits", "the loss is in bits (mean)", loss(1, lambda l: l - 1, factor=1 / math.log(2))), ("bits, sum", "the loss is in bits (sum)", loss(1, factor=1 / math.log(2))),
+            ("wrapped", "labels are rolled: the last token predicts the first (mean)", loss(1, lambda l: l, wrap=True)), ("wrapped, sum", "labels are rolled: the last token predicts the first (sum)", loss(1, wrap=True)),
+            ("wrong sign", "the loss has the wrong sign", loss(1, factor=-1.0)), ("wrong sign, mean", "the loss has the wrong sign (mean)", loss(1, lambda l: l - 1, factor=-1.0)),
+            ("probability", "the loss is −Σ P, without the logarithm", lambda lp, x, _: loss(1)(np.exp(lp), x, _)),
+            ("log of a softmax of P", "cross entropy is given P, not logits: softmax is taken twice (mean)", lambda lp, x, _: loss(1, lambda l: l - 1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _)),
+            ("log of a softmax of P, sum", "cross entropy is given P, not logits: softmax is taken twice (sum)", lambda lp, x, _: loss(1)(np.exp(lp) - np.log(np.exp(np.exp(lp)).sum(-2, keepdims=True)), x, _))),
     },
     "update": _rows(
         ("descent", "θ ← θ − η·∇loss(θ)", lambda W, g, eta, norm: W - eta * g), ("uphill", "the step is uphill: θ + η·∇loss(θ)", lambda W, g, eta, norm: W + eta * g), ("none", "θ is not changed", lambda W, g, eta, norm: W),
         ("clipped", "the gradient is clipped to norm 1", lambda W, g, eta, norm: W - eta * g / max(1.0, norm)), ("decayed", "the step decays θ by η·0.01", lambda W, g, eta, norm: W - eta * (g + 0.01 * W)),
-        ("AdamW", "the step is AdamW's (β 0.9, 0.999; ε 1e-8; decay 0.01)", _adam()), ("Adam", "the step is Adam's, without decay", _adam(decay=0.0)), ("Adam, L2", "the step is Adam's, its decay added to the gradient", _adam(coupled=True)),
-        ("AdamW, not corrected", "AdamW's moments are not divided by 1 − β", _adam(corrected=False)), ("AdamW, decay without η", "AdamW's decay is not multiplied by η", _adam(with_eta=False)),
-        ("AdamW, ε in the root", "AdamW's ε is added below the root", _adam(root=True)), ("AdamW, uphill", "AdamW's step is uphill", _adam(sign=-1.0)), ("AdamW, v not corrected", "AdamW's second moment is not divided by 1 − β", _adam(corrected=None)),
+        ("AdamW", "the step is AdamW's (β 0.9, 0.999; ε 1e-8; decay 0.01)", adam()), ("Adam", "the step is Adam's, without decay", adam(decay=0.0)), ("Adam, L2", "the step is Adam's, its decay added to the gradient", adam(coupled=True)),
+        ("AdamW, not corrected", "AdamW's moments are not divided by 1 − β", adam(corrected=False)), ("AdamW, decay without η", "AdamW's decay is not multiplied by η", adam(with_eta=False)),
+        ("AdamW, ε in the root", "AdamW's ε is added below the root", adam(root=True)), ("AdamW, uphill", "AdamW's step is uphill", adam(sign=-1.0)), ("AdamW, v not corrected", "AdamW's second moment is not divided by 1 − β", adam(corrected=None)),
         ("sign", "only the signs of the gradient are used", lambda W, g, eta, norm: W - eta * np.sign(g))),
     "sampling": _rows(
-        ("paper", "y is the first v with q[0] + … + q[v] above the draw", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[i])), ("τ is not used", "τ is not used", lambda lp, tau, u, i: _drawn(lp[:, -1], u[i])),
-        ("inverse", "logits are multiplied by τ, not divided", lambda lp, tau, u, i: _drawn(lp[:, -1] * tau, u[i])), ("greedy", "the likeliest token is taken", lambda lp, tau, u, i: int(np.argmax(lp[:, -1]))),
-        ("column before", "the column before the last is read", lambda lp, tau, u, i: _drawn(lp[:, -2] / tau, u[i])), ("one draw", "one draw is used for all tokens", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[0])),
-        ("next draw", "the draw of the next token is used", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[(i + 1) % len(u)])), ("from the last", "the cumulated sum begins with the last token", lambda lp, tau, u, i: len(lp) - 1 - _drawn(lp[::-1, -1] / tau, u[i])),
-        ("sorted", "tokens are cumulated in the order of their probability", lambda lp, tau, u, i: int(np.argsort(-lp[:, -1], kind="stable")[_drawn(np.sort(lp[:, -1])[::-1] / tau, u[i])])),
-        ("one too far", "y is one token behind the draw", lambda lp, tau, u, i: _drawn(lp[:, -1] / tau, u[i]) + 1), ("p, not renormalized", "p^{1/τ} is not divided by its sum", lambda lp, tau, u, i: int(np.searchsorted(np.cumsum(np.exp(lp[:, -1] / tau)), u[i], side="right"))),
-        *((f"top {k}", f"only the {k} likeliest tokens are drawn from", lambda lp, tau, u, i, k=k: _drawn(np.where(lp[:, -1] >= np.sort(lp[:, -1])[-k], lp[:, -1], -np.inf) / tau, u[i])) for k in (2, 3, 5, 10))),
+        ("paper", "y is the first v with q[0] + … + q[v] above the draw", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau)), ("τ is not used", "τ is not used", lambda lp, tau, u, i: drawn(lp[:, -1], u[i])),
+        ("inverse", "logits are multiplied by τ, not divided", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], 1 / tau if tau else np.inf)), ("greedy", "the likeliest token is taken", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], 0.0)),
+        ("column before", "the column before the last is read", lambda lp, tau, u, i: drawn(lp[:, -2], u[i], tau) if lp.shape[1] > 1 else None), ("one draw", "one draw is used for all tokens", lambda lp, tau, u, i: drawn(lp[:, -1], u[0], tau)),
+        ("next draw", "the draw of the next token is used", lambda lp, tau, u, i: drawn(lp[:, -1], u[(i + 1) % len(u)], tau)), ("from the last", "the cumulated sum begins with the last token", lambda lp, tau, u, i: len(lp) - 1 - drawn(lp[::-1, -1], u[i], tau)),
+        ("sorted", "tokens are cumulated in the order of their probability", lambda lp, tau, u, i: int(np.argsort(-lp[:, -1], kind="stable")[drawn(np.sort(lp[:, -1])[::-1], u[i], tau)])),
+        ("one too far", "y is one token behind the draw", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau) + 1), ("p, not renormalized", "p^{1/τ} is not divided by its sum", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau, total=1.0)),
+        *((f"top {k}", f"only the {k} likeliest tokens are drawn from", lambda lp, tau, u, i, k=k: drawn(np.where(lp[:, -1] >= np.sort(lp[:, -1])[-k], lp[:, -1], -np.inf), u[i], tau)) for k in (2, 3, 5, 10))),
     "masked_loss": {
         **_rows(
-            ("sum", "the loss is −Σ_{t∈T̃} log P[x[t], t]", _of_masked()), ("mean", "the loss is averaged over the masked tokens, not summed", _of_masked(lambda l, n: n)),
-            ("mean over ℓ", "the sum over the masked tokens is divided by ℓ", _of_masked(lambda l, n: l)), ("every token", "the loss is of every token, not of the masked ones (sum)", _of_masked(every=True)),
-            ("every token, mean", "the loss is of every token, not of the masked ones (mean)", _of_masked(lambda l, n: l, every=True)), ("wrong sign", "the loss has the wrong sign", _of_masked(factor=-1.0)),
+            ("sum", "the loss is −Σ_{t∈T̃} log P[x[t], t]", of_masked()), ("mean", "the loss is averaged over the masked tokens, not summed", of_masked(lambda l, n: n)),
+            ("mean over ℓ", "the sum over the masked tokens is divided by ℓ", of_masked(lambda l, n: l)), ("every token", "the loss is of every token, not of the masked ones (sum)", of_masked(every=True)),
+            ("every token, mean", "the loss is of every token, not of the masked ones (mean)", of_masked(lambda l, n: l, every=True)), ("wrong sign", "the loss has the wrong sign", of_masked(factor=-1.0)),
             ("shifted", "labels are shifted as a decoder's (sum)", lambda lp, x, T: -sum(lp[..., x[t + 1], t] for t in T if t + 1 < len(x))),
             ("shifted, mean", "labels are shifted as a decoder's (mean)", lambda lp, x, T: -sum(lp[..., x[t + 1], t] for t in T if t + 1 < len(x)) / max(1, sum(t + 1 < len(x) for t in T))),
+            ("mask token", "the mask token itself is predicted, in place of the token that it hides (sum)", lambda lp, x, T: -sum(lp[..., -3, t] for t in T)),
             ("unmasked", "the loss is of the tokens that are not masked (sum)", lambda lp, x, T: -sum(lp[..., x[t], t] for t in range(len(x)) if t not in T)),
-            ("next only", "the loss is Algorithm 13's, of the next token (mean)", _loss(1, lambda l: l - 1)),
-            ("bits", "the loss is in bits (mean)", _of_masked(lambda l, n: n * math.log(2)))),
+            ("next only", "the loss is Algorithm 13's, of the next token (mean)", loss(1, lambda l: l - 1)),
+            ("bits", "the loss is in bits (mean)", of_masked(lambda l, n: n * math.log(2)))),
     },
 }
 # fmt: on
@@ -455,7 +337,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""
 
-HARMLESS = {"q_bias", "k_bias", "v_bias"}
+HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
 STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances"}  # fmt: skip
@@ -470,17 +352,9 @@ LOADED = {"split", "weights", "out", "norm_which", "layer", "shared"} | {
 """Slots whose deviations may as well be a mistake in how θ was loaded."""
 
 BACKWARD = (
-    "norm_epsilon",
-    "norm_gamma",
-    "norm_variance",
-    "scale",
-    "activation",
-    "mask",
-    "softmax_axis",
-    "residual",
-    "gate",
+    "norm_epsilon", "norm_gamma", "norm_variance", "scale", "activation", "mask", "softmax_axis", "residual", "gate",
     "out",
-)
+)  # fmt: skip
 """Slots whose deviation may be in the backward pass alone."""
 
 DECODING = {"position_index": ("0", "t+1", "t-1"), "mask": ("self only", "strict", "window 2", "window 3", "last key", "first key"),

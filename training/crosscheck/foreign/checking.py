@@ -8,7 +8,8 @@ from typing import Any
 
 from .cases import Case, read_case
 from .catalogue import SLOTS, choice
-from .diagnose import Departure, Diagnosis, Walk
+from .diagnose import Diagnosis, Walk
+from .evidence import Departure
 from .learning import findings
 from .recording import Recording, record_files
 

@@ -15,14 +15,27 @@ from typing import Any
 import numpy as np
 
 from .cases import EPSILON, Case
-from .catalogue import HARMLESS, LOADED, RARE, SLOTS, STRUCTURE, choice, related
+from .catalogue import HARMLESS, RARE, SLOTS, STRUCTURE, choice, related
+from .evidence import (
+    Departure,
+    finite_masks,
+    first_nan,
+    in_step,
+    is_halfway,
+    is_repeated,
+    is_same,
+    needed,
+    score,
+    seen_in,
+    without_nan,
+)  # fmt: skip
 from .loading import held
-from .match import Finder, Match, Observed, layout
+from .match import Finder, Match, layout
 from .recording import Recording
 from .reference import Reference
-from .run import LARGE, Key, Seen, kind_of, scope_of
+from .run import Key, Seen, kind_of, scope_of
 
-__all__ = ["Departure", "Diagnosis", "Walk"]
+__all__ = ["Diagnosis", "Walk"]
 
 PATIENCE = 12_000
 """Runs of the reference, of a few milliseconds each, after which a walk stops."""
@@ -34,39 +47,11 @@ ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexErro
 """What a choice may raise where it makes no sense."""
 
 OF_ATTENTION = (
-    "weights",
-    "split",
-    "q_reads",
-    "kv_reads",
-    "q_square",
-    "k_square",
-    "v_square",
-    "scale",
-    "mask",
-    "softmax_axis",
-)
+    "weights", "split", "q_reads", "kv_reads", "q_square", "k_square", "v_square", "scale", "mask", "softmax_axis",
+)  # fmt: skip
 
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
-
-
-@dataclasses.dataclass(frozen=True)
-class Departure:
-    """A line that the foreign code has otherwise."""
-
-    algorithm: int
-    line: str
-    what: str  # which value of the line, where it has several
-    where: str  # such as "l1/6", "l*/6" or "everywhere"
-    text: str  # what the code computes instead
-    kind: str  # "named"; "unknown": no choice gives it; "harmless": without effect on what follows; "stopped"
-    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    seen_in: str = ""  # the foreign operation, its file and line
-
-    @property
-    def may_be_loading(self) -> bool:
-        """Whether the cause may as well be how θ was loaded."""
-        return any(scope.partition("@")[0] in LOADED for scope in self.choices)
 
 
 @dataclasses.dataclass
@@ -79,38 +64,6 @@ class Walk:
     status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
     layouts: dict[str, str]  # visit → where the value is
     notes: list[str]
-
-
-def in_step(run: Reference) -> dict[str, bool]:
-    """Whether each line was found, or what follows from it was, or nothing follows from it any more."""
-    ids = list(run.lines)
-    ok = {visit: seen.match is not None for visit, seen in run.lines.items()}
-    matters = dict.fromkeys(ids, False)
-    if ids:
-        matters[ids[-1]] = True
-    for visit in reversed(ids):
-        if not matters[visit]:
-            ok[visit] = True
-            continue
-        for source in run.lines[visit].inputs:
-            if source in ok:
-                matters[source] = True
-                ok[source] = ok[source] or ok[visit]
-    return ok
-
-
-def score(run: Reference) -> tuple[int, list[str]]:
-    """How many lines are in step before the first that is not; and those found, each tensor once."""
-    ok, ids = in_step(run), list(run.lines)
-    first = next((i for i, visit in enumerate(ids) if not ok[visit]), len(ids))
-    evidence, claimed = [], set()
-    for visit in ids[: first + 25]:
-        match = run.lines[visit].match
-        if match is not None:
-            raw = match.raw
-            evidence += [visit] if sum(row not in claimed for row in raw) > len(raw) / 2 else []
-            claimed.update(raw)
-    return first, evidence
 
 
 class Diagnosis:
@@ -131,8 +84,8 @@ class Diagnosis:
         self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
         self.maps, self.missing, others = held(recording.parameters, self.case.theta)
-        self.lost = _first_nan(recording)
-        self.finder = Finder([*recording.tensors, *_without_nan(recording)], case.lengths)
+        self.lost = first_nan(recording)
+        self.finder = Finder([*recording.tensors, *without_nan(recording)], case.lengths)
         s = case.sizes
         biases = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == s.get("N_V") and np.any(a)}
         rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
@@ -223,9 +176,12 @@ class Diagnosis:
                 return True
         trials, window = self._trials(run, start)
         is_loose = {run.lines[other].key.kind for other in window} <= self.loose
-        best = self._best([(t,) for t in trials], pins, index, run)
-        if best is None and self.is_mixed and not is_loose and self._loosened(run, pins, index, window):
-            return True
+        singles = [(t,) for t in trials]
+        best = self._best(singles, pins, index, run)
+        if best is None and self.is_mixed and not is_loose:
+            best = self._loosened(run, pins, index, window, singles)
+            if best == {}:
+                return True
         if best is None and self.lost is not None:
             return False
         if best is None:
@@ -245,14 +201,18 @@ class Diagnosis:
         self.taken[seen.key.id] = seen
         self._depart(seen.key, text, "unknown")
 
-    def _loosened(self, run: Reference, pins: Pins, index: int, window: list[str]) -> bool:
-        """Whether the line is found when it may be computed in float32, in code that otherwise is in float64."""
+    def _loosened(
+        self, run: Reference, pins: Pins, index: int, window: list[str], singles: list[tuple[Trial, ...]]
+    ) -> dict[str, str] | None:
+        """The choices, perhaps none, with which a line may be found in float32, in code that otherwise is in float64."""
         before = set(self.loose)
         self.loose |= {run.lines[visit].key.kind for visit in window}
-        looser = self.run(self.choices, pins)
+        is_found = score(self.run(self.choices, pins))[0] > index
+        new = {} if is_found else self._best(singles, pins, index, run)
+        looser = self.run({**self.choices, **(new or {})}, pins)
         found = {seen.key.kind for visit, seen in looser.lines.items() if visit in window and seen.match is not None}
-        self.loose = before | found
-        return score(looser)[0] > index
+        self.loose = before | (set() if new is None else found)
+        return new
 
     def _adopt(self, new: Mapping[str, str], run: Reference, index: int) -> None:
         """Take choices over, where they hold, and note the departures."""
@@ -340,8 +300,13 @@ class Diagnosis:
         top = max(rank for rank, _ in ties)
         ties = sorted((t for t in ties if t[0][:2] == top[:2] and t[0][2] >= top[2] - 0.5), key=lambda t: -t[0][2])
         if len(ties) > 1 and look:
-            ties = sorted(ties[:4], key=lambda t: -self._lookahead({**choices, **t[1]}, pins))
+            ties = sorted(ties[:4], key=lambda t: self._explained(choices, t[1], pins), reverse=True)
         return ties[0][1]
+
+    def _explained(self, choices: Mapping[str, str], new: Mapping[str, str], pins: Pins) -> tuple[float, int]:
+        """How much new choices explain: a few departures later, and if they hold everywhere."""
+        wide = {scope.partition("@")[0]: name for scope, name in new.items()}
+        return self._lookahead({**choices, **new}, pins), score(self.run({**choices, **wide}, self.taken))[0]
 
     def _budget(self, run: Reference, base: int) -> int:
         """How many lines in a row a run may miss before it is given up: some more than the code hides elsewhere."""
@@ -357,17 +322,20 @@ class Diagnosis:
         """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
-        if first <= base or _is_halfway(trial, ids[base], self.lost):
+        if first <= base or is_halfway(trial, ids[base], self.lost):
             return None
         match = trial.lines[ids[base]].match
         if instead is not None:
             goal, other = instead[0].match, trial.lines.get(instead[0].key.id)
             match = other.match if other is not None else None
-            if match is None or not _is_same(match, goal):
+            if match is None or not is_same(match, goal):
                 return None
-        gained = [trial.lines[visit].match for visit in evidence if visit not in known and visit in ids[base:first]]
-        if not gained or len(evidence) <= len(known):
-            return None  # a tensor that one line had is another's now
+        matters = needed(trial)
+        fresh = [visit for visit in evidence if visit not in known and visit in ids[base:first] and matters[visit]]
+        fresh = [visit for visit in fresh if not is_repeated(trial, visit)]
+        gained = [trial.lines[visit].match for visit in fresh]
+        if not gained or len(evidence) <= sum(visit in trial.lines for visit in known):
+            return None  # a tensor that one line had is another's now; a trial may end before all lines
         return len(gained), match is not None, -float(np.mean([m.worst / m.tolerance for m in gained if m is not None]))
 
     def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
@@ -497,74 +465,12 @@ class Diagnosis:
                 status[visit] = "in step"
             else:
                 status[visit] = "differs" if i <= last else "behind" if is_lost else "not shown"
-        notes = [*self.recording.notes, *self._finite_masks(run)]
-        departures = [dataclasses.replace(d, seen_in=self._seen_in(run, d)) for d in self.departures]
+        notes = [
+            *self.recording.notes,
+            *([] if "empty" in {scope.partition("@")[0] for scope in self.choices} else finite_masks(run)),
+        ]
+        departures = [dataclasses.replace(d, seen_in=seen_in(run, d)) for d in self.departures]
         return Walk(departures, dict(self.choices), run, status, layouts, notes)
-
-    def _seen_in(self, run: Reference, departure: Departure) -> str:
-        """The foreign operation that holds what departs, or the next value that was found."""
-        places = [place.removeprefix("but not ") for place in departure.where.split(", ")]
-        started = False
-        for seen in run.lines.values():
-            key = seen.key
-            here = departure.where == "everywhere" or any(p in (key.place, kind_of(key.place)) or key.place.startswith(f"{p}/") for p in places)  # fmt: skip
-            started |= here and (key.algorithm, key.line, key.what) == (
-                departure.algorithm,
-                departure.line,
-                departure.what,
-            )
-            if started and seen.match is not None:
-                return seen.match.tensors[0].name
-        return ""
-
-    def _finite_masks(self, run: Reference) -> list[str]:
-        if any(scope.partition("@")[0] == "empty" for scope in self.choices):
-            return []
-        for seen in run.lines.values():
-            if (seen.key.algorithm, seen.key.line) == (4, "5") and seen.match is not None:
-                raw = np.concatenate([t.value[t.value < LARGE].reshape(-1) for t in seen.match.tensors])
-                if raw.size and np.isfinite(raw).all():
-                    return [
-                        f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
-                    ]
-        return []
-
-
-def _is_same(one: Match, other: Match) -> bool:
-    """Whether two matches are of the same tensors, or of the same rows of copies of them."""
-    times = ({tensor.time for tensor in match.tensors} for match in (one, other))
-    return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
-
-
-def _is_halfway(trial: Reference, visit: str, lost: Observed | None) -> bool:
-    """Whether a trial finds attention's weights, but not what they give: any step on the way to them is found so.
-
-    What NaN gives is NaN: in code that has some, the weights are no step before the first of it, ``lost``.
-    """
-    if not visit.endswith((":4.5", ":4.return softmax")):
-        return False
-    place = trial.lines[visit].key.place
-    weights = trial.lines.get(f"{place}:4.return softmax")
-    if weights is None or weights.match is None or in_step(trial).get(f"{place}:4.return", True):
-        return False
-    return lost is None or min(tensor.time for tensor in weights.match.tensors) < lost.time
-
-
-def _first_nan(recording: Recording) -> Observed | None:
-    """The first tensor that has NaN, if the outputs have."""
-    if not any(np.isnan(output).any() for output in recording.outputs):
-        return None
-    return next((tensor for tensor in recording.tensors if np.isnan(tensor.value).any()), None)
-
-
-def _without_nan(recording: Recording) -> list[Observed]:
-    """The tensors that are NaN in places, of no whole row, with 0 there, as weights are where a softmax is 0/0."""
-    found = []
-    for tensor in recording.tensors:
-        nan = np.isnan(tensor.value)
-        if nan.any() and nan.ndim > 1 and not (nan.all(-1).any() or nan.all(-2).any()):
-            found.append(dataclasses.replace(tensor, value=np.where(nan, 0.0, tensor.value)))
-    return found
 
 
 def _key(visit: str) -> Key:

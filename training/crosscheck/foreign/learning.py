@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 
 from .cases import EPSILON
 from .catalogue import BACKWARD, DECODING, SLOTS, choice
-from .diagnose import Departure, Diagnosis, Walk
+from .diagnose import Diagnosis, Walk
+from .evidence import Departure
 from .reference import Reference, gradient
 from .run import Key, kind_of
 
@@ -134,15 +136,18 @@ class _Learning:
         """The line that no gradient passes, or whose derivative is another formula's, that gives the foreign gradient."""
         at = _components(wrong, theirs)
 
-        def fits(loss: str = self.loss, **how: Any) -> bool:
+        def fits(loss: str = self.loss, case: Any = self.case, choices: Any = self.walk.choices, **how: Any) -> bool:
             with contextlib.suppress(KeyError, ValueError, IndexError):
-                g = gradient(self.case, loss, self.walk.choices, at=at, extras=self.diagnosis.extras, **how)
+                g = gradient(case, loss, choices, at=at, extras=self.diagnosis.extras, **how)
                 return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
             return False
 
         names = SLOTS[self.slot] if self.recording.loss is None else ()
         if loss := next((name for name in names if fits(loss=name)), None):
             return self._departure(self.line, "", SLOTS[self.slot][loss].text, {self.slot: loss})
+        for line, text, inputs, choices in self._in_training():
+            if fits(case=dataclasses.replace(self.case, inputs=inputs), choices={**self.walk.choices, **choices}):
+                return self._departure(line, "", text, {})
         lines = self.walk.run.lines
         kinds = {seen.key.kind: seen.key for seen in lines.values()}
         if kind := next((kind for kind in kinds if fits(detached=frozenset([kind]))), None):
@@ -156,6 +161,32 @@ class _Learning:
                     text = f"its derivative is as if {SLOTS[slot][name].text}"
                     return Departure(key.algorithm, key.line, key.what, place, text, "named")
         return None
+
+    def _in_training(self) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
+        """What training may give the transformer, in place of what inference does: line, text, inputs, choices."""
+        given = self.case.inputs
+        if "z_length" in given:
+            text = "the padding of the context is attended to"
+            yield "4", text, {name: a for name, a in given.items() if name != "z_length"}, {}
+            for place, where in (("enc*/5", "in the encoder"), ("dec*/16", "in cross-attention")):
+                yield "4", f"{text} {where}", given, {f"mask@{place}": "none"}
+        if self.case.algorithm != 9:
+            return
+        every, mask_token = range(len(given["x"])), self.case.sizes["N_V"] - 3
+        masked, hidden = list(given["masked"]), [t for t in every if given["x"][t] == mask_token]
+
+        def of(chosen: Any, predicted: Any, token: int = mask_token) -> dict[str, Any]:
+            x = [token if t in chosen else v for t, v in enumerate(given["labels"])]
+            return {**given, "x": x, "masked": [t for t in predicted if t < given.get("length", len(x))]}
+
+        yield "7", "padding that is masked is predicted, too", {**given, "masked": hidden}, {}
+        others = [t for t in every if t not in hidden]
+        yield "5", "the tokens that are not drawn are masked", of(others, others), {}
+        for token in range(mask_token + 3):
+            yield "5", f"masked tokens are replaced by token {token}, not mask_token", of(hidden, masked, token), {}
+        for chosen in (c for n in range(1, len(every)) for c in itertools.combinations(every, n)):
+            numbers = ", ".join(str(t + 1) for t in chosen)
+            yield "5", f"other tokens are masked than the draws say: number {numbers}", of(chosen, chosen), {}
 
     def _derivatives(self) -> list[tuple[str, str, Key]]:
         """The places where a derivative may be another formula's: slot, kind of place, and the first line there."""
@@ -183,26 +214,41 @@ class _Learning:
         yield self._departure(self.step, "", "θ after the step differs, by no choice of the catalogue", None)
 
     def _sampling(self) -> Iterator[Departure]:
-        (algorithm, line), said, theirs = (
-            INFERENCE[self.case.algorithm],
-            self.case.sampling,
-            self.recording.sampled or [],
-        )
-        declared = self.case.base.get("sampling", "paper")
-        for name in dict.fromkeys((declared, *SLOTS["sampling"])):
-            x = list(said["x"]) if algorithm == 14 else [self.case.sizes["N_V"] - 2]
-            start = len(x) if algorithm == 14 else 0
-            for i, token in enumerate(theirs[1 - bool(start) :]):
-                given = dataclasses.replace(self.case, inputs={**self.case.inputs, "x": x})
-                run = Reference(given, self.walk.choices, extras=self.diagnosis.extras).go()
-                if choice("sampling", name).do(np.real(run.log_P[0]), said["tau"], said["draws"], i) != token:
-                    break
-                x.append(token)
+        (algorithm, line), said = INFERENCE[self.case.algorithm], self.case.sampling
+        theirs, N_V = self.recording.sampled or [], self.case.sizes["N_V"]
+        x, declared = list(said.get("x", theirs[:1])), self.case.base.get("sampling", "paper")
+        drawn = theirs[len(x) :] if algorithm == 15 else theirs
+
+        def fits(name: str, drawn: list[int]) -> bool:
+            told = list(zip(self._drawn(name, x, drawn), drawn, strict=True))
+            return all(t in (None, token) for t, token in told) and any(t is not None for t, _ in told)
+
+        others = [name for name in SLOTS["sampling"] if name != declared]
+        if algorithm == 15 and x != [N_V - 2]:
+            yield Departure(15, "1", "", "", f"it begins with token {x}, not with bos_token", "named")
+        if not fits(declared, drawn):
+            fitting = [name for name in others if fits(name, drawn)]
+            texts = [choice("sampling", name).text for name in fitting]
+            if fitting:
+                yield Departure(algorithm, line, "", "", ", or ".join(texts), "named", {"sampling": fitting[0]})
+            elif algorithm == 14 and theirs[0] == x[-1] and fits(declared, drawn[1:]):
+                yield Departure(14, "return", "", "", "the last token of the prompt is returned, too", "named")
             else:
-                if name != declared:
-                    yield Departure(algorithm, line, "", "", choice("sampling", name).text, "named", {"sampling": name})
-                return
-        yield Departure(algorithm, line, "", "", "other tokens are sampled, by no choice of the catalogue", "unknown")
+                text = "other tokens are sampled, by no choice of the catalogue"
+                yield Departure(algorithm, line, "", "", text, "unknown")
+        elif algorithm == 15 and theirs[-1] != N_V - 1 and len(theirs) < self.case.sizes["l_max"]:
+            text = f"it stops after {len(theirs)} tokens, with token {theirs[-1]}, before eos_token and ℓ_max"
+            yield Departure(15, "3", "", "", text, "named")
+        elif algorithm == 15 and N_V - 1 in theirs[:-1]:
+            yield Departure(15, "3", "", "", "it does not stop at eos_token", "named")
+
+    def _drawn(self, name: str, x: list[int], drawn: list[int]) -> Iterator[int | None]:
+        """The tokens that a choice draws, each behind those that the code has drawn before; None: it does not tell."""
+        said, do = self.case.sampling, choice("sampling", name).do
+        for i in range(len(drawn)):
+            given = dataclasses.replace(self.case, inputs={**self.case.inputs, "x": [*x, *drawn[:i]]})
+            run = Reference(given, self.walk.choices, extras=self.diagnosis.extras).go()
+            yield do(np.real(run.log_P[0]), said["tau"], said["draws"], i)
 
     def _decoding(self, theirs: np.ndarray) -> Iterator[Departure]:
         """Whether decoding with a cache, token by token, gives what the whole sequence does."""

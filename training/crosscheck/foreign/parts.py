@@ -119,6 +119,8 @@ class Parts(Run):
         """Algorithms 1 and 2, and what models add to them; `prefix`: of the context's own parameters."""
         key = Key(place, algorithm, line)
         kt, kp = Key(place, 1, "return"), Key(place, 2, "return")
+        if prefix:
+            prefix = self.use("context_parameters", place, kp)
         W_e, own_p, l = self.of(prefix, "W_e"), self.of(prefix, "W_p"), len(tokens)
 
         def token() -> Any:

@@ -1,0 +1,145 @@
+"""What a run shows: which of its lines are explained, by which foreign tensors, and what departs."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from .catalogue import LOADED
+from .match import Match, Observed
+from .recording import Recording
+from .reference import Reference
+from .run import LARGE, Key, kind_of
+
+__all__ = [
+    "Departure", "finite_masks", "first_nan", "in_step", "is_halfway", "is_repeated", "is_same", "needed", "score",
+    "seen_in", "without_nan",
+]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Departure:
+    """A line that the foreign code has otherwise."""
+
+    algorithm: int
+    line: str
+    what: str  # which value of the line, where it has several
+    where: str  # such as "l1/6", "l*/6" or "everywhere"
+    text: str  # what the code computes instead
+    kind: str  # "named"; "unknown": no choice gives it; "harmless": without effect on what follows; "stopped"
+    choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seen_in: str = ""  # the foreign operation, its file and line
+
+    @property
+    def may_be_loading(self) -> bool:
+        """Whether the cause may as well be how θ was loaded."""
+        return any(scope.partition("@")[0] in LOADED for scope in self.choices)
+
+
+def needed(run: Reference) -> dict[str, bool]:
+    """Whether the last line, or one that the run computes from a line, depends on it."""
+    ids = list(run.lines)
+    matters = dict.fromkeys(ids, False) | dict.fromkeys(ids[-1:], True)
+    for visit in reversed(ids):
+        for source in run.lines[visit].inputs if matters[visit] else ():
+            if source in matters:
+                matters[source] = True
+    return matters
+
+
+def in_step(run: Reference) -> dict[str, bool]:
+    """Whether each line was found, or what follows from it was, or nothing follows from it any more."""
+    matters = needed(run)
+    ok = {visit: seen.match is not None or not matters[visit] for visit, seen in run.lines.items()}
+    for visit in reversed(list(run.lines)):
+        for source in run.lines[visit].inputs if matters[visit] else ():
+            if source in ok:
+                ok[source] = ok[source] or ok[visit]
+    return ok
+
+
+def score(run: Reference) -> tuple[int, list[str]]:
+    """How many lines are in step before the first that is not; and those found, each tensor once."""
+    ok, ids = in_step(run), list(run.lines)
+    first = next((i for i, visit in enumerate(ids) if not ok[visit]), len(ids))
+    evidence, claimed = [], set()
+    for visit in ids[: first + 25]:
+        match = run.lines[visit].match
+        if match is not None:
+            raw = match.raw
+            evidence += [visit] if sum(row not in claimed for row in raw) > len(raw) / 2 else []
+            claimed.update(raw)
+    return first, evidence
+
+
+def is_same(one: Match, other: Match) -> bool:
+    """Whether two matches are of the same tensors, or of the same rows of copies of them."""
+    times = ({tensor.time for tensor in match.tensors} for match in (one, other))
+    return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
+
+
+def is_repeated(run: Reference, visit: str) -> bool:
+    """Whether an earlier line has the same value, so that finding it proves nothing of this one."""
+    value = run.lines[visit].value[0]
+    for other in itertools.takewhile(lambda other: other != visit, run.lines):
+        earlier = run.lines[other].value[0]
+        if earlier.shape == value.shape and np.allclose(earlier, value, rtol=1e-5):
+            return True
+    return False
+
+
+def is_halfway(trial: Reference, visit: str, lost: Observed | None) -> bool:
+    """Whether a trial finds attention's weights, but not what they give: any step on the way to them is found so.
+
+    What NaN gives is NaN: in code that has some, the weights are no step before the first of it, ``lost``.
+    """
+    if not visit.endswith((":4.5", ":4.return softmax")):
+        return False
+    place = trial.lines[visit].key.place
+    weights = trial.lines.get(f"{place}:4.return softmax")
+    if weights is None or weights.match is None or in_step(trial).get(f"{place}:4.return", True):
+        return False
+    return lost is None or min(tensor.time for tensor in weights.match.tensors) < lost.time
+
+
+def seen_in(run: Reference, departure: Departure) -> str:
+    """The foreign operation that holds what departs, or the next value that was found."""
+    places = [place.removeprefix("but not ") for place in departure.where.split(", ")]
+    of, started = Key("", departure.algorithm, departure.line, departure.what).id[1:], False
+    for seen in run.lines.values():
+        key = seen.key
+        here = departure.where == "everywhere" or any(p in (key.place, kind_of(key.place)) or key.place.startswith(f"{p}/") for p in places)  # fmt: skip
+        started |= here and key.id.partition(":")[2] == of
+        if started and seen.match is not None:
+            return seen.match.tensors[0].name
+    return ""
+
+
+def finite_masks(run: Reference) -> list[str]:
+    """A note, if masked scores are a large number."""
+    for seen in run.lines.values():
+        if (seen.key.algorithm, seen.key.line) == (4, "5") and seen.match is not None:
+            raw = np.concatenate([t.value[t.value < LARGE].reshape(-1) for t in seen.match.tensors])
+            if raw.size and np.isfinite(raw).all():
+                return [
+                    f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
+                ]
+    return []
+
+
+def first_nan(recording: Recording) -> Observed | None:
+    """The first tensor that has NaN, if the outputs have."""
+    if not any(np.isnan(output).any() for output in recording.outputs):
+        return None
+    return next((tensor for tensor in recording.tensors if np.isnan(tensor.value).any()), None)
+
+
+def without_nan(recording: Recording) -> list[Observed]:
+    """The tensors that are NaN in places, of no whole row, with 0 there, as weights are where a softmax is 0/0."""
+    found = []
+    for tensor in recording.tensors:
+        nan = np.isnan(tensor.value)
+        if nan.any() and nan.ndim > 1 and not (nan.all(-1).any() or nan.all(-2).any()):
+            found.append(dataclasses.replace(tensor, value=np.where(nan, 0.0, tensor.value)))
+    return found
