@@ -4,6 +4,7 @@ python -m tests.load_of_clients RUN --seconds 600 --clients 16     (prints what 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -120,13 +121,21 @@ def memory_of(pid):
     return lambda: int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
 
 
-def report(run, *, seconds, clients, compared=100):
-    """Yield what a server of a run did under load, line by line."""
-    command = [sys.executable, "scripts/serve.py", run, "--port", "0", "--model", "m"]
+@contextlib.contextmanager
+def serving(run, *options):
+    """The port of a server of a run, in a process of its own, and a function that returns its memory."""
+    command = [sys.executable, "scripts/serve.py", str(run), "--port", "0", "--model", "m", *options]
     server = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
     try:
-        port = int(re.search(r":(\d+)/v1", server.stdout.readline())[1])
-        memory = memory_of(server.pid)
+        yield int(re.search(r":(\d+)/v1", server.stdout.readline())[1]), memory_of(server.pid)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def report(run, *, seconds, clients, compared=100):
+    """Yield what a server of a run did under load, line by line."""
+    with serving(run) as (port, memory):
         yield f"idle: {memory() / 1e9:.2f} GB"
         load = loaded(port, seconds=seconds, clients=clients, model="m", memory=memory)
         yield f"{len(load.answers)} answers, {load.left} left, {len(load.failures)} failures {load.failures[:3]}"
@@ -139,9 +148,6 @@ def report(run, *, seconds, clients, compared=100):
         other = [(body, text, of_one) for body, text in sample if (of_one := alone(port, body)) != text]
         yield f"{len(other)} of {len(sample)} differ from the answer alone {other[:3]}"
         yield f"idle again: {memory() / 1e9:.2f} GB"
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":

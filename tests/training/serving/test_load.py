@@ -1,7 +1,5 @@
 """A server under load: memory that does not grow, nothing lost, and every answer as alone."""
 
-import re
-import subprocess
 import sys
 
 import pytest
@@ -17,11 +15,7 @@ CLIENTS = 16
 def test_many_clients_for_a_minute(tmp_path):
     """Requests of random lengths, and some clients leave: once all programs are compiled, memory is flat."""
     run = make_run(tmp_path / "small", "d", BYTES, l_max=512, L=4, d_e=64, d_mlp=64)
-    command = [sys.executable, "scripts/serve.py", str(run), "--port", "0", "--model", "m", "--memory", "64M"]
-    server = subprocess.Popen([*command, "--prefix-bytes", "4000000"], stdout=subprocess.PIPE, text=True)
-    try:
-        port = int(re.search(r":(\d+)/v1", server.stdout.readline())[1])
-        memory = load_of_clients.memory_of(server.pid)
+    with load_of_clients.serving(run, "--memory", "64M", "--prefix-bytes", "4000000") as (port, memory):
         load = load_of_clients.loaded(port, seconds=60, clients=CLIENTS, model="m", words=40, memory=memory)
         assert load.failures == []
         assert len(load.answers) > CLIENTS
@@ -30,6 +24,3 @@ def test_many_clients_for_a_minute(tmp_path):
         assert max(later) < 1.1 * later[0]
         for body, text in load.answers[:: max(1, len(load.answers) // 20)]:
             assert load_of_clients.alone(port, body) == text
-    finally:
-        server.terminate()
-        server.wait()
