@@ -5,6 +5,8 @@ import pytest
 from algorithms import GPT2, DTransformerConfig, count_params, init_d_transformer
 from tests.scripts.test_accelerators import report_of
 from training.benchmarks.accelerators.programs import read
+from training.commands import scaling
+from training.tasks.task import score_flops
 
 SIZES = {"N_V": 1000, "l_max": 256, "L": 3, "H": 4, "d_e": 320, "d_mlp": 1152}
 COMMAND = f"""
@@ -66,6 +68,15 @@ def test_experts_on_a_mesh_are_multiplied_by_kernels_whose_cost_is_added():
     of_matrices = 2 * tokens * 2 * 256 * 512 * products * layers
     router = 2 * tokens * 8 * 256 * 3 * layers
     assert seconds == pytest.approx((of_matrices + router) / 197e12) == pytest.approx(added)
+
+
+def test_half_of_the_pairs_of_tokens_count_in_one_of_the_two_utilizations():
+    chip = scaling.Chip(peak=1000.0, bandwidth=1.0, links=1.0, network=1.0)
+    found = scaling.Cost(1, 600.0, 200.0, 0.0, arithmetic=1.0, memory=0.5, collectives=1.0, report=None)
+    assert found.mfu(chip) == (0.3, 0.6)
+    assert found.mfu(chip, halved=True) == (0.25, 0.5)
+    c = DTransformerConfig(N_V=7, l_max=8, L=3, H=2, d_e=8, d_mlp=5, d_attn=6, d_mid=10, variant=GPT2)
+    assert score_flops(c, 3, 5, 8) == 3 * 2 * (2 * 5 * 8 * 6 + 2 * 5 * 8 * 10)
 
 
 def dims(shape):

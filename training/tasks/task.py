@@ -41,8 +41,13 @@ def attention_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
     """Return the FLOPs of Algorithm 5 in L layers, for l_x tokens that attend to l_z."""
     lines = [c.variant.attention_of(l) for l in range(L)]
     products = sum(_product_flops(c, line, l_x, W_k=l_z, W_v=l_z, W_r=0) for line in lines)
-    attentions = sum(isinstance(line, Attention) for line in lines)
-    return products + attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
+    return products + score_flops(c, L, l_x, l_z)
+
+
+def score_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
+    """Return the FLOPs of lines 4 to 7 of Algorithm 4 in L layers: those of all pairs of tokens."""
+    attentions = sum(isinstance(c.variant.attention_of(l), Attention) for l in range(L))
+    return attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
 def decoder_flops(c: Any, l: int) -> int:
