@@ -21,7 +21,7 @@ from algorithms.lines import Attention
 from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
 from training.generation import reading, states
-from training.generation.cache import KeyValues, bucket, capacity, chosen_sequences, whole
+from training.generation.cache import KeyValues, capacity, chosen_sequences, whole
 from training.generation.inputs import to_power_of_two
 from training.generation.layout import bytes_of_token, rows_of_parts
 from training.generation.states import State
@@ -88,7 +88,7 @@ class Prefixes:
     @staticmethod
     def for_texts(n: int, theta: DTransformerParams, config: DTransformerConfig) -> "Prefixes":
         """Return an empty cache with room for n texts that fill the context."""
-        return Prefixes(n * bucket(config.l_max) * bytes_of_token(theta))
+        return Prefixes(n * capacity(config.l_max) * bytes_of_token(theta))
 
     @staticmethod
     def serve(variant: Variant) -> bool:
@@ -160,7 +160,7 @@ class Prefixes:
         with self._lock:
             if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
                 return
-            text = _Text(np.array(tokens), _resized(cache, C=bucket(n)))
+            text = _Text(np.array(tokens), _resized(cache, C=capacity(n)))
             if text.nbytes > self.most:
                 return
             self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
@@ -196,10 +196,13 @@ def read_more(theta: DTransformerParams, cache: Cache, x: Int[Array, "M"], n: In
     return read_tokens(theta, cache, x, n)[1]
 
 
-@functools.partial(jax.jit, static_argnames=("C",))
 def _resized(cache: Cache, *, C: int) -> Cache:
-    """Return a cache with C slots: padded, or cut at the end."""
+    """Return a cache with C slots, unless it has as many: padded, or cut at the end."""
+    return cache if _room(cache) == C else _with_slots(cache, C=C)
 
+
+@functools.partial(jax.jit, static_argnames=("C",))
+def _with_slots(cache: Cache, *, C: int) -> Cache:
     def resized(a):
         return jnp.pad(a[..., :C], ((0, 0),) * (a.ndim - 1) + ((0, max(0, C - a.shape[-1])),))
 
