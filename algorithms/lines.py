@@ -10,6 +10,7 @@ from algorithms.model.embedding import Embedding as Embedding
 from algorithms.model.experts import Experts as Experts
 from algorithms.model.latent import Latent as Latent
 from algorithms.model.line import Line as Line
+from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import Given as Given, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm

@@ -21,6 +21,7 @@ from algorithms.lines import (
     LayerNorm,
     Linear,
     Llama3,
+    Mamba2,
     RMSNorm,
     Rotary,
     TransformerXL,
@@ -152,6 +153,8 @@ NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
 GATED = Attention(positions=POSITIONS["halves"], biases=False, gated=True)
 NAMED["HYBRID"] = (algorithms.LLAMA.but(attention=(DELTA, GATED)), 2, False)
+MAMBA = Mamba2(n=4, n_keys=2, d_key=3, d_value=5)
+NAMED["MAMBA"] = (algorithms.LLAMA.but(attention=(MAMBA, GATED)), 2, False)
 RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not variant.is_one_stack]
 """Those with layers that keep a state in place of keys and values."""
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}

@@ -151,14 +151,14 @@ def _latent(variant: Any) -> str | None:
     return f"queries [W_q^h {q}; R W_qr^h {q}], keys [W_k^h c; R W_kr X̃], values W_v^h c; {norms}; {rotary}"
 
 
-def _mixers(variant: Any) -> str | None:
-    """The gated delta rule, and the attentions with which it takes turns."""
-    kinds = [
-        "MHAttention" if hasattr(line, "biases") else "GatedDelta"
-        for line in variant.attentions
-        if hasattr(line, "n_keys") or hasattr(line, "biases")
-    ]
-    return " or ".join(dict.fromkeys(kinds)) if "GatedDelta" in kinds else None
+def _mixers(kind: str) -> Callable[[Any], str | None]:
+    """A recurrence, and what it takes turns with."""
+
+    def value(variant: Any) -> str | None:
+        kinds = {type(line).__name__ for line in variant.attentions}
+        return None if kind not in kinds else kind if kinds == {kind} else f"{kind} or MHAttention"
+
+    return value
 
 
 def _experts(variant: Any) -> str | None:
@@ -187,10 +187,13 @@ RETURN: Lines = {8: "return", 9: "return", 10: "return"}
 DROP_POSITIONS: Edits = {r" \+ W_p\[:, t\]": ""}
 SINUSOIDS: Edits = {r"W_p\[:, t\]": "PE(t)"}
 DROP_NORM: Edits = {r"(?:layer|rms)_norm\((\w\[:,t\]) \|[^)]*\)": r"\1"}
-DELTA = (
-    "GatedDelta: in every head S ← αS; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, W_out (rms_norm(o) ⊙ SiLU(W_z X̃)); "
-    "q, k, v: of W_q X̃, W_k X̃, W_v X̃ after a convolution over the last tokens and SiLU, q and k of length 1"
-)
+CONVOLVED = "of W_q X̃, W_k X̃, W_v X̃ after a convolution over the last tokens and SiLU"
+RECURRENCES = {
+    "GatedDelta": "GatedDelta: in every head S ← αS; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, W_out (rms_norm(o) ⊙ "
+    f"SiLU(W_z X̃)); q, k, v: {CONVOLVED}, q and k of length 1",
+    "Mamba2": "Mamba2: in every head S ← e^(−Δe^a) S + Δ k vᵀ; o = Sᵀq + D v; of all, W_out rms_norm(o ⊙ SiLU(W_z X̃)); "
+    f"q, k, v: {CONVOLVED}",
+}
 NORMED = "norm: that of the next line, of what is read"
 
 
@@ -281,7 +284,7 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
            value=lambda v: _attentions(v)[0].normalize_output and _norm(v)),
     Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),
-    Change("attention", {10: "6"}, {"MHAttention": "VALUE"}, DELTA, _mixers),
+    *(Change("attention", {10: "6"}, {"MHAttention": "VALUE"}, note, _mixers(kind)) for kind, note in RECURRENCES.items()),
     Change("mlp.gated", MLP, {r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)":
                               r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"}),
     Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),

@@ -36,7 +36,7 @@ def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
-        if _is(a, lines.GatedDelta):
+        if _is(a, lines.GatedDelta) or _is(a, lines.Mamba2):
             return a.but(n=4, n_keys=2, d_key=3, d_value=5)
         if not _is(a, lines.Attention):
             return a
@@ -143,6 +143,8 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
 def _line(a: Any) -> dict[str, Any]:
     if isinstance(a, lines.GatedDelta):
         return {"delta": True, "epsilon": a.norm.epsilon}
+    if isinstance(a, lines.Mamba2):
+        return {"mamba": True, "epsilon": a.norm.epsilon}
     if not isinstance(a, lines.Attention):
         return {"positions": None, "window": None}
     if type(a) is lines.Latent:

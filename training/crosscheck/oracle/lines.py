@@ -316,7 +316,7 @@ def mh_attention(
     "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
     keys are normalized without gamma, each head by itself or all together), "own" (in place
     of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`), "delta" (see
-    `gated_delta`); `model`: "epsilon" and
+    `gated_delta`), "mamba" (see `mamba2`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
     and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
     """
@@ -324,6 +324,8 @@ def mh_attention(
         return line["own"](X, Z, W, mask)
     if "delta" in line:
         return gated_delta(X, W, mask, line)
+    if "mamba" in line:
+        return mamba2(X, W, mask, line)
     if "latent" in line:
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
@@ -371,6 +373,48 @@ def latent_attention(
     return np.asarray(W.W_o @ np.concatenate(heads))
 
 
+def convolved(Y: Array, C: Array, b: Any, starts: Sequence[bool]) -> Array:
+    """Return SiLU of b and each row's sum over the last tokens of its document, weighted by C [d, width], [d, l]."""
+    columns, width = [], C.shape[1]
+    for t in range(Y.shape[1]):
+        y, first = np.zeros(len(C)) + b, max(s for s in range(t + 1) if starts[s])
+        for i in range(width):
+            s = t - (width - 1) + i
+            y = y + (C[:, i] * Y[:, s] if s >= first else 0.0)
+        columns.append(silu(y))
+    return np.stack(columns, axis=1)
+
+
+def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
+    """Return Mamba-2 (Dao and Gu 2024, sections 6 and 7; Granite 4), [d_e, l].
+
+    In every head, S <- exp(-exp(a) Delta) S + B (Delta x)^T and y = S^T C + D x, token by token, with Delta =
+    softplus(W_a X + b_a); x, B and C come from a convolution with a bias over the last tokens of the document, and
+    SiLU. S starts as 0 where a document does. The y of the heads that share B and C are multiplied by silu(W_z X), and
+    normalized as one column.
+
+    `W`: W_q, W_k [H_k, d_k, d_e] of C and B, W_v [H, d_v, d_e] of x, C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], b_q,
+    b_k [H_k, d_k], b_v [H, d_v], W_z [H, d_v, d_e], W_a [H, d_e], b_a, a, D [H], gamma [H d_v], W_out [d_e, H d_v];
+    `line`: "epsilon" of the norm.
+    """
+    H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
+    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
+    groups: list[list[Array]] = [[] for _ in range(H_k)]
+    for h in range(H):
+        g = h // (H // H_k)
+        C, B = (convolved(M[g] @ X, T[g], b[g], starts) for M, T, b in ((W.W_q, W.C_q, W.b_q), (W.W_k, W.C_k, W.b_k)))
+        x, columns = convolved(W.W_v[h] @ X, W.C_v[h], W.b_v[h], starts), []
+        S = np.zeros((len(B), len(x)))
+        for t in range(l):
+            delta = np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h]))
+            S = (0 if starts[t] else np.exp(-np.exp(W.a[h]) * delta)) * S + np.outer(B[:, t], delta * x[:, t])
+            columns.append((S.T @ C[:, t] + W.D[h] * x[:, t]) * silu(W.W_z[h] @ X[:, t]))
+        groups[g].append(np.stack(columns, axis=1))
+    together = [np.concatenate(heads) for heads in groups]
+    normed = [Y / np.sqrt((Y * Y).sum(axis=0) / len(Y) + line["epsilon"]) for Y in together]
+    return np.asarray(W.W_out @ (W.gamma[:, None] * np.concatenate(normed)))
+
+
 def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
     """Return the gated delta rule (Yang et al. 2025, "Gated Delta Networks", equation 10; Qwen3-Next), [d_e, l].
 
@@ -382,18 +426,8 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
     `W`: W_q, W_k [H_k, d_k, d_e], W_v [H, d_v, d_e], C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], W_z [H, d_v, d_e],
     W_b, W_a [H, d_e], b_a, a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o.
     """
-    H, H_k, l, width = len(W.W_v), len(W.W_q), X.shape[1], W.C_q.shape[-1]
+    H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
-
-    def convolved(M: Array, C: Array) -> Array:
-        columns = []
-        for t in range(l):
-            y, first = np.zeros(len(C)), max(s for s in range(t + 1) if starts[s])
-            for i in range(width):
-                s = t - (width - 1) + i
-                y = y + (C[:, i] * (M @ X[:, s]) if s >= first else 0.0)
-            columns.append(silu(y))
-        return np.stack(columns, axis=1)
 
     def of_length_1(Y: Array) -> Array:
         return Y / np.sqrt((Y * Y).sum(axis=0) + 1e-6)
@@ -401,8 +435,8 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
     heads = []
     for h in range(H):
         g = h // (H // H_k)
-        Q, K = (of_length_1(convolved(M[g], C[g])) for M, C in ((W.W_q, W.C_q), (W.W_k, W.C_k)))
-        V, columns = convolved(W.W_v[h], W.C_v[h]), []
+        Q, K = (of_length_1(convolved(M[g] @ X, C[g], 0.0, starts)) for M, C in ((W.W_q, W.C_q), (W.W_k, W.C_k)))
+        V, columns = convolved(W.W_v[h] @ X, W.C_v[h], 0.0, starts), []
         S = np.zeros((len(K), len(V)))
         for t in range(l):
             alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])))

@@ -1,4 +1,4 @@
-"""Cached generation from a hybrid of gated delta rules and attentions, and its training across devices."""
+"""Cached generation from a hybrid of recurrences and attentions, and its training across devices."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from algorithms import LLAMA, DTransformerConfig, d_inference, d_token_losses, partition_specs
-from algorithms.lines import Attention, GatedDelta, Rotary
+from algorithms.lines import Attention, GatedDelta, Mamba2, Rotary
 from algorithms.machinery.record import Record
 from tests.cases import assert_trees_close, random_theta
 from training.generation import Generator
@@ -18,7 +18,8 @@ from training.generation.cache import Kept
 pytestmark = pytest.mark.sampled(1, tests=1)
 
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
-HYBRID = LLAMA.but(attention=(DELTA, DELTA, Attention(positions=Rotary(), biases=False)))
+MAMBA = Mamba2(n=4, n_keys=2, d_key=3, d_value=5)
+HYBRID = LLAMA.but(attention=(DELTA, MAMBA, Attention(positions=Rotary(), biases=False)))
 CONFIG = DTransformerConfig(N_V=13, l_max=90, L=4, H=2, d_e=8, d_mlp=6, variant=HYBRID)
 THETA = random_theta(CONFIG)
 X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
@@ -41,10 +42,11 @@ def test_tokens_are_algorithm_14s():
 def test_the_heads_are_divided_by_a_mesh():
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     specs = partition_specs(THETA, mesh)
-    W = specs.layers[0].attention
+    W, of_mamba = specs.layers[0].attention, specs.layers[1].attention
     assert W.W_v == PartitionSpec(None, "model", None, "data")
     assert W.W_b == PartitionSpec(None, "model", "data")
-    assert W.W_out == PartitionSpec(None, "data", "model")
+    assert W.W_out == of_mamba.W_out == PartitionSpec(None, "data", "model")
+    assert of_mamba.W_v == PartitionSpec(None, "model", None, "data")
 
     def loss(theta):
         return d_token_losses(jnp.asarray(X), theta).sum()

@@ -1,0 +1,94 @@
+"""Mamba-2: line 6 of Algorithm 10 as a state space model, whose state does not grow with the sequence."""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jax import Array
+
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.contract import array
+from algorithms.model.mixer import Given
+from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
+from algorithms.ops.linear import linear
+
+
+class Mamba2Params(NamedTuple):
+    """The projections of every head, the taps and biases of its convolution, its decay, D, and norm and projection.
+
+    W_q, W_k and W_v come before the convolution with C_q, C_k and C_v: they are those of C, B and x in Mamba-2's paper.
+    W_z is that of the gate, and W_a, b_a and a are those of the decay.
+    """
+
+    W_q: Array
+    W_k: Array
+    W_v: Array
+    C_q: Array
+    C_k: Array
+    C_v: Array
+    b_q: Array
+    b_k: Array
+    b_v: Array
+    W_z: Array
+    W_a: Array
+    b_a: Array
+    a: Array
+    D: Array
+    gamma: Array
+    W_out: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mamba2(Recurrence):
+    """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``, where ``o_t = S_tᵀ q_t`` in every head, and its state is
+
+        S_t = e^{−Δ_t e^a} S_{t−1} + Δ_t k_t v_tᵀ
+
+    with ``Δ_t = softplus(W_a x_t + b_a)``. The norm is over the heads that share keys, together. The rest is that of
+    `Recurrence`.
+
+    Source: Dao and Gu 2024, "Transformers are SSMs", §6 and §7, with the layer of Granite 4.
+    """
+
+    divided: ClassVar[tuple[str, ...]] = ("N_mamba", "N_mamba_keys", "N_mamba*d_mamba_v")
+
+    def shapes(self) -> Mamba2Params:
+        """The shapes of its parameters."""
+        keys, values = "N_mamba_keys d_mamba_k", "N_mamba d_mamba_v"
+        return Mamba2Params(
+            **{f"W_{name}": array(f"{rows} d_e") for name, rows in (("q", keys), ("k", keys), ("v", values))},
+            **{
+                f"C_{name}": array(f"{rows} d_mamba_taps", role="kernel")
+                for name, rows in (("q", keys), ("k", keys), ("v", values))
+            },
+            **{f"b_{name}": array(rows) for name, rows in (("q", keys), ("k", keys), ("v", values))},
+            W_z=array(f"{values} d_e"),
+            W_a=array("N_mamba d_e"),
+            b_a=array("N_mamba", start=1.0),
+            a=array("N_mamba"),
+            D=array("N_mamba", start=1.0),
+            gamma=self.norm.shapes("N_mamba*d_mamba_v").gamma,
+            W_out=array("d_e N_mamba*d_mamba_v"),
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """The numbers of heads and their rows, and of the tokens that the convolution reads."""
+        found = {"N_mamba": self.n, "N_mamba_keys": self.n_keys, "d_mamba_k": self.d_key, "d_mamba_v": self.d_value}
+        return {**found, "d_mamba_taps": self.width}
+
+    def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Mamba2Params) -> Rates:
+        """Values times Δ, and α."""
+        dtype = accumulation_dtype(X.dtype)
+        Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
+        delta, log_alpha = softplus_rates(X, W, dtype)
+        return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha, None)
+
+    def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, given: Given) -> Any:
+        """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``."""
+        D = W.D.reshape(-1, *(1,) * (V.ndim - 1)).astype(O.dtype)
+        gate = jax.nn.silu(linear(W.W_z, X, None, given.implementation))
+        Y = (O + D * V.astype(O.dtype)).astype(X.dtype) * gate
+        Y = Y.reshape(self.n_keys, -1, *Y.shape[2:])
+        Y = self.norm.but(gamma=False).of_heads(Y, None, given.implementation)
+        Y = Y.reshape(-1, *Y.shape[2:]) * (W.gamma + self.norm.offset).reshape(-1, *(1,) * (Y.ndim - 2))
+        return linear(W.W_out, Y, None, given.implementation)

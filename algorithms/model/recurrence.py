@@ -1,0 +1,235 @@
+"""Recurrences in place of an attention: line 6 of Algorithm 10 with a state that does not grow with the sequence."""
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.record import Range
+from algorithms.masks import Mask, StructuralMask
+from algorithms.model.mixer import Given, Mixer
+from algorithms.model.norm import RMSNorm
+from algorithms.ops.linear import linear
+
+Count = Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
+
+CHUNK = 64
+"""How many tokens are computed together."""
+
+
+class State(NamedTuple):
+    """What is kept of B sequences: the state of every head, and the columns that the next convolution reads."""
+
+    S: Float[Array, "H d_k d_v B"]
+    q: Float[Array, "H_k d_k past B"]
+    k: Float[Array, "H_k d_k past B"]
+    v: Float[Array, "H d_v past B"]
+
+
+class Rates(NamedTuple):
+    """What the rule reads of each token, in every head, in float32 at least."""
+
+    Q: Float[Array, "H d_k *columns"]
+    K: Float[Array, "H d_k *columns"]
+    V: Float[Array, "H d_v *columns"]
+    log_alpha: Float[Array, "H *columns"]
+    beta: Any  # [H, *columns]; None: nothing is corrected
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recurrence(Mixer, abstract=True):
+    """``o_t = S_tᵀ q_t`` in every head, where ``S_t = α_t S_{t−1} + k_t δ_tᵀ`` is 0 before a document's first token.
+
+    With β, ``δ_t = β_t (v_t − α_t S_{t−1}ᵀ k_t)``; without, it is v_t. Queries, keys and values are W_q X, W_k X and
+    W_v X after a convolution over the last tokens and SiLU. Whole sequences are computed by chunks of tokens,
+    ``"paper"`` token by token. A subclass has ``shapes``, what the rule reads, and what becomes of the o_t.
+
+    Attributes:
+        n: number of heads.
+        n_keys: number of heads of queries and keys, each shared by n/n_keys heads of values.
+        d_key: rows of a query and a key.
+        d_value: rows of a value.
+        width: number of tokens that the convolution reads.
+        norm: of the result.
+    """
+
+    n: Count
+    n_keys: Count
+    d_key: Count
+    d_value: Count
+    width: Annotated[int, Range("a number >= 2", lambda n: n >= 2)] = 4
+    norm: RMSNorm = RMSNorm(epsilon=1e-6)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.n % self.n_keys:
+            self.refuse("n_keys", f"a divisor of n = {self.n}")
+
+    def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
+        """What the rule reads, by the columns after their convolution, and X."""
+        raise NotImplementedError
+
+    def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
+        """The columns, by what the rule gives, the values after their convolution, and X."""
+        raise NotImplementedError
+
+    def whole(
+        self, X: Float[Array, "d_e *batch l"], W: Any, mask: Mask, given: Given, context: Any = None
+    ) -> tuple[Float[Array, "d_e *batch l"], State]:
+        """Whole sequences, and the state after the first ``given.until`` tokens of each."""
+        X_flat = X.reshape(len(X), -1, X.shape[-1])
+        B, l = X_flat.shape[1:]
+        document = _documents(mask, B, l)
+        before = [linear(M, X_flat, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
+        Q, K, V = self._convolved("hdtbl,hdt->hdbl", [_taps(Y, self.width, document) for Y in before], W)
+        rates = self.rates(Q, K, V, X_flat, W)
+        rule: Any = _by_tokens if given.implementation == "paper" else _in_chunks
+        O, S = rule(*rates, document)
+        until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
+        if given.until is not None:
+            is_read = (jnp.arange(l)[None] < until[:, None])[None]
+            read = rates._replace(K=jnp.where(is_read, rates.K, 0), log_alpha=jnp.where(is_read, rates.log_alpha, 0))
+            _, S = rule(*read, document)
+        past = [_before(Y, until, self.width - 1, document) for Y in before]
+        return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
+
+    def step(
+        self, x: Float[Array, "d_e B"], W: Any, kept: State, given: Given, context: Any = None
+    ) -> tuple[Float[Array, "d_e B"], State]:
+        """One token of each sequence, and the state after it."""
+        columns = [linear(M, x, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
+        taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(kept[1:], columns, strict=True)]
+        Q, K, V = self._convolved("hdtb,hdt->hdb", taps, W)
+        S, o = _one_token(kept.S, *self.rates(Q, K, V, x, W))
+        return self.output(o, V, x, W, given), State(S, *(y[:, :, 1:] for y in taps))
+
+    def begin(self, W: Any, B: int) -> State:
+        """States of 0, with nothing before the first token."""
+        dtype, past = W.W_out.dtype, self.width - 1
+        keys, values = (self.n_keys, self.d_key, past, B), (self.n, self.d_value, past, B)
+        S = jnp.zeros((self.n, self.d_key, self.d_value, B), accumulation_dtype(dtype))
+        return State(S, jnp.zeros(keys, dtype), jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
+
+    def _convolved(self, axes: str, taps: list[Any], W: Any) -> Any:
+        """SiLU of the sums of the taps, weighted and with a bias if there is one."""
+        each = [jnp.einsum(axes, Y, C) for Y, C in zip(taps, (W.C_q, W.C_k, W.C_v), strict=True)]
+        if hasattr(W, "b_q"):
+            biases = (b.reshape(*b.shape, *(1,) * (each[0].ndim - 2)) for b in (W.b_q, W.b_k, W.b_v))
+            each = [Y + b for Y, b in zip(each, biases, strict=True)]
+        return list(map(jax.nn.silu, each))
+
+    def _of_every_head(self, Y: Any) -> Any:
+        """Queries or keys, repeated for the heads that share them."""
+        return jnp.repeat(Y, self.n // self.n_keys, axis=0)
+
+
+def softplus_rates(X: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
+    """``Δ = softplus(W_a X + b_a)``, and ``log α = −e^a Δ``."""
+    b_a, a = (b.astype(dtype).reshape(-1, *(1,) * (X.ndim - 1)) for b in (W.b_a, W.a))
+    delta = jax.nn.softplus(jnp.tensordot(W.W_a, X, 1).astype(dtype) + b_a)
+    return delta, -jnp.exp(a) * delta
+
+
+def _documents(mask: Mask, B: int, l: int) -> Array:
+    """The number of each token's document, counted by where they begin. Raises ValueError for masks of other kinds."""
+    rules = {"unidirectional": True, "width": None, "prefix": None, "blocks_z": None, "first": None}
+    if not isinstance(mask, StructuralMask) or any(getattr(mask, name) is not value for name, value in rules.items()):
+        raise ValueError(
+            "mask: expected UNIDIRECTIONAL, with padding() and documents() if there are any, since a recurrence "
+            "reads tokens in their order, got another; leave it out"
+        )
+    numbers = jnp.zeros((B, l), int) if mask.documents_z is None else jnp.broadcast_to(mask.documents_z, (B, l))
+    return jnp.cumsum(jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0))), axis=1)
+
+
+def _taps(Y: Float[Array, "H d B l"], width: int, document: Array) -> Float[Array, "H d width B l"]:
+    """The column itself and the width − 1 before it, the earliest first; 0 in place of those of other documents."""
+    l = Y.shape[-1]
+    padded = jnp.pad(Y, ((0, 0),) * 3 + ((width - 1, 0),))
+    numbers = jnp.pad(document, ((0, 0), (width - 1, 0)), constant_values=-1)
+    each = [jnp.where((numbers[:, i : i + l] == document)[None, None], padded[..., i : i + l], 0) for i in range(width)]
+    return jnp.stack(each, axis=2)
+
+
+def _before(Y: Float[Array, "H d B l"], until: Array, n: int, document: Array) -> Float[Array, "H d n B"]:
+    """The last n of the first ``until`` columns of each sequence; 0 where there are none in the last one's document."""
+    at = until[:, None] - n + jnp.arange(n)[None]
+    l = Y.shape[-1]
+    found = jnp.take_along_axis(Y, jnp.clip(at, 0, l - 1)[None, None], axis=3)
+    number, last = (jnp.take_along_axis(document, jnp.clip(t, 0, l - 1), axis=1) for t in (at, until[:, None] - 1))
+    return jnp.swapaxes(jnp.where(((at >= 0) & (number == last))[None, None], found, 0), 2, 3)
+
+
+def _one_token(S: Any, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any) -> tuple[Any, Any]:
+    """The state after a token of each sequence, and what it gives."""
+    S = jnp.exp(log_alpha)[:, None, None] * S
+    delta = v if beta is None else beta[:, None] * (v - jnp.einsum("hkvb,hkb->hvb", S, k))
+    S = S + k[:, :, None] * delta[:, None]
+    return S, jnp.einsum("hkvb,hkb->hvb", S, q)
+
+
+def _begun(K: Any, V: Any) -> Any:
+    return jnp.zeros((len(K), K.shape[1], V.shape[1], K.shape[2]), K.dtype)
+
+
+def _by_tokens(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any) -> tuple[Any, Any]:
+    """The recurrence as printed, token by token."""
+    begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)))
+    log_alpha = jnp.where(begins[None], -jnp.inf, log_alpha)
+
+    def token(S, of_token):
+        return _one_token(S, *of_token)
+
+    of_tokens = jax.tree.map(lambda a: jnp.moveaxis(a, -1, 0), (Q, K, V, log_alpha, beta))
+    S, O = jax.lax.scan(token, _begun(K, V), of_tokens)
+    return jnp.moveaxis(O, 0, -1), S
+
+
+def _in_chunks(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any) -> tuple[Any, Any]:
+    """The same by chunks: in each, the equations of all its δ_t are solved at once, for the state before it.
+
+    With G_t the sum of log α over the chunk up to t, and only between tokens of one document,
+
+        δ_t + β_t Σ_{s<t} e^{G_t − G_s} (k_tᵀk_s) δ_s = β_t (v_t − e^{G_t} Sᵀk_t)
+        o_t = e^{G_t} Sᵀq_t + Σ_{s≤t} e^{G_t − G_s} (q_tᵀk_s) δ_s
+
+    Without β, ``δ_t = v_t``, and there is nothing to solve.
+    """
+    l = Q.shape[-1]
+    n = -l % CHUNK if l > CHUNK else 0
+    C = min(l, CHUNK)
+
+    def chunks(a):
+        mode = "edge" if a is document else "constant"
+        a = jnp.pad(a, ((0, 0),) * (a.ndim - 1) + ((0, n),), mode=mode)
+        return jnp.moveaxis(a.reshape(*a.shape[:-1], -1, C), -2, 0)
+
+    causal = jnp.tri(C, dtype=bool)[None]
+
+    def chunk(carry, of_chunk):
+        S, number = carry
+        Q, K, V, log_alpha, beta, document = of_chunk
+        G = jnp.cumsum(log_alpha, axis=-1)
+        together = causal & (document[:, :, None] == document[:, None])
+        decay = jnp.exp(jnp.where(together[None], G[..., :, None] - G[..., None, :], -jnp.inf))
+        before = jnp.exp(jnp.where((document == number[:, None])[None], G, -jnp.inf))  # of the state
+        delta = jnp.einsum("hvbt->hbtv", V)
+        if beta is not None:
+            A = beta[..., None] * decay * jnp.einsum("hkbt,hkbs->hbts", K, K)
+            old = jnp.einsum("hkvb,hkbt->hbtv", S, K) * before[..., None]
+            A = jnp.tril(A, -1) + jnp.eye(C, dtype=A.dtype)[None, None]
+            right = beta[..., None] * (delta - old)
+            delta = jax.scipy.linalg.solve_triangular(A, right, lower=True, unit_diagonal=True)
+        O = jnp.einsum("hkvb,hkbt->hvbt", S, Q) * before[:, None]
+        O = O + jnp.einsum("hbts,hbsv->hvbt", decay * jnp.einsum("hkbt,hkbs->hbts", Q, K), delta)
+        S = before[:, None, None, :, -1] * S + jnp.einsum("hbs,hkbs,hbsv->hkvb", decay[..., -1, :], K, delta)
+        return (S, document[:, -1]), O
+
+    carry = _begun(K, V), document[:, 0]
+    (S, _), O = jax.lax.scan(chunk, carry, jax.tree.map(chunks, (Q, K, V, log_alpha, beta, document)))
+    return jnp.moveaxis(O, 0, -2).reshape(*V.shape[:-1], -1)[..., :l], S

@@ -1,0 +1,143 @@
+"""The gated delta rule and Mamba-2: in chunks, token by token and by steps, against loops of NumPy."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from algorithms import UNIDIRECTIONAL, documents, padding
+from algorithms.lines import GatedDelta, Given, Mamba2, RMSNorm
+from algorithms.model import recurrence
+from tests.cases import assert_close, assert_trees_close
+from tests.interchange_cases import libraries, randomized
+from training.crosscheck.oracle.lines import gated_delta, mamba2
+
+pytestmark = pytest.mark.sampled(1, tests=4)
+
+SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
+LINES = {"delta": (GatedDelta(**SIZES), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
+D_E, B, L = 7, 2, 13
+NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
+RULES = ("paper", "auto")
+
+
+def parameters(line, seed=0) -> Any:
+    sizes, rng = {**line.sizes(), "d_e": D_E}, np.random.default_rng(seed)
+
+    def drawn(shape):
+        return jnp.asarray(0.6 * rng.standard_normal(shape.of(sizes)) + shape.start)
+
+    return jax.tree.map(drawn, line.shapes())
+
+
+X = jnp.asarray(np.random.default_rng(1).standard_normal((D_E, B, L)))
+
+
+@pytest.fixture(params=LINES)
+def case(request):
+    """A line, its parameters, and its loops."""
+    line, loops = LINES[request.param]
+    W = parameters(line)
+
+    def by_loops(X, mask):
+        dense = np.broadcast_to(mask.dense(X.shape[-1], X.shape[-1]), (B, *(X.shape[-1],) * 2))
+        arrays = SimpleNamespace(**{name: np.asarray(a) for name, a in W._asdict().items()})
+        options = {"epsilon": line.norm.epsilon}
+        return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], options) for b in range(B)], axis=1)
+
+    return line, W, by_loops
+
+
+def given(implementation="auto", until=None):
+    return Given(jnp.arange(L), implementation, until=until)
+
+
+@pytest.fixture(params=[5, 64])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(recurrence, "CHUNK", request.param)
+
+
+@pytest.mark.parametrize("implementation", RULES)
+@pytest.mark.parametrize("mask", [UNIDIRECTIONAL, UNIDIRECTIONAL & documents(NUMBERS)], ids=["one", "documents"])
+def test_the_rule_is_that_of_loops(case, implementation, mask, chunk):
+    line, W, by_loops = case
+    Y, _ = line.whole(X, W, mask, given(implementation))
+    assert_close(Y, by_loops(X, mask), 1e-10)
+
+
+def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
+    line, W, _ = case
+    mask = UNIDIRECTIONAL & documents(NUMBERS)
+
+    def score(W, X, implementation):
+        Y, _ = line.whole(X, W, mask, given(implementation))
+        return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum()
+
+    assert_trees_close(*(jax.grad(score, (0, 1))(W, X, rule) for rule in RULES), 1e-9)
+
+
+def test_steps_continue_what_was_kept(case, chunk):
+    """Prompts of different lengths, also shorter than the convolution."""
+    line, W, by_loops = case
+    lengths, whole = np.array([9, 2]), by_loops(X, UNIDIRECTIONAL)
+    _, kept = line.whole(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)), given(until=lengths))
+    for i in range(4):
+        x = jnp.stack([X[:, b, lengths[b] + i] for b in range(B)], axis=1)
+        y, kept = line.step(x, W, kept, given())
+        assert_close(y, np.stack([whole[:, b, lengths[b] + i] for b in range(B)], axis=1), 1e-10)
+
+
+def test_steps_begin_with_nothing(case):
+    line, W, by_loops = case
+    kept = line.begin(W, B)
+    for t in range(6):
+        y, kept = line.step(X[..., t], W, kept, given())
+        assert_close(y, by_loops(X[..., :6], UNIDIRECTIONAL)[..., t], 1e-10)
+    _, expected = line.whole(X[..., :6], W, UNIDIRECTIONAL, given())
+    assert_trees_close(kept, expected, 1e-10)
+
+
+def test_no_token_reads_a_later_one_or_another_document(case):
+    line, W, _ = case
+    mask = UNIDIRECTIONAL & documents(NUMBERS[0])
+    of_token = jax.grad(lambda X: line.whole(X, W, mask, given())[0][:, 0, 9].sum())(X)[:, 0]
+    assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
+
+
+def test_what_is_refused(case):
+    line, W, _ = case
+    for mask in (jnp.ones((L, L), bool), padding(3), UNIDIRECTIONAL & padding(3) & np.ones((L, L), bool)):
+        with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
+            line.whole(X, W, mask, given())
+    with pytest.raises(ValueError, match=r"\w+.n_keys: expected a divisor of n = 4, got 3"):
+        line.but(n_keys=3)
+
+
+def test_mamba_is_the_layer_of_granite():
+    torch, transformers = libraries()
+    modeling = importlib.import_module("transformers.models.granitemoehybrid.modeling_granitemoehybrid")
+    sizes = {"mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 4, "mamba_expand": 2}
+    config = transformers.GraniteMoeHybridConfig(
+        hidden_size=12, num_hidden_layers=1, rms_norm_eps=1e-3, mamba_chunk_size=5, **sizes
+    )
+    layer = randomized(torch, modeling.GraniteMoeHybridMambaLayer(config, 0).double(), 0)
+    line = Mamba2(n=6, n_keys=3, d_key=5, d_value=4, norm=RMSNorm(epsilon=1e-3))
+    shapes = jax.tree.map(lambda shape: shape.of({**line.sizes(), "d_e": 12}), line.shapes())
+    theirs = {name: p.detach().numpy() for name, p in layer.named_parameters()}
+    z, v, k, q, a = np.split(theirs["in_proj.weight"], np.cumsum([24, 24, 15, 15]))
+    C_v, C_k, C_q = np.split(theirs["conv1d.weight"], [24, 39])
+    b_v, b_k, b_q = np.split(theirs["conv1d.bias"], [24, 39])
+    of_heads = {"b_a": theirs["dt_bias"], "a": theirs["A_log"], "D": theirs["D"]}
+    last = {"gamma": theirs["norm.weight"], "W_out": theirs["out_proj.weight"]}
+    arrays = {"W_q": q, "W_k": k, "W_v": v, "C_q": C_q, "C_k": C_k, "C_v": C_v, "b_q": b_q, "b_k": b_k, "b_v": b_v}
+    arrays |= {"W_z": z, "W_a": a, **of_heads, **last}
+    W = type(shapes)(**{name: jnp.asarray(array).reshape(getattr(shapes, name)) for name, array in arrays.items()})
+    X = np.random.default_rng(2).standard_normal((12, 2, 17))
+    expected = layer(torch.tensor(np.moveaxis(X, 0, 2))).detach().numpy()
+    for implementation in RULES:
+        Y, _ = line.whole(jnp.asarray(X), W, UNIDIRECTIONAL, given(implementation))
+        assert_close(Y, np.moveaxis(expected, 2, 0), 1e-5)
