@@ -131,10 +131,11 @@ class _Loop(NamedTuple):
 
 def _turns_of(site: Site, loops: tuple[_Loop, ...], visit: Turn, of_turn: dict[Site, int]) -> tuple[Turn, ...]:
     """The loops around a visit of a statement, the outermost first; all those over layers are one, the last."""
-    outer = tuple(loop.turn for loop in loops if not _is_loop_over_layers(site, loop.visits))
+    innermost = list(itertools.takewhile(lambda loop: _is_loop_over_layers(site, loop.visits), reversed(loops)))
+    n_outer = len(loops) - len(innermost)
+    outer, inner = tuple(loop.turn for loop in loops[:n_outer]), loops[n_outer:]
     if site.layers is None:
         return (*outer, visit) if visit.length > 1 else outer  # a Python loop
-    inner = loops[len(outer) :]
     number = visit.number + sum(loop.before[site] + loop.turn.number * loop.visits[site] for loop in inner)
     visits = inner[0].around if inner else of_turn
     first: Any = site.layers

@@ -184,7 +184,7 @@ def read_in_training(number, data, n):
     return [jnp.where(is_masked, alg.mask_token(E.W_e.shape[1]), DATA[n])]
 
 
-@pytest.mark.thorough
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", TRAINING)
 def test_training_shows_every_step(number):
     """Epoch by epoch and text by text, what the model computes before the update."""

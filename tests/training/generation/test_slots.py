@@ -115,12 +115,12 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
     x = np.random.default_rng(5).integers(17, size=(4, 90)).astype(np.int32)
     lengths, key = np.array([90, 3, 65]), jax.random.key(6)
     begun = Generator(theta, config).begin(x[:3], lengths=lengths, l_gen=100, key=key, tau=1.0)
-    assert isinstance(begun._state.caches[0], Slots)
-    assert len(begun._state.caches[0].V) == 4
+    assert isinstance(begun._state.caches[-1], Slots)
+    assert len(begun._state.caches[-1].V) == 4
     begun.extend(100)
     begun.join([Request(x[3, :40], jax.random.split(key, 1)[0], 180, {"tau": 1.0})], keep=[2, 3, 0])
     begun.extend(240)
-    assert len(begun._state.caches[0].V) == 6
+    assert len(begun._state.caches[-1].V) == 6
     for r, prompt in enumerate((x[2, :65], x[3, :40], x[0])):
         start = begun.starts[r]
         assert_predicted(config, theta, prompt, begun.tokens[r, start:], begun.log_p[r, start:])
