@@ -93,8 +93,8 @@ class Recurrence(Mixer, abstract=True):
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         if given.until is not None:
             is_read = (jnp.arange(l)[None] < until[:, None])[None]
-            read = rates._replace(K=jnp.where(is_read, rates.K, 0), log_alpha=jnp.where(is_read, rates.log_alpha, 0))
-            _, S = rule(*read, document)
+            K_read, log_alpha = jnp.where(is_read[:, None], rates.K, 0), jnp.where(is_read, rates.log_alpha, 0)
+            _, S = rule(*rates._replace(K=K_read, log_alpha=log_alpha), document)
         past = [_before(Y, until, self.width - 1, document) for Y in before]
         return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
 
