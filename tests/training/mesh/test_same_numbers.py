@@ -81,7 +81,7 @@ def test_losses_and_evaluations_are_those_of_one_device(tmp_path, expected, task
 def test_a_checkpoint_opens_in_another_mesh_with_the_same_bits(tmp_path, monkeypatch):
     """Parameters and optimizer state; and so for whoever reads the run."""
     states = []
-    monkeypatch.setattr(Store, "save", lambda *a, of=Store.save: states.append(a[2]) or of(*a))
+    monkeypatch.setattr(Store, "save", lambda *a, of=Store.save: states.append(a[1]) or of(*a))
     values = SETTINGS | {"steps": 4, "accumulation_steps": 2}
     with jax.enable_x64(False):
         trainer, witness = make_trainer(tmp_path, settings_for("d", **values, mesh=MESHES[1]))
