@@ -125,12 +125,11 @@ def memory_of(pid):
 def serving(run, *options):
     """The port of a server of a run, in a process of its own, and a function that returns its memory."""
     command = [sys.executable, "scripts/serve.py", str(run), "--port", "0", "--model", "m", *options]
-    server = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
-    try:
-        yield int(re.search(r":(\d+)/v1", server.stdout.readline())[1]), memory_of(server.pid)
-    finally:
-        server.terminate()
-        server.wait()
+    with subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield int(re.search(r":(\d+)/v1", server.stdout.readline())[1]), memory_of(server.pid)
+        finally:
+            server.terminate()
 
 
 def report(run, *, seconds, clients, compared=100):
