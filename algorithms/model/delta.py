@@ -51,30 +51,13 @@ class GatedDelta(Recurrence):
     Source: Yang et al. 2025, "Gated Delta Networks", equation (10) and §3.3, with the layer of Qwen3-Next.
     """
 
+    name: ClassVar[str] = "delta"
     divided: ClassVar[tuple[str, ...]] = ("N_delta", "N_delta_keys", "N_delta*d_delta_v")
 
     def shapes(self) -> GatedDeltaParams:
         """The shapes of its parameters."""
-        keys, values = "N_delta_keys d_delta_k", "N_delta d_delta_v"
-        of_heads = {"W_b": array("N_delta d_e"), "W_a": array("N_delta d_e"), "W_z": array(f"{values} d_e")}
-        return GatedDeltaParams(
-            W_q=array(f"{keys} d_e"),
-            W_k=array(f"{keys} d_e"),
-            W_v=array(f"{values} d_e"),
-            C_q=array(f"{keys} d_taps", role="kernel"),
-            C_k=array(f"{keys} d_taps", role="kernel"),
-            C_v=array(f"{values} d_taps", role="kernel"),
-            **of_heads,
-            b_a=array("N_delta", start=1.0),
-            a=array("N_delta"),
-            gamma=self.norm.shapes("d_delta_v").gamma,
-            W_out=array("d_e N_delta*d_delta_v"),
-        )
-
-    def sizes(self) -> dict[str, int]:
-        """The numbers of heads and their rows, and of the tokens that the convolution reads."""
-        found = {"N_delta": self.n, "N_delta_keys": self.n_keys, "d_delta_k": self.d_key, "d_delta_v": self.d_value}
-        return {**found, "d_taps": self.width}
+        gamma, W_b = self.norm.shapes("d_delta_v").gamma, array("N_delta d_e")
+        return GatedDeltaParams(**self._shared_shapes(), W_b=W_b, gamma=gamma)
 
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: GatedDeltaParams) -> Rates:
         """Queries and keys of length 1, and α and β."""

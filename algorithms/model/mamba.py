@@ -50,31 +50,20 @@ class Mamba2(Recurrence):
     Source: Dao and Gu 2024, "Transformers are SSMs", §6 and §7, with the layer of Granite 4.
     """
 
+    name: ClassVar[str] = "mamba"
     divided: ClassVar[tuple[str, ...]] = ("N_mamba", "N_mamba_keys", "N_mamba*d_mamba_v")
 
     def shapes(self) -> Mamba2Params:
         """The shapes of its parameters."""
-        keys, values = "N_mamba_keys d_mamba_k", "N_mamba d_mamba_v"
+        b = array("N_mamba_keys d_mamba_k")
         return Mamba2Params(
-            **{f"W_{name}": array(f"{rows} d_e") for name, rows in (("q", keys), ("k", keys), ("v", values))},
-            **{
-                f"C_{name}": array(f"{rows} d_mamba_taps", role="kernel")
-                for name, rows in (("q", keys), ("k", keys), ("v", values))
-            },
-            **{f"b_{name}": array(rows) for name, rows in (("q", keys), ("k", keys), ("v", values))},
-            W_z=array(f"{values} d_e"),
-            W_a=array("N_mamba d_e"),
-            b_a=array("N_mamba", start=1.0),
-            a=array("N_mamba"),
+            **self._shared_shapes(),
+            b_q=b,
+            b_k=b,
+            b_v=array("N_mamba d_mamba_v"),
             D=array("N_mamba", start=1.0),
             gamma=self.norm.shapes("N_mamba*d_mamba_v").gamma,
-            W_out=array("d_e N_mamba*d_mamba_v"),
         )
-
-    def sizes(self) -> dict[str, int]:
-        """The numbers of heads and their rows, and of the tokens that the convolution reads."""
-        found = {"N_mamba": self.n, "N_mamba_keys": self.n_keys, "d_mamba_k": self.d_key, "d_mamba_v": self.d_value}
-        return {**found, "d_mamba_taps": self.width}
 
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Mamba2Params) -> Rates:
         """Values times Δ, and α."""

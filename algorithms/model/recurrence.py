@@ -1,7 +1,7 @@
 """Recurrences in place of an attention: line 6 of Algorithm 10 with a state that does not grow with the sequence."""
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.contract import array
 from algorithms.machinery.record import Range
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.mixer import Given, Mixer
@@ -57,6 +58,8 @@ class Recurrence(Mixer, abstract=True):
         norm: of the result.
     """
 
+    name: ClassVar[str]  # in the names of axes
+
     n: Count
     n_keys: Count
     d_key: Count
@@ -69,6 +72,24 @@ class Recurrence(Mixer, abstract=True):
         super().__post_init__()
         if self.n % self.n_keys:
             self.refuse("n_keys", f"a divisor of n = {self.n}")
+
+    def sizes(self) -> dict[str, int]:
+        """The numbers of heads and their rows, and of the tokens that the convolution reads."""
+        heads, keys, d_k, d_v, taps = self._axes()
+        return {heads: self.n, keys: self.n_keys, d_k: self.d_key, d_v: self.d_value, taps: self.width}
+
+    def _axes(self) -> tuple[str, ...]:
+        """The names of the axes that `sizes` has."""
+        return tuple(axis.format(self.name) for axis in ("N_{}", "N_{}_keys", "d_{}_k", "d_{}_v", "d_{}_taps"))
+
+    def _shared_shapes(self) -> dict[str, Any]:
+        """The shapes of what both rules have: the projections, the taps, and the decay."""
+        heads, of_keys, d_k, d_v, taps = self._axes()
+        keys, values = f"{of_keys} {d_k}", f"{heads} {d_v}"
+        found = {"W_z": array(f"{values} d_e"), "W_a": array(f"{heads} d_e"), "W_out": array(f"d_e {heads}*{d_v}")}
+        for name, rows in {"q": keys, "k": keys, "v": values}.items():
+            found |= {f"W_{name}": array(f"{rows} d_e"), f"C_{name}": array(f"{rows} {taps}", role="kernel")}
+        return {**found, "b_a": array(heads, start=1.0), "a": array(heads)}
 
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
         """What the rule reads, by the columns after their convolution, and X."""

@@ -3,8 +3,7 @@
 They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Whatever a
 kernel cannot compute exactly is refused with the reason. Rules that cuDNN does not have, such as packed documents, it
 takes as an array of 0 and a large negative number, which are exact; scores by distance would be rounded in such an
-array. For a token with nothing to attend to, the kernels return
-arbitrary values, which are set to 0 afterwards.
+array. For a token with nothing to attend to, the kernels return arbitrary values, which are set to 0 afterwards.
 
 Kernels have a first derivative only. Second and higher ones are those of the blockwise rule: its passes take the place
 of the kernel's as soon as they are differentiated, in forward or in reverse mode.
