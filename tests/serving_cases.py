@@ -27,11 +27,12 @@ def of_run(model, *, converse=None, **limits):
 
 
 @contextlib.contextmanager
-def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
+def serving(what, *, begun=None, queue=20, most=50, patience=30.0, idle=75.0, **options):
     """The port of a server in this process.
 
     `what`: is served; `begun`: takes an item for every batch that has ended; `queue`: the most continuations that wait;
-    `most`: connections; `patience`: seconds to send a request in; `options`: of the application.
+    `most`: connections; `patience`: seconds to send a request in; `idle`: between requests; `options`: of the
+    application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):
@@ -40,7 +41,7 @@ def serving(what, *, begun=None, queue=20, most=50, patience=30.0, **options):
             begin = engine._empty
             engine._empty = lambda: begun.append(1) or begin()
     application = app.make_app(what, engine, clock=time.time, **options)
-    http_class = connections(most=most, patience=patience)
+    http_class = connections(most=most, patience=patience, idle=idle)
     config = uvicorn.Config(application, http=http_class, ws="none", log_config=None, timeout_graceful_shutdown=5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(config)

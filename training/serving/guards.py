@@ -89,9 +89,14 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
-    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), {"MOST": most, "PATIENCE": patience}))
+def connections(*, most: int, patience: float, idle: float = 75.0) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds.
+
+    `idle`: seconds that one stays open between requests: longer than clients and proxies keep theirs (httpx 5, aiohttp
+    15, nginx and load balancers 60), so that none sends a request on a connection that is just being closed.
+    """
+    limits = {"MOST": most, "PATIENCE": patience, "IDLE": idle}
+    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), limits))
 
 
 class _Connection(H11Protocol):
@@ -99,15 +104,22 @@ class _Connection(H11Protocol):
 
     MOST: int
     PATIENCE: float
+    IDLE: float
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, or end at once if there are too many connections."""
+        """Begin, in place of the connection that has been idle longest if there are too many; or end if none is."""
         super().connection_made(transport)
-        if len(self.connections) > self.MOST:
+        self.timeout_keep_alive = self.IDLE
+        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+        others = [one for one in others if not one.transport.is_closing()]
+        idle = {one: one.timeout_keep_alive_task.when() for one in others if one.timeout_keep_alive_task}
+        if len(others) >= self.MOST and not idle:
             self._end(503, f"there are {self.MOST} connections already: try again later")
-        else:
-            self._watch()
+            return
+        if len(others) >= self.MOST:
+            min(idle, key=idle.__getitem__).transport.close()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         if not self.transport.is_closing():
@@ -123,9 +135,10 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Run the timer while the client owes part of a request; receiving some of it does not restart the timer."""
+        """Run the timer while the client owes part of a request, or its first; receiving some does not restart it."""
+        is_between = self.conn.their_state is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
         owes = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-        if not owes or self.transport.is_closing():
+        if not owes or is_between or self.transport.is_closing():
             self._stop()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.PATIENCE, self._too_late)

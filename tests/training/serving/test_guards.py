@@ -202,11 +202,51 @@ def test_a_slow_answer_is_not_taken_for_a_slow_request(model):
         assert parts[-1].choices[0].finish_reason in ("stop", "length")
 
 
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def answered(connection):
+    """Whether a request is answered, and the connection stays open: otherwise nothing is received, or an error."""
+    try:
+        connection.sendall(GET)
+        return b'"status"' in connection.recv(4096)
+    except ConnectionError:
+        return False
+
+
+def test_a_connection_may_be_idle_longer_than_a_request_may_take(model):
+    """Whose client believes in it would lose a request otherwise; the rest of a second request is not waited for."""
+    with (
+        serving_cases.serving(serving_cases.of_run(model), patience=0.2, idle=2.0) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+    ):
+        for _ in range(3):
+            assert answered(connection)
+            time.sleep(0.5)
+        connection.sendall(GET[:20])
+        assert until_closed(connection).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as other:
+            assert answered(other)
+            assert until_closed(other) == b""  # after two seconds
+
+
+def test_the_connection_that_has_been_idle_longest_makes_room(model):
+    with serving_cases.serving(serving_cases.of_run(model), most=3) as port, contextlib.ExitStack() as stack:
+        connect = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
+        for one in (1, 0, 2):
+            assert answered(connect[one])
+            time.sleep(0.05)
+        one_more = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        assert answered(one_more)
+        assert until_closed(connect[1]) == b""
+        assert [*map(answered, [connect[0], connect[2]])] == [True, True]
+
+
 def test_connections_are_bounded(model):
     with serving_cases.serving(serving_cases.of_run(model), most=3) as port, contextlib.ExitStack() as stack:
         connect = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
-        connect[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert connect[0].recv(100).startswith(b"HTTP/1.1 200")
+        for one in connect:
+            one.sendall(GET[:20])
         with socket.create_connection(("127.0.0.1", port), timeout=30) as one_more:
             text = until_closed(one_more)
         assert text.startswith(b"HTTP/1.1 503")
