@@ -11,6 +11,8 @@ EXTRAS ?= test
 WORKERS ?= 2
 PYTEST_FLAGS ?=
 
+HARDWARE_EXTRAS ?= train$(if $(wildcard /dev/nvidia0),$(COMMA)cuda)$(if $(wildcard /dev/accel0 /dev/vfio/0),$(COMMA)tpu)
+
 DEMO_RUN ?= runs/demo
 DEMO_TRAIN_FLAGS ?=
 DEMO_GENERATE_FLAGS ?= --prompt "The function "
@@ -27,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test end-to-end test-all compilers floor book cases site picture mutations lint format clean
+.PHONY: help demo test end-to-end test-all hardware compilers floor book cases site picture mutations lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -49,6 +51,9 @@ end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users
 
 test-all: $(call INSTALLED,test$(COMMA)compare) ## run every test, including the thorough and the slow, with all of XLA's optimizations
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(PYTEST) -m ""
+
+hardware: $(call INSTALLED,$(HARDWARE_EXTRAS)) ## check every kernel of a GPU or a TPU, and measure it, to build/hardware.md
+	$(BIN)/python scripts/benchmark.py hardware
 
 compilers: ## compile small steps for TPUs and H100s, each in its own environment, and check their cost
 	$(MAKE) test VENV=$(VENV)-tpu EXTRAS=test,tpu WORKERS=0 PYTEST_FLAGS="-m compilers"

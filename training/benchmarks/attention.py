@@ -1,7 +1,6 @@
 """Causal attention, forward and backward: all implementations, compared with the paper's lines and PyTorch's SDPA."""
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,16 @@ import jax.numpy as jnp
 from algorithms import UNIDIRECTIONAL, banded, scaled_dot_product_attention
 from algorithms.masks import StructuralMask
 from algorithms.notation import Implementation
-from training.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
+from training.benchmarks.accelerators import reference
+from training.benchmarks.timing import (
+    Timing,
+    alternate,
+    matrix_product_peak,
+    pytorch,
+    pytorch_device,
+    table,
+    temporary_bytes,
+)
 
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
@@ -43,18 +51,38 @@ def _table(
     header += ["PyTorch / auto", "GFLOP/s", "share of peak"]
     rows = []
     for heads, l, d in sizes:
-        candidates = {name: _ours(name, heads, l, d, dtype, passes) for name in implementations}
-        torch_call = _pytorch(heads, l, d, dtype, passes)
-        if torch_call is not None:
-            candidates["torch"] = torch_call
-        timing = alternate(candidates, rounds)
+        timing = timings(implementations, rounds, (heads, l, d), dtype, passes)
         auto = timing["auto"].median
-        rate = PRODUCTS[passes] * 2 * heads * l * l * d / 2 / auto
+        rate = flops(heads, l, d, passes) / auto
         row = [f"{heads} x {l} x {d}", *(str(timing[name]) for name in implementations)]
         row += [str(timing["torch"]) if "torch" in timing else "not installed"]
         row += [f"{timing[name].median / auto:.2f}" if name in timing else "-" for name in ("paper", "torch")]
         rows.append([*row, f"{rate / 1e9:.0f}", f"{rate / peak:.0%}"])
     return table(header, rows)
+
+
+def timings(
+    implementations: list[Implementation],
+    rounds: int,
+    size: tuple[int, int, int],
+    dtype: Any,
+    passes: str,
+    plain: str = "",
+) -> dict[str, Timing]:
+    """Return the times of the implementations, of "plain" JAX by a kernel of `reference.attention` if one is given, and
+    of "torch" if it is installed, for (heads, tokens, rows).
+    """
+    candidates: dict[str, Callable[[], object]] = {name: _ours(name, *size, dtype, passes) for name in implementations}
+    if plain:
+        candidates["plain"] = _plain(plain, *size, dtype, passes)
+    if (torch_call := _pytorch(*size, dtype, passes)) is not None:
+        candidates["torch"] = torch_call
+    return alternate(candidates, rounds)
+
+
+def flops(heads: int, l: int, d: int, passes: str) -> float:
+    """Return the FLOPs of the matrix products, of the pairs of tokens that a causal mask leaves."""
+    return PRODUCTS[passes] * 2 * heads * l * l * d / 2
 
 
 def memory() -> str:
@@ -89,13 +117,16 @@ def windows(rounds: int) -> str:
 def _compiled(implementation: Implementation, passes: str, mask: StructuralMask = UNIDIRECTIONAL) -> Callable:
     attend = functools.partial(scaled_dot_product_attention, implementation=implementation)
 
-    def forward(Q, K, V, E):
-        return attend(Q, K, V, mask)
+    return _passes(lambda Q, K, V: attend(Q, K, V, mask), passes)
+
+
+def _passes(attend: Callable[..., jax.Array], passes: str) -> Callable:
+    """Attention, or the gradients of a sum of its outputs with weights E, as a compiled function of Q, K, V and E."""
 
     def objective(Q, K, V, E):
-        return (forward(Q, K, V, E) * E).astype(jnp.float32).sum()
+        return (attend(Q, K, V) * E).astype(jnp.float32).sum()
 
-    return jax.jit(forward if passes == "forward" else jax.grad(objective, (0, 1, 2)))
+    return jax.jit((lambda Q, K, V, E: attend(Q, K, V)) if passes == "forward" else jax.grad(objective, (0, 1, 2)))
 
 
 def _ours(implementation: Implementation, heads, l, d, dtype, passes: str, mask=UNIDIRECTIONAL) -> Callable[[], object]:
@@ -104,17 +135,27 @@ def _ours(implementation: Implementation, heads, l, d, dtype, passes: str, mask=
     return lambda: jax.block_until_ready(compiled(*inputs))
 
 
+def _plain(kernel: str, heads: int, l: int, d: int, dtype: Any, passes: str) -> Callable[[], object]:
+    inputs = [jax.random.normal(jax.random.key(i), (1, l, heads, d), dtype) for i in range(4)]
+    compiled = _passes(functools.partial(reference.attention, kernel=kernel), passes)
+
+    def call():
+        with reference.in_use():
+            return jax.block_until_ready(compiled(*inputs))
+
+    return call
+
+
 def _temporary_bytes(implementation: Implementation, l: int, mask: StructuralMask = UNIDIRECTIONAL) -> int:
     inputs = [jax.ShapeDtypeStruct((64, 1, l), jnp.float32)] * 4
     return temporary_bytes(_compiled(implementation, "forward and backward", mask), *inputs)
 
 
 def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object] | None:
-    if importlib.util.find_spec("torch") is None:
+    torch = pytorch()
+    if torch is None:
         return None
-    torch = importlib.import_module("torch")
-    on_gpu = jax.default_backend() == "gpu"
-    options = {"dtype": getattr(torch, jnp.dtype(dtype).name), "device": "cuda" if on_gpu else "cpu"}
+    options = {"dtype": getattr(torch, jnp.dtype(dtype).name), "device": pytorch_device()}
     backward = passes != "forward"
     Q, K, V = (torch.randn(1, heads, l, d, requires_grad=backward, **options) for _ in range(3))
     E = torch.randn(1, heads, l, d, **options)
@@ -123,7 +164,7 @@ def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Calla
         out = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=True)
         if backward:
             out = torch.autograd.grad((out * E).sum(), (Q, K, V))
-        if on_gpu:
+        if options["device"] == "cuda":
             torch.cuda.synchronize()
         return out
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
-from training.benchmarks.timing import Timing, alternate, table
+from training.benchmarks.timing import Timing, alternate, pytorch, pytorch_device, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.cache import capacity
 from training.generation.prompts import ROOM
@@ -24,9 +24,10 @@ LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=57
 PROMPT, L_GEN = 32, 64
 
 
-def generator(config: DTransformerConfig, **options: Any) -> Generator:
+def generator(config: DTransformerConfig, dtype: Any = jnp.float32, **options: Any) -> Generator:
     """Return a model with random parameters."""
-    return Generator(init_d_transformer(jax.random.key(0), config, scheme="gpt2"), config, **options)
+    theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
+    return Generator(jax.tree.map(lambda a: a.astype(dtype), theta), config, **options)
 
 
 def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[], Any]:
@@ -37,18 +38,18 @@ def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[]
 
 def hugging_face(config: DTransformerConfig) -> Any:
     """Return Hugging Face's model of the same sizes, with random parameters; None if it is not installed."""
-    if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
+    if pytorch() is None or importlib.util.find_spec("transformers") is None:
         return None
     transformers = importlib.import_module("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     tokens = {"vocab_size": config.N_V, "bos_token_id": 0, "eos_token_id": None}
     if config.variant == GPT2:
         sizes = {"n_layer": config.L, "n_embd": config.d_e, "n_head": config.H, "n_positions": config.l_max}
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).to(pytorch_device()).eval()
     sizes = {"num_hidden_layers": config.L, "hidden_size": config.d_e, "intermediate_size": config.d_mlp}
     sizes |= {"num_attention_heads": config.H, "num_key_value_heads": config.H_kv, "tie_word_embeddings": True}
     sizes |= {"max_position_embeddings": config.l_max}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **tokens)).eval()
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **tokens)).to(pytorch_device()).eval()
 
 
 def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
@@ -56,13 +57,13 @@ def continuing(model: Any) -> Callable[..., Callable[[], Any]]:
     torch = importlib.import_module("torch")
 
     def of_prompts(prompts: np.ndarray, threads: int, n: int = L_GEN) -> Callable[[], Any]:
-        x = torch.from_numpy(prompts)
+        x = torch.from_numpy(prompts).to(model.device)
         options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(x), "use_cache": True}
 
         def call() -> Any:
             torch.set_num_threads(threads)
             with torch.inference_mode():
-                return model.generate(x, min_new_tokens=n, max_new_tokens=n, **options)
+                return model.generate(x, min_new_tokens=n, max_new_tokens=n, **options).cpu()  # waits for a GPU
 
         return call
 

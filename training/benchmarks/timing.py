@@ -1,5 +1,7 @@
 """Times several candidates in one run, alternating, so that a drift of the machine affects all of them equally."""
 
+import importlib
+import importlib.util
 import platform
 import statistics
 import time
@@ -54,6 +56,20 @@ def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
         product(A, A).block_until_ready()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+def pytorch() -> Any:
+    """Return PyTorch if it is installed, and runs on what JAX runs on; else None."""
+    platform = jax.default_backend()
+    if platform == "tpu" or importlib.util.find_spec("torch") is None:
+        return None
+    torch = importlib.import_module("torch")
+    return torch if platform == "cpu" or torch.cuda.is_available() else None
+
+
+def pytorch_device() -> str:
+    """Return PyTorch's name of what JAX runs on."""
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 
 def temporary_bytes(function: Any, *inputs: jax.ShapeDtypeStruct) -> int:

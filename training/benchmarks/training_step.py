@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,14 @@ import optax
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from algorithms.notation import Implementation
 from training.benchmarks.accelerators import reference
-from training.benchmarks.timing import alternate, matrix_product_peak, table, temporary_bytes
+from training.benchmarks.timing import (
+    alternate,
+    matrix_product_peak,
+    pytorch,
+    pytorch_device,
+    table,
+    temporary_bytes,
+)
 from training.mesh.cpu import keep_memory
 
 SIZES: dict[str, Any] = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
@@ -32,9 +39,8 @@ def run(rounds: int) -> str:
         "the same in bfloat16": _ours(GPT2, "auto", jnp.bfloat16),
         "the same in bfloat16 with unrolled layers": _ours(GPT2, "auto", jnp.bfloat16, unroll=True),
     }
-    hugging_face = _hugging_face()
-    if hugging_face is not None:
-        candidates["Hugging Face GPT-2, PyTorch SDPA"] = hugging_face
+    if (theirs := hugging_face(SIZES, BATCH)) is not None:
+        candidates["Hugging Face GPT-2, PyTorch SDPA"] = theirs
     timing = alternate(candidates, rounds)
     peak = matrix_product_peak(jnp.float32)
     theirs, rows = timing.get("Hugging Face GPT-2, PyTorch SDPA"), []
@@ -125,23 +131,27 @@ def _ours(
     return call
 
 
-def _hugging_face() -> Callable[[], object] | None:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+def hugging_face(sizes: Mapping[str, int], B: int, dtype: str = "float32") -> Callable[[], object] | None:
+    """Return a call that trains Hugging Face's GPT-2 for a step, computed in `dtype`; None if it is not installed."""
+    torch: Any = pytorch()
+    if torch is None or importlib.util.find_spec("transformers") is None:
         return None
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    transformers = importlib.import_module("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     names = {"N_V": "vocab_size", "l_max": "n_positions", "d_e": "n_embd", "L": "n_layer", "H": "n_head"}
-    sizes = {theirs: SIZES[ours] for ours, theirs in names.items()}
+    of_config = {theirs: sizes[ours] for ours, theirs in names.items()}
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
     off |= dict.fromkeys(("bos_token_id", "eos_token_id"))
-    config = transformers.GPT2Config(**sizes, **off, attn_implementation="sdpa")
-    model = transformers.GPT2LMHeadModel(config).train()
+    config, device = transformers.GPT2Config(**of_config, **off, attn_implementation="sdpa"), pytorch_device()
+    model = transformers.GPT2LMHeadModel(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x = torch.randint(0, SIZES["N_V"], (BATCH, SIZES["l_max"]))
+    x = torch.randint(0, sizes["N_V"], (B, sizes["l_max"]), device=device)
+    narrow = {"dtype": getattr(torch, dtype), "enabled": dtype != "float32"}
 
     def call():
         optimizer.zero_grad()
-        loss = model(x, labels=x).loss
+        with torch.autocast(device, **narrow):
+            loss = model(x, labels=x).loss
         loss.backward()
         optimizer.step()
         return loss.item()

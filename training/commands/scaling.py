@@ -17,7 +17,7 @@ a mesh of n devices:
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -118,14 +118,19 @@ def cost(case: Case, sizes: dict[str, int] | None = None) -> Cost:
     """Compile a step and estimate its cost from the program."""
     settings = case.settings(sizes)
     compiled, n = compiled_step(case, settings)
+    return estimated(compiled, settings, case.chip, n)
+
+
+def estimated(compiled: Any, settings: Settings, chip: Chip, n: int) -> Cost:
+    """Estimate the cost of a run's compiled update on each of n devices."""
     report, config = programs.of(compiled), model_config(settings, settings.N_V)
-    flops = step_flops("d", config, batch_size=case.batch_size, l=settings.l_max) / n
-    of_pairs = BACKWARD * case.batch_size * score_flops(config, config.L, settings.l_max, settings.l_max) / n
-    chip, (_, moved, cycles) = case.chip, programs.total(report.sources)
-    recomputed = 4 / 3 if case.remat in ("all", "all-but-attention") else 1
+    flops = step_flops("d", config, batch_size=settings.batch_size, l=settings.l_max) / n
+    of_pairs = BACKWARD * settings.batch_size * score_flops(config, config.L, settings.l_max, settings.l_max) / n
+    _, moved, cycles = programs.total(report.sources)
+    recomputed = 4 / 3 if settings.remat in ("all", "all-but-attention") else 1
     of_experts = 0.0
     if "gmm" in report.custom_calls:
-        of_experts = BACKWARD * case.batch_size * config.L * mlp_flops(config, settings.l_max) / n
+        of_experts = BACKWARD * settings.batch_size * config.L * mlp_flops(config, settings.l_max) / n
     kernels = recomputed * of_experts / chip.peak
     arithmetic = max(recomputed * flops / chip.peak, kernels + cycles / chip.clock if chip.clock else 0)
     return Cost(n, flops, of_pairs, kernels, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)
@@ -141,24 +146,29 @@ def compiled_step(case: Case, settings: Settings) -> tuple[Any, int]:
     else:
         devices = compilers.tpu(case.chips, n_places(case.mesh) if case.mesh else None).devices.flatten()
     settings = dataclasses.replace(settings, mesh=case.mesh or f"data={devices.size}")
-    placement = Placement(settings.mesh, devices)
+    platform = "cuda" if name == "h100" else "tpu"
+    return update(settings, Placement(settings.mesh, devices), platform)[0], devices.size
+
+
+def update(settings: Settings, placement: Placement, platform: str | None = None) -> tuple[Any, Callable[[], Any]]:
+    """Return the update of a run, compiled for its devices or another `platform`, and a call that makes its state."""
     config = model_config(settings, settings.N_V)
     check_sizes(settings, padded_size(config.N_V, settings.vocabulary_multiple))
     schedule, optimizer = optimizer_from(settings)
 
-    def begin(key):
-        params = padded(init_model(key, "d", config, scheme="gpt2"), config.N_V, settings.vocabulary_multiple)
-        return init_state(params, optimizer)
+    def begin():
+        params = init_model(jax.random.key(0), "d", config, scheme="gpt2")
+        return init_state(padded(params, config.N_V, settings.vocabulary_multiple), optimizer)
 
-    state = placement.placed(jax.eval_shape(begin, jax.random.key(0)))
-    rows = jax.ShapeDtypeStruct((case.batch_size, settings.l_max), jnp.int32, sharding=placement.of_batch)
+    state = placement.placed(jax.eval_shape(begin))
+    rows = jax.ShapeDtypeStruct((settings.batch_size, settings.l_max), jnp.int32, sharding=placement.of_batch)
     batch = dict.fromkeys(("x", "segment_ids", "positions"), rows) | {"loss_mask": rows.update(dtype=jnp.bool_)}
     key = jax.eval_shape(lambda: jax.random.key(0))
     step = make_step(TASKS["d"].objective, optimizer, schedule, settings, N_V=config.N_V)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    platform = "cuda" if name == "h100" else "tpu"
     options = {"out_shardings": (shardings(state), None), "donate_argnums": 0}
-    return placement.compiled(step, (state, batch, number, key), platform, **options), devices.size
+    compiled = placement.compiled(step, (state, batch, number, key), platform, **options)
+    return compiled, jax.jit(begin, out_shardings=shardings(state))
 
 
 def _seconds(report: programs.Report, chip: Chip) -> float:

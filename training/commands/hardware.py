@@ -1,0 +1,220 @@
+"""Checks every kernel of this machine against the oracle, measures it, and writes both as one Markdown file.
+
+On a CPU, a self-test: the kernels that a CPU has, and small sizes.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from algorithms import GPT2, DTransformerConfig
+from training.benchmarks import attention, decode, kernels, training_step
+from training.benchmarks.accelerators import reference
+from training.benchmarks.timing import Timing, alternate, machine, matrix_product_peak, table
+from training.commands import scaling
+from training.commands.terminal import Bar, say
+from training.loop.cost import matmul_peak
+from training.mesh.placement import Placement
+from training.settings import Settings
+from training.tasks.objectives import resolved
+
+FILE = Path("build", "hardware.md")
+EVERY = 10.0  # seconds between two lines of progress
+H100 = scaling.CHIPS["h100"]
+CHIPS = {
+    "H100 80GB HBM3": H100,
+    "H200": H100._replace(bandwidth=4800e9),
+    "v5 lite": scaling.CHIPS["v5e"],
+    "v5e": scaling.CHIPS["v5e"],
+    "v6": scaling.CHIPS["v6e"],
+    "v5": scaling.CHIPS["v5p"],
+}
+"""Part of a device's name → its specification, the first that fits."""
+PLAIN = {"gpu": "cudnn", "tpu": "splash", "cpu": "xla"}
+"""Platform → the kernel of attention in plain JAX."""
+N_DOCUMENTS = 3  # in a row
+
+
+class Sizes(NamedTuple):
+    """What is measured."""
+
+    model: dict[str, Any]  # GPT-2's sizes
+    B: int  # sequences of a training step
+    attention: tuple[tuple[int, int, int], ...]  # heads, tokens, rows
+    generated: tuple[int, int]  # tokens of a prompt, and tokens after it
+
+
+GPT2_124M = Sizes(reference.GPT2_124M, 8, ((96, 1024, 64), (32, 4096, 128)), (32, 64))
+SMALL = {"N_V": 256, "l_max": 128, "L": 2, "H": 2, "d_e": 32, "d_mlp": 64}
+OF_PLATFORM = {"cpu": Sizes(SMALL, 2, ((2, 128, 16),), (8, 8))}
+
+
+def run(rounds: int) -> int:
+    """Check and measure, print and write each part as soon as it is there, and return the exit status."""
+    platform, wrong = jax.default_backend(), []
+    sizes = OF_PLATFORM.get(platform, GPT2_124M)
+    parts: dict[str, Callable[[], str]] = {
+        "Kernels": lambda: _checked(platform, wrong),
+        "Training step": lambda: step(sizes, rounds),
+        "Attention": lambda: attentions(sizes, rounds),
+        "Decoding": lambda: decoding(sizes, rounds),
+    }
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    text = f"### `python scripts/benchmark.py hardware` on {machine()}\n"
+    for number, (name, part) in enumerate(parts.items(), 1):
+        say(f"{name.lower()}, {number} of {len(parts)}", dated=True)
+        try:
+            of_part = part()
+        except (RuntimeError, ValueError, TypeError) as error:  # one part that fails leaves the others
+            of_part = f"Not measured: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            wrong.append(f"{name.lower()}: {of_part[0].lower()}{of_part[1:]}")
+        text += f"\n**{name}.** {of_part}\n"
+        FILE.write_text(text, encoding="utf-8")
+        print(f"\n**{name}.** {of_part}", flush=True)
+    for sentence in wrong:
+        say(f"hardware: {sentence}")
+    say(f"written: {FILE}, to be pasted into docs/notes/performance.md")
+    return 1 if wrong else 0
+
+
+def _checked(platform: str, wrong: list[str]) -> str:
+    """Return the table of kernels, and add a sentence for each wrong one."""
+    jax.clear_caches()  # so that each kernel is traced as it is now
+    all_checks, results = kernels.checks(platform), []
+    with Bar("checking kernels", every=EVERY) as bar:
+        for check in all_checks:
+            results += kernels.found(check, platform)
+            bar.advance(1, len(all_checks))
+    wrong += [result.wrong for result in results if result.wrong]
+    title = "Values and gradients beside the oracle's: the largest error of a token, as a share of its norm or, if"
+    return f"{title} that is more, of the root mean square of all tokens' norms.\n\n{kernels.report(results)}"
+
+
+def step(sizes: Sizes, rounds: int) -> str:
+    """Return a table of the default update, beside plain JAX, PyTorch and the prediction of `scaling`."""
+    dtype, chip = resolved("auto"), chip_of(jax.devices()[0].device_kind)
+    settings = dataclasses.replace(scaling.Case("gpt2", "", "", sizes.B).settings(sizes.model), dtype=dtype)
+    compiled, begin = scaling.update(settings, Placement(""))
+    peak = chip.peak if chip else matmul_peak(time.perf_counter, dtype)
+    estimate = scaling.estimated(compiled, settings, chip or H100._replace(peak=peak), 1)
+    candidates = {"this library, packed documents": _updates(compiled, begin(), settings)}
+    candidates["plain JAX, windows, bfloat16"] = _plain_updates(sizes)
+    if (theirs := training_step.hugging_face(sizes.model, sizes.B, dtype)) is not None:
+        candidates["Hugging Face's GPT-2, PyTorch, windows"] = theirs
+
+    def row(name: str, said: str, seconds: float) -> list[str]:
+        rates = [f"{flops / peak / seconds:.0%}" for flops in (estimate.flops, estimate.flops - estimate.of_pairs / 2)]
+        return [name, said, f"{sizes.B * settings.l_max / seconds:.0f}", *rates]
+
+    rows = [row(name, str(timing), timing.median) for name, timing in alternate(candidates, rounds).items()]
+    if chip:
+        seconds = estimate.seconds()[0]
+        rows.append(row("predicted by `scaling.py` for this library", f"{1e3 * seconds:.1f}", seconds))
+    of = "as specified" if chip else "that of the fastest matrix product here; nothing is predicted for this device"
+    title = f"GPT-2 of {', '.join(f'{k} = {v}' for k, v in sizes.model.items())}, batch {sizes.B}, AdamW, {dtype}"
+    title += f" unless noted, {N_DOCUMENTS} documents a row; the peak is {peak / 1e12:.3g} TFLOP/s, {of}."
+    header = ["", "ms", "tokens/s", "MFU, attention in full", "by half"]
+    return f"{title}\n\n{table(header, rows)}"
+
+
+def attentions(sizes: Sizes, rounds: int) -> str:
+    """Return a table of causal attention, forward and backward, beside plain JAX and PyTorch."""
+    platform, dtype, rows = jax.default_backend(), jnp.dtype(resolved("auto")), []
+    peak = matrix_product_peak(dtype)
+    for size in sizes.attention:
+        for passes in attention.PRODUCTS:
+            timing = attention.timings(["auto"], rounds, size, dtype, passes, PLAIN[platform])
+            rate = attention.flops(*size, passes) / timing["auto"].median
+            of_each = [str(timing[name]) if name in timing else "not installed" for name in ("auto", "plain", "torch")]
+            ratios = [_ratio(timing.get(name), timing["auto"]) for name in ("plain", "torch")]
+            what = f"{' x '.join(map(str, size))}, {passes}"
+            rows.append([what, *of_each, *ratios, f"{rate / 1e12:.3g}", f"{rate / peak:.0%}"])
+    header = ["heads x tokens x rows", "this library, ms", f"plain JAX ({PLAIN[platform]})", "PyTorch SDPA"]
+    header += ["plain / this", "PyTorch / this", "TFLOP/s", "of a matrix product's"]
+    return f"Causal, {dtype.name}.\n\n{table(header, rows)}"
+
+
+def decoding(sizes: Sizes, rounds: int) -> str:
+    """Return a table of greedy generation, beside plain JAX and Hugging Face's."""
+    dtype, (l, n), rows = resolved("auto"), sizes.generated, []
+    config = DTransformerConfig(**sizes.model, variant=GPT2)
+    model, theirs = decode.generator(config, dtype), decode.hugging_face(config)
+    theta = reference.random_parameters(sizes.model, jnp.dtype(dtype))
+    generated = jax.jit(lambda theta, x: reference.generated(theta, x, n, H=config.H))
+    for B in (1, 16):
+        prompts = np.random.default_rng(0).integers(config.N_V, size=(B, l))
+        candidates = {"ours": decode.greedy(model, prompts, n)}
+        candidates["plain"] = functools.partial(_answered, generated, theta, jnp.asarray(prompts))
+        if theirs is not None:
+            narrow = theirs.to(getattr(decode.pytorch(), dtype))
+            candidates["theirs"] = decode.continuing(narrow)(prompts, decode.pytorch().get_num_threads(), n)
+        timing = alternate(candidates, rounds)
+        ours = timing["ours"]
+        of_each = [decode.per(timing[k], n) if k in timing else "not installed" for k in ("ours", "plain", "theirs")]
+        ratios = [_ratio(timing.get(name), ours) for name in ("plain", "theirs")]
+        rows.append([str(B), *of_each, *ratios, f"{B * n / ours.median:.0f}"])
+    header = ["batch", "this library, ms per step", "plain JAX", "Hugging Face", "plain / this", "Hugging Face / this"]
+    title = f"The same model, greedy, {n} tokens after prompts of {l}, {dtype}; reading the prompt is counted."
+    return f"{title}\n\n{table([*header, 'tokens/s'], rows)}"
+
+
+def _answered(generated: Callable[..., jax.Array], theta: Any, x: jax.Array) -> np.ndarray:
+    with reference.in_use():
+        return np.asarray(generated(theta, x))
+
+
+def _updates(compiled: Any, state: Any, settings: Settings) -> Callable[[], object]:
+    """Return a call that trains on a batch of packed documents."""
+    B, l = settings.batch_size, settings.l_max
+    number = np.broadcast_to(N_DOCUMENTS * np.arange(l) // l, (B, l))
+    first = np.searchsorted(number[0], number[0])
+    batch = {"x": np.random.default_rng(0).integers(settings.N_V, size=(B, l)), "segment_ids": number + 1}
+    batch |= {"positions": np.broadcast_to(np.arange(l) - first, (B, l))}
+    arrays: dict[str, Any] = {name: jnp.asarray(a, jnp.int32) for name, a in batch.items()}
+    arrays["loss_mask"] = jnp.asarray(np.append(np.diff(number) == 0, np.zeros((B, 1), bool), axis=1))
+    carried, key = [state], jax.random.key(0)
+
+    def call() -> None:
+        carried[0], metrics = compiled(carried[0], arrays, np.int32(1), key)
+        jax.block_until_ready(metrics)
+
+    return call
+
+
+def _plain_updates(sizes: Sizes) -> Callable[[], object]:
+    """Return a call that trains plain JAX's GPT-2 on a batch."""
+    kernel, optimizer = PLAIN[jax.default_backend()], optax.adamw(1e-4)
+    of_theta = functools.partial(reference.loss, H=sizes.model["H"], kernel=kernel, remat=False)
+    plain = jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
+    theta = jax.device_put(reference.random_parameters(sizes.model), jax.NamedSharding(reference.one_device(), jax.P()))
+    x = jax.random.randint(jax.random.key(0), (sizes.B, sizes.model["l_max"]), 0, sizes.model["N_V"])
+    carried = [theta, optimizer.init(theta)]
+
+    def call() -> None:
+        with reference.in_use():
+            *carried[:], loss = plain(*carried, x)
+            loss.block_until_ready()
+
+    return call
+
+
+def chip_of(kind: str) -> scaling.Chip | None:
+    """Return the specification of a device by its name; None if it is not known.
+
+    Example:
+        >>> chip_of("TPU v5 lite") == scaling.CHIPS["v5e"]
+        True
+    """
+    return next((chip for name, chip in CHIPS.items() if name in kind), None)
+
+
+def _ratio(other: Timing | None, ours: Timing) -> str:
+    return f"{other.median / ours.median:.2f}" if other else "-"
