@@ -50,7 +50,8 @@ class Mixer(Line, abstract=True):
     ) -> tuple[Float[Array, "d_e *batch l_x"], Any]:
         """The columns of whole sequences, and what is kept of the first ``given.until`` tokens of each.
 
-        They read a context ``[d_e, *batch, l_z]`` in place of themselves if there is one, of a line that can.
+        They read a context ``[d_e, *batch, l_z]`` in place of themselves if there is one, of a line that can. With
+        ``given.until``, nothing reads the columns of later tokens.
         """
         self._lacks("whole", "to compute sequences")
 

@@ -93,11 +93,11 @@ class Recurrence(Mixer, abstract=True):
 
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
         """What the rule reads, by the columns after their convolution, and X."""
-        raise NotImplementedError
+        self._lacks("rates", "to say what the rule reads")
 
     def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
         """The columns, by what the rule gives, the values after their convolution, and X."""
-        raise NotImplementedError
+        self._lacks("output", "to say what becomes of what the rule gives")
 
     def whole(
         self, X: Float[Array, "d_e *batch l"], W: Any, mask: Mask, given: Given, context: Any = None
@@ -108,14 +108,12 @@ class Recurrence(Mixer, abstract=True):
         document = _documents(mask, B, l)
         before = [linear(M, X_flat, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
         Q, K, V = self._convolved("hdtbl,hdt->hdbl", [_taps(Y, self.width, document) for Y in before], W)
-        rates = self.rates(Q, K, V, X_flat, W)
-        rule: Any = _by_tokens if given.implementation == "paper" else _in_chunks
-        O, S = rule(*rates, document)
+        rates, of_rule = self.rates(Q, K, V, X_flat, W), document
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         if given.until is not None:
-            is_read = (jnp.arange(l)[None] < until[:, None])[None]
-            K_read, log_alpha = jnp.where(is_read[:, None], rates.K, 0), jnp.where(is_read, rates.log_alpha, 0)
-            _, S = rule(*rates._replace(K=K_read, log_alpha=log_alpha), document)
+            rates, of_rule = _ended(rates, document, until)
+        rule: Any = _by_tokens if given.implementation == "paper" else _in_chunks
+        O, S = rule(*rates, of_rule)
         past = [_before(Y, until, self.width - 1, document) for Y in before]
         return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
 
@@ -192,6 +190,15 @@ def _one_token(S: Any, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any) -> tup
     delta = v if beta is None else beta[:, None] * (v - jnp.einsum("hkvb,hkb->hvb", S, k))
     S = S + k[:, :, None] * delta[:, None]
     return S, jnp.einsum("hkvb,hkb->hvb", S, q)
+
+
+def _ended(rates: Rates, document: Array, until: Array) -> tuple[Rates, Array]:
+    """What the rule reads, without the tokens after the first ``until``: they leave the state as it is."""
+    t = jnp.arange(document.shape[-1])[None]
+    is_read = (t < until[:, None])[None]
+    K, log_alpha = jnp.where(is_read[:, None], rates.K, 0), jnp.where(is_read, rates.log_alpha, 0)
+    document = jnp.take_along_axis(document, jnp.clip(until[:, None] - 1, 0, t), axis=1)
+    return rates._replace(K=K, log_alpha=log_alpha), document
 
 
 def _begun(K: Any, V: Any) -> Any:

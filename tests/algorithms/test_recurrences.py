@@ -91,6 +91,24 @@ def test_steps_continue_what_was_kept(case, chunk):
         assert_close(y, np.stack([whole[:, b, lengths[b] + i] for b in range(B)], axis=1), 1e-10)
 
 
+@pytest.mark.parametrize("implementation", RULES)
+def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(case, implementation, chunk):
+    """What is kept is that of the prompts alone, whatever documents follow; so are the columns before."""
+    line, W, _ = case
+    lengths, mask = np.array([9, 2]), UNIDIRECTIONAL & documents(NUMBERS)
+    Y, kept = line.whole(X, W, mask, given(implementation, until=lengths))
+    for b, n in enumerate(lengths):
+        alone = UNIDIRECTIONAL & documents(NUMBERS[b : b + 1, :n])
+        expected, state = line.whole(X[:, b : b + 1, :n], W, alone, given(implementation))
+        assert_close(Y[:, b : b + 1, :n], expected, 1e-10)
+        assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], kept), state, 1e-10)
+
+    def loops(until):
+        return str(jax.make_jaxpr(lambda X: line.whole(X, W, mask, given(implementation, until)))(X)).count("scan[")
+
+    assert loops(lengths) == loops(None) == 1
+
+
 def test_steps_begin_with_nothing(case):
     line, W, by_loops = case
     kept = line.begin(W, B)
@@ -115,6 +133,15 @@ def test_what_is_refused(case):
             line.whole(X, W, mask, given())
     with pytest.raises(ValueError, match=r"\w+.n_keys: expected a divisor of n = 4, got 3"):
         line.but(n_keys=3)
+
+
+@pytest.mark.parametrize("method", ["rates", "output"])
+def test_a_method_that_a_recurrence_lacks_is_named(method):
+    line, W = LINES["delta"][0], parameters(LINES["delta"][0])
+    kind = type("Short", (GatedDelta,), {method: getattr(recurrence.Recurrence, method)})
+    short = kind(**{name: getattr(line, name) for name in SIZES})
+    with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
+        short.whole(X, W, UNIDIRECTIONAL, given())
 
 
 def test_mamba_is_the_layer_of_granite():
