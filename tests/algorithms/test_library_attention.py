@@ -109,6 +109,46 @@ def test_the_tpu_kernel_agrees(mask, sizes, interpreted):
         np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("mask", [alg.UNIDIRECTIONAL & alg.padding(1500), alg.banded(4100)], ids=["causal", "window"])
+def test_the_tpu_kernel_agrees_in_its_largest_blocks(mask, monkeypatch):
+    """Each of several blocks' scores are computed in parts."""
+    monkeypatch.setattr(splash, "make_splash_mha", functools.partial(splash.make_splash_mha, interpret=True))
+    matrices = tuple(m[:, :, :1] for m in tiles(2048, 2048, d=8, H=1))
+    values = {}
+    with jax.enable_x64(False):
+        for attention in (
+            lambda *m: library_attention(pallas_attention, *m, mask),
+            lambda *m: dense_attention(*m, Scores(mask)),
+        ):
+            out, pullback = jax.jit(lambda m, f=attention: jax.vjp(f, *m))(matrices)
+            values[attention] = out, *jax.jit(pullback)(matrices[0])
+    for name, a, b in zip(("Ṽ", *"QKV"), *values.values(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mask", "expected"),
+    [
+        ({"l_x": 1024, "l_z": 1024}, alg.UNIDIRECTIONAL, (512, 512, 512, 512, 1024, 512)),
+        ({"l_x": 4096, "l_z": 4096}, alg.UNIDIRECTIONAL, (1024, 1024, 512, 1024, 1024, 512)),
+        ({"l_x": 4096, "l_z": 4096, "d": 256}, alg.BIDIRECTIONAL, (1024, 1024, 512, 1024, 1024, 512)),
+        ({"l_x": 2048, "l_z": 768}, alg.BIDIRECTIONAL, (1024, 384, 384, 1024, 768, 384)),
+        ({"l_x": 4096, "l_z": 4096}, alg.banded(4096), (1024, 1024, 512, 1024, 1024, 512)),
+        ({"l_x": 4096, "l_z": 4096}, alg.banded(1024), (512, 512, 512, 512, 1024, 512)),
+        ({"l_x": 4096, "l_z": 4096, "dtype": jnp.float32, "d": 192}, alg.UNIDIRECTIONAL, (512,) * 4 + (1024, 512)),
+        ({"l_x": 2560, "l_z": 128}, alg.BIDIRECTIONAL, (512, 128, 128, 512, 128, 128)),
+    ],
+)
+def test_blocks_of_the_tpu_kernel(sizes, mask, expected, monkeypatch):
+    found, of_sizes = {}, splash.BlockSizes
+    monkeypatch.setattr(splash, "BlockSizes", lambda **blocks: found.update(blocks) or of_sizes(**blocks))
+    matrices = tiles(**{"dtype": jnp.bfloat16, "H": 1} | sizes)
+    with jax.enable_x64(False):
+        jax.eval_shape(lambda *m: pallas_attention(*m, mask, None), *matrices)
+    assert tuple(n for name, n in found.items() if name.startswith("block_")) == expected
+
+
 def test_the_tpu_kernels_factor_of_queries_is_not_rounded(interpreted):
     """1/√192 in bfloat16 is 1.0013 times as much."""
     matrices = tiles(d=192, dtype=jnp.bfloat16)

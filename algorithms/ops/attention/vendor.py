@@ -32,8 +32,14 @@ T = TypeVar("T")
 
 Numbers = tuple[int, ...]
 
-PALLAS_BLOCKS = (512, 384, 256, 128)
-"""The block sizes of the TPU kernel, in tokens; larger blocks are faster."""
+PALLAS_BLOCKS = (1024, 512, 384, 256, 128)
+"""The block sizes of the TPU kernel, in tokens; larger blocks are faster, except where `_block` says."""
+
+PALLAS_KEYS, PALLAS_SCORES = 1024, 512
+"""The most keys of a block backward, and those of a block whose scores the TPU kernel computes at once."""
+
+PALLAS_ROW = 512
+"""The most bytes of a query, key or value in blocks of 1,024 tokens: heads of 256 rows in bfloat16, 128 in float32."""
 
 CUDNN_ARRAY = 8192
 """The most tokens for which a structural mask is given to cuDNN as an array: 2 bytes for each score of a sequence."""
@@ -265,13 +271,16 @@ def pallas_attention(
     rule = rules.CausalMask((l_x, l_z)) if mask.unidirectional else rules.FullMask((l_x, l_z))
     if mask.width is not None:
         rule = rules.LocalMask((l_x, l_z), (mask.width - 1, mask.ahead), 0)
-    of_x, of_z = (next(n for n in PALLAS_BLOCKS if l % n == 0) for l in (l_x, l_z))
+    row = max(Q.shape[1], V.shape[1]) * Q.dtype.itemsize
+    of_x, of_z = (_block(l, mask.width, row) for l in (l_x, l_z))
+    pair = max(n for n in (of_z, min(2 * of_z, PALLAS_KEYS)) if l_z % n == 0)
     blocks = splash.BlockSizes(
         block_q=of_x,
         block_kv=of_z,
+        block_kv_compute=min(of_z, PALLAS_SCORES),
         block_q_dkv=of_x,
-        block_kv_dkv=2 * of_z if l_z % (2 * of_z) == 0 else of_z,  # it writes and sums a gradient of Q for each block
-        block_kv_dkv_compute=of_z,
+        block_kv_dkv=pair,  # it writes and sums a gradient of Q for each block
+        block_kv_dkv_compute=min(of_z, PALLAS_SCORES),
         use_fused_bwd_kernel=True,
         q_layout=splash.QKVLayout.SEQ_MINOR,  # tokens last, as ours: nothing is transposed, or padded to 128 rows
         k_layout=splash.QKVLayout.SEQ_MINOR,
@@ -290,6 +299,14 @@ def pallas_attention(
     segments = None if segments is None else splash.SegmentIds(*segments)
     V_tilde: Any = jax.vmap(kernel)(q, k, v, segments)
     return V_tilde.transpose(1, 3, 0, 2)
+
+
+def _block(l: int, width: int | None, row: int) -> int:
+    """The tokens of a block: the most that divide l. More than 512 only in several blocks, since they skip less of the
+    future, in wide windows, and for queries, keys and values of so few bytes that all fit into the chip's own memory.
+    """
+    pays = (width is None or width >= 4 * PALLAS_KEYS) and row <= PALLAS_ROW
+    return next(n for n in PALLAS_BLOCKS if l % n == 0 and n <= (max(512, l // 2) if pays else 512))
 
 
 def _segments(mask: StructuralMask, B: int, l_x: int, l_z: int) -> list[Integer[Array, "B l"]] | None:
