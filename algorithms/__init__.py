@@ -60,12 +60,12 @@ from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams
 from algorithms import lines as lines
 from algorithms.model.variant import VARIANTS as VARIANTS, Variant as Variant
 from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM
-from algorithms.model.variants import COHERE2 as COHERE2, NANOCHAT as NANOCHAT
+from algorithms.model.variants import COHERE2 as COHERE2, GRANITE as GRANITE, GRANITE_HYBRID as GRANITE_HYBRID
 from algorithms.model.variants import DEEPSEEK as DEEPSEEK, GLM4 as GLM4, MINIMAX_M2 as MINIMAX_M2, OLMO3 as OLMO3
 from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER
 from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT_NEO, LLAMA as LLAMA, MARIAN as MARIAN
 from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OLMOE as OLMOE, QWEN3_MOE as QWEN3_MOE
-from algorithms.model.variants import MISTRAL as MISTRAL, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
+from algorithms.model.variants import MISTRAL as MISTRAL, NANOCHAT as NANOCHAT, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
 from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
 from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_NEXT as QWEN3_NEXT
 

@@ -143,7 +143,7 @@ class Lines(NamedTuple):
         Y, kept = self.variant.by_attention(self.l, by, *arguments, among=tuple(distinct))
         if self.keeps is not None:
             self.keeps(Kept(own=kept) if is_own else Kept(context=kept))
-        return shard_residual_stream(Y)
+        return self._added(Y)
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any, f: Callable[..., Any]) -> Float[Array, "d_e *columns"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, with the line's own f if it has one; 0 without MLPs."""
@@ -156,7 +156,7 @@ class Lines(NamedTuple):
             "rate": self.dropout,
             "key": self._key(self.draws - 1),
         }
-        return shard_residual_stream(line(shard_layer_input(X), W, implementation=self.implementation, **options))
+        return self._added(line(shard_layer_input(X), W, implementation=self.implementation, **options))
 
     def projection(
         self, X: Float[Array, "d_e *columns"], theta: Any, f: Callable[..., Any]
@@ -166,6 +166,11 @@ class Lines(NamedTuple):
             return X
         name = (self.variant.mlp and self.variant.mlp.activation) or f.__name__
         return activate(name, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
+
+    def _added(self, Y):
+        """What an attention or MLP adds to the residual stream."""
+        factor = self.variant.residual_factor
+        return shard_residual_stream(Y if factor == 1 else Y * factor)
 
     def _normalized(self, X, W):
         return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)

@@ -30,8 +30,8 @@ argument            meaning, wherever it appears
 v                   a token ID, or several
 l                   a position, or several
 x                   token IDs of the (primary) sequence; in training, a row for each sequence. In Algorithms 8 to 10,
-                    columns of embeddings may stand in for those of tokens, ``W_e[:, x[t]]`` (times √d_e where the
-                    variant scales them): positions, types and a norm are applied to them as to those of tokens
+                    columns of embeddings may stand in for those of tokens, ``W_e[:, x[t]]`` (times a factor,
+                    if the variant has one): positions, types and a norm are applied to them as to those of tokens
 z                   token IDs of the context sequence; in training, a row for each sequence
 X                   the (primary) sequence, tokens as columns
 Z                   the context sequence, tokens as columns

@@ -134,6 +134,8 @@ DECODERS += (
     "OPT",
     "OLMO2",
     "OLMO3",
+    "GRANITE",
+    "GRANITE_HYBRID",
     "GLM4",
     "NANOCHAT",
     "COHERE2",

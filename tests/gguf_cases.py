@@ -42,6 +42,10 @@ def settings_of(config):
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "glm4":
         found["rope.dimension_count"] = int(config.head_dim * rope["partial_rotary_factor"])
+    if config.model_type == "granite":
+        names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+        factors = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+        found |= {name: getattr(config, factor) for name, factor in zip(names, factors, strict=True)}
     if config.model_type == "gemma2":
         found["attn_logit_softcapping"] = config.attn_logit_softcapping
         found["final_logit_softcapping"] = config.final_logit_softcapping
@@ -72,7 +76,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
             continue
         array = tensor.float().numpy()
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
             array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
         if architecture.startswith("gemma") and target.endswith("norm.weight"):
             array = array + 1

@@ -22,6 +22,9 @@ from training.interchange.description import Fields, read_json
 from training.runs.named_arrays import flatten
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+STACKED = {"input_linear.weight": "experts.gate_up_proj", "output_linear.weight": "experts.down_proj"}
+STACKED |= {"router.layer.weight": "router.weight"}
+"""What files of Granite have in ``block_sparse_moe``, and its name in transformers."""
 DTYPES = ("float64", "float32")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "rounded": 1e-5}
 """Relative to the largest of all logits, or of all gradients of a parameter; rounded: float64 in which transformers
@@ -116,6 +119,8 @@ def assert_gradients(model, path, gradients, dtype):
 def with_experts_together(tensors):
     """Tensors by name, and those of one expert each also as transformers has them: all in two tensors."""
     found = {name.replace("block_sparse_moe", "mlp"): a for name, a in tensors.items()}
+    for stored, name in STACKED.items():
+        found |= {n.replace(stored, name): a for n, a in tensors.items() if n.endswith(f"block_sparse_moe.{stored}")}
     numbers = [match for match in map(EXPERT.fullmatch, found) if match]
     for module in dict.fromkeys(match[1] for match in numbers):
         parts = {}

@@ -25,6 +25,7 @@ class Embedding(Record):
             input of queries and keys, in every layer. None adds nothing.
         first_position: the position of the first token, after as many unused columns of W_p.
         scaled: whether W_e[:, x[t]] is multiplied by √d_e.
+        factor: of W_e[:, x[t]], if it is another.
         normalized: whether the variant's norm follows, as in BERT.
         context_positions: whether the context of Algorithm 8 has its own W_p, as in BART.
         factored: whether W_e has d_in rows and ``W_in X + b_in 1ᵀ`` follows, as in ALBERT. Only for Algorithm 9, whose
@@ -34,9 +35,16 @@ class Embedding(Record):
     positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves"] | None = "learned"
     first_position: Annotated[int, Range("a number >= 0", lambda t: t >= 0)] = 0
     scaled: bool = False
+    factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
     normalized: bool = False
     context_positions: bool = False
     factored: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.scaled and self.factor != 1:
+            self.refuse("factor", "1 where scaled = True")
 
     def shapes(self, norm: LayerNorm) -> EmbeddingParams:
         """The shapes of its matrices, and of the norm that may follow."""
@@ -47,7 +55,9 @@ class Embedding(Record):
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""
         E = token_embedding(x, theta.W_e, implementation=implementation)
-        return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.scaled else E
+        if self.scaled:
+            return E * jnp.sqrt(E.shape[0]).astype(E.dtype)
+        return E if self.factor == 1 else E * self.factor
 
     def of_positions(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_in *#columns"] | None:
         """``W_p[:, t]`` for every position, by Algorithm 2, or sinusoids; None if the line adds nothing to X."""

@@ -103,6 +103,7 @@ class Variant(Record):
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input, and have norms of their own;
             ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
             ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
+        residual_factor: of what attentions and MLPs add to the residual stream, as in Granite.
         final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), no in 8.
         unembedding: the last line.
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
@@ -118,6 +119,7 @@ class Variant(Record):
     mlp: MLP | None = MLP()
     first: First | None = None
     order: Order | None = None
+    residual_factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
     shared_layers: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 1

@@ -6,6 +6,7 @@ from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.experts import Experts
 from algorithms.model.latent import Latent
+from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary, Yarn
@@ -106,6 +107,22 @@ OLMO3 = OLMO2.but(
     ),
 )
 """OLMo Team 2025: OLMO2 in which three of four layers have windows, and the fourth scaled frequencies."""
+
+GRANITE = LLAMA.but(
+    embedding=Embedding(positions=None, factor=12.0),
+    attention=Attention(positions=Rotary(base=10_000.0), biases=False, scale=0.0078125),
+    residual_factor=0.22,
+    unembedding=Unembedding(tied=True, factor=1 / 16),
+)
+"""IBM 2024 (Granite 3.0, 8B): LLAMA with factors of embeddings, scores, what attentions and MLPs add, and logits."""
+
+_GRANITE_MAMBA = Mamba2(n=64, n_keys=1, d_key=128, d_value=64, norm=RMSNorm(epsilon=1e-5))
+
+GRANITE_HYBRID = GRANITE.but(
+    attention=(*[_GRANITE_MAMBA] * 5, Attention(biases=False, scale=0.015625), *[_GRANITE_MAMBA] * 4),
+    unembedding=Unembedding(tied=True, factor=1 / 8),
+)
+"""IBM 2025 (Granite 4.0 H Micro): GRANITE with Mamba-2 in nine of ten layers, and no positions in the tenth."""
 
 _GEMMA_NORM = RMSNorm(epsilon=1e-6, offset=1.0)
 

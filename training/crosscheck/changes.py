@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
+SHARING += ("GRANITE", "GRANITE_HYBRID")
 SHARING += ("MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
@@ -187,6 +188,7 @@ RETURN: Lines = {8: "return", 9: "return", 10: "return"}
 DROP_POSITIONS: Edits = {r" \+ W_p\[:, t\]": ""}
 SINUSOIDS: Edits = {r"W_p\[:, t\]": "PE(t)"}
 DROP_NORM: Edits = {r"(?:layer|rms)_norm\((\w\[:,t\]) \|[^)]*\)": r"\1"}
+ADDED: Edits = {r"← (\w) \+ (.*)$": r"← \1 + VALUE (\2)"}
 CONVOLVED = "of W_q X̃, W_k X̃, W_v X̃ after a convolution over the last tokens and SiLU"
 RECURRENCES = {
     "GatedDelta": "GatedDelta: in every head S ← αS; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, W_out (rms_norm(o) ⊙ "
@@ -210,6 +212,10 @@ def _norms_of_heads(variant: Any) -> str | None:
     return norm and ("with γ_k and γ_q" if norm.gamma else "without γ")
 
 
+def _residual_factor(variant: Any) -> Any:
+    return variant.residual_factor != 1 and variant.residual_factor
+
+
 def _order(order: str, value: Callable[[Any], Any] = lambda _: True) -> Callable[[Any], Any]:
     return lambda variant: variant.order == order and value(variant)
 
@@ -229,6 +235,8 @@ CHANGES: tuple[Change, ...] = (
     Change("embedding.context_positions", {8: "2"}, {"W_p": "W_p^enc"},
            "W_p^enc: the context has positions of its own"),
     Change("embedding.scaled", EMBEDDING, {"W_e": "√d_e · W_e"}),
+    Change("embedding.factor", EMBEDDING, {"W_e": "VALUE W_e"},
+           value=lambda v: v.embedding.factor != 1 and v.embedding.factor),
     Change("embedding.normalized", EMBEDDING, {"← (.*)$": r"← VALUE(\1 | γ_e, β_e)"},
            value=lambda v: v.embedding.normalized and v.norm.gamma and _norm(v)),
     Change("embedding.normalized", EMBEDDING, {"← (.*)$": r"← VALUE(\1)"},
@@ -303,6 +311,8 @@ CHANGES: tuple[Change, ...] = (
            "MLP: line 8 without experts, in the first layers", lambda v: v.first and v.first.n),
     Change("mlp", {10: "7"}, DROP_NORM, value=lambda v: v.mlp is None),
     Change("mlp", MLP, {r" \+ W_mlp.*": ""}, value=lambda v: v.mlp is None),
+    Change("residual_factor", ATTENTION, ADDED, value=_residual_factor),
+    Change("residual_factor", MLP, ADDED, value=lambda v: v.mlp and _residual_factor(v)),
     Change("order", {10: "6"}, {r"X ← X \+ ": "Y ← "},
            "attention and MLP both read the layer's input: line 7 normalizes the X that line 5 does",
            _order("side_by_side")),

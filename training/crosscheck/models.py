@@ -36,8 +36,10 @@ def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
-        if _is(a, lines.GatedDelta) or _is(a, lines.Mamba2):
+        if _is(a, lines.GatedDelta):
             return a.but(n=4, n_keys=2, d_key=3, d_value=5)
+        if _is(a, lines.Mamba2):
+            return a.but(n=4, n_keys=2, d_key=3, d_value=6)  # transformers has only a multiple of d_e rows
         if not _is(a, lines.Attention):
             return a
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}
@@ -55,7 +57,7 @@ def few(variant: Variant) -> Variant:
 
 
 def small(variant: Variant) -> Variant:
-    """The same with caps, clips, scales and bases that matter at the tests' sizes."""
+    """The same with caps, clips, scales, factors and bases that matter at the tests' sizes."""
 
     def line(a: Any) -> Any:
         if not _is(a, lines.Attention):
@@ -77,7 +79,12 @@ def small(variant: Variant) -> Variant:
     variant, cap = few(variant), None if variant.unembedding.cap is None else 0.7
     mlp = variant.mlp.but(clip=0.7) if variant.mlp is not None and variant.mlp.clip is not None else variant.mlp
     attention, unembedding = tuple(map(line, variant.attentions)), variant.unembedding.but(cap=cap)
-    return variant.but(attention=attention, mlp=mlp, unembedding=unembedding)
+    factors: dict[str, Any] = {}
+    if variant.embedding.factor != 1:
+        factors["embedding"] = variant.embedding.but(factor=1.5)
+    if variant.residual_factor != 1:
+        factors["residual_factor"] = 0.6
+    return variant.but(attention=attention, mlp=mlp, unembedding=unembedding, **factors)
 
 
 def family_parameters(theta: Any) -> Any:
@@ -125,7 +132,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     return {
         **family.PAPER,
         "positions": kinds.get(e.positions, sinusoid),
-        "embedding_scale": "sqrt_d_e" if e.scaled else 1.0,
+        "embedding_scale": "sqrt_d_e" if e.scaled else e.factor,
         "norm": "rms_norm" if isinstance(norm, lines.RMSNorm) else "layer_norm",
         "epsilon": norm.epsilon,
         "norm_offset": getattr(norm, "offset", 0.0),
@@ -134,6 +141,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "clip": variant.mlp and variant.mlp.clip,
         "experts": _experts(variant.mlp),
         "attention": [_line(a) for a in variant.attentions],
+        "residual_scale": variant.residual_factor,
         "L": L if variant.shared_layers > 1 else None,
         "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else u.factor,
         "logit_cap": u.cap,

@@ -1,19 +1,29 @@
 """The supported kinds of models, by their `model_type`."""
 
-from training.interchange import decoders, deepseek, encoder_decoder, encoders, gpt_decoders, hybrids, torch_transformer
+from training.interchange import (
+    decoders,
+    deepseek,
+    encoder_decoder,
+    encoders,
+    gpt_decoders,
+    granite,
+    hybrids,
+    torch_transformer,
+)
 
 ARCHITECTURES = {
     **gpt_decoders.KINDS,
     **decoders.KINDS,
     **deepseek.KINDS,
     **hybrids.KINDS,
+    **granite.KINDS,
     **encoders.ARCHITECTURES,
     **encoder_decoder.KINDS,
     torch_transformer.NAME: torch_transformer.ARCHITECTURE,
 }
 
 WRITTEN_AS = {
-    "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS),
+    "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS, *granite.KINDS),
     "e": tuple(encoders.ARCHITECTURES),
     "classify": ("bert",),
     "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen, OLMo 2 and 3, SmolLM3, Gemma, GLM-4, nanochat, Cohere, MiniMax-M2, gpt-oss: by changed lines.
+"""Llama, Mistral, Qwen, OLMo, SmolLM3, Granite, Gemma, GLM-4, nanochat, Cohere, MiniMax-M2, gpt-oss: by changed lines.
 
 Some have experts. They differ in a few fields of config.json and in where their norms are, so one mapping reads and
 writes them all: the directories of transformers (with the rotary fields of its versions 4 and 5) and GGUF files.
@@ -11,7 +11,17 @@ from typing import Any, Literal, NamedTuple
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Yarn
 from algorithms.model.variant import Order
 from algorithms.model.variants import PAPER
-from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, theirs, written
+from training.interchange.description import (
+    Architecture,
+    Field,
+    Fields,
+    Model,
+    Need,
+    fields_of,
+    in_turn,
+    theirs,
+    written,
+)
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import HEADS, rows
 from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
@@ -25,6 +35,12 @@ OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_h
 """Our names of sizes, and the fields', which have no defaults."""
 OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
 """The tensors after the layers."""
+FACTORS = [
+    Field("embedding_multiplier", "embedding.factor", 1.0),
+    Field("residual_multiplier", "residual_factor", 1.0),
+    Field("logits_scaling", "unembedding.factor", 1.0, inverse=True),
+]
+"""The factors of Granite."""
 
 
 _LONG, _L_MAX = "original_max_position_embeddings", lambda found: found["l_max"]
@@ -113,6 +129,7 @@ FAMILIES: dict[str, Family] = {
         local="rope_theta",
     ),
     "smollm3": Family("SmolLM3", H_kv=4, tied=True, unplaced=4),
+    "granite": Family("Granite", fields=FACTORS),
     "gemma": Family("Gemma", gemma=True, norm=_GEMMA_NORM, H_kv=16, d_head=256),
     "gemma2": Family(
         "Gemma2",
@@ -218,6 +235,7 @@ def _cap(fields: Fields, name: str, family: Family) -> float | None:
 def _attention(fields: Fields, kind: str, norm: Any, *, L: int, l_max: int) -> Any:
     family = FAMILIES[kind]
     scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.scalar else None
+    scale = fields.number("attention_multiplier", 1.0) if kind == "granite" else scale
     line = Attention(
         biases=family.biases or (fields.flag("attention_bias", family.biased) and family.decides),
         scale=scale,
@@ -276,12 +294,6 @@ def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
         fields.needs.append(f"other kinds of layers (layer_types = {str(types)[:60]})")
         return [False] * L
     return [one == SLIDING for one in types]
-
-
-def in_turn(lines: list[Attention]) -> Attention | tuple[Attention, ...]:
-    """Return the shortest sequence of lines that, repeated, gives those of all layers."""
-    n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
-    return tuple(lines[:n])
 
 
 def rotary_of(fields: Fields, kind: str = FULL, local: str | None = None) -> Fields:
@@ -373,13 +385,18 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
             state["layer_types"] = [SLIDING if w else FULL for w in in_window]
         if kind.startswith("qwen"):
             state["use_sliding_window"] = window is not None
-    if family.scalar:
-        state["query_pre_attn_scalar"] = round(first.scale**-2) if first.scale else c.d_attn
+    state |= _scale_fields(c, first, kind)
     state |= {name: {_SCORES: first.cap, _LOGITS: v.unembedding.cap}[name] for name in family.caps}
     if family.local:
         kinds = {SLIDING: window or first, FULL: full or first}
         state["rope_parameters"] = {name: rotary_fields(line.positions) for name, line in kinds.items()}
     return []
+
+
+def _scale_fields(c: Any, line: Attention, kind: str) -> dict[str, Any]:
+    if kind == "granite":
+        return {"attention_multiplier": line.scale or c.d_attn**-0.5}
+    return {"query_pre_attn_scalar": round((line.scale or c.d_attn**-0.5) ** -2)} if FAMILIES[kind].scalar else {}
 
 
 def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
@@ -388,7 +405,7 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
         name = theirs(mlp.activation or "gelu")
         name = "gelu_pytorch_tanh" if name == "gelu_new" else name  # gelu_new rounds differently in bfloat16
         found["hidden_activation" if FAMILIES[kind].scalar else "hidden_act"] = name
-        if kind in ("llama", "smollm3"):
+        if kind in ("llama", "smollm3", "granite"):
             found["mlp_bias"] = mlp.biases
     return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
 

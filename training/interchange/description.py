@@ -160,6 +160,12 @@ def unlike(what: Any, expected: Any, message: str) -> list[str]:
     return [] if what == expected else [message]
 
 
+def in_turn(lines: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the shortest sequence of lines that, repeated, gives those of all layers."""
+    n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
+    return tuple(lines[:n])
+
+
 class Field(NamedTuple):
     """A field of config.json, and what it says of a model."""
 
@@ -169,6 +175,7 @@ class Field(NamedTuple):
     # what to write, or a function of the configuration
     default: Any = None
     values: tuple[Any, Any] | None = None  # ours for false and for true; None: the same as theirs
+    inverse: bool = False  # whether ours is 1 divided by theirs
 
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Add our value to those `found` in the fields before it."""
@@ -179,6 +186,7 @@ class Field(NamedTuple):
         name = next((name for name in names if fields.get(name) is not None), names[0])
         read: Any = {bool: fields.flag, float: fields.number}.get(type(default), fields.integer)
         value = (fields.activation if self.ours.endswith("activation") else read)(name, default)
+        value = value and 1 / value if self.inverse else value
         found[self.ours] = self.values[value] if self.values else value
 
     def write(self, config: Any) -> Any:
@@ -190,6 +198,9 @@ class Field(NamedTuple):
             return bool(self.values.index(value)) if value in self.values else self.default
         if self.ours.endswith("activation"):
             return theirs(value)
+        if self.inverse:
+            rounded = float(f"{1 / value:.15g}")  # theirs, as it was written
+            return rounded if 1 / rounded == value else 1 / value
         return value is True if isinstance(self.default, bool) else value
 
 
@@ -285,7 +296,13 @@ class Architecture(NamedTuple):
             return [f"valid config.json for it: {error}"]
         rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
         needs = fields.needs if self.task == "d" else []
-        return differences(self._explicit(model, found.variant), found.variant) + needs + rows
+        variants = self._explicit(model, found.variant), found.variant
+        return differences(*(self._of_layers(variant, config) for variant in variants)) + needs + rows
+
+    def _of_layers(self, variant: Variant, config: Any) -> Variant:
+        """Return a variant with the attentions of this many layers: others, in longer cycles, have no effect."""
+        L = getattr(config, "L", len(variant.attentions))
+        return variant.but(attention=in_turn([variant.attention_of(l) for l in range(L)]))
 
     def _explicit(self, model: Model, other: Variant) -> Variant:
         """Return a model's variant with every choice explicit, and with what has no effect as in another variant."""

@@ -290,9 +290,8 @@ class Metadata:
 
     def fields(self, names: dict[str, str], **defaults: float) -> dict[str, Any]:
         """Return fields of config.json by the keys that have them; `defaults` by field."""
-        read: Any = {
-            key: self.number if key.endswith(("epsilon", "capping", "logit_scale")) else self.integer for key in names
-        }
+        ends = "epsilon", "capping", "scale"
+        read: Any = {key: self.number if key.endswith(ends) else self.integer for key in names}
         return {field: read[key](key, defaults.get(field)) for key, field in names.items()}
 
     def wrong(self, name: str, expected: str) -> InterchangeError:

@@ -119,6 +119,12 @@ _COHERE_FIELDS = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "logit_scale": "logit_scale",
 }
+_FACTORS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 _MINIMAX_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_MIXTRAL}
 _LATENTS = {
     **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
@@ -409,6 +415,7 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {
     "llama": Kind(_llama, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(permuted=True),
+    "granite": Kind(names={**_ROTARY, **_FACTORS}, permuted=True),
     "qwen2": Kind(),
     "qwen3": Kind(),
     "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo, repeats=True),

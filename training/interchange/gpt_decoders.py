@@ -6,8 +6,8 @@ from typing import Any
 
 from algorithms import BLOOM, GPT2, GPT_NEO, NEOX, OPT, Variant
 from algorithms.lines import Rotary
-from training.interchange.decoders import in_turn, read_scaling, rotary_fields
-from training.interchange.description import MOST_LAYERS, Architecture, Field, Fields, Need, fields_of, written
+from training.interchange.decoders import read_scaling, rotary_fields
+from training.interchange.description import MOST_LAYERS, Architecture, Field, Fields, Need, fields_of, in_turn, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import HEADS, HIDDEN, each, rows
 

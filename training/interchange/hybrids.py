@@ -10,12 +10,11 @@ from training.interchange.decoders import (
     OF_SIZES,
     OUTER,
     SIZES,
-    in_turn,
     read_scaling,
     rotary_fields,
     rotary_of,
 )
-from training.interchange.description import Architecture, Field, Fields, Model, fields_of, theirs, written
+from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import rows
 from training.interchange.mixtures import MIXTURES, OURS, Mixture, mixture_fields, mixture_table, read_mixture

@@ -60,7 +60,7 @@ class Entry(NamedTuple):
         array there; the shape of a row; and that of the whole, before it is transposed.
         """
         leaves, field = self.of_leaves(shapes), self.leaves[0].rpartition(".")[2]
-        row = () if field.startswith(("b_", "gamma", "beta")) or field in ("s", "a") else leaves[0][-1:]
+        row = () if field.startswith(("b_", "gamma", "beta")) or field in ("s", "a", "D") else leaves[0][-1:]
         interleaved = leaves[0][: len(leaves[0]) - len(row)] if self.of_experts and len(leaves) > 1 else ()
         interleaved = shapes[self.heads][len(self.at) :][:1] if self.heads else interleaved
         groups, experts = math.prod(interleaved), leaves[0][: int(self.of_experts)]
@@ -144,9 +144,10 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
         first, *others = joined.split("+")
         scope, dot, leaf = first.rpartition(".")
         of_experts = ".experts" in scope and "@" not in name
-        transposed = leaf in TABLES or (leaf.startswith("W_") and (of_experts or (conv1d and bool(scope))))
-        others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
         heads = f"{scope}{dot}{heads}" if heads else first if "&" in ours else ""
+        is_table = leaf in TABLES
+        transposed = is_table or (leaf.startswith("W_") and ((of_experts and not heads) or (conv1d and bool(scope))))
+        others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
         entry = Entry(name, (first, *others), None, transposed, heads=heads)
         lead, inner = ((1,) if ours.startswith(mark) else () for mark in "[<")
         found.append(entry._replace(lead=lead, inner=inner, aliases=tuple(aliases), of_experts=of_experts))

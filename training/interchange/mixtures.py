@@ -1,4 +1,4 @@
-"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss and DeepSeek: their fields and tensors."""
+"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss, DeepSeek, Granite: fields and tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ class Mixture(NamedTuple):
     shared: str = "shared_experts"  # in that module: what every token takes
     parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
     others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
+    # the names of two tensors that have all experts: of gate and first matrix, one below the other, and of the second
+    stacked: str = ""
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
 
 
@@ -54,6 +56,14 @@ MIXTURES = {
     ),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
     "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
+    "granitemoehybrid": Mixture(
+        ("num_local_experts", 8),
+        2,
+        renormalized=True,
+        module="block_sparse_moe",
+        router="router.layer",
+        stacked="input_linear output_linear",
+    ),
     "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
 }
 """By model_type."""
@@ -105,6 +115,10 @@ def mixture_table(own: Mixture) -> dict[str, str]:
             for suffix, letter in (("", "W"), ("_bias", "b")):
                 found[f"{module}.experts.{name}{suffix}"] = f"{ours}.experts.{letter}{leaves.format(letter)}"
         return found
+    if own.stacked:
+        leaves = "W_gate&W_mlp1", "W_mlp2/W_mlp2"
+        of_all = {name: f"{ours}.experts.{leaf}" for name, leaf in zip(own.stacked.split(), leaves, strict=True)}
+        return found | {f"{module}.{name}.weight": leaf for name, leaf in of_all.items()}
     for name, leaf in zip(own.parts.split(), OURS.split(), strict=True):
         found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
         found |= {f"{module}.{own.shared}.{name}.*": f"{ours}.shared.{leaf}"}

@@ -25,7 +25,6 @@ _KINDS = {
     "learned positions that start at 2 in a decoder, and scaled embeddings": "biogpt",
     "norms without parameters": "olmo",
     "recurrent layers instead of attention": "recurrent_gemma rwkv",
-    "scale factors of the embedding, the residual connections and the logits": "granite",
     "separate relative positions in every layer": "umt5",
     "sinusoidal positions in a decoder, and control tokens": "ctrl",
     "sinusoidal positions that start at 2 in a decoder": "xglm",

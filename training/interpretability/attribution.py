@@ -59,11 +59,12 @@ def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: F
     X, W = seen["X@8"], every_layer(theta.layers, theta.variant, lambda W: W.attention)
     direction, constant, scale = _last_line(X[-1], theta, weights)
     L, H, d_mid = seen["Y@2"].shape[:3]
-    of_heads = jnp.einsum("d,ldhm->lhm", direction, W.W_o.reshape(L, -1, H, d_mid))
+    added = theta.variant.residual_factor * direction
+    of_heads = jnp.einsum("d,ldhm->lhm", added, W.W_o.reshape(L, -1, H, d_mid))
     heads = jnp.einsum("lhm,lhm...,...->lh...", of_heads, seen["Y@2"], scale)
     b_o = jnp.zeros((L, *scale.shape), X.dtype)
     if W.b_o is not None:
-        b_o = jnp.einsum("ld,d,...->l...", W.b_o, direction, scale)
+        b_o = jnp.einsum("ld,d,...->l...", W.b_o, added, scale)
     embedding = jnp.einsum("d,d...,...->...", direction, seen["X@3"], scale)
     after = jnp.einsum("d,ld...,...->l...", direction, X, scale)
     mlp = jnp.diff(after, axis=0, prepend=embedding[None]) - heads.sum(1) - b_o

@@ -41,6 +41,12 @@ DELTA = {"num_hidden_layers": 5, "linear_num_value_heads": 6, "linear_num_key_he
 IN_TURN = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 SHARED = {"num_experts": 5, "shared_expert_intermediate_size": 22}
 DELTA |= {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "linear_conv_kernel_dim": 3}
+FACTORS = {"embedding_multiplier": 1.7, "residual_multiplier": 0.3, "attention_multiplier": 0.6}
+FACTORS |= {"logits_scaling": 0.49}
+MAMBA = {"num_hidden_layers": 5, "layer_types": ["mamba", "mamba", "attention", "mamba", "attention"]}
+MAMBA |= {"hidden_size": 24, "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 8}
+MAMBA |= {"mamba_d_conv": 3, "shared_intermediate_size": 19}
+ROTATED = {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
 NEOX = {"hidden_size": 48, "head_dim": 8}
 MODELS = {
     "gpt2": ("gpt2", {"n_inner": 7}),
@@ -61,6 +67,9 @@ MODELS = {
         "qwen3_next",
         {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
     ),
+    "granite": ("granite", FACTORS),
+    "granite_hybrid": ("granitemoehybrid", {**MAMBA, **FACTORS, "num_local_experts": 0}),
+    "granite_hybrid, experts": ("granitemoehybrid", {**MAMBA, **EXPERTS, **ROTATED, "shared_intermediate_size": 34}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
@@ -104,8 +113,10 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     path = cases.saved(model, tmp_path, dtype)
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
-    of_delta = "linear_num_key_heads" in MODELS[name][1]  # whose rule is in float32
-    cases.assert_decodes_as_theirs(torch, model, path, x, "float32" if of_delta else "rounded" if rounded else dtype)
+    is_recurrent = MODELS[name][1].keys() & {"linear_num_key_heads", "mamba_n_heads"}  # whose rule is in float32
+    cases.assert_decodes_as_theirs(
+        torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
+    )
 
 
 def test_a_mask_of_all_ones_makes_gemma_3_an_encoder_with_windows_to_both_sides(tmp_path):
@@ -182,6 +193,12 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
         ),
         ("qwen3_next", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
         ("qwen3_5", {"attention_bias": True}, r"biases of the gates of heads \(attention_bias = True\)"),
+        ("granite", {"logits_scaling": 0}, "Unembedding.factor: expected a number > 0, got 0.0"),
+        ("granite_hybrid", {"mamba_conv_bias": False}, "a convolution without biases"),
+        ("granite_hybrid", {"mamba_proj_bias": True}, "biases of the projections of a recurrence"),
+        ("granite_hybrid", {"time_step_limit": [0.0, 0.1]}, r"limits of Δ \(time_step_limit = \[0.0, 0.1\]\)"),
+        ("granite_hybrid", {"layer_types": ["conv"] * 5}, "layer_types: expected linear_attention or full_attention"),
+        ("granite_hybrid, experts", {"shared_intermediate_size": 35}, "a shared expert of 35 hidden units"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
         ("mixtral", {"num_local_experts": 3}, "not part of the model"),
         ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),

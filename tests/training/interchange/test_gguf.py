@@ -22,6 +22,7 @@ torch, transformers = cases.libraries()
 SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
 SIZES |= {"pad_token_id": None}
+SCALING = {"logits_scaling": 8.0}
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
     "smollm3": {"num_hidden_layers": 5, "tie_word_embeddings": True},
@@ -29,6 +30,7 @@ MODELS = {
     "qwen3": {"head_dim": 8, "tie_word_embeddings": True},
     "olmo2": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     "olmo3": {"num_hidden_layers": 5, "sliding_window": 16},
+    "granite": {"embedding_multiplier": 1.5, "residual_multiplier": 0.25, "attention_multiplier": 0.5, **SCALING},
     "glm4": {"head_dim": 8},
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 16, "layer_norm_eps": 1e-5, "logit_scale": 0.25},
     "gemma": {"head_dim": 8},
@@ -212,7 +214,7 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, qwen3moe, olmoe, gpt-oss, deepseek2, "
+KNOWN = "llama, smollm3, granite, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, qwen3moe, olmoe, gpt-oss, deepseek2, "
 KNOWN += "gemma, gemma2, gemma3 and gpt2"
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",

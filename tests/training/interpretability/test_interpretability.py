@@ -78,10 +78,11 @@ def test_the_parts_add_up_to_the_logits(name):
     assert found.heads.shape == (2, 6, 2, 6)
 
 
-def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays():
+@pytest.mark.parametrize("factor", [1.0, 0.6])
+def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(factor):
     """Of the last layer's head and MLP off, whose part reaches the logits in no other way but through the scale."""
     theta = D._replace(layers=D.layers._replace(mlp=jax.tree.map(jnp.zeros_like, D.layers.mlp)))
-    weights = cases.normal(17)
+    theta, weights = theta._replace(variant=D.variant.but(residual_factor=factor)), cases.normal(17)
 
     def run(changes):
         f = intervene(lambda x: d_hidden_state(x, theta), changes)

@@ -96,6 +96,10 @@ def _number(text: str) -> Callable[[str], Choice]:
     return lambda name: Choice(text.replace("VALUE", name), float(name))
 
 
+def _residual(factor: float) -> Choice:
+    return Choice(f"the sublayer is multiplied by {factor:g}", lambda X, Xt, A: X + factor * A)
+
+
 def _distances(name: str) -> Choice:
     """Such as "T5 32 128", "ALiBi", "Transformer-XL 10000"."""
     kind, *numbers = name.split(" ")
@@ -333,6 +337,8 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": lambda name: Choice("a token's experts are chosen by " + name, json.loads(name)),
+    "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
+    "residual": lambda name: _residual(float(name.split(" ")[2])),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""

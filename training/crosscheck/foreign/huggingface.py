@@ -14,7 +14,7 @@ __all__ = ["from_transformers", "variant_of"]
 TASKS = {8: "ed", 9: "e", 10: "d"}
 MODELS = {8: "AutoModelForSeq2SeqLM", 9: "AutoModelForMaskedLM", 10: "AutoModelForCausalLM"}
 VARIANTS = {"gpt_neox": "NEOX", "gemma3_text": "GEMMA3", "deepseek_v3": "DEEPSEEK", "distilbert": "BERT"}
-VARIANTS |= {"qwen3_5_text": "QWEN3_5"}
+VARIANTS |= {"qwen3_5_text": "QWEN3_5", "granitemoehybrid": "GRANITE_HYBRID"}
 """A kind → the variant with its lines, where that has another name."""
 
 
@@ -31,9 +31,9 @@ def from_transformers(kind: str) -> Observe:
 
         torch: Any = importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
-        # PyTorch's grouped product of experts has no float64, and transformers' delta rule is in float32
-        has_delta = any(type(line).__name__ == "GatedDelta" for line in case.record.attentions)
-        of_numbers = "float32" if ("experts" in case.base or has_delta) and dtype == "float64" else dtype
+        # PyTorch's grouped product of experts has no float64, and transformers' recurrences are in float32
+        is_recurrent = any(type(line).__name__ in ("GatedDelta", "Mamba2") for line in case.record.attentions)
+        of_numbers = "float32" if ("experts" in case.base or is_recurrent) and dtype == "float64" else dtype
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / kind
             save_pretrained(path, of_library(case), config_of(case), to=kind)

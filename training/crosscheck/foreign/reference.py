@@ -94,7 +94,7 @@ class Reference(Recurrence):
 
             def attend(X: Any, k: Key, pa: str = pa, prefix: str = prefix) -> Named:
                 if self.p(f"{prefix}C_q") is not None:
-                    return self.delta(pa, X, k, prefix)
+                    return self.recurrence(pa, X, k, prefix)
                 A = self.attention(
                     pa, X, X, k, k, prefix, mask, distances="distances" if algorithm != 8 else "encoder_distances"
                 )

@@ -28,7 +28,9 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     found |= _positions(options["positions"]) | {"norm_kind": options["norm"]}
     found |= {"norm_epsilon": f"+{options['epsilon']:g}"} if options["epsilon"] else {}
     found |= {"norm_gamma": "γ+1"} if options["norm_offset"] else {}
-    found |= {"embedding_scale": "√d_e"} if options["embedding_scale"] == "sqrt_d_e" else {}
+    scale = options["embedding_scale"]
+    found |= {"embedding_scale": "√d_e" if scale == "sqrt_d_e" else f"{scale:g}"} if scale != 1 else {}
+    found |= {"residual": f"X + {options['residual_scale']:g} A"} if options["residual_scale"] != 1 else {}
     found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not variant.norm.gamma else {}
     found |= {"norm_gamma@embedding": "none"} if variant.embedding.normalized and not variant.norm.gamma else {}
     parallel = {"side_by_side": "yes", "one_norm": "one norm"}.get(options["order"] or "")
@@ -41,13 +43,14 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
-    delta = next((line for line in options["attention"] if "delta" in line), None)
-    found |= {"norm_epsilon@l*/6/o": f"+{delta['epsilon']:g}"} if delta else {}
+    recurrences = [line for line in options["attention"] if line.keys() & {"delta", "mamba"}]
+    found |= {"norm_epsilon@l*/6/o": f"+{recurrences[0]['epsilon']:g}"} if recurrences else {}
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]
         each = {f"{slot}@l{l + 1}/6": names[l % len(names)] for l in range(L)}
-        found |= {slot: names[0]} if len(set(names)) == 1 else each
+        of_attentions = {n for n, line in zip(names, options["attention"], strict=True) if line not in recurrences}
+        found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 else each
     return {scope: name for scope, name in found.items() if name is not None and name != "layer_norm"}
 
 

@@ -20,6 +20,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
                      "num_buckets", "max_distance"} or {"kind": "alibi"}
     clip             c of gpt-oss's gate, see `mlp`; None: none
     experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
+    residual_scale   what multiplies what a sublayer adds to X (Granite)
     L                number of layers where some share parameters: layer l has theta.layers[l len(theta.layers) // L]
     logit_scale      what multiplies W_u X (Cohere); "rsqrt_d_e" for 1 / sqrt(d_e) (T5, tied)
     logit_cap        c in c tanh(logits / c)
@@ -78,6 +79,7 @@ PAPER: Model = {
     "attention": [{"positions": None, "window": None, "scale": None, "cap": None, "clip": None}],
     "clip": None,
     "experts": None,
+    "residual_scale": 1.0,
     "L": None,
     "logit_scale": 1.0,
     "logit_cap": None,
@@ -171,13 +173,13 @@ def through_layers(
         def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
             Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
-            return normalize(Y, part(W, "norm1_out"), model)
+            return model["residual_scale"] * normalize(Y, part(W, "norm1_out"), model)
 
         def feed_forward(X: Array, W: Any = W) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
             own = mlp_of(model, f, W.mlp)
-            return normalize(own(X, W.mlp), part(W, "norm2_out"), model)
+            return model["residual_scale"] * normalize(own(X, W.mlp), part(W, "norm2_out"), model)
 
         norm1 = part(W, "norm1")
         norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
@@ -285,6 +287,7 @@ def decode(
     cross-attention.
     """
     order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
+    s = model["residual_scale"]
     for l, W in enumerate(theta.decoder):  # line 13
         line = model["attention"][l % len(model["attention"])]
         across = {name: line.get(name) for name in ("scale", "cap", "clip")}
@@ -296,15 +299,15 @@ def decode(
         there = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
         X_tilde = before(X, norm3, order, model)
         Y = mh_attention(X_tilde, X_tilde, W.self_attention, self_mask, line, model, **here)
-        X = X + normalize(Y, part(W, "norm3_out"), model)  # line 14
+        X = X + s * normalize(Y, part(W, "norm3_out"), model)  # line 14
         X = after(X, norm3, order, model)  # line 15
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
-        X = X + normalize(Y, part(W, "norm4_out"), model)  # line 16
+        X = X + s * normalize(Y, part(W, "norm4_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
         if part(W, "mlp") is not None:
             own = mlp_of(model, f, W.mlp)
             Y = own(before(X, norm5, order, model), W.mlp)
-            X = X + normalize(Y, part(W, "norm5_out"), model)  # line 18
+            X = X + s * normalize(Y, part(W, "norm5_out"), model)  # line 18
             X = after(X, norm5, order, model)  # line 19
     X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper
     return X
