@@ -64,7 +64,7 @@ def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: 
         X = f.layer_norm(X, W.norm2)  # line 8
         return X
 
-    X = f.end(X)  # line 9
+    X = f.end(X, theta.encoder_norm)  # line 9
     return X
 
 

@@ -142,7 +142,8 @@ class ETransformerParams(NamedTuple):
 
     ``W_p`` is None if the variant has no learned positions, and ``W_u`` if it is tied, W_u = W_eᵀ (then d_f = d_in). A
     bare encoder, which ends with line 9, has no W_f, b_f, norm and W_u. W_t embeds token types; W_pool and b_pool
-    project the first token's encoding for classifiers. Embeddings have d_in = d_e rows, unless W_in and b_in project
+    project the first token's encoding for classifiers. There is no b_f where MLPs have no biases, and an encoder_norm
+    after the last layer if the variant says so. Embeddings have d_in = d_e rows, unless W_in and b_in project
     them.
     """
 
@@ -161,6 +162,7 @@ class ETransformerParams(NamedTuple):
     distances: Array | None = None
     W_in: Array | None = None
     b_in: Array | None = None
+    encoder_norm: LayerNormParams | None = None
     variant: Variant = PAPER
 
     def __shapes__(self) -> "ETransformerParams":
@@ -218,7 +220,9 @@ def _check_kind(kind: Any, variant: Variant) -> None:
             "rows, as line 10 of Algorithm 9 does, got True"
         )
     if variant.first is not None and kind is not DTransformerParams:
-        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose layers are all alike, got a First")
+        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose MLPs are all alike, got a First")
+    if not variant.first_norm and kind is not ETransformerParams:
+        raise ValueError("variant.first_norm: expected True in Algorithms 8 and 10, whose norms are alike, got False")
     own = dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)
     if kind is EDTransformerParams and own:
         kinds = " and ".join(own)
@@ -265,12 +269,13 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
             **shapes,
             layers=layers,
             W_f=array("d_f d_e", variant.head),
-            b_f=array("d_f", variant.head),
+            b_f=array("d_f", variant.head and (config is None or getattr(variant.mlp, "biases", True))),
             norm=variant.norm.shapes("d_f") if variant.head else None,
             W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", config is None or config.N_types, role="embedding"),
             W_pool=array("d_e d_e", variant.pooler),
             b_pool=array("d_e", variant.pooler),
             distances=distances,
+            encoder_norm=norm,
             W_in=array("d_e d_in", variant.embedding.factored),
             b_in=array("d_e", variant.embedding.factored),
         )
@@ -296,8 +301,8 @@ def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
     of_mlp = None if variant.order == "one_norm" else norm
 
     def stack(axis, run):
-        attention, mlp = run.shapes
-        layer = kind(*[attention, norm] * (len(kind._fields) // 2 - 1), mlp, mlp and of_mlp)
+        attention, mlp, is_normed = run.shapes
+        layer = kind(*[attention, norm if is_normed else None] * (len(kind._fields) // 2 - 1), mlp, mlp and of_mlp)
         return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
     runs = [run for part in variant.parts(n) for run in part.runs]

@@ -66,7 +66,7 @@ class Run(NamedTuple):
     """Consecutive layers whose parameters have equal shapes: one stack of θ, and one loop."""
 
     layers: tuple[LayerLines, ...]
-    shapes: tuple[Any, Any]  # of the parameters of each layer's attention and MLP
+    shapes: tuple[Any, Any, bool]  # of each layer's attention and MLP, and whether the attention has a norm
     start: int  # the number of the first of them
     step: int  # from there to the first of them in the next turn of the cycle
 
@@ -104,7 +104,9 @@ class Variant(Record):
             ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
             ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
         residual_factor: of what attentions and MLPs add to the residual stream, as in Granite.
-        final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), no in 8.
+        first_norm: whether the first layer's attention has a norm; in ModernBERT, Algorithm 9, it has not.
+        final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), otherwise
+            no.
         unembedding: the last line.
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
         head: whether Algorithm 9 has lines 10 and 11; a bare encoder does not.
@@ -120,6 +122,7 @@ class Variant(Record):
     first: First | None = None
     order: Order | None = None
     residual_factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
+    first_norm: bool = True
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
     shared_layers: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 1
@@ -186,7 +189,12 @@ class Variant(Record):
     @property
     def is_one_stack(self) -> bool:
         """Whether the parameters of all layers have equal shapes, and are therefore one stack of θ."""
-        return self.first is None and len({line.shapes() for line in self.attentions}) == 1
+        return self.apart == 0 and len({line.shapes() for line in self.attentions}) == 1
+
+    @property
+    def apart(self) -> int:
+        """How many of the first layers are not like the others."""
+        return max(0 if self.first is None else self.first.n, int(not self.first_norm))
 
     def of_every_layer(self, stacked: Any) -> Any:
         """The stacked parameters of all L layers, shared ones repeated, from those that a stack of θ has."""
@@ -204,7 +212,7 @@ class Variant(Record):
 
 @functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
 def _parts(variant: Variant, L: int | None) -> tuple[Part, ...]:
-    n, cycle = 0 if variant.first is None else variant.first.n, len(variant.attentions) * variant.shared_layers
+    n, cycle = variant.apart, len(variant.attentions) * variant.shared_layers
     L = n + cycle if L is None else L
     if variant.is_one_stack:
         return (_part(variant, 0, L, 1),)
@@ -218,7 +226,7 @@ def _part(variant: Variant, start: int, n: int, times: int) -> Part:
     def shapes(l):
         attention, mlp = variant.lines(l)
         mlp = variant.first if variant.first is not None and l < variant.first.n else mlp
-        return attention.shapes(), mlp and mlp.shapes()
+        return attention.shapes(), mlp and mlp.shapes(), l > 0 or variant.first_norm
 
     found = [(of_run, list(numbers)) for of_run, numbers in itertools.groupby(range(start, start + n), shapes)]
     runs = (Run(tuple(map(variant.lines, numbers)), of_run, numbers[0], n) for of_run, numbers in found)

@@ -208,6 +208,19 @@ OPT = GPT2.but(embedding=Embedding(first_position=2), mlp=MLP(activation="relu")
 ROBERTA = BERT.but(embedding=Embedding(normalized=True, first_position=2), norm=LayerNorm(epsilon=1e-5))
 """Liu et al. 2019: BERT with positions that start at 2."""
 
+_MODERNBERT_ATTENTION = Attention(positions=Rotary(base=10_000.0), biases=False, window=65)
+
+MODERNBERT = BERT.but(
+    embedding=Embedding(positions=None, normalized=True),
+    norm=LayerNorm(epsilon=1e-5, beta=False),
+    attention=(Attention(positions=Rotary(base=160_000.0), biases=False), *[_MODERNBERT_ATTENTION] * 2),
+    mlp=MLP(activation="gelu", gated=True, biases=False),
+    order="norm_first",
+    first_norm=False,
+    final_norm=True,
+)
+"""Warner et al. 2024: BERT with norms first, rotary positions, a gated MLP and windows in two of three layers."""
+
 BART = PAPER.but(
     embedding=Embedding(normalized=True, first_position=2, context_positions=True),
     norm=LayerNorm(epsilon=1e-5),

@@ -28,7 +28,7 @@ MACHINES = {
     "CPU": ("cpu", (), ()),
 }
 KERNELS = {"gpu": "cudnn", "tpu": "pallas"}
-ENCODERS = ("BERT", "ROBERTA", "ALBERT")
+ENCODERS = ("BERT", "ROBERTA", "ALBERT", "MODERNBERT")
 TRANSLATORS = ("VASWANI", "BART", "T5", "MARIAN", "FSMT")
 # of the published models, where heads have more than 64 rows, or keys and values other sizes
 HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5"), 256) | {"NEOX": 96}

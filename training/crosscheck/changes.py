@@ -20,7 +20,7 @@ Edits = Mapping[str, str]  # regular expression → replacement, in which VALUE 
 
 ARCHITECTURES: Mapping[str, int] = {
     **dict.fromkeys(("VASWANI", "BART", "MARIAN", "T5"), 8),
-    **dict.fromkeys(("BERT", "ROBERTA", "ALBERT"), 9),
+    **dict.fromkeys(("BERT", "ROBERTA", "ALBERT", "MODERNBERT"), 9),
 }
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
@@ -296,6 +296,7 @@ CHANGES: tuple[Change, ...] = (
     Change("mlp.gated", MLP, {r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)":
                               r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"}),
     Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),
+    Change("mlp.biases", {9: "10"}, {r" \+ b_f 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),
     Change("mlp.activation", {8: "7 18", 9: "7 10", 10: "8"}, {"ReLU|GELU": "VALUE"},
            value=lambda v: v.mlp and ACTIVATIONS.get(v.mlp.activation)),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ VALUE(\1 | γ_l^out)"},
@@ -328,6 +329,9 @@ CHANGES: tuple[Change, ...] = (
            _order("norm_first")),
     Change("order", {8: "7 18", 9: "7"}, {r"(W_(?:mlp\d|gate)\^l) ([XZ])(?= \+|\))": r"\1 norm(\2)"}, NORMED,
            _order("norm_first")),
+    Change("first_norm", {9: "5"}, {r"norm\((\w)\)": r"norm_l(\1)"}, "norm_l: norm, but for l = 1 without one",
+           lambda v: not v.first_norm),
+    Change("final_norm", {9: "9"}, {"end": "end; X ← norm(X)"}, "norm: with a γ of its own"),
     Change("final_norm", {8: "9"}, {"end": "end; Z ← norm(Z)"}, "norm: with γ and β of the encoder's own"),
     Change("final_norm", {8: "20"}, {"end": "end; X ← norm(X)"}, "norm: with γ and β of the decoder's own"),
     Change("final_norm", {10: "10"}, DROP_NORM, value=lambda v: v.final_norm is False),

@@ -8,6 +8,7 @@ from training.interchange import (
     gpt_decoders,
     granite,
     hybrids,
+    modernbert,
     torch_transformer,
 )
 
@@ -18,13 +19,14 @@ ARCHITECTURES = {
     **hybrids.KINDS,
     **granite.KINDS,
     **encoders.ARCHITECTURES,
+    **modernbert.KINDS,
     **encoder_decoder.KINDS,
     torch_transformer.NAME: torch_transformer.ARCHITECTURE,
 }
 
 WRITTEN_AS = {
     "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS, *granite.KINDS),
-    "e": tuple(encoders.ARCHITECTURES),
+    "e": (*encoders.ARCHITECTURES, *modernbert.KINDS),
     "classify": ("bert",),
     "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),
 }

@@ -9,7 +9,7 @@ AFTER_PADDING = "positions that start after the padding token, and a different m
 
 _KINDS = {
     "a head that detects replaced tokens, and an embedding size that differs from that of the layers": "electra",
-    "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 modernbert mt5 "
+    "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 "
     "stablelm starcoder2",
     "an embedding size that differs from that of the layers": "rembert",
     "an encoder and a decoder that normalize before each step": "blenderbot m2m_100 mbart pegasus",

@@ -1,4 +1,4 @@
-"""RoBERTa, DistilBERT and ALBERT of transformers, at random: outputs, gradients by name, and both directions."""
+"""RoBERTa, DistilBERT, ALBERT, ModernBERT of transformers, at random: outputs, gradients by name, both directions."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ALBERT, BERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
+from algorithms import ALBERT, BERT, MODERNBERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
 from algorithms.lines import MLP
 from tests import interchange_cases as cases
 from tests.cases import random_theta
@@ -21,6 +21,12 @@ DISTILBERT_SIZES = {"vocab_size": 29, "max_position_embeddings": 13, "dim": 15, 
 DISTILBERT_SIZES |= {"hidden_dim": 7, "activation": "relu"}
 ALBERT_SIZES = {"vocab_size": 29, "max_position_embeddings": 13, "embedding_size": 7, "hidden_size": 15}
 ALBERT_SIZES |= {"num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 11, "layer_norm_eps": 0.1}
+BASES = {"full": 100.0, "sliding": 50.0}
+MODERN = {"vocab_size": 29, "max_position_embeddings": 13, "hidden_size": 18, "num_hidden_layers": 5}
+MODERN |= {"num_attention_heads": 3, "intermediate_size": 7, "norm_eps": 0.1, "local_attention": 10}
+MODERN |= {"rope_parameters": {f"{a}_attention": {"rope_type": "default", "rope_theta": b} for a, b in BASES.items()}}
+MODERN |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id"))
+BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 MODELS = {
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
@@ -28,6 +34,8 @@ MODELS = {
     "DistilBertModel": DISTILBERT_SIZES,
     "AlbertForMaskedLM": {**ALBERT_SIZES, "num_hidden_groups": 2},
     "AlbertModel": {**ALBERT_SIZES, "hidden_act": "relu"},
+    "ModernBertForMaskedLM": MODERN,
+    "ModernBertModel": {**MODERN, **BIASES, "num_hidden_layers": 3, "hidden_activation": "silu"},
 }
 LENGTHS = np.array([11, 6])
 
@@ -35,6 +43,11 @@ LENGTHS = np.array([11, 6])
 def make(name):
     kind = getattr(transformers, f"{name.partition('For')[0].removesuffix('Model')}Config")
     return cases.randomized(torch, getattr(transformers, name)(kind(**MODELS[name], attn_implementation="eager")))
+
+
+def dtype_of(name):
+    """That in which outputs are compared: ModernBERT's rotations are in float32."""
+    return "rounded" if name.lower().startswith("modern") else "float64"
 
 
 def theirs(model, x):
@@ -58,7 +71,8 @@ def test_outputs_and_gradients_are_those_of_transformers(tmp_path, name):
     x = np.random.default_rng(1).integers(3, 29, (2, 11))
     how = {"read": np.arange(11) < LENGTHS[:, None]}
     outputs = functools.partial(ours, x, config=config)
-    compared = cases.assert_as_theirs(torch, model, path, theta, outputs, theirs(model, x), "float64", **how)
+    dtype = dtype_of(name)
+    compared = cases.assert_as_theirs(torch, model, path, theta, outputs, theirs(model, x), dtype, **how)
     unread = {n for n, p in model.named_parameters() if p.grad is None}
     assert all("pooler" in n for n in unread)
     assert compared == {n for n, _ in model.named_parameters()} - unread
@@ -78,6 +92,7 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     [
         *((kind, ROBERTA if kind == "roberta" else BERT, {}) for kind in ("bert", "roberta", "distilbert")),
         ("albert", ALBERT.but(shared_layers=2), {"d_in": 5}),
+        ("modernbert", MODERNBERT, {}),
     ],
 )
 def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
@@ -88,7 +103,15 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
     x = np.random.default_rng(1).integers(3, 17, (2, 11))
     read = np.arange(11) < LENGTHS[:, None]
     found, expected = np.asarray(ours(x, theta, config)), theirs(model, x).detach().numpy()
-    cases.assert_same(found[read], expected[read], "float64", "logits")
+    cases.assert_same(found[read], expected[read], dtype_of(kind), "logits")
+
+
+def test_the_fields_of_modern_bert_before_transformers_5_are_read(tmp_path):
+    path = cases.saved(make("ModernBertForMaskedLM"), tmp_path)
+    expected = load_pretrained(path)[1]
+    old = {f"{name}_rope_theta": BASES[kind] for name, kind in (("global", "full"), ("local", "sliding"))}
+    cases.change_config(path, rope_parameters=None, layer_types=None, global_attn_every_n_layers=3, **old)
+    assert load_pretrained(path)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -102,6 +125,10 @@ def test_our_own_models_open_in_transformers(tmp_path, kind, variant, sizes):
         ("AlbertForMaskedLM", {"num_hidden_groups": 3}, r"groups of different sizes \(4 layers in 3\)"),
         ("AlbertForMaskedLM", {"num_hidden_groups": 1}, r"number of layers \(L\): expected 2"),
         ("AlbertModel", {"inner_group_num": 2}, "several layers in a group"),
+        ("ModernBertForMaskedLM", {"classifier_bias": True}, "biases of the head other than those of the MLPs"),
+        ("ModernBertForMaskedLM", {"classifier_activation": "relu"}, "different activations in the layers and"),
+        ("ModernBertForMaskedLM", {"layer_types": ["local"] * 5}, "layer_types: expected sliding_attention or full_"),
+        ("ModernBertModel", {"architectures": ["ModernBertForTokenClassification"]}, "the head of ModernBertForToken"),
     ],
 )
 def test_what_is_lacking_or_contradicts_is_said(name, fields, message, tmp_path):
@@ -115,6 +142,7 @@ def test_what_a_kind_cannot_say_is_refused(tmp_path):
         ("distilbert", "no token types"),
         ("roberta", "no head with the activation"),
         ("albert", "no embedding.factored = False"),
+        ("modernbert", "no token types"),
     ):
         with pytest.raises(InterchangeError, match=message):
             save_pretrained(tmp_path / "out", random_theta(config), config, to=to)

@@ -89,7 +89,7 @@ def _epsilon(name: str) -> Choice:
 
 def _window(name: str) -> Choice:
     w = int(name.removeprefix("window "))
-    return Choice(f"a token attends to the last {w} only", lambda M, t_z, t_x: M & (t_x - w < t_z))
+    return Choice(f"a token attends to the last {w} only", lambda M, t_z, t_x: M & (abs(t_x - t_z) < w))
 
 
 def _number(text: str) -> Callable[[str], Choice]:

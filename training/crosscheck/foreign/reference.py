@@ -134,7 +134,7 @@ class Reference(Recurrence):
         X = self.embed(x, 9, "2")
         mask = _unpadded(len(x), len(x), self.case.inputs.get("length"))
         X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
-        X = self.extra_norm("9", *X, 9, "9")
+        X = self.extra_norm("9", *self.norm("9", *X, ("gamma_enc", "beta_enc")), 9, "9")
         W_f, b_f = self.p("W_f"), self.p("b_f")
         if W_f is not None:
             (Y, source), kf, key = X, Key("10", 9, "10", "W_f X + b_f"), Key("10", 9, "10")

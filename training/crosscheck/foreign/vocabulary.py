@@ -48,7 +48,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]
-        each = {f"{slot}@l{l + 1}/6": names[l % len(names)] for l in range(L)}
+        each = {f"{slot}@l{l + 1}/{5 if algorithm == 9 else 6}": names[l % len(names)] for l in range(L)}
         of_attentions = {n for n, line in zip(names, options["attention"], strict=True) if line not in recurrences}
         found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 else each
     return {scope: name for scope, name in found.items() if name is not None and name != "layer_norm"}

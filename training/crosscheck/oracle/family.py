@@ -29,7 +29,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
 What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
 algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
 W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances, decoder_distances), context,
-encoder_norm and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
+encoder_norm (8 and 9) and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
 norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
 heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
 
@@ -266,6 +266,7 @@ def e_logits(
     where = {"positions": positions, "length": length, "documents": documents}
     T5 = {"distances": part(theta, "distances"), "P": P}
     X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
+    X = normalize(X, part(theta, "encoder_norm"), model)  # line 9: not in the paper
     if part(theta, "W_f") is not None:
         X = f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
     X = normalize(X, part(theta, "norm"), model)  # line 11

@@ -1,0 +1,120 @@
+"""ModernBERT, bare or with the masked-token head, as Algorithm 9 with changed lines."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from algorithms import MODERNBERT
+from algorithms.lines import MLP, Attention, Rotary
+from training.interchange.decoders import FULL, SLIDING, read_scaling, rotary_fields, rotary_of
+from training.interchange.description import (
+    Architecture,
+    Field,
+    Fields,
+    Model,
+    fields_of,
+    in_turn,
+    theirs,
+    unlike,
+    written,
+)
+from training.interchange.errors import InterchangeError
+from training.interchange.mapping import Table, rows
+
+SIZES = "N_V l_max L H d_e d_mlp"
+OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
+DEFAULTS = 50368, 8192, 22, 12, 768, 1152
+MASKED, BARE = "ModernBertForMaskedLM", "ModernBertModel"
+BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
+"""Of a kind of layer, the field with its rotary base in files from before transformers 5, and the default."""
+
+
+def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
+    named = fields.first("architectures") or (MASKED if "head.dense.weight" in names else BARE)
+    if named not in (MASKED, BARE):
+        fields.needs.append(f"the head of {named}")
+    masked, biases = named == MASKED, fields.flag("mlp_bias", False)
+    if masked:
+        fields.require("classifier_bias", biases, "biases of the head other than those of the MLPs")
+        hidden = fields.get("hidden_activation", "gelu")
+        if fields.get("classifier_activation", "gelu") != hidden:
+            fields.needs.append("different activations in the layers and the head")
+    line = Attention(biases=fields.flag("attention_bias", False))
+    full, local = (line.but(positions=_rotary(fields, layers, found["l_max"])) for layers in BASES)
+    local = local.but(window=fields.integer("local_attention", 128) // 2 + 1)
+    found["attention"] = in_turn([local if w else full for w in _windows(fields, found["L"])])
+    found["mlp"] = MLP(activation=fields.activation("hidden_activation", "gelu"), gated=True, biases=biases)
+    found |= {"head": masked, "unembedding.bias": masked and fields.flag("decoder_bias", True)}
+    found["unembedding.tied"] = found["unembedding.tied"] or not masked
+
+
+def _rotary(fields: Fields, layers: str, l_max: int) -> Rotary:
+    name, base = BASES[layers]
+    said = rotary_of(fields, layers)
+    return Rotary(base=said.number("rope_theta", fields.number(name, base)), scaling=read_scaling(said, l_max))
+
+
+def _windows(fields: Fields, L: int) -> list[bool]:
+    """Return whether each layer has a window."""
+    types = fields.get("layer_types")
+    if types is None:
+        period = fields.integer("global_attn_every_n_layers", 3)
+        return [l % period > 0 for l in range(L)]
+    if not isinstance(types, list) or len(types) != L or not set(types) <= {SLIDING, FULL}:
+        raise InterchangeError(
+            f"{fields.path}: layer_types: expected {SLIDING} or {FULL} for each of {L} layers, got {str(types)[:60]}"
+        )
+    return [one == SLIDING for one in types]
+
+
+def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    c, v = model.config, model.config.variant
+    lines = [v.attention_of(l) for l in range(c.L)]
+    full, local = (next((a for a in lines if (a.window is not None) == w), lines[0]) for w in (False, True))
+    state["architectures"] = [MASKED if v.head else BARE]
+    state["layer_types"] = [FULL if line.window is None else SLIDING for line in lines]
+    state["local_attention"] = 128 if local.window is None else 2 * (local.window - 1)
+    state["rope_parameters"] = {FULL: rotary_fields(full.positions), SLIDING: rotary_fields(local.positions)}
+    state |= {"attention_bias": full.biases is True, "decoder_bias": v.unembedding.bias}
+    if v.mlp is not None:
+        activation = theirs(v.mlp.activation or "gelu")
+        state |= dict.fromkeys(("mlp_bias", "classifier_bias"), v.mlp.biases)
+        state |= dict.fromkeys(("hidden_activation", "classifier_activation"), activation)
+    return unlike(model.task, "e", "classifier") + unlike(c.N_types, 0, "token types")
+
+
+def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
+    prefix = "model." if model.config.variant.head else ""
+    modules = "attn_norm mlp_norm attn.Wqkv attn.Wo mlp.Wi mlp.Wo"
+    ours = "norm1.* norm2.* attention.heads.*_q+*_k+*_v attention.*_o mlp.*_gate+*_mlp1 mlp.*_mlp2"
+    return {
+        f"{prefix}embeddings.tok_embeddings.weight": "W_e",
+        f"{prefix}embeddings.norm.*": "embedding_norm.*",
+        **rows(f"{prefix}layers.#", modules, "layers", ours),
+        f"{prefix}final_norm.*": "encoder_norm.*",
+        "head.dense.*": "*_f",
+        "head.norm.*": "norm.*",
+        "decoder.weight": "W_u",
+        "decoder.bias": "b_u",
+    }
+
+
+KINDS = {
+    "modernbert": Architecture(
+        "e",
+        "modernbert",
+        MODERNBERT,
+        [
+            *written(model_type="modernbert", architectures=None),
+            *fields_of(SIZES, OF_SIZES, *DEFAULTS),
+            Field("norm_eps", "norm.epsilon", 1e-5),
+            Field("norm_bias", "norm.beta", False),
+            Field("tie_word_embeddings", "unembedding.tied", True),
+            *written(attention_dropout=0.0, mlp_dropout=0.0, embedding_dropout=0.0, pad_token_id=None),
+        ],
+        _tensors,
+        _read,
+        _write,
+        prefix="model.",
+    )
+}
+"""By model_type."""
