@@ -296,8 +296,8 @@ class Architecture(NamedTuple):
             return [f"valid config.json for it: {error}"]
         rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
         needs = fields.needs if self.task == "d" else []
-        variants = self._explicit(model, found.variant), found.variant
-        return differences(*(self._of_layers(variant, config) for variant in variants)) + needs + rows
+        of_layers, explicit = self._of_layers, self._explicit(model, found.variant)
+        return differences(of_layers(explicit, config), of_layers(found.variant, config)) + needs + rows
 
     def _of_layers(self, variant: Variant, config: Any) -> Variant:
         """Return a variant with the attentions of this many layers: others, in longer cycles, have no effect."""
