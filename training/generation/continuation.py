@@ -235,8 +235,8 @@ class Continuation:
         del before  # so that its caches are freed one by one
         of_state = np.array([*range(B), *(B + row for row in (read.rows if read else ()))])[rows]
         state = self._placed(plan, given, jnp.asarray(of_state))
-        drawn = jnp.asarray(self._drawn().astype(np.int32)) - (state.slot - state.first)
-        self._state = state._replace(drawn=drawn)
+        drawn = self._drawn() - (plan.slot - np.asarray(state.first))
+        self._state = state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
         if self._reading is not None:
             self._reading.latest = read.seen if read else []
             self._reading.choose(of_state.tolist(), beside=True)

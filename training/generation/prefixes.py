@@ -48,7 +48,7 @@ class Parts:
     def __init__(self, generator: Any, text: np.ndarray, known: tuple[int, Cache] | None = None) -> None:
         """Begin a text with what is `known` of it: how many of its tokens, and their keys and values."""
         self._generator, self.text = generator, text
-        of_theta = {"dtype": generator.theta.W_e.dtype, "l_max": 0}
+        of_theta = {"dtype": generator.theta.W_e.dtype, "l_max": SMALLEST}
         self.n, self.cache = known or (0, empty_cache(generator.config, **of_theta))
 
     @property
@@ -63,7 +63,7 @@ class Parts:
         first = min(self.n, l_max - at_once)
         columns = self.text[first : first + at_once]
         x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-        cache = _resized(self.cache, C=capacity(max(_room(self.cache), first + at_once)))
+        cache = _resized(self.cache, C=capacity(max(_room(self.cache), first + at_once, SMALLEST)))
         self.cache = read_more(self._generator.theta, cache, x, jnp.asarray(first, jnp.int32))
         self.n = first + len(columns)
 
@@ -133,7 +133,7 @@ class Prefixes:
     def keep(self, state: State, r: int, text: np.ndarray, variant: Variant) -> None:
         """Keep the keys and values of sequence r, those of the tokens of a text."""
         if len(text) >= LEAST:
-            self.add(text, _of_row(state, r, C=capacity(len(text)), variant=variant))
+            self.add(text, _of_row(state, r, C=state.tokens.shape[1], variant=variant))
 
     def begin(self, text: np.ndarray) -> tuple[int, Cache] | None:
         """Return the longest known prefix of a text: its length, and keys and values."""

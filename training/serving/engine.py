@@ -27,6 +27,8 @@ from training.serving.memory import LIKELIEST, Budget, rows_for, slots_for
 from training.system import give_back_memory
 
 GATHERING = 0.01  # seconds that the first request of a batch waits for others
+FEWER = 256  # tokens for which fewer rows have to be enough before a program is compiled for them
+COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event after a program is compiled or loaded
 
 
 class FullError(RuntimeError):
@@ -152,6 +154,8 @@ class Engine:
         # programs that are known, and one that is wanted
         self._programs: set[tuple[Any, ...]] = set()
         self._wanted: tuple[tuple[Any, ...], Callable[[], None]] | None = None
+        self._spared = 0  # for how many tokens fewer rows have been enough
+        self._untidy: set[int] = set()  # the threads that have freed much
         # what a thread holds while it computes with a model that several devices share; None on a single device
         self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
         names = {"engine": self._run, "prompts": self._read}
@@ -179,6 +183,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to generate."""
+        jax.monitoring.register_event_duration_secs_listener(self._note)
         for thread in self._threads:
             thread.start()
 
@@ -202,6 +207,8 @@ class Engine:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        with contextlib.suppress(AssertionError):  # never started
+            jax.monitoring.unregister_event_duration_listener(self._note)
         self._fail([*self._active, *self._waiting], "the server is stopping")
         self._active, self._waiting = [], []
 
@@ -218,19 +225,30 @@ class Engine:
             self._active = [one for one in self._active if one not in sequences]
             self._changed.notify_all()
 
+    def _note(self, event: str, *_: object, **__: object) -> None:
+        """Note that this thread compiles, for which it takes much memory that the C library would keep."""
+        if event == COMPILED:
+            self._untidy.add(threading.get_ident())
+
+    def _tidy(self) -> None:
+        """Give back the memory that this thread has freed, if that is much."""
+        if threading.get_ident() in self._untidy:
+            self._untidy.discard(threading.get_ident())
+            give_back_memory()
+
     def _read(self) -> None:
         """Read prompts, part by part in turn, and compile what the running batch wants."""
         while work := self._next():
             if isinstance(work, _Group):
                 self._read_part(work)
-                continue
-            key, compiled = work
-            with contextlib.suppress(Exception):  # an error is raised again when it runs
-                compiled()
-            give_back_memory()
-            with self._changed:
-                self._programs.add(key)
-                self._wanted = None
+            else:
+                key, compiled = work
+                with contextlib.suppress(Exception):  # an error is raised again when it runs
+                    compiled()
+                with self._changed:
+                    self._programs.add(key)
+                    self._wanted = None
+            self._tidy()
 
     def _next(self) -> _Group | tuple[Any, ...] | None:
         """Wait for work, and return it; None when the engine closes."""
@@ -258,11 +276,12 @@ class Engine:
             same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
         self._groups += map(self._group, same.values())
 
-    def _fits(self, new: _Sequence) -> bool:
-        batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in [*self._active, new]]
-        running = list(self._running.values())
-        read = {tuple(one.job.prompt.tokens) for one in [*self._active, new] if one not in running}
-        return self._budget.fits(batch, map(len, read))
+    def _fits(self, *new: _Sequence, sizes: tuple[int, int] = (0, 0)) -> bool:
+        """Whether there is memory for the active sequences and new ones, in at least so many rows and slots."""
+        every, running = [*self._active, *new], list(self._running.values())
+        batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in every]
+        read = {tuple(one.job.prompt.tokens) for one in every if one not in running}
+        return self._budget.fits(batch, map(len, read), sizes)
 
     def _group(self, sequences: list[_Sequence]) -> _Group:
         text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
@@ -299,6 +318,7 @@ class Engine:
                 self._running, self._entering, self._continuation = {}, [], self._empty()
                 self._release(failed)
                 self._fail(failed, f"the continuation failed: {error}")
+            self._tidy()
 
     def _has_work(self) -> bool:
         """Wait until there is something to generate; return False when the engine closes."""
@@ -323,6 +343,7 @@ class Engine:
             del self._running[r]
         if not self._running:
             self._continuation = self._empty()
+            self._untidy.add(threading.get_ident())
         with self._changed:
             self._groups += [self._group([one]) for _, one in outgrown]
         self._release([one for _, one in ended])
@@ -349,14 +370,26 @@ class Engine:
             self._move([], None)
 
     def _should_move(self) -> bool:
-        """Whether half of the rows have ended, or the slots will not be enough for those that run."""
-        keep, continuation = self._filled(list(self._running)), self._continuation
-        grows = continuation.is_nearly_full and continuation.slots < continuation.plan([], keep=keep).C
-        return grows or len(keep) < len(continuation.left)
+        """Whether the slots will not be enough for those that run, or fewer rows are."""
+        continuation, n, B = self._continuation, len(self._running), len(self._continuation.left)
+        fewer, nearly_full = rows_for(max(n, len(self._active))) < B, continuation.is_nearly_full
+        self._spared = self._spared + 1 if fewer else 0
+        if not (fewer or nearly_full):
+            return False
+        C = continuation.plan([], keep=list(self._running)).C
+        return (nearly_full and continuation.slots < C) or self._sizes(n, C)[0] < B
 
-    def _filled(self, rows: list[int]) -> list[int]:
-        """Return rows with the first one repeated at the end: as many as the active sequences will need."""
-        return rows + rows[:1] * (rows_for(max(len(rows), len(self._active))) - len(rows))
+    def _sizes(self, n: int, C: int) -> tuple[int, int]:
+        """Return the rows and slots for n sequences that need C slots: as many as the active ones will need, or more
+        rows, for which there are memory and a program, unless fewer have been enough for a while. So, under load, few
+        programs are compiled, each of which takes memory as long as the server runs.
+        """
+        rows, slots = rows_for(max(n, len(self._active))), self._slots(C)
+        with self._changed:
+            known = {key[:2] for key in self._programs if key[1] == slots}
+        if (rows, slots) in known or self._spared >= FEWER:
+            return rows, slots
+        return min((of for of in known if of[0] > rows and self._fits(sizes=of)), default=(rows, slots))
 
     def _slots(self, least: int) -> int:
         """Return the slots that the active sequences will need for a while, at least so many."""
@@ -370,9 +403,10 @@ class Engine:
         wait for a program, and it is not wanted `now`.
         """
         continuation, requests = self._continuation, [one.request() for one in sequences]
-        B = len(continuation.left)
-        keep = self._filled([*self._running, *range(B, B + len(sequences))])
-        slots = self._slots(continuation.plan(requests, keep=keep, read=read).C)
+        present = len(continuation.left)
+        rows = [*self._running, *range(present, present + len(sequences))]
+        B, slots = self._sizes(len(rows), continuation.plan(requests, keep=rows, read=read).C)
+        keep = rows + rows[:1] * (B - len(rows))
         compiles_ahead = self.turns is None and self._generator.inside is None
         if compiles_ahead:
             key, compiled = continuation.program(continuation.plan(requests, keep=keep, read=read, slots=slots), read)

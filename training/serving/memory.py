@@ -2,6 +2,7 @@
 
 Each number of rows and of slots of a batch is compiled as a program of its own, which takes time, and memory as long as
 the server runs. So there are few of both: 1, 4, 16, 64, … rows, and 256, 1024, 4096, … slots, or all of the context.
+And a batch takes more rows than it needs, if there is memory, rather than have a program compiled (see `engine`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -77,7 +78,10 @@ class Budget:
     def of_batch(self, tokens: Sequence[int]) -> int:
         """Return the bytes of sequences side by side that grow to so many tokens each."""
         B = rows_for(len(tokens)) if tokens else 0
-        C = slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max)
+        return self.of_sizes(B, slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max))
+
+    def of_sizes(self, B: int, C: int) -> int:
+        """Return the bytes of a batch of B rows and C slots."""
         return B * (self._of_caches(C, self._most) + C * 8 * (LIKELIEST + 1))
 
     def of_reading(self, tokens: int) -> int:
@@ -89,9 +93,11 @@ class Budget:
         of_layers = zip(self._kept, most, strict=True)
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
-    def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
-        """Whether there is memory for sequences that grow to so many tokens, beside prompts that are read."""
-        return self.of_batch(batch) + sum(map(self.of_reading, read)) <= self.most
+    def fits(self, batch: Sequence[int], read: Iterable[int], sizes: tuple[int, int] = (0, 0)) -> bool:
+        """Whether there is memory for sequences that grow to so many tokens, in at least so many rows and slots, beside
+        prompts that are read.
+        """
+        return max(self.of_batch(batch), self.of_sizes(*sizes)) + sum(map(self.of_reading, read)) <= self.most
 
     @property
     def slots(self) -> int:

@@ -1,6 +1,8 @@
 """A batch takes memory by what its requests asked for, and what asks for more waits, or is refused."""
 
+import functools
 import queue
+import threading
 import time
 
 import jax
@@ -19,7 +21,7 @@ from training.generation.prefixes import Prefixes
 from training.generation.prompts import PromptReader
 from training.generation.requests import Prompt, Request
 from training.runs.directory import load_run
-from training.serving.engine import Engine, Failed, Job
+from training.serving.engine import Engine, Failed, Job, _Sequence
 from training.serving.memory import Budget, TooLargeError
 
 pytestmark = pytest.mark.sampled(1, tests=4)
@@ -118,6 +120,66 @@ def test_what_does_not_fit_waits_and_what_never_fits_is_refused():
     engine.close()
     assert max(running for running, _ in most) == 4
     assert {shape for _, shape in most if shape} <= {(1, 256), (4, 256)}
+
+
+def finished(engine, *jobs):
+    """The tokens of jobs, `(length, l_gen, seed)` each, and the rows and slots that the batch has when they come."""
+    steps, shapes = queue.SimpleQueue(), set()
+
+    def emit(seed, step):
+        shapes.add(engine._continuation._state.tokens.shape if engine._continuation._state else None)
+        steps.put((seed, step))
+
+    engine.submit([job(n, functools.partial(emit, seed), l_gen=l_gen, seed=seed) for n, l_gen, seed in jobs])
+    tokens, left = {seed: [] for *_, seed in jobs}, len(jobs)
+    while left:
+        seed, step = steps.get(timeout=60)
+        tokens[seed].append(step.token)
+        left -= step.finish is not None
+    return [*tokens.values()], shapes - {None}
+
+
+def test_a_program_for_fewer_rows_is_compiled_only_if_they_are_enough_for_a_while(monkeypatch):
+    """Four of five end; then one comes after another."""
+    engine, alone = engine_of(), Generator(THETA, CONFIG).answer([request(20, l_gen=70)])
+    alone.extend(70)
+    engine.start()
+    tokens, shapes = finished(engine, (20, 70, 0), *((20, 3, seed) for seed in range(1, 5)))
+    assert shapes == {(16, 256)}
+    assert tokens[0] == alone.tokens[0].tolist()
+    assert finished(engine, (20, 70, 0)) == ([tokens[0]], {(16, 256)})
+    monkeypatch.setattr("training.serving.engine.FEWER", 80)
+    deadline = time.monotonic() + 60
+    while shapes != {(1, 256)} and time.monotonic() < deadline:
+        again, shapes = finished(engine, (20, 70, 0))
+        assert again == tokens[:1]
+    assert shapes == {(1, 256)}
+    engine.close()
+
+
+def test_more_rows_than_needed_are_only_taken_if_there_is_memory():
+    of_slot = bytes_of_token(THETA) + 8 * 21
+    engine = engine_of(4 * 256 * of_slot + 5 * 256 * bytes_of_token(THETA))
+    engine._programs = {(rows, 256, True, 0, 1, True) for rows in (4, 16)}
+    engine._active = engine._waiting = [_Sequence(job(20, print), TOKENIZER)]
+    assert engine._sizes(1, 30) == (4, 256)
+    engine._programs = {key for key in engine._programs if key[0] > 4}
+    assert engine._sizes(1, 30) == (1, 256)
+
+
+def test_memory_is_given_back_when_something_was_compiled_and_when_a_batch_ends(monkeypatch):
+    given_back = []
+    monkeypatch.setattr(
+        "training.serving.engine.give_back_memory", lambda: given_back.append(threading.current_thread().name)
+    )
+    jax.clear_caches()
+    for expected in ({"engine", "prompts"}, ["engine"]):  # compiled, and known
+        given_back.clear()
+        engine = engine_of()
+        engine.start()
+        finished(engine, (20, 5, 0))
+        engine.close()
+        assert type(expected)(given_back) == expected
 
 
 def test_an_error_says_what_to_start_the_server_with():
