@@ -74,6 +74,7 @@ OF_THEIR_OWN = re.compile(
     "--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
 LONG = {("benchmark", ""): pytest.mark.thorough}  # half of its parts have commands of their own
+LONG |= {("benchmark", "hardware"): pytest.mark.thorough}  # tests/training/commands/test_hardware.py runs it
 HERE = [
     pytest.param(*command, marks=LONG.get(command, ()))
     for command in FOUND
