@@ -55,9 +55,8 @@ class Embedding(Record):
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""
         E = token_embedding(x, theta.W_e, implementation=implementation)
-        if self.scaled:
-            return E * jnp.sqrt(E.shape[0]).astype(E.dtype)
-        return E if self.factor == 1 else E * self.factor
+        scaled = E if self.factor == 1 else E * self.factor
+        return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.scaled else scaled
 
     def of_positions(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_in *#columns"] | None:
         """``W_p[:, t]`` for every position, by Algorithm 2, or sinusoids; None if the line adds nothing to X."""

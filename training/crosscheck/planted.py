@@ -110,7 +110,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "model/embedding.py": (
         ("positions from 1", "Embedding._learned", "return", "self.first_position + t", "1 + t", 8, "2", None),
         ("embedding not scaled", "Embedding.tokens", "return", "if self.scaled", "if False", 8, "2", "VASWANI"),
-        ("factor of embeddings dropped", "Embedding.tokens", "return", "E * self.factor", "E", 10, "2", "GRANITE"),
+        ("factor of embeddings dropped", "Embedding.tokens", "scaled", "E * self.factor", "E", 10, "2", "GRANITE"),
         ("first position dropped", "Embedding._learned", "return", "self.first_position + t", "t", 2, "return", "OPT"),
     ),
     "model/experts.py": (
