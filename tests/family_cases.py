@@ -136,6 +136,7 @@ DECODERS += (
     "OLMO3",
     "GRANITE",
     "GRANITE_HYBRID",
+    "RECURRENT_GEMMA",
     "GLM4",
     "NANOCHAT",
     "COHERE2",

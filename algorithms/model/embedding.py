@@ -24,7 +24,7 @@ class Embedding(Record):
             ``"sinusoidal_halves"`` adds the same, all sines before all cosines. ``"in_attention"`` adds W_p only to the
             input of queries and keys, in every layer. None adds nothing.
         first_position: the position of the first token, after as many unused columns of W_p.
-        scaled: whether W_e[:, x[t]] is multiplied by √d_e.
+        scaled: whether W_e[:, x[t]] is multiplied by √d_e, or by √d_e rounded to bfloat16, as in RecurrentGemma.
         factor: of W_e[:, x[t]], if it is another.
         normalized: whether the variant's norm follows, as in BERT.
         context_positions: whether the context of Algorithm 8 has its own W_p, as in BART.
@@ -34,7 +34,7 @@ class Embedding(Record):
 
     positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves"] | None = "learned"
     first_position: Annotated[int, Range("a number >= 0", lambda t: t >= 0)] = 0
-    scaled: bool = False
+    scaled: bool | Literal["bfloat16"] = False
     factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
     normalized: bool = False
     context_positions: bool = False
@@ -55,8 +55,10 @@ class Embedding(Record):
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""
         E = token_embedding(x, theta.W_e, implementation=implementation)
+        root = jnp.sqrt(E.shape[0])
+        root = root.astype(jnp.bfloat16) if self.scaled == "bfloat16" else root
         scaled = E if self.factor == 1 else E * self.factor
-        return E * jnp.sqrt(E.shape[0]).astype(E.dtype) if self.scaled else scaled
+        return E * root.astype(E.dtype) if self.scaled else scaled
 
     def of_positions(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_in *#columns"] | None:
         """``W_p[:, t]`` for every position, by Algorithm 2, or sinusoids; None if the line adds nothing to X."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Range
 from algorithms.masks import Mask, StructuralMask
@@ -105,16 +105,16 @@ class Recurrence(Mixer, abstract=True):
         """Whole sequences, and the state after the first ``given.until`` tokens of each."""
         X_flat = X.reshape(len(X), -1, X.shape[-1])
         B, l = X_flat.shape[1:]
-        document = _documents(mask, B, l)
+        document = documents_of(mask, B, l)
         before = [linear(M, X_flat, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
-        Q, K, V = self._convolved("hdtbl,hdt->hdbl", [_taps(Y, self.width, document) for Y in before], W)
+        Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         if given.until is not None:
             rates, of_rule = _ended(rates, document, until)
         rule: Any = _by_tokens if given.implementation == "paper" else _in_chunks
         O, S = rule(*rates, of_rule)
-        past = [_before(Y, until, self.width - 1, document) for Y in before]
+        past = [before_until(Y, until, self.width - 1, document) for Y in before]
         return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
 
     def step(
@@ -123,7 +123,7 @@ class Recurrence(Mixer, abstract=True):
         """One token of each sequence, and the state after it."""
         columns = [linear(M, x, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
         taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(kept[1:], columns, strict=True)]
-        Q, K, V = self._convolved("hdtb,hdt->hdb", taps, W)
+        Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
         S, o = _one_token(kept.S, *self.rates(Q, K, V, x, W))
         return self.output(o, V, x, W, given), State(S, *(y[:, :, 1:] for y in taps))
 
@@ -134,17 +134,19 @@ class Recurrence(Mixer, abstract=True):
         S = jnp.zeros((self.n, self.d_key, self.d_value, B), accumulation_dtype(dtype))
         return State(S, jnp.zeros(keys, dtype), jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
 
-    def _convolved(self, axes: str, taps: list[Any], W: Any) -> Any:
-        """SiLU of the sums of the taps, weighted and with a bias if there is one."""
-        each = [jnp.einsum(axes, Y, C) for Y, C in zip(taps, (W.C_q, W.C_k, W.C_v), strict=True)]
+    def _activated(self, each: list[Any], W: Any) -> list[Any]:
+        """SiLU of the convolutions' results, with a bias if there is one."""
         if hasattr(W, "b_q"):
-            biases = (b.reshape(*b.shape, *(1,) * (each[0].ndim - 2)) for b in (W.b_q, W.b_k, W.b_v))
-            each = [Y + b for Y, b in zip(each, biases, strict=True)]
+            each = [Y + as_columns(b, Y) for Y, b in zip(each, (W.b_q, W.b_k, W.b_v), strict=True)]
         return list(map(jax.nn.silu, each))
 
     def _of_every_head(self, Y: Any) -> Any:
         """Queries or keys, repeated for the heads that share them."""
         return jnp.repeat(Y, self.n // self.n_keys, axis=0)
+
+
+def _taps(W: Any) -> tuple[Any, Any, Any]:
+    return W.C_q, W.C_k, W.C_v
 
 
 def softplus_rates(X: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
@@ -154,7 +156,7 @@ def softplus_rates(X: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
     return delta, -jnp.exp(a) * delta
 
 
-def _documents(mask: Mask, B: int, l: int) -> Array:
+def documents_of(mask: Mask, B: int, l: int) -> Array:
     """The number of each token's document, counted by where they begin. Raises ValueError for masks of other kinds."""
     rules = {"unidirectional": True, "width": None, "prefix": None, "blocks_z": None, "first": None}
     if not isinstance(mask, StructuralMask) or any(getattr(mask, name) is not value for name, value in rules.items()):
@@ -166,16 +168,26 @@ def _documents(mask: Mask, B: int, l: int) -> Array:
     return jnp.cumsum(jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0))), axis=1)
 
 
-def _taps(Y: Float[Array, "H d B l"], width: int, document: Array) -> Float[Array, "H d width B l"]:
-    """The column itself and the width − 1 before it, the earliest first; 0 in place of those of other documents."""
-    l = Y.shape[-1]
+def convolved(Y: Float[Array, "H d B l"], C: Float[Array, "H d width"], document: Array) -> Float[Array, "H d B l"]:
+    """Each row's sum, weighted by C, over the column itself and the width − 1 before it in its document."""
+    l, width, dtype = Y.shape[-1], C.shape[-1], accumulation_dtype(Y.dtype)
     padded = jnp.pad(Y, ((0, 0),) * 3 + ((width - 1, 0),))
     numbers = jnp.pad(document, ((0, 0), (width - 1, 0)), constant_values=-1)
-    each = [jnp.where((numbers[:, i : i + l] == document)[None, None], padded[..., i : i + l], 0) for i in range(width)]
-    return jnp.stack(each, axis=2)
+    total = jnp.zeros(Y.shape, dtype)
+    for i in range(width):
+        column = jnp.where(numbers[:, i : i + l] == document, padded[..., i : i + l], 0)
+        total = total + as_columns(C[..., i], Y).astype(dtype) * column
+    return total.astype(Y.dtype)
 
 
-def _before(Y: Float[Array, "H d B l"], until: Array, n: int, document: Array) -> Float[Array, "H d n B"]:
+def convolved_last(taps: Float[Array, "H d width B"], C: Float[Array, "H d width"]) -> Float[Array, "H d B"]:
+    """The same of the last column, given all that it reads."""
+    return jnp.einsum("hdtb,hdt->hdb", taps, C, preferred_element_type=accumulation_dtype(taps.dtype)).astype(
+        taps.dtype
+    )
+
+
+def before_until(Y: Float[Array, "H d B l"], until: Array, n: int, document: Array) -> Float[Array, "H d n B"]:
     """The last n of the first ``until`` columns of each sequence; 0 where there are none in the last one's document."""
     at = until[:, None] - n + jnp.arange(n)[None]
     l = Y.shape[-1]

@@ -10,6 +10,7 @@ from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary, Yarn
+from algorithms.model.rg_lru import RGLRU
 from algorithms.model.unembedding import Unembedding
 from algorithms.model.variant import VARIANTS, Variant
 
@@ -156,6 +157,20 @@ _GEMMA3_WINDOW = _GEMMA3_ATTENTION.but(positions=Rotary(base=10_000.0), window=1
 
 GEMMA3 = GEMMA2.but(attention=(*[_GEMMA3_WINDOW] * 5, _GEMMA3_ATTENTION), unembedding=Unembedding(tied=True))
 """Gemma Team 2025: GEMMA2 without caps, with normalized heads; five of six layers have windows, and another base."""
+
+_RG_LRU = RGLRU(n=10, d=256)
+
+RECURRENT_GEMMA = GEMMA.but(
+    embedding=Embedding(positions=None, scaled="bfloat16"),
+    attention=(
+        _RG_LRU,
+        _RG_LRU,
+        Attention(positions=Rotary(base=10_000.0, share=0.5), biases="out", window=2048),
+    ),
+    mlp=MLP(activation="gelu_tanh", gated=True),
+    unembedding=Unembedding(tied=True, cap=30.0),
+)
+"""Botev et al. 2024: GEMMA with RG-LRUs in two of three layers, a window in the third, biases, and capped logits."""
 
 GLM4 = LLAMA.but(
     attention=Attention(

@@ -31,7 +31,7 @@ KERNELS = {"gpu": "cudnn", "tpu": "pallas"}
 ENCODERS = ("BERT", "ROBERTA", "ALBERT", "MODERNBERT")
 TRANSLATORS = ("VASWANI", "BART", "T5", "MARIAN", "FSMT")
 # of the published models, where heads have more than 64 rows, or keys and values other sizes
-HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5"), 256) | {"NEOX": 96}
+HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5", "RECURRENT_GEMMA"), 256) | {"NEOX": 96}
 HEADS |= dict.fromkeys(("GPT3", "BLOOM", "GPT_NEO", "GOPHER"), 128)
 HEADS |= dict.fromkeys(("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "OLMO2", "OLMO3", "GLM4", "NANOCHAT", "COHERE2"), 128)
 HEADS["GRANITE"] = 128

@@ -1,4 +1,4 @@
-"""The gated delta rule and Mamba-2: in chunks, token by token and by steps, against loops of NumPy."""
+"""The gated delta rule, Mamba-2 and the RG-LRU: at once, token by token and by steps, against loops of NumPy."""
 
 import importlib
 from types import SimpleNamespace
@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from algorithms import UNIDIRECTIONAL, documents, padding
-from algorithms.lines import GatedDelta, Given, Mamba2, RMSNorm
+from algorithms.lines import RGLRU, GatedDelta, Given, Mamba2, RMSNorm
 from algorithms.model import recurrence
 from tests.cases import assert_close, assert_trees_close
 from tests.interchange_cases import libraries, randomized
-from training.crosscheck.oracle.lines import gated_delta, mamba2
+from training.crosscheck.oracle.lines import gated_delta, mamba2, rg_lru
 
 pytestmark = pytest.mark.sampled(1, tests=4)
 
 SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
 LINES = {"delta": (GatedDelta(**SIZES), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
+LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))
 D_E, B, L = 7, 2, 13
 NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
 RULES = ("paper", "auto")
@@ -46,7 +47,7 @@ def case(request):
     def by_loops(X, mask):
         dense = np.broadcast_to(mask.dense(X.shape[-1], X.shape[-1]), (B, *(X.shape[-1],) * 2))
         arrays = SimpleNamespace(**{name: np.asarray(a) for name, a in W._asdict().items()})
-        options = {"epsilon": line.norm.epsilon}
+        options = {"epsilon": SIZES["norm"].epsilon}
         return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], options) for b in range(B)], axis=1)
 
     return line, W, by_loops
@@ -106,7 +107,7 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
     def loops(until):
         return str(jax.make_jaxpr(lambda X: line.whole(X, W, mask, given(implementation, until)))(X)).count("scan[")
 
-    assert loops(lengths) == loops(None) == 1
+    assert loops(lengths) == loops(None) <= 1  # an associative scan has no loop
 
 
 def test_steps_begin_with_nothing(case):
@@ -131,8 +132,13 @@ def test_what_is_refused(case):
     for mask in (jnp.ones((L, L), bool), padding(3), UNIDIRECTIONAL & padding(3) & np.ones((L, L), bool)):
         with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
             line.whole(X, W, mask, given())
-    with pytest.raises(ValueError, match=r"\w+.n_keys: expected a divisor of n = 4, got 3"):
-        line.but(n_keys=3)
+    wrong, sentence = (
+        ("n", "RGLRU.n: expected a number >= 1, got 0")
+        if isinstance(line, RGLRU)
+        else ("n_keys", r"\w+.n_keys: expected a divisor of n = 4, got 3")
+    )
+    with pytest.raises(ValueError, match=sentence):
+        line.but(**{wrong: 3 * (wrong == "n_keys")})
 
 
 @pytest.mark.parametrize("method", ["rates", "output"])
@@ -142,6 +148,16 @@ def test_a_method_that_a_recurrence_lacks_is_named(method):
     short = kind(**{name: getattr(line, name) for name in SIZES})
     with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
         short.whole(X, W, UNIDIRECTIONAL, given())
+
+
+def test_a_row_that_forgets_nothing_has_finite_gradients():
+    """√(1 − α²) is 0 at α = 1, where its derivative is not finite."""
+    line, _ = LINES["lru"]
+    W = parameters(line)._replace(a=jnp.full((3, 4), -1e3))
+    Y, of_W = jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, given())[0].sum())(W)
+    assert np.isfinite(Y)
+    for gradient in of_W:
+        assert np.isfinite(gradient).all()
 
 
 def test_mamba_is_the_layer_of_granite():

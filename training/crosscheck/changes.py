@@ -25,7 +25,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
-SHARING += ("GRANITE", "GRANITE_HYBRID")
+SHARING += ("GRANITE", "GRANITE_HYBRID", "RECURRENT_GEMMA")
 SHARING += ("MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
@@ -195,6 +195,8 @@ RECURRENCES = {
     f"SiLU(W_z X̃)); q, k, v: {CONVOLVED}, q and k of length 1",
     "Mamba2": "Mamba2: in every head S ← e^(−Δe^a) S + Δ k vᵀ; o = Sᵀq + D v; of all, W_out rms_norm(o ⊙ SiLU(W_z X̃)); "
     f"q, k, v: {CONVOLVED}",
+    "RGLRU": "RGLRU: in every row h ← αh + √(1 − α²) i u; of all, W_out (h ⊙ GELU_tanh(W_y X̃ + b_y)) + b_out; u: of W_x X̃ + "
+    "b_x after a convolution over the last tokens; i = σ(W_i u + b_i), α = exp(−8 σ(W_r u + b_r) softplus(a))",
 }
 NORMED = "norm: that of the next line, of what is read"
 
@@ -234,7 +236,8 @@ CHANGES: tuple[Change, ...] = (
     Change("embedding.first_position", EMBEDDING, {r"(W_p\[:, t|PE\(t)": r"\1 + VALUE"}),
     Change("embedding.context_positions", {8: "2"}, {"W_p": "W_p^enc"},
            "W_p^enc: the context has positions of its own"),
-    Change("embedding.scaled", EMBEDDING, {"W_e": "√d_e · W_e"}),
+    Change("embedding.scaled", EMBEDDING, {"W_e": "VALUE · W_e"},
+           value=lambda v: {True: "√d_e", "bfloat16": "bfloat16(√d_e)"}.get(v.embedding.scaled)),
     Change("embedding.factor", EMBEDDING, {"W_e": "VALUE W_e"},
            value=lambda v: v.embedding.factor != 1 and v.embedding.factor),
     Change("embedding.normalized", EMBEDDING, {"← (.*)$": r"← VALUE(\1 | γ_e, β_e)"},

@@ -40,6 +40,8 @@ def few(variant: Variant) -> Variant:
             return a.but(n=4, n_keys=2, d_key=3, d_value=5)
         if _is(a, lines.Mamba2):
             return a.but(n=4, n_keys=2, d_key=3, d_value=6)  # transformers has only a multiple of d_e rows
+        if _is(a, lines.RGLRU):
+            return a.but(n=4, d=3)
         if not _is(a, lines.Attention):
             return a
         rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}
@@ -132,7 +134,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     return {
         **family.PAPER,
         "positions": kinds.get(e.positions, sinusoid),
-        "embedding_scale": "sqrt_d_e" if e.scaled else e.factor,
+        "embedding_scale": {True: "sqrt_d_e", "bfloat16": "sqrt_d_e_bfloat16"}.get(e.scaled, e.factor),
         "norm": "rms_norm" if isinstance(norm, lines.RMSNorm) else "layer_norm",
         "epsilon": norm.epsilon,
         "norm_offset": getattr(norm, "offset", 0.0),
@@ -153,6 +155,8 @@ def _line(a: Any) -> dict[str, Any]:
         return {"delta": True, "epsilon": a.norm.epsilon}
     if isinstance(a, lines.Mamba2):
         return {"mamba": True, "epsilon": a.norm.epsilon}
+    if isinstance(a, lines.RGLRU):
+        return {"lru": True}
     if not isinstance(a, lines.Attention):
         return {"positions": None, "window": None}
     if type(a) is lines.Latent:

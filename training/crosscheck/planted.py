@@ -113,6 +113,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("factor of embeddings dropped", "Embedding.tokens", "scaled", "E * self.factor", "E", 10, "2", "GRANITE"),
         ("first position dropped", "Embedding._learned", "return", "self.first_position + t", "t", 2, "return", "OPT"),
     ),
+    "model/rg_lru.py": (
+        ("new rows not scaled by √(1 − α²)", "RGLRU._read", "return", "jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * ", "", 10, "6", "RECURRENT_GEMMA"),
+    ),
     "model/experts.py": (
         ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared", "shared", 10, "8", "QWEN3_NEXT"),
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),

@@ -7,6 +7,7 @@ from training.interchange import (
     encoders,
     gpt_decoders,
     granite,
+    griffin,
     hybrids,
     modernbert,
     torch_transformer,
@@ -18,6 +19,7 @@ ARCHITECTURES = {
     **deepseek.KINDS,
     **hybrids.KINDS,
     **granite.KINDS,
+    **griffin.KINDS,
     **encoders.ARCHITECTURES,
     **modernbert.KINDS,
     **encoder_decoder.KINDS,
@@ -25,7 +27,7 @@ ARCHITECTURES = {
 }
 
 WRITTEN_AS = {
-    "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS, *granite.KINDS),
+    "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS, *granite.KINDS, *griffin.KINDS),
     "e": (*encoders.ARCHITECTURES, *modernbert.KINDS),
     "classify": ("bert",),
     "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),

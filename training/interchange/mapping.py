@@ -113,8 +113,9 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
     head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
-    in ``<`` and ``>`` before the last. A tied W_u is another name of W_e.
-    Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
+    in ``<`` and ``>`` before the last; after ``^`` the heads have an axis in front, and matrices are transposed. A tied
+    W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the
+    layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     names = {_STACK.sub(r"\1.", name) for name in shapes}
@@ -139,11 +140,11 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
-        named = ours.strip("[]<>").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
+        named = ours.strip("[]<>^").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
         joined, _, heads = named.partition("/")
         first, *others = joined.split("+")
         scope, dot, leaf = first.rpartition(".")
-        of_experts = ".experts" in scope and "@" not in name
+        of_experts = ours.startswith("^") or (".experts" in scope and "@" not in name)
         heads = f"{scope}{dot}{heads}" if heads else first if "&" in ours else ""
         is_table = leaf in TABLES
         transposed = is_table or (leaf.startswith("W_") and ((of_experts and not heads) or (conv1d and bool(scope))))

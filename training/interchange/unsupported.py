@@ -24,7 +24,7 @@ _KINDS = {
     "layers that pool their sequence": "funnel",
     "learned positions that start at 2 in a decoder, and scaled embeddings": "biogpt",
     "norms without parameters": "olmo",
-    "recurrent layers instead of attention": "recurrent_gemma rwkv",
+    "recurrent layers instead of attention": "rwkv",
     "separate relative positions in every layer": "umt5",
     "sinusoidal positions in a decoder, and control tokens": "ctrl",
     "sinusoidal positions that start at 2 in a decoder": "xglm",

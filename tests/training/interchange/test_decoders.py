@@ -70,6 +70,17 @@ MODELS = {
     "granite": ("granite", FACTORS),
     "granite_hybrid": ("granitemoehybrid", {**MAMBA, **FACTORS, "num_local_experts": 0}),
     "granite_hybrid, experts": ("granitemoehybrid", {**MAMBA, **EXPERTS, **ROTATED, "shared_intermediate_size": 34}),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size": 34,
+            "attention_window_size": 5,
+            "lru_width": 18,
+            "conv1d_width": 3,
+        }
+        | {"logits_soft_cap": 0.7, "rope_parameters": HALF, "head_dim": 12},
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}),
@@ -238,7 +249,8 @@ def test_our_own_models_open_in_transformers(tmp_path, name, tied):
 @pytest.mark.parametrize("name", EVERY)
 def test_greedy_generation_is_that_of_transformers(tmp_path, name):
     """Prompts of several lengths, past the windows."""
-    model = make(name)
+    cached = {"lru_width": SIZES["hidden_size"]} if name == "recurrent_gemma" else {}  # its cache has no other size
+    model = make(name, **cached)
     theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
     prompts = [np.random.default_rng(n).integers(3, config.N_V, n) for n in (1, 4, 9)]
     x = np.array([[*prompt, *[0] * (9 - len(prompt))] for prompt in prompts])

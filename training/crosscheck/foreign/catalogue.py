@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from training.crosscheck.oracle.family import in_bfloat16
+
 from .formulas import (
     EXPONENTS,
     adam,
@@ -142,7 +144,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("reversed", "positions are counted from the end", lambda t: t[-1] - t)),
     "embedding_scale": _rows(
         ("1", "embeddings are not scaled", lambda d: 1.0), ("√d_e", "token embeddings are multiplied by √d_e", math.sqrt),
-        ("1/√d_e", "token embeddings are divided by √d_e", lambda d: d**-0.5), ("d_e", "token embeddings are multiplied by d_e", float)),
+        ("1/√d_e", "token embeddings are divided by √d_e", lambda d: d**-0.5), ("d_e", "token embeddings are multiplied by d_e", float),
+        ("√d_e in bfloat16", "token embeddings are multiplied by √d_e, rounded to bfloat16", lambda d: in_bfloat16(math.sqrt(d)))),
     "embedding_both": _rows(
         ("token", "only the tokens are scaled", lambda s, d: 1.0), ("both", "the sum of token and position is scaled, not the token alone", lambda s, d: s),
         ("1/√d_e", "positions are divided by √d_e", lambda s, d: d**-0.5), ("√d_e", "positions are multiplied by √d_e", lambda s, d: d**0.5),

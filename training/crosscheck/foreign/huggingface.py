@@ -32,7 +32,7 @@ def from_transformers(kind: str) -> Observe:
         torch: Any = importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
         # PyTorch's grouped product of experts has no float64, and transformers' recurrences are in float32
-        is_recurrent = any(type(line).__name__ in ("GatedDelta", "Mamba2") for line in case.record.attentions)
+        is_recurrent = any(type(line).__name__ in ("GatedDelta", "Mamba2", "RGLRU") for line in case.record.attentions)
         of_numbers = "float32" if ("experts" in case.base or is_recurrent) and dtype == "float64" else dtype
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / kind

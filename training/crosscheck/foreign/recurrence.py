@@ -1,16 +1,19 @@
-"""What some models have in place of Algorithm 5, token by token: the gated delta rule, and Mamba-2."""
+"""What some models have in place of Algorithm 5, token by token: the gated delta rule, Mamba-2 and the RG-LRU."""
 
 from typing import Any
 
 import numpy as np
 
 from .attention import Attention
-from .catalogue import merged
+from .formulas import gelu_tanh, merged
 from .parts import Named, sigmoid, silu
 from .run import Key
 
 __all__ = ["Recurrence"]
 
+RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"
+SHARPNESS = 8.0
+"""The factor of log α in the RG-LRU."""
 LENGTH = 1e-6
 """What the gated delta rule adds to the square of the length of queries and keys."""
 
@@ -53,6 +56,40 @@ class Recurrence(Attention):
 
         return self.line(ko, written, [ks, kx]), ko
 
+    def rg_lru(self, place: str, X: Any, kx: Key, prefix: str) -> Named:
+        """The real-gated linear recurrent unit."""
+        W = {n: self.p(prefix + n) for n in RG_LRU.split()}
+        ku, kh, ko = (Key(place, 10, "6", what) for what in ("u after its convolution", "h", "RGLRU"))
+
+        def column(name: str, M: Any, of: Any) -> Any:
+            return self.sum(M, W[name][..., None] + 0 * of)
+
+        def read() -> Any:
+            rows = self.product(W["W_x"], X[:, None])
+            return self.rounded(column("b_c", self._taps(column("b_x", rows, rows), W["C"]), rows))
+
+        U = self.line(ku, read, [kx], parts=True)
+
+        def through_time() -> Any:
+            i, r = (sigmoid(column(f"b_{gate}", self.product(W[f"W_{gate}"], U), U)) for gate in "ir")
+            alpha = self.rounded(np.exp(-SHARPNESS * r * np.log(1 + np.exp(W["a"][..., None]))))
+            new, h, columns = self.rounded(i * U), 0.0 * U[..., 0], []
+            for t in range(X.shape[-1]):
+                root = (1 - alpha[..., t] ** 2) ** 0.5 if t else 1.0
+                h = self.rounded(alpha[..., t] * h + root * new[..., t])
+                columns.append(h)
+            return np.stack(columns, axis=-1)
+
+        h = self.line(kh, through_time, [ku], parts=True)
+
+        def written() -> Any:
+            rows = self.product(W["W_y"], X[:, None])
+            Y = merged(self.rounded(h * gelu_tanh(0.044715)(column("b_y", rows, rows))))
+            product = self.product(W["W_out"], Y)
+            return self.sum(product, W["b_out"][..., None] + 0 * product)
+
+        return self.line(ko, written, [kh, kx]), ko
+
     def _by_tokens(self, q: Any, k: Any, v: Any, alpha: Any, beta: Any) -> Any:
         """S ← αS; S ← S + k (v − β Sᵀk)ᵀ; Sᵀq."""
         S, columns = 0.0 * k[..., :1] * np.swapaxes(v[..., :1], -1, -2), []
@@ -66,7 +103,11 @@ class Recurrence(Attention):
     def _convolved(self, prefix: str, letter: str, X: Any) -> Any:
         """A projection of every head after its convolution over the last tokens, with a bias if there is one, and SiLU."""
         W, C, b = (self.p(f"{prefix}{name}_{letter}") for name in "WCb")
-        Y, width = self.product(W, X[:, None]), C.shape[-1]
+        Y = self._taps(self.product(W, X[:, None]), C)
+        return self.rounded(silu(Y if b is None else self.sum(Y, b[..., None] + 0 * Y)))
+
+    def _taps(self, Y: Any, C: Any) -> Any:
+        """The sum of each row over the last tokens, weighted by C."""
+        l, width = Y.shape[-1], C.shape[-1]
         padded = np.pad(Y, [(0, 0)] * (Y.ndim - 1) + [(width - 1, 0)])
-        taps = [C[..., i, None] * padded[..., i : i + X.shape[-1]] for i in range(width)]
-        return self.rounded(silu(self.sum(*taps, *([] if b is None else [b[..., None] + 0 * Y]))))
+        return self.sum(*(C[..., i, None] * padded[..., i : i + l] for i in range(width)))

@@ -93,6 +93,8 @@ class Reference(Recurrence):
             here: list[Named] = []
 
             def attend(X: Any, k: Key, pa: str = pa, prefix: str = prefix) -> Named:
+                if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
+                    return self.rg_lru(pa, X, k, prefix)
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, k, prefix)
                 A = self.attention(

@@ -29,7 +29,8 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     found |= {"norm_epsilon": f"+{options['epsilon']:g}"} if options["epsilon"] else {}
     found |= {"norm_gamma": "γ+1"} if options["norm_offset"] else {}
     scale = options["embedding_scale"]
-    found |= {"embedding_scale": "√d_e" if scale == "sqrt_d_e" else f"{scale:g}"} if scale != 1 else {}
+    roots = {"sqrt_d_e": "√d_e", "sqrt_d_e_bfloat16": "√d_e in bfloat16"}
+    found |= {"embedding_scale": roots.get(scale) or f"{scale:g}"} if scale != 1 else {}
     found |= {"residual": f"X + {options['residual_scale']:g} A"} if options["residual_scale"] != 1 else {}
     found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not variant.norm.gamma else {}
     found |= {"norm_gamma@embedding": "none"} if variant.embedding.normalized and not variant.norm.gamma else {}
@@ -43,8 +44,9 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
-    recurrences = [line for line in options["attention"] if line.keys() & {"delta", "mamba"}]
-    found |= {"norm_epsilon@l*/6/o": f"+{recurrences[0]['epsilon']:g}"} if recurrences else {}
+    recurrences = [line for line in options["attention"] if line.keys() & {"delta", "mamba", "lru"}]
+    epsilon = next((line["epsilon"] for line in recurrences if "epsilon" in line), None)
+    found |= {} if epsilon is None else {"norm_epsilon@l*/6/o": f"+{epsilon:g}"}
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]

@@ -5,7 +5,8 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
                      "first"; {"kind": "learned_in_attention"}: W_p, read by queries and keys only; {"kind":
                      "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
-    embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows
+    embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows,
+                     "sqrt_d_e_bfloat16" for that rounded to the 8 significant bits of bfloat16 (RecurrentGemma)
     W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
     norm             "layer_norm" or "rms_norm"
     epsilon          what norms add to the variance, or to the mean square
@@ -86,6 +87,12 @@ PAPER: Model = {
 }
 
 
+def in_bfloat16(x: float) -> float:
+    """Return x rounded to the 8 significant bits of bfloat16, to even."""
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(mantissa * 256) / 256, exponent)
+
+
 def embed(
     x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None
 ) -> tuple[list[Array], Array | None]:
@@ -97,7 +104,10 @@ def embed(
     section 3.1, OPT-350m. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
     """
     rule: Model = model["positions"] or {"kind": None}
-    s = math.sqrt(theta.W_e.shape[0]) if model["embedding_scale"] == "sqrt_d_e" else model["embedding_scale"]
+    root = math.sqrt(theta.W_e.shape[0])
+    s = {"sqrt_d_e": root, "sqrt_d_e_bfloat16": in_bfloat16(root)}.get(
+        model["embedding_scale"], model["embedding_scale"]
+    )
     W_in, W_t, l = part(theta, "W_in"), part(theta, "W_t"), len(x)
     X = np.stack([s * token_embedding(x[t], theta.W_e) for t in range(l)], axis=1)
     if W_in is not None and model["W_in_reads"] == "tokens":

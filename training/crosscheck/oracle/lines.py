@@ -316,7 +316,7 @@ def mh_attention(
     "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
     keys are normalized without gamma, each head by itself or all together), "own" (in place
     of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`), "delta" (see
-    `gated_delta`), "mamba" (see `mamba2`); `model`: "epsilon" and
+    `gated_delta`), "mamba" (see `mamba2`), "lru" (see `rg_lru`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
     and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
     """
@@ -326,6 +326,8 @@ def mh_attention(
         return gated_delta(X, W, mask, line)
     if "mamba" in line:
         return mamba2(X, W, mask, line)
+    if "lru" in line:
+        return rg_lru(X, W, mask)
     if "latent" in line:
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
@@ -448,6 +450,37 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
             columns.append(normed * silu(W.W_z[h] @ X[:, t]))
         heads.append(np.stack(columns, axis=1))
     return np.asarray(W.W_out @ np.concatenate(heads))
+
+
+def rg_lru(X: Array, W: Any, mask: Array) -> Array:
+    """Return the real-gated linear recurrent unit (De et al. 2024, "Griffin", equations 1 to 4; RecurrentGemma), [d_e, l].
+
+    In every group h <- alpha h + sqrt(1 - alpha^2) i u, token by token and row by row, where i = sigma(W_i u + b_i),
+    alpha = exp(-8 sigma(W_r u + b_r) softplus(a)), and u is W_x X + b_x after a convolution with a bias over the last
+    tokens of the document. At a document's first token h = i u. The result is W_out (h GELU_tanh(W_y X + b_y)) + b_out.
+
+    `W`: W_x, W_y [N, d, d_e], C [N, d, width], W_i, W_r [N, d, d], b_x, b_y, b_c, b_i, b_r, a [N, d], W_out [d_e, N d],
+    b_out [d_e].
+    """
+    l, width, groups = X.shape[1], W.C.shape[2], []
+    starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
+
+    def sigma(x: Array) -> Array:
+        return 1 / (1 + np.exp(-x))
+
+    for n in range(len(W.W_x)):
+        rows, y, columns = linear(W.W_x[n], W.b_x[n], X), linear(W.W_y[n], W.b_y[n], X), []
+        h = np.zeros(len(rows))
+        for t in range(l):
+            first = max(s for s in range(t + 1) if starts[s])
+            last = [s for s in range(t - width + 1, t + 1) if s >= first]
+            u = W.b_c[n] + sum(W.C[n][:, s - t + width - 1] * rows[:, s] for s in last)
+            alpha = np.exp(-8 * sigma(W.W_r[n] @ u + W.b_r[n]) * np.log(1 + np.exp(W.a[n])))
+            new = sigma(W.W_i[n] @ u + W.b_i[n]) * u
+            h = new if starts[t] else alpha * h + np.sqrt(1 - alpha**2) * new
+            columns.append(h * gelu_tanh(y[:, t]))
+        groups.append(np.stack(columns, axis=1))
+    return linear(W.W_out, W.b_out, np.concatenate(groups))
 
 
 def join_masks(
