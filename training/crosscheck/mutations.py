@@ -11,6 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from .foreign.cases import Case
 from .foreign.checking import diagnose, merged
 from .foreign.making import make_case, of_library
 from .foreign.recording import Recording, record_jax
+from .foreign.vocabulary import paper_names
 from .planted import PLANTED
 from .scenarios import Scenarios, masked_tokens
 from .variants import VariantScenarios, compare_variant, with_numbers_that_matter
@@ -106,53 +108,113 @@ FOREIGN = {1: 10, 2: 10, 3: 10, 4: 10, 5: 10, 6: 10, 7: 10, 8: 8, 9: 9, 10: 10, 
 def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
     """What an edit computes instead, in words, found as in foreign code: from the numbers of the compiled functions.
 
-    The arguments are those of `locate`. Result: the departures of the first case that has any.
+    The arguments are those of `locate`. Result: the departures of the first case that has any; none if one of them has no
+    name.
     """
-    n = ARCHITECTURES.get(mutation.variant, 10) if mutation.variant else FOREIGN[mutation.algorithm]
-    tried = [(n, mutation.variant)] if mutation.variant else [(n, "PAPER"), (8, "PAPER"), (9, "PAPER"), (10, "GPT2")]
-    tried = [(4, "PAPER")] if mutation.algorithm == 3 else tried  # whose lines those of Algorithm 3 are
     with edited(mutation, root) as package:
-        for algorithm, variant in tried:
-            if algorithm == 4:
-                case, recording = _one_by_one(package, seed)
-            else:
-                case = make_case(algorithm, variant, seed, record=with_numbers_that_matter(VARIANTS[variant]))
-                case, recording = _observed(package, case, mutation.algorithm, jax.random.key(seed))
+        for case, recording in _observations(package, mutation, seed):
             report = diagnose(case, recording)
             if not report.ok:
-                found = [d for d in merged(report.departures) if d.kind == "named"]
-                return [f"Algorithm {d.algorithm}, line {d.line}: {d.text}" for d in found]
+                found = [d for d in merged(report.departures) if d.kind != "harmless"]
+                told = [f"Algorithm {d.algorithm}, line {d.line}: {d.text}" for d in found]
+                return told if all(d.kind == "named" for d in found) else []
     return []
 
 
-def _observed(package: ModuleType, case: Case, algorithm: int, key: jax.Array) -> tuple[Case, Recording]:
-    """What the functions of a copy compute from a case: the transformer, and if asked for training or inference.
+def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator[tuple[Case, Recording]]:
+    """Cases that may show an edit, and what the functions of a copy compute of them."""
+    algorithm, key = mutation.algorithm, jax.random.key(seed)
+    n = ARCHITECTURES.get(mutation.variant, 10) if mutation.variant else FOREIGN[algorithm]
+    if algorithm == 3:
+        yield _one_by_one(package, seed)
+        return
+    edge = {11: "padding", 12: "padding"}.get(algorithm, "")
+    others = [] if mutation.variant else [(8, "PAPER"), (9, "PAPER"), (10, "GPT2")]
+    for number, variant in dict.fromkeys([(n, mutation.variant or "PAPER"), *others]):
+        record = with_numbers_that_matter(VARIANTS[variant])
+        case = make_case(number, variant, seed, edge=edge if number == n else "", record=record)
+        theta = _parameters(package, case)
+        if number == 9:
+            case = _drawn(case, key)
+        if number == n and algorithm in (11, 12, 13):
+            for implementation in ("paper", "auto"):
+                yield _trained(package, case, theta, algorithm, key, implementation)
+        elif number == n and algorithm in (14, 15):
+            for tau in (0.7, 0.0, np.inf):
+                yield _sampled(package, case, theta, algorithm, tau, key)
+        else:
+            yield case, _recorded(package, case, theta)
+    if algorithm == 4 and not mutation.variant:
+        yield _of_heads(package, seed)
 
-    Result: the case, with what the functions draw by themselves; the recording.
-    """
+
+def _parameters(package: ModuleType, case: Case) -> Any:
     variants = importlib.import_module(f"{package.__name__}.model.variants").VARIANTS
     theta = of_library(case, package, with_numbers_that_matter(variants[case.variant]))
-    theta = jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
-    if case.algorithm == 9:
-        masked, mask_token = np.flatnonzero(masked_tokens(key, 0, 0, 0.5, case.sizes["l_x"])), case.sizes["N_V"] - 3
-        x = [mask_token if t in masked else v for t, v in enumerate(case.inputs["labels"])]
-        case = dataclasses.replace(case, inputs={**case.inputs, "x": x, "masked": masked.tolist()})
+    return jax.tree.map(lambda W: jnp.asarray(W, jnp.float64), theta)
+
+
+def _drawn(case: Case, key: jax.Array) -> Case:
+    """A case of Algorithm 9 with the tokens masked that Algorithm 12 draws."""
+    labels, mask_token = case.inputs["labels"], case.sizes["N_V"] - 3
+    l, drawn = case.inputs.get("length", len(labels)), masked_tokens(key, 0, 0, 0.5, len(labels))
+    x = [mask_token if drawn[t] else v for t, v in enumerate(labels[:l])] + case.inputs["x"][l:]
+    return dataclasses.replace(case, inputs={**case.inputs, "x": x, "masked": np.flatnonzero(drawn[:l]).tolist()})
+
+
+def _recorded(package: ModuleType, case: Case, theta: Any) -> Recording:
+    """What the transformer of a copy computes."""
     given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
-    functions = {n: entry.function for n, entry in package.REGISTRY.items()}
-    transformer = functools.partial(functions[case.algorithm], *given, implementation="paper")
-    recording = record_jax(lambda theta: transformer(theta=theta), theta, parameters=theta)
-    if algorithm in (11, 12, 13):
-        data = [jnp.asarray(case.inputs["labels"])] if algorithm == 12 else given
-        options = {"p_mask": 0.5, "key": key} if algorithm == 12 else {}
-        after = functions[algorithm](*(a[None] for a in data), theta, N_epochs=1, eta=case.eta, **options)
-        steps = jax.tree_util.tree_flatten_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, theta, after))[0]
-        recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}
-    if algorithm == 14:
-        draws = [functools.partial(_categorical, jax.random.fold_in(key, i)) for i in range(len(case.sampling["y"]))]
-        case = dataclasses.replace(case, sampling={**case.sampling, "draws": draws})
-        x, tau = jnp.asarray(case.sampling["x"]), case.sampling["tau"]
-        recording.sampled = functions[14](x, theta, l_gen=len(draws), tau=tau, key=key).tolist()
+    padded = {"z_length": jnp.asarray(case.inputs["z_length"])} if "z_length" in case.inputs else {}
+    if "length" in case.inputs:  # of which Algorithm 9 embeds the padding otherwise
+        real = jnp.arange(len(given[0])) < case.inputs["length"]
+        padded = {"mask": jnp.broadcast_to(real[:, None], 2 * real.shape)}
+    function = functools.partial(package.REGISTRY[case.algorithm].function, *given, implementation="paper", **padded)
+    return record_jax(lambda theta: function(theta=theta), theta, parameters=theta)
+
+
+def _trained(
+    package: ModuleType, case: Case, theta: Any, algorithm: int, key: jax.Array, implementation: str
+) -> tuple[Case, Recording]:
+    """A case, and the gradient of the last step of training: of Algorithm 11 the second, from the θ of the first."""
+    of = {11: ("z", "x"), 12: ("labels",), 13: ("x",)}[algorithm]
+    data = [jnp.asarray(case.inputs[name])[None] for name in of]
+    options: dict[str, Any] = {"p_mask": 0.5, "key": key} if algorithm == 12 else {}
+    options |= {"lengths": jnp.asarray([case.inputs["length"]])} if algorithm == 12 else {}
+    options["implementation"] = implementation
+    if algorithm == 11:
+        data = [jnp.concatenate([a[:, ::-1], a]) for a in data]
+        options["z_lengths"] = jnp.asarray([data[0].shape[1], case.inputs["z_length"]])
+
+    def train(theta: Any, n: int) -> Any:
+        some = {name: a[:n] if name.endswith("lengths") else a for name, a in options.items()}
+        function = package.REGISTRY[algorithm].function
+        return function(*(a[:n] for a in data), theta, N_epochs=1, eta=case.eta, **some)
+
+    before, after = train(theta, 1) if algorithm == 11 else theta, train(theta, len(data[0]))
+    if algorithm == 11:
+        flat = {jax.tree_util.keystr(path): np.asarray(W) for path, W in jax.tree_util.tree_leaves_with_path(before)}
+        case = dataclasses.replace(case, theta=paper_names(flat))
+    recording = _recorded(package, case, before)
+    steps = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, before, after))
+    recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}
     return case, recording
+
+
+def _sampled(
+    package: ModuleType, case: Case, theta: Any, algorithm: int, tau: float, key: jax.Array
+) -> tuple[Case, Recording]:
+    """A case with the draws of the functions themselves, and the tokens that Algorithm 14 or 15 samples."""
+    function, recording = package.REGISTRY[algorithm].function, _recorded(package, case, theta)
+    draws = [functools.partial(_categorical, jax.random.fold_in(key, i)) for i in range(case.sizes["l_max"])]
+    said = {name: jnp.asarray(case.sampling[name]) for name in ("x", "z") if name in case.sampling}
+    if algorithm == 14:
+        recording.sampled = function(said["x"], theta, l_gen=len(case.sampling["y"]), tau=tau, key=key).tolist()
+    else:
+        tokens = function(said["z"], theta, tau=tau, key=key, l_max=case.sizes["l_max"])[0].tolist()
+        eos = case.sizes["N_V"] - 1
+        recording.sampled = tokens[: 2 + max(t for t, token in enumerate(tokens) if token != eos)]
+    return dataclasses.replace(case, sampling={**case.sampling, "tau": tau, "draws": draws}), recording
 
 
 def _one_by_one(package: ModuleType, seed: int) -> tuple[Case, Recording]:
@@ -164,6 +226,17 @@ def _one_by_one(package: ModuleType, seed: int) -> tuple[Case, Recording]:
     context = jnp.repeat(Z[:, None], X.shape[1], axis=1)
     query = functools.partial(package.REGISTRY[3].function, X, context)
     return case, record_jax(query, theta, parameters=theta)
+
+
+def _of_heads(package: ModuleType, seed: int) -> tuple[Case, Recording]:
+    """Algorithm 5, where a token has nothing to attend to, and what that of a copy computes."""
+    case = make_case(5, seed=seed)
+    W = {name: jnp.asarray(a, jnp.float64) for name, a in case.theta.items()}
+    out = {name: W.pop(name) for name in ("W_o", "b_o")}
+    theta = package.MHAttentionParams(package.AttentionParams(**W), **out)
+    X, Z = (jnp.asarray(case.inputs[name], jnp.float64) for name in "XZ")
+    function = functools.partial(package.REGISTRY[5].function, X, Z, mask=jnp.asarray(case.inputs["Mask"]))
+    return case, record_jax(lambda W: function(W=W, implementation="paper"), theta, parameters=theta)
 
 
 def _categorical(key: jax.Array, logits: np.ndarray) -> int:

@@ -38,6 +38,7 @@ class Attention(Parts):
         `kx`, `kz`: the lines of X and Z; `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x];
         `distances`: the name of T5's table; `embedded`: the context before the encoder.
         """
+        self.use("turns", place, Key(place, 4, "1"))
         if kx is not kz and self.name("kv_reads", place) == "X":
             mask = np.ones((X.shape[-1], X.shape[-1]), bool)
         if self.p(prefix + "W_c") is not None:
@@ -221,7 +222,9 @@ class Attention(Parts):
         cap = self.use("score_cap", place, k)
         if cap is not None:
             before, kb, k, c = S, k, Key(place, 4, "5", "capped"), cap * math.sqrt(d)
+            self.use("score_cap", place, k)
             S = self.line(k, lambda: self.rounded(c * np.tanh(before / c)), [kb], parts=True, forms=forms)
+        self.use("score_cap", place, Key(place, 4, "5"))
         return S, k
 
     def _by_distance(
@@ -236,7 +239,10 @@ class Attention(Parts):
             return root * np.array([s * apart for s in alibi_slopes(H)])[None]
         if kind == "T5":
             table, both = self.need(distances), place.startswith("enc")
-            buckets = [[t5_bucket(int(n) + (how == "one later") * (-1 if n > 0 else n < 0), both, int(numbers[0]), int(numbers[1])) for n in row] for row in apart]  # fmt: skip
+            exact = int(numbers[0]) // (4 if both else 2)  # distances that have a bucket of their own
+            if how == "one later":
+                apart = np.where(np.abs(apart) > exact, apart - np.sign(apart), apart)
+            buckets = [[t5_bucket(int(n), both, int(numbers[0]), int(numbers[1])) for n in row] for row in apart]
             return root * table[:, :, buckets]
         W_r, v = self.need(f"{prefix}W_r"), self.need(f"{prefix}{'u' if how == 'u for v' else 'v'}")
         r = np.array([[sinusoid(-int(n), W_r.shape[-1], numbers[0], "halves") for n in row] for row in apart])

@@ -103,11 +103,11 @@ def _residual(factor: float) -> Choice:
 
 
 def _distances(name: str) -> Choice:
-    """Such as "T5 32 128", "ALiBi", "Transformer-XL 10000"."""
-    kind, *numbers = name.split(" ")
+    """Such as "T5 32 128", "ALiBi, reversed", "Transformer-XL 10000, no u"."""
+    said, _, how = name.partition(", ")
+    kind, *numbers = said.split(" ")
     texts = {"T5": "scores have a bias for each distance", "ALiBi": "scores have ALiBi's slopes",
              "Transformer-XL": "scores have Transformer-XL's distances"}  # fmt: skip
-    kind, _, how = kind.partition(":")
     return Choice(f"{texts[kind]}{f' ({how})' if how else ''}", (kind, [float(n) for n in numbers], how))
 
 
@@ -253,6 +253,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("own", "each layer has its own parameters", lambda l, L: l), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
         ("last", "every layer has the last layer's parameters", lambda l, L: L - 1),
         ("next", "layer l has the parameters of layer l + 1", lambda l, L: (l + 1) % L), ("previous", "layer l has the parameters of layer l − 1", lambda l, L: max(l - 1, 0))),
+    "side_by_side": _rows(
+        ("A+B", "attention and MLP are added", lambda A, B: A + B), ("2A+B", "attention is added twice", lambda A, B: 2 * A + B), ("A+2B", "the MLP is added twice", lambda A, B: A + 2 * B),
+        ("A", "the MLP is left out", lambda A, B: A + 0 * B), ("B", "attention is left out", lambda A, B: B + 0 * A)),
+    "turns": _rows(("own", "each layer has the attention of its turn", None), ("next", "each layer has the attention of the next turn", None)),
     "shared": _rows(("own", "cross-attention has its own parameters", "e_d/"), ("self", "cross-attention has the parameters of self-attention", "")),
     "unembed": _rows(("W_u", "logits are W_u X", False), ("W_eᵀ", "W_u is W_eᵀ (tied)", True)),
     "unembed_scale": _rows(
@@ -261,6 +265,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "unembed_bias": _rows(("none", "logits have no bias", None)),
     "last_softmax": _rows(
         ("vocabulary", "P is a softmax over the vocabulary", (-2,)), ("tokens", "softmax is over the tokens t, not the vocabulary", (-1,)), ("both", "softmax is over all of the array", (-2, -1)),
+        ("divided by the sum of the tokens", "numerators are divided by their sum over the tokens t, not over the vocabulary", "sum of tokens"),
         ("twice", "softmax is taken twice", "twice"), ("sigmoid", "P is σ of the logits", "sigmoid")),
     "cap": {"none": Choice("logits are not capped", None), **{c: _number("logits are VALUE·tanh(logits/VALUE)")(c) for c in ("15", "30", "50")}},
     "score_cap": {"none": Choice("scores are not capped", None), **{c: _number("scores are VALUE·tanh(scores/VALUE)")(c) for c in ("15", "30", "50")}},
@@ -283,6 +288,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("groups", "head h reads keys h·H_kv // H", lambda K, H: np.repeat(K, H // K.shape[-3], axis=-3)),
         ("modulo", "head h reads keys h mod H_kv", lambda K, H: np.concatenate([K] * (H // K.shape[-3]), axis=-3)), ("first", "all heads read the first keys", lambda K, H: np.repeat(K[..., :1, :, :], H, axis=-3))),
     "experts": {"none": Choice("there is one MLP", None)},
+    "shared_gate": _rows(("σ", "the shared expert is multiplied by σ(w_s X)", True), ("none", "the shared expert is not gated", False)),
     "activation": _rows(
         ("gelu", "the activation is the exact GELU", lambda x: x * phi(x)), ("relu", "the activation is ReLU", lambda x: where_positive(x, x, 0 * x)),
         ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
@@ -316,6 +322,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("paper", "y is the first v with q[0] + … + q[v] above the draw", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau)), ("τ is not used", "τ is not used", lambda lp, tau, u, i: drawn(lp[:, -1], u[i])),
         ("inverse", "logits are multiplied by τ, not divided", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], 1 / tau if tau else np.inf)), ("greedy", "the likeliest token is taken", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], 0.0)),
         ("column before", "the column before the last is read", lambda lp, tau, u, i: drawn(lp[:, -2], u[i], tau) if lp.shape[1] > 1 else None), ("one draw", "one draw is used for all tokens", lambda lp, tau, u, i: drawn(lp[:, -1], u[0], tau)),
+        ("late", "a token is written one position too late, and none there", lambda lp, tau, u, i: drawn(lp[:, -2], u[i - 1], tau) if i else None),
         ("next draw", "the draw of the next token is used", lambda lp, tau, u, i: drawn(lp[:, -1], u[(i + 1) % len(u)], tau)), ("from the last", "the cumulated sum begins with the last token", lambda lp, tau, u, i: len(lp) - 1 - drawn(lp[::-1, -1], u[i], tau)),
         ("sorted", "tokens are cumulated in the order of their probability", lambda lp, tau, u, i: int(np.argsort(-lp[:, -1], kind="stable")[drawn(np.sort(lp[:, -1])[::-1], u[i], tau)])),
         ("one too far", "y is one token behind the draw", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau) + 1), ("p, not renormalized", "p^{1/τ} is not divided by its sum", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau, total=1.0)),
@@ -349,10 +356,10 @@ MADE: dict[str, Callable[[str], Choice]] = {
 HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
-STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances"}  # fmt: skip
+STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns"}  # fmt: skip
 """Slots that decide which lines there are."""
 
-RARE = {"parallel", "norm_which", "layer"}
+RARE = {"parallel", "norm_which", "layer", "turns"}
 """Slots that are tried behind all others: of equally good deviations, the first is taken."""
 
 LOADED = {"split", "weights", "out", "norm_which", "layer", "shared"} | {
@@ -384,13 +391,9 @@ def related(slot: str, name: str) -> list[str]:
         base, ways = name.split(" ")[1], ("", ", backwards", ", sin for cos")
         return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in ways]
     if slot == "distances" and name != "none":
-        kind, _, numbers = name.partition(" ")
-        hows = {
-            "T5": ("reversed", "one later"),
-            "ALiBi": ("reversed",),
-            "Transformer-XL": ("reversed", "u for v", "no u"),
-        }
-        return [f"{kind}:{how}{' ' * bool(numbers)}{numbers}" for how in hows[kind]] if kind in hows else []
+        kind = name.partition(" ")[0]
+        hows = {"T5": ("one later",), "Transformer-XL": ("u for v", "no u")}.get(kind, ())
+        return [f"{name}, {how}" for how in ("reversed", *hows)]
     if slot == "experts" and name != "none":
         said = json.loads(name)
         other = {"renormalized": not said["renormalized"], "k": said["k"] + 1, "factor": 1.0, "groups": 1,

@@ -24,6 +24,7 @@ from .evidence import (
     is_halfway,
     is_repeated,
     is_same,
+    measured,
     needed,
     score,
     seen_in,
@@ -52,6 +53,7 @@ OF_ATTENTION = (
 
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
+Taken = tuple[Seen, str, str]  # a foreign tensor as the value of a line, the departure's text and kind
 
 
 @dataclasses.dataclass
@@ -64,6 +66,7 @@ class Walk:
     status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
     layouts: dict[str, str]  # visit → where the value is
     notes: list[str]
+    is_lost: bool  # whether what is behind the last departure was not checked
 
 
 class Diagnosis:
@@ -96,6 +99,7 @@ class Diagnosis:
         self.taken: dict[str, Seen] = {}
         self.choices: dict[str, str] = {}
         self.departures: list[Departure] = []
+        self.is_lost = False
 
     def run(self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None) -> Reference:
         """A run of the reference that looks for its values among the foreign tensors."""
@@ -122,12 +126,15 @@ class Diagnosis:
             if is_tail and self._shows_no_more(run):
                 break
             if self._repair(run, visit):
-                if len({seen.key.kind for seen in self.taken.values()}) < UNKNOWN:
+                of = [Key(d.where, d.algorithm, d.line, d.what) for d in self.departures if d.kind == "unknown"]
+                if len({key.kind for key in of}) < UNKNOWN:
                     continue
                 self._stop(run, visit)
                 break
             tried.add(visit)
-            self._depart(run.lines[visit].key, f"{self._why(run, visit)}; what follows cannot be checked", "unknown")
+            text, kind = self._why(run, visit)
+            self._depart(run.lines[visit].key, f"{text}; what follows cannot be checked", kind)
+            self.is_lost = True
             break
         self._simplify()
         run = self.run(self.choices, self.taken)
@@ -135,18 +142,19 @@ class Diagnosis:
         self._harmless(run, ok)
         return self._told(run, ok)
 
-    def _why(self, run: Reference, visit: str) -> str:
-        """What is known of a line that no choice explains."""
+    def _why(self, run: Reference, visit: str) -> tuple[str, str]:
+        """What is known of a line that no choice explains, and of which kind that is."""
         if self.lost is None:
-            return "differs, by no choice of the catalogue"
+            return "differs, by no choice of the catalogue", "unknown"
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")
-        is_empty = scores is not None and np.isneginf(np.real(scores.value)).all(-2).any()
-        cause = ", where a token has nothing to attend to: a softmax of −∞ alone is 0/0" if is_empty else ""
-        return f"is NaN, first in {self.lost.name}{cause}"
+        if scores is not None and np.isneginf(np.real(scores.value)).all(-2).any():
+            return "it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0", "named"
+        return f"is NaN, first in {self.lost.name}", "unknown"
 
     def _stop(self, run: Reference, visit: str) -> None:
         text = f"{UNKNOWN} lines have no name: the check stops, for what is behind would be guessed"
         self._depart(run.lines[visit].key, text, "stopped")
+        self.is_lost = True
 
     def _depart(
         self, key: Key, text: str, kind: str, where: str = "", choices: Mapping[str, str] | None = None
@@ -184,22 +192,33 @@ class Diagnosis:
                 return True
         if best is None and self.lost is not None:
             return False
+        taken = None
         if best is None:
-            taken = self._take(run, visit, pins)
-            pairs = self._pairs(run, index, trials, taken is not None)
-            best = self._best(pairs, pins, index, run, instead=taken)
-            if best is None:
-                if taken is None:
-                    return False
-                self._keep(*taken)
-                return True
-        self._adopt(best, run, index)
-        return True
+            best, taken = self._rather(run, start, index, trials, pins)
+        if taken is not None:
+            self._keep(*taken)
+        elif best is not None:
+            self._adopt(best, run, index)
+        return best is not None or taken is not None
 
-    def _keep(self, seen: Seen, text: str) -> None:
+    def _rather(
+        self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins
+    ) -> tuple[dict[str, str] | None, Taken | None]:
+        """What explains a line that no single choice does: two choices, or a foreign tensor in its place, or that of a
+        line before which a number alone explains.
+        """
+        found = [self._take(run, visit, pins) for visit in list(run.lines)[start : index + 1]]
+        taken = next((of for of in found if of is not None and of[2] == "named"), found[-1])
+        if taken is not None and taken[2] == "named":
+            return None, taken
+        pairs = self._pairs(run, index, trials, taken is not None)
+        best = self._best(pairs, pins, index, run, instead=taken)
+        return best, taken if best is None else None
+
+    def _keep(self, seen: Seen, text: str, kind: str) -> None:
         """Go on from a foreign tensor as the value of a line."""
         self.taken[seen.key.id] = seen
-        self._depart(seen.key, text, "unknown")
+        self._depart(seen.key, text, kind)
 
     def _loosened(
         self, run: Reference, pins: Pins, index: int, window: list[str], singles: list[tuple[Trial, ...]]
@@ -275,7 +294,7 @@ class Diagnosis:
         base: int,
         run: Reference,
         *,
-        instead: tuple[Seen, str] | None = None,
+        instead: Taken | None = None,
         look: bool = True,
         choices: Mapping[str, str] | None = None,
     ) -> dict[str, str] | None:
@@ -306,7 +325,14 @@ class Diagnosis:
     def _explained(self, choices: Mapping[str, str], new: Mapping[str, str], pins: Pins) -> tuple[float, int]:
         """How much new choices explain: a few departures later, and if they hold everywhere."""
         wide = {scope.partition("@")[0]: name for scope, name in new.items()}
-        return self._lookahead({**choices, **new}, pins), score(self.run({**choices, **wide}, self.taken))[0]
+        return self._lookahead({**choices, **new}, pins), self._scored({**choices, **wide})[0]
+
+    def _scored(self, choices: Mapping[str, str]) -> tuple[int, list[str]]:
+        """The score of a run with choices that may make no sense somewhere."""
+        try:
+            return score(self.run(choices, self.taken))
+        except ERRORS:
+            return 0, []
 
     def _budget(self, run: Reference, base: int) -> int:
         """How many lines in a row a run may miss before it is given up: some more than the code hides elsewhere."""
@@ -363,7 +389,7 @@ class Diagnosis:
             other = {wide(*scope.split("@", 1)): name for scope, name in new.items() if "@" in scope} or dict(new)
             if other == dict(new):
                 continue
-            first, found = score(self.run({**self.choices, **other}, self.taken))
+            first, found = self._scored({**self.choices, **other})
             if first >= local and len(found) >= len(evidence) and (not is_structure or len(found) > len(evidence)):
                 local, evidence, new = first, found, {**other}
                 if all("@" not in scope for scope in new):
@@ -394,7 +420,7 @@ class Diagnosis:
                 self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})
                 return
 
-    def _take(self, run: Reference, visit: str, pins: Pins) -> tuple[Seen, str] | None:
+    def _take(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
         """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives.
 
         Heads that are computed one by one are together behind their softmax only.
@@ -404,7 +430,7 @@ class Diagnosis:
             return self._taken(run, visit, pins) or self._taken(run, values, pins)
         return self._taken(run, visit, pins)
 
-    def _taken(self, run: Reference, visit: str, pins: Pins) -> tuple[Seen, str] | None:
+    def _taken(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
         seen, ids, best = run.lines[visit], list(run.lines), None
         value = seen.value[0] if seen.parts else seen.value[0][None]
         used = {(g.tensor.time, g.axis) for s in run.lines.values() if s.match is not None for g in s.match.groups}
@@ -426,9 +452,11 @@ class Diagnosis:
                 best = gained, taken, group
         if best is None:
             return None
-        tensor = best[2].tensor
+        text, tensor = measured(best[1].match.values, value if seen.parts else value[0], seen.tolerance), best[2].tensor
+        if text:
+            return best[1], text, "named"
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
-        return best[1], text
+        return best[1], text, "unknown"
 
     def _harmless(self, run: Reference, ok: Mapping[str, bool]) -> None:
         """Lines that differ without effect on what follows."""
@@ -454,7 +482,6 @@ class Diagnosis:
     def _told(self, run: Reference, ok: Mapping[str, bool]) -> Walk:
         ids = list(run.lines)
         last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
-        is_lost = bool(self.departures) and self.departures[-1].kind in ("unknown", "stopped")
         status, layouts = {}, {}
         for i, visit in enumerate(ids):
             match, form = run.lines[visit].match, run.lines[visit].form
@@ -464,13 +491,13 @@ class Diagnosis:
             elif ok[visit]:
                 status[visit] = "in step"
             else:
-                status[visit] = "differs" if i <= last else "behind" if is_lost else "not shown"
+                status[visit] = "differs" if i <= last else "behind" if self.is_lost else "not shown"
         notes = [
             *self.recording.notes,
             *([] if "empty" in {scope.partition("@")[0] for scope in self.choices} else finite_masks(run)),
         ]
         departures = [dataclasses.replace(d, seen_in=seen_in(run, d)) for d in self.departures]
-        return Walk(departures, dict(self.choices), run, status, layouts, notes)
+        return Walk(departures, dict(self.choices), run, status, layouts, notes, self.is_lost)
 
 
 def _key(visit: str) -> Key:

@@ -13,9 +13,14 @@ from .reference import Reference
 from .run import LARGE, Key, kind_of
 
 __all__ = [
-    "Departure", "finite_masks", "first_nan", "in_step", "is_halfway", "is_repeated", "is_same", "needed", "score",
+    "Departure", "finite_masks", "first_nan", "in_step", "is_halfway", "is_repeated", "is_same", "measured",
+    "needed", "score",
     "seen_in", "without_nan",
 ]  # fmt: skip
+
+
+FEW = 8
+"""Of fewer numbers, or of a difference of less than so many roundings, a factor or a sum proves nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Departure:
 
 
 def needed(run: Reference) -> dict[str, bool]:
-    """Whether the last line, or one that the run computes from a line, depends on it."""
+    """Whether the last line depends on a line, or what a run that ends before has not yet read."""
     ids = list(run.lines)
-    matters = dict.fromkeys(ids, False) | dict.fromkeys(ids[-1:], True)
+    matters = dict.fromkeys(ids, False) | dict.fromkeys([*ids[-1:], *run.pending], True)
     for visit in reversed(ids):
         for source in run.lines[visit].inputs if matters[visit] else ():
             if source in matters:
@@ -77,6 +82,20 @@ def is_same(one: Match, other: Match) -> bool:
     """Whether two matches are of the same tensors, or of the same rows of copies of them."""
     times = ({tensor.time for tensor in match.tensors} for match in (one, other))
     return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
+
+
+def measured(theirs: np.ndarray, mine: np.ndarray, tolerance: float) -> str:
+    """How a value departs, if by a number alone, which completes "equal if …"; else ""."""
+    a, b = (np.real(A[np.isfinite(mine)]).reshape(-1) for A in (mine, theirs))
+    near = 2 * tolerance + 1e-12 * float(np.abs(b).max(initial=0.0))
+    if len(a) < FEW or not np.isfinite(b).all() or np.abs(b - a).max() < FEW * near:
+        return ""
+    factor, added = float(a @ b / max(a @ a, 1e-300)), float((b - a).mean())
+    if np.abs(b - factor * a).max() <= near:
+        return f"it is multiplied by {factor:.6g}"
+    if np.abs(b - a - added).max() <= near:
+        return f"{added:.6g} is added to it"
+    return ""
 
 
 def is_repeated(run: Reference, visit: str) -> bool:

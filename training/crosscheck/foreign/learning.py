@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,7 @@ COMPONENTS = 90
 
 def findings(diagnosis: Diagnosis, walk: Walk) -> list[Departure]:
     """The departures of the loss and of all that follows, where the lines before are explained."""
-    is_lost = bool(walk.departures) and walk.departures[-1].kind in ("unknown", "stopped")
-    if diagnosis.case.algorithm not in TRAINING or is_lost:
+    if diagnosis.case.algorithm not in TRAINING or walk.is_lost:
         return []
     return list(_Learning(diagnosis, walk).findings())
 
@@ -172,21 +172,21 @@ class _Learning:
                 yield "4", f"{text} {where}", given, {f"mask@{place}": "none"}
         if self.case.algorithm != 9:
             return
-        every, mask_token = range(len(given["x"])), self.case.sizes["N_V"] - 3
-        masked, hidden = list(given["masked"]), [t for t in every if given["x"][t] == mask_token]
+        l, mask_token = given.get("length", len(given["x"])), self.case.sizes["N_V"] - 3
+        masked, own, padding = list(given["masked"]), range(l), range(l, len(given["x"]))
 
-        def of(chosen: Any, predicted: Any, token: int = mask_token) -> dict[str, Any]:
-            x = [token if t in chosen else v for t, v in enumerate(given["labels"])]
-            return {**given, "x": x, "masked": [t for t in predicted if t < given.get("length", len(x))]}
+        def of(chosen: Any, token: int = mask_token) -> dict[str, Any]:
+            x = [token if t in chosen else v for t, v in enumerate(given["labels"][:l])]
+            return {**given, "x": x + given["x"][l:], "masked": list(chosen)}
 
-        yield "7", "padding that is masked is predicted, too", {**given, "masked": hidden}, {}
-        others = [t for t in every if t not in hidden]
-        yield "5", "the tokens that are not drawn are masked", of(others, others), {}
+        for more in _some_of(padding):
+            yield "7", "padding that is masked is predicted, too", {**given, "masked": masked + list(more)}, {}
+        yield "5", "the tokens that are not drawn are masked", of([t for t in own if t not in masked]), {}
         for token in range(mask_token + 3):
-            yield "5", f"masked tokens are replaced by token {token}, not mask_token", of(hidden, masked, token), {}
-        for chosen in (c for n in range(1, len(every)) for c in itertools.combinations(every, n)):
+            yield "5", f"masked tokens are replaced by token {token}, not mask_token", of(masked, token), {}
+        for chosen in _some_of(own):
             numbers = ", ".join(str(t + 1) for t in chosen)
-            yield "5", f"other tokens are masked than the draws say: number {numbers}", of(chosen, chosen), {}
+            yield "5", f"other tokens are masked than the draws say: number {numbers}", of(chosen), {}
 
     def _derivatives(self) -> list[tuple[str, str, Key]]:
         """The places where a derivative may be another formula's: slot, kind of place, and the first line there."""
@@ -227,9 +227,12 @@ class _Learning:
         if algorithm == 15 and x != [N_V - 2]:
             yield Departure(15, "1", "", "", f"it begins with token {x}, not with bos_token", "named")
         if not fits(declared, drawn):
-            fitting = [name for name in others if fits(name, drawn)]
+            ending = _ending(drawn, N_V - 1, functools.partial(fits, declared)) if algorithm == 15 else ""
+            fitting = [name for name in others if not ending and fits(name, drawn)]
             texts = [choice("sampling", name).text for name in fitting]
-            if fitting:
+            if ending:
+                yield Departure(15, "3", "", "", ending, "named")
+            elif fitting:
                 yield Departure(algorithm, line, "", "", ", or ".join(texts), "named", {"sampling": fitting[0]})
             elif algorithm == 14 and theirs[0] == x[-1] and fits(declared, drawn[1:]):
                 yield Departure(14, "return", "", "", "the last token of the prompt is returned, too", "named")
@@ -291,6 +294,22 @@ def _components(wrong: list[str], theirs: Mapping[str, Any]) -> dict[str, list[i
             known = np.flatnonzero(~np.isnan(theirs[n]))
             at[n] = rng.permutation(known)[: max(1, count // len(names))].tolist()
     return at
+
+
+def _ending(drawn: list[int], eos: int, fits: Callable[[list[int]], bool]) -> str:
+    """How a sequence ends otherwise, if its tokens before that fit the draws; else ""."""
+    last = drawn[-1]
+    same = sum(1 for _ in itertools.takewhile(lambda token: token == last, reversed(drawn)))
+    if last == eos and fits(drawn[:-1]):
+        return f"eos_token is written after {len(drawn)} tokens, without being drawn"
+    if same > 1 and fits(drawn[: len(drawn) - same + 1]):
+        return f"it ends at token {last}, not at eos_token"
+    return ""
+
+
+def _some_of(tokens: range) -> Iterator[tuple[int, ...]]:
+    """Every choice of tokens, but for none."""
+    return itertools.chain.from_iterable(itertools.combinations(tokens, n + 1) for n in range(len(tokens)))
 
 
 def _names(wrong: list[str], every: Mapping[str, Any]) -> str:

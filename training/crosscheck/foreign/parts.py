@@ -195,6 +195,8 @@ class Parts(Run):
 
         def weights() -> Any:
             how, G = self.use("experts", place), np.zeros_like(router)
+            if how is None:
+                raise ValueError(f"{place}: expected a choice of experts, got none")
             for r, t in np.ndindex(router.shape[0], router.shape[-1]):
                 b = None if b_choice is None else b_choice[0]
                 for i, weight in weights_of_experts(router[r, :, t], b, how).items():
@@ -213,7 +215,8 @@ class Parts(Run):
             Y = self.rounded((G[..., None, :] * each(f"{prefix}experts/", X[:, None])).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
                 w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X)
-                Y = self.sum(Y, shared if w_s is None else shared * sigmoid(self.product(w_s[:, None], X)))
+                is_gated = w_s is not None and self.use("shared_gate", place)
+                Y = self.sum(Y, shared * sigmoid(self.product(w_s[:, None], X)) if is_gated else shared)
             return Y
 
         return self.line(ko, total, [kw, source])
@@ -255,6 +258,9 @@ class Parts(Run):
             axis = self.use("last_softmax", "")
             if axis == "sigmoid":
                 return 1 / (1 + np.exp(-Y))
+            if axis == "sum of tokens":
+                E = np.exp(Y - np.real(Y).max(-2, keepdims=True))
+                return self.rounded(E / E.sum(-1, keepdims=True))
             P = softmax(Y, (-2,) if axis == "twice" else axis)
             P = softmax(P, (-2,)) if axis == "twice" else P
             return self.off(P, P * (2 + np.abs(Y))) if self.epsilon else P

@@ -117,7 +117,7 @@ class Reference(Recurrence):
                 normed = self.norm(first[0], *X, first[1], around=around)
                 A, kA = attend(*normed)
                 B, kB = feed(*(normed if how == "one" else self.norm(second[0], *X, second[1], around=around)))
-                X = self._sum(km, pm, X[0], X[0], A + B, [X[1], kA, kB])
+                X = self._sum(km, pm, X[0], X[0], self.use("side_by_side", pm, km)(A, B), [X[1], kA, kB])
                 continue
             X = self._sublayer(order, *X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
@@ -152,6 +152,7 @@ class Reference(Recurrence):
         mask = _unpadded(len(z), len(z), length)
         Z = self._layers("enc", Z, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
         Z = self.norm("9", *self.extra_norm("9/extra", *Z, 8, "9"), ("gamma_enc", "beta_enc"))
+        self.pending = [Z[1].id]
         X = self.embed(x, 8, "11", "decoder")
         causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], _unpadded(len(z), len(x), length)
         for place, prefix in self._loop("dec", sizes["L_dec"], lambda place: Key(place, 8, "14")):
@@ -181,6 +182,7 @@ class Reference(Recurrence):
                 X = self._sublayer("norm_last", *X, norm, f, Key(at, 8, line))
         X = self.norm("20", *self.extra_norm("20/extra", *X, 8, "20"), ("gamma_dec", "beta_dec"))
         self.unembed(*X, 8)
+        self.pending = []
 
     def loss(self, name: str) -> Any:
         """The loss of Algorithm 11, 12 or 13, by the choice with a name."""

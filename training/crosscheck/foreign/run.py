@@ -73,6 +73,12 @@ def scope_of(scope: str, slot: str, place: str) -> bool:
     return scope in (slot, f"{slot}@{place}", f"{slot}@{kind_of(place)}")
 
 
+def _chosen(choices: Choices, slot: str, place: str) -> str | None:
+    """The name that is chosen for a place, or for it in every layer, or everywhere."""
+    scopes = (f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot)
+    return next((choices[scope] for scope in scopes if scope in choices), None)
+
+
 class StopRun(Exception):  # noqa: N818
     """The run has seen enough."""
 
@@ -104,12 +110,14 @@ class Run:
     ) -> None:
         self.case, self.choices, self.finder, self.epsilon = case, dict(choices or {}), finder, epsilon
         self.pins, self.extras, self.loose = pins or {}, extras or {}, loose
+        self.turns = any(scope.partition("@")[0] == "turns" for scope in self.choices)
         self.theta = theta or {name: np.asarray(W, np.float64)[None] for name, W in case.theta.items()}
         self.rng = np.random.default_rng(0)
         self.R = replicas + 1 if epsilon else 1
         self.lines: dict[str, Seen] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
         self.key: Key | None = None
+        self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses, self.budget = 0, budget
         self.detached, self.backward = detached, backward or {}
 
@@ -141,12 +149,15 @@ class Run:
 
     def name(self, slot: str, place: str) -> str:
         """The name of the choice at a place."""
-        scopes = f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot
-        for choices in (self.choices, self.case.base):
-            for scope in scopes:
-                if scope in choices:
-                    return choices[scope]
-        return paper(slot)
+        found = _chosen(self.choices, slot, place)
+        if found is None:
+            is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
+            found = _chosen(self.case.base, slot, self._next(place) if is_turned else place)
+        return paper(slot) if found is None else found
+
+    def _next(self, place: str) -> str:
+        """The place in the layer behind; behind the last, in the first."""
+        return re.sub(r"^l(\d+)", lambda match: f"l{int(match[1]) % self.case.sizes['L'] + 1}", place)
 
     def use(self, slot: str, place: str, key: Key | None = None) -> Any:
         """What the choice at a place does; that the current line (or `key`) depends on it is noted."""
