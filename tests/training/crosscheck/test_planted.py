@@ -53,7 +53,7 @@ SAYS = {
     "what is masked and what is not": "12, line 5: the tokens that are not drawn are masked",
     "the same masks for all sequences": "12, line 5: other tokens are masked than the draws say: number 2, 5",
     "the same masks in all epochs": "12, line 5: other tokens are masked than the draws say: number 2, 5",
-    "target already masked": "12, line 9: the mask token itself is predicted, in place of the token that it hides (sum)",  # noqa: E501
+    "target already masked": "12, line 9: the mask token itself is predicted, in place of the token that it hides (sum)",
     "padding in the loss": "13, line 5: labels are rolled: the last token predicts the first (sum)",
     "column off by one": "14, line 5: the column before the last is read",
     "temperature inverted": "14, line 5: logits are multiplied by τ, not divided",
@@ -88,6 +88,7 @@ SAYS = {
     "a bucket begins one distance later": "4, line 5: scores have a bias for each distance (one later)",
     "positions from 1": "2, line return: positions are one too high",
     "embedding not scaled": "8, line 2: embeddings are not scaled",
+    "factor of embeddings dropped": "10, line 2: embeddings are not scaled",
     "first position dropped": "2, line return: positions count t",
     "shared expert not gated": "10, line 8: the shared expert is not gated",
     "weights of experts not renormalized": "10, line 8: a token's experts are chosen by {\"k\": 2, \"scores\": \"softmax\", \"renormalized\": false, \"factor\": 1.0, \"groups\": 1, \"chosen_groups\": 1, \"best\": 2}",
@@ -115,12 +116,15 @@ SAYS = {
     "halves for neighbors": "4, line 1: queries and keys are rotated, pairs: neighbours, base 20, exponent 2i/d",
     "columns of −∞ are 0/0": "4, line return: it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0; what follows cannot be checked",
     "softmax over the wrong axis": "4, line return: numerators are divided by their sum over the queries t_x; Algorithm 10, line return: numerators are divided by their sum over the tokens t, not over the vocabulary",
+    "attention added twice where it is side by side": "10, line 8: attention is added twice",
     "one after the other for side by side": "10, line 8: X is added twice",
     "the residual stream for the one norm": "10, line 8: it reads X, not the normalized X̃",
 }
-"""What is wrong → what is told, behind \"Algorithm\": number, line, formula."""
+"""What is wrong → what is told, behind the word Algorithm: number, line, formula."""
 UNNAMED = {
     "padding masked": "a column of padding is predicted, which holds what the code puts there: no formula of the paper does",
+    "weights of the loss ignored": "in log_loss with weights, which callers use: no line of an algorithm does",
+    "softmax Jacobian without aᵀg": "derivatives are tried at one place at a time, and this one is another in every attention",
 }
 """What cannot be told from the numbers, and why."""
 # fmt: on
