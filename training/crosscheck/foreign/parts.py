@@ -215,8 +215,9 @@ class Parts(Run):
             Y = self.rounded((G[..., None, :] * each(f"{prefix}experts/", X[:, None])).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
                 w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X)
-                is_gated = w_s is not None and self.use("shared_gate", place)
-                Y = self.sum(Y, shared * sigmoid(self.product(w_s[:, None], X)) if is_gated else shared)
+                if w_s is not None and self.use("shared_gate", place):
+                    shared = shared * sigmoid(self.product(w_s[:, None], X))
+                Y = self.sum(Y, shared)
             return Y
 
         return self.line(ko, total, [kw, source])
