@@ -112,6 +112,7 @@ SAYS = {
     "ReLU for its square": "10, line 8: the activation is ReLU",
     "GELU for ReLU": "8, line 7: the activation is the exact GELU",
     "heads share keys by h mod H_kv": "4, line 4: head h reads keys h mod H_kv",
+    "softmax Jacobian without aᵀg": "4, line return: its derivative is as if the sum below the fraction is constant",
     "rotated backwards": "4, line 1: queries and keys are rotated, pairs: halves, base 20, exponent 2i/d, backwards",
     "halves for neighbors": "4, line 1: queries and keys are rotated, pairs: neighbours, base 20, exponent 2i/d",
     "columns of −∞ are 0/0": "4, line return: it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0; what follows cannot be checked",
@@ -124,7 +125,6 @@ SAYS = {
 UNNAMED = {
     "padding masked": "a column of padding is predicted, which holds what the code puts there: no formula of the paper does",
     "weights of the loss ignored": "in log_loss with weights, which callers use: no line of an algorithm does",
-    "softmax Jacobian without aᵀg": "derivatives are tried at one place at a time, and this one is another in every attention",
 }
 """What cannot be told from the numbers, and why."""
 # fmt: on

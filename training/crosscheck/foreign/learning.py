@@ -157,7 +157,8 @@ class _Learning:
             return self._departure(self.step, "gradient", "what W_e, tied, gets from the logits is missing", {})
         for slot, place, key in self._derivatives():
             for name in SLOTS[slot]:
-                if name != self.walk.run.name(slot, place) and fits(backward={f"{slot}@{place}": name}):
+                scope = f"{slot}@{place}" if place else slot
+                if name != self.walk.run.name(slot, place) and fits(backward={scope: name}):
                     text = f"its derivative is as if {SLOTS[slot][name].text}"
                     return Departure(key.algorithm, key.line, key.what, place, text, "named")
         return None
@@ -195,7 +196,9 @@ class _Learning:
             for slot, place in used if visit in self.walk.run.lines else ():
                 if slot in BACKWARD:
                     found.setdefault((slot, kind_of(place)), self.walk.run.lines[visit].key)
-        return [(slot, place, key) for (slot, place), key in found.items()]
+        several = [slot for slot in BACKWARD if sum(of == slot for of, _ in found) > 1]
+        wide = [(slot, "", next(key for (of, _), key in found.items() if of == slot)) for slot in several]
+        return [*((slot, place, key) for (slot, place), key in found.items()), *wide]
 
     def _update(self) -> Iterator[Departure]:
         theirs = self._theirs(self.recording.updated)
