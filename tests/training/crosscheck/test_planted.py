@@ -123,6 +123,7 @@ SAYS = {
 }
 """What is wrong → what is told, behind the word Algorithm: number, line, formula."""
 UNNAMED = {
+    "new rows not scaled by √(1 − α²)": "not tried yet: the catalogue has no choices inside this recurrence",
     "padding masked": "a column of padding is predicted, which holds what the code puts there: no formula of the paper does",
     "weights of the loss ignored": "in log_loss with weights, which callers use: no line of an algorithm does",
 }
