@@ -18,6 +18,8 @@ def test_many_clients_for_a_minute(tmp_path):
     run = make_run(tmp_path / "small", "d", BYTES, l_max=512, L=4, d_e=64, d_mlp=64)
     with load_of_clients.serving(run, "--memory", "64M", "--prefix-bytes", "4000000") as (port, memory):
         how = {"clients": CLIENTS, "model": "m", "words": 40, "memory": memory}
+        for few in (1, 3):  # a program for each number of rows
+            load_of_clients.loaded(port, seconds=5, **how | {"clients": few})
         before = load_of_clients.loaded(port, seconds=40, **how).memory[-10:]
         load = load_of_clients.loaded(port, seconds=40, **how)
         assert load.failures == []
