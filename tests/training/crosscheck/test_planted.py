@@ -68,7 +68,6 @@ SAYS = {
     "token written too late": "15, line 6: a token is written one position too late, and none there",
     "layers reversed": "8, line 5: the layers are in reverse",
     "bias of W_f skipped": "9, line 10: the bias is not added",
-    "padding of the sequence attended": "4, line 5: there is no mask: every token attends to every other",
     "learned positions added to rotary ones": "10, line 2: 0.1 is added to it",
     "activation of the algorithm for the variant's": "10, line 8: the activation is the exact GELU",
     "norm of the embeddings dropped": "6, line return: there is no norm here",
@@ -123,6 +122,7 @@ SAYS = {
 }
 """What is wrong → what is told, behind the word Algorithm: number, line, formula."""
 UNNAMED = {
+    "padding of the sequence attended": "it is, beside columns of padding, which hold what the code puts there",
     "new rows not scaled by √(1 − α²)": "not tried yet: the catalogue has no choices inside this recurrence",
     "padding masked": "a column of padding is predicted, which holds what the code puts there: no formula of the paper does",
     "weights of the loss ignored": "in log_loss with weights, which callers use: no line of an algorithm does",

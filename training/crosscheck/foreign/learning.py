@@ -31,7 +31,8 @@ COMPONENTS = 90
 
 def findings(diagnosis: Diagnosis, walk: Walk) -> list[Departure]:
     """The departures of the loss and of all that follows, where the lines before are explained."""
-    if diagnosis.case.algorithm not in TRAINING or walk.is_lost:
+    is_unknown = bool(walk.departures) and walk.departures[-1].kind == "unknown"
+    if diagnosis.case.algorithm not in TRAINING or walk.is_lost or is_unknown:
         return []
     return list(_Learning(diagnosis, walk).findings())
 

@@ -201,7 +201,7 @@ def of_library(case: Case, package: Any = algorithms, record: Any = None) -> Any
     """
     numbers, tree = _numbered(package, case.algorithm, record or case.record, case.sizes)
     flat = np.zeros(sum(n.size for n in numbers.values()), np.float32)
-    for name, part in paper_names(numbers, _places(record or case.record, case.sizes)).items():
+    for name, part in paper_names(numbers, _places(case.record, case.sizes)).items():
         flat[part] = case.theta[name]
     return jax.tree_util.tree_unflatten(tree, [flat[n] for n in numbers.values()])
 
