@@ -121,7 +121,7 @@ class RGLRU(Mixer):
         return State(h, jnp.zeros(B, bool), jnp.zeros(past, dtype))
 
     def _read(self, u: Any, begins: Any, W: RGLRUParams) -> tuple[Any, Any]:
-        """Log α, and what is added to each row, by the columns after their convolution."""
+        """Log α, and what is added to each row, from the columns after their convolution."""
         dtype = accumulation_dtype(u.dtype)
         u = (u + as_columns(W.b_c, u)).astype(dtype)
         gate_i, gate_r = (

@@ -264,7 +264,7 @@ def _of_experts(R: int = 768, n: int = 5, d_in: int = 128, d_out: int = 256) -> 
 
 
 def _of_loss(N_V: int = 1000, d_e: int = 128, l: int = 384) -> Check:
-    """The loss of tokens with different weights, one of which is 0."""
+    """The loss of tokens that have weights, some of them 0."""
     rng = np.random.default_rng(3)
     inputs, x = {"X": _drawn(rng, d_e, l), "W_u": _drawn(rng, N_V, d_e) / 8}, rng.integers(N_V, size=l)
     weights = np.maximum(_drawn(rng, l), 0)

@@ -166,7 +166,7 @@ def _recorded(package: ModuleType, case: Case, theta: Any) -> Recording:
     """What the transformer of a copy computes."""
     given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
     padded = {"z_length": jnp.asarray(case.inputs["z_length"])} if "z_length" in case.inputs else {}
-    if "length" in case.inputs:  # of which Algorithm 9 embeds the padding otherwise
+    if "length" in case.inputs:  # whose padding Algorithm 9 embeds differently
         real = jnp.arange(len(given[0])) < case.inputs["length"]
         padded = {"mask": jnp.broadcast_to(real[:, None], 2 * real.shape)}
     function = functools.partial(package.REGISTRY[case.algorithm].function, *given, implementation="paper", **padded)

@@ -277,7 +277,7 @@ class Engine:
         self._groups += map(self._group, same.values())
 
     def _fits(self, *new: _Sequence, sizes: tuple[int, int] = (0, 0)) -> bool:
-        """Whether there is memory for the active sequences and new ones, in at least so many rows and slots."""
+        """Whether the active sequences and new ones fit into memory, in a batch of at least these rows and slots."""
         every, running = [*self._active, *new], list(self._running.values())
         batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in every]
         read = {tuple(one.job.prompt.tokens) for one in every if one not in running}
@@ -382,7 +382,7 @@ class Engine:
     def _sizes(self, n: int, C: int) -> tuple[int, int]:
         """Return the rows and slots for n sequences that need C slots: as many as the active ones will need, or more
         rows, for which there are memory and a program, unless fewer have been enough for a while. So, under load, few
-        programs are compiled, each of which takes memory as long as the server runs.
+        programs are compiled; each takes memory until the server stops.
         """
         rows, slots = rows_for(max(n, len(self._active))), self._slots(C)
         with self._changed:

@@ -94,8 +94,8 @@ class Budget:
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
     def fits(self, batch: Sequence[int], read: Iterable[int], sizes: tuple[int, int] = (0, 0)) -> bool:
-        """Whether there is memory for sequences that grow to so many tokens, in at least so many rows and slots, beside
-        prompts that are read.
+        """Whether sequences that grow to so many tokens fit into memory, in a batch of at least these rows and slots,
+        beside prompts that are being read.
         """
         return max(self.of_batch(batch), self.of_sizes(*sizes)) + sum(map(self.of_reading, read)) <= self.most
 

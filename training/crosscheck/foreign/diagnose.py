@@ -143,7 +143,7 @@ class Diagnosis:
         return self._told(run, ok)
 
     def _why(self, run: Reference, visit: str) -> tuple[str, str]:
-        """What is known of a line that no choice explains, and of which kind that is."""
+        """What to say of a line that no choice explains, and the kind of its departure."""
         if self.lost is None:
             return "differs, by no choice of the catalogue", "unknown"
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")

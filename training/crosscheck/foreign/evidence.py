@@ -20,7 +20,7 @@ __all__ = [
 
 
 FEW = 8
-"""Of fewer numbers, or of a difference of less than so many roundings, a factor or a sum proves nothing."""
+"""With fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
