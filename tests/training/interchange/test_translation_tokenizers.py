@@ -13,6 +13,8 @@ from training.interchange import load_model, load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
 sentencepiece = pytest.importorskip("sentencepiece")
+# transformers recommends a normalizer of punctuation, which it makes and never calls.
+pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 CORPUS = ["the cat sat on the mat", "a dog sat on the log", "the log and the cat", "dogs and cats"]
 CORPUS += ["der Hund und die Katze"]
