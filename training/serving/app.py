@@ -22,17 +22,22 @@ from training.serving import embeddings
 from training.serving.chat import Chat, chat_of
 from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
+from training.serving.errors import JSON, RequestError, check_model, refusal
 from training.serving.exchange import Exchange, Stream
-from training.serving.fields import JSON, RequestError, check_model, refusal
 from training.serving.guards import host_guard, request_guard
 from training.serving.memory import TooLargeError
 from training.serving.messages import tokenized
+from training.serving.openapi import description
+from training.serving.requests import EmbeddingRequest
 from training.serving.served import Decoder, Served
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics")
+PATHS = (
+    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics",
+    "/openapi.json",
+)  # fmt: skip
 
 
 class Metrics:
@@ -100,6 +105,10 @@ class _Server:
         well = self._engine is None or self._engine.is_well
         return JSON({"status": "ok" if well else "stopping"}, status_code=200 if well else 503)
 
+    async def openapi(self, _: Request) -> Response:
+        """Describe the paths and the fields of requests."""
+        return JSON(description())
+
     async def models(self, request: Request) -> Response:
         """List the model, or describe it."""
         name = self._served.name
@@ -113,9 +122,9 @@ class _Server:
         return JSON(await asyncio.to_thread(tokenized, await self._body(request), self._served))
 
     async def embeddings(self, request: Request) -> Response:
-        body = await self._body(request)
-        texts = await asyncio.to_thread(embeddings.texts_of, body, self._served)
-        answer = await self._in_time(self._alone(lambda: embeddings.embeddings(body, texts, self._served)), request)
+        wanted = EmbeddingRequest.read(await self._body(request), self._served)
+        texts = await asyncio.to_thread(embeddings.texts_of, wanted, self._served)
+        answer = await self._in_time(self._alone(lambda: embeddings.embeddings(wanted, texts, self._served)), request)
         self.metrics.used(read=sum(map(len, texts)), generated=0)
         return _of(answer)
 
@@ -253,6 +262,7 @@ def make_app(
     routes = [
         Route("/health", server.health),
         Route("/metrics", server.metrics.shown),
+        Route("/openapi.json", server.openapi),
         Route("/v1/models", server.models),
         Route("/v1/models/{model:path}", server.models),
         Route("/v1/completions", server.completions, methods=["POST"]),

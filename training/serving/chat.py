@@ -8,25 +8,12 @@ from training.data.tokenizers import Tokenizer
 from training.generation.requests import Prompt
 from training.serving.calls import CallReader, Read
 from training.serving.engine import Step
-from training.serving.fields import boolean, check_fields, check_model, integer, invalid
-from training.serving.generating import FIELDS, Asked, common_fields, escaped, shown
-from training.serving.memory import LIKELIEST
-from training.serving.messages import conversation
+from training.serving.errors import invalid
+from training.serving.generating import Asked, common_fields, escaped, shown
+from training.serving.messages import conversation, speaker
+from training.serving.requests import ChatRequest
 from training.serving.served import Decoder, Served
-from training.serving.tools import Tools, grammar_of
-
-OF_CHAT = (
-    "messages", "max_completion_tokens", "top_logprobs",
-    "tools", "tool_choice", "parallel_tool_calls", "response_format",
-)  # fmt: skip
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "store": (None, False),
-    "metadata": (None, {}),
-    "modalities": (None, ["text"]),
-    "service_tier": (None, "auto", "default"),
-}
+from training.serving.tools import Tools, grammar_of, tools_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,39 +81,39 @@ def _read(reader: CallReader | None, text: str, finish: str | None) -> tuple[Rea
 
 def chat_of(body: Any, served: Served) -> Chat:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model has no template."""
-    check_fields(body, (*FIELDS, *OF_CHAT), NEUTRAL)
-    check_model(body.get("model"), served.name)
-    common = common_fields(body, served)
-    tokens, tools = conversation(body, served)
-    logprobs = integer(body, "top_logprobs", 0, least=0, most=LIKELIEST)
-    if not boolean(body, "logprobs"):
-        if logprobs:
-            raise invalid("top_logprobs", "expected logprobs to be true")
-        logprobs = None
+    request = ChatRequest.read(body, served)
+    common = common_fields(request, served)
+    model = speaker(served)
+    tools = tools_of(request, body.get("tools"), model)
+    tokens = conversation(request.messages, tools, model)
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "expected logprobs to be true")
     asked = Asked(
         prompts=[Prompt(tokens, answers=True)],
-        l_gen=_most_tokens(body, len(tokens), served),
+        l_gen=_most_tokens(request, len(tokens), served),
         named={} if tools is None else tools.form.named(served.tokenizer),
-        grammar=grammar_of(body, tools, common["ends"].tokens, served),
+        grammar=grammar_of(request, tools, common["ends"].tokens, model),
         **common,
     )
+    logprobs = request.top_logprobs if request.logprobs else None
     return Chat(asked=asked, tokenizer=served.tokenizer, logprobs=logprobs, tools=tools)
 
 
-def _most_tokens(body: dict[str, Any], l: int, served: Served) -> int:
+def _most_tokens(request: ChatRequest, l: int, served: Served) -> int:
     """Return the most tokens of an answer to l tokens; by default, as many as the context has room for."""
     l_max = served.config.l_max
     room = l_max - l + 1  # the last token is never read
     if room < 1:
         long = f"the conversation has {l} tokens, and the model reads at most l_max = {l_max}: shorten it"
         raise invalid("messages", long, "context_length_exceeded")
-    name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    if body.get("max_tokens") is not None and name == "max_completion_tokens":
+    asked = {name: getattr(request, name) for name in ("max_tokens", "max_completion_tokens")}
+    asked = {name: l_gen for name, l_gen in asked.items() if l_gen is not None}
+    if len(asked) > 1:
         raise invalid("max_tokens", "expected it or max_completion_tokens, got both")
+    for name, l_gen in asked.items():
+        if l_gen > room:
+            long = f"the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more"
+            raise invalid(name, f"{long}, got {l_gen}", "context_length_exceeded")
+        return l_gen
     assert isinstance(served.model, Decoder)
-    default = max(1, min(room, served.limits.tokens, served.model.budget.slots - l))
-    l_gen = integer(body, name, default, least=1, most=served.limits.tokens)
-    if l_gen > room:
-        long = f"the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more, got {l_gen}"
-        raise invalid(name, long, "context_length_exceeded")
-    return l_gen
+    return max(1, min(room, served.limits.tokens, served.model.budget.slots - l))

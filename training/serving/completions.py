@@ -9,13 +9,11 @@ from training.data.tokenizers import Tokenizer
 from training.generation.pieces import Pieces
 from training.generation.requests import Prompt
 from training.serving.engine import Step
-from training.serving.fields import RequestError, boolean, check_fields, check_model, errors_of, integer, invalid
-from training.serving.generating import FIELDS, Asked, common_fields, escaped, listed, not_text, shown, token_list
+from training.serving.errors import RequestError, errors_of, invalid
+from training.serving.fields import listed
+from training.serving.generating import Asked, common_fields, escaped, shown
+from training.serving.requests import CompletionRequest
 from training.serving.served import Decoder, Served
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {"best_of": (None, 1), "suffix": (None, "")}
-MOST_LOGPROBS = 5
-KEEP = "keep_final_space"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -109,23 +107,21 @@ class Completion:
 
 def completion_of(body: Any, served: Served) -> Completion:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model is an encoder."""
-    check_fields(body, (*FIELDS, "prompt", "echo", "parse_special", "add_special_tokens", KEEP), NEUTRAL)
-    check_model(body.get("model"), served.name)
+    request = CompletionRequest.read(body, served)
     if not isinstance(served.model, Decoder):
         raise RequestError("the model is an encoder, which cannot complete text: use /v1/embeddings")
-    common, echo = common_fields(body, served), boolean(body, "echo")
-    prompts = _prompts(body, served, served.model)
+    common, echo, logprobs = common_fields(request, served), request.echo, request.logprobs
+    prompts = _prompts(request, served.tokenizer, served.model)
     if len(prompts) * common["n"] > served.limits.choices:
         asked = f"{len(prompts)} prompts with n = {common['n']}"
         raise invalid("n", f"expected at most {served.limits.choices} completions per request, got {asked}")
-    logprobs = None
-    if body.get("logprobs") is not None:
-        logprobs = integer(body, "logprobs", 0, least=0, most=MOST_LOGPROBS)
     longest = max(len(prompt.tokens) for _, prompt, _ in prompts)
     if echo and logprobs is not None and longest > served.config.l_max:
         message = f"echo with logprobs: the prompt has {longest} tokens, expected at most l_max = {served.config.l_max}"
         raise RequestError(message, parameter="echo", code="context_length_exceeded")
-    l_gen = integer(body, "max_tokens", 16, least=0 if echo else 1, most=served.limits.tokens)
+    l_gen, least, most = request.max_tokens, 0 if echo else 1, served.limits.tokens
+    if not least <= l_gen <= most:
+        raise invalid("max_tokens", f"expected an integer from {least} to {most}, got {l_gen}")
     asked = Asked(prompts=[prompt for _, prompt, _ in prompts], l_gen=l_gen, **common)
     return Completion(
         asked=asked,
@@ -137,23 +133,19 @@ def completion_of(body: Any, served: Served) -> Completion:
     )
 
 
-def _prompts(body: dict[str, Any], served: Served, model: Decoder) -> list[tuple[str, Prompt, int]]:
+def _prompts(request: CompletionRequest, tokenizer: Tokenizer, model: Decoder) -> list[tuple[str, Prompt, int]]:
     """Return the prompts in a text, texts, tokens, or lists of tokens, each with its text, and with how many tokens
     precede it that are not the client's. Tokens are taken as they are.
     """
-    prompts, tokenizer = [], served.tokenizer
-    parse = boolean(body, "parse_special", default=True)
-    framed, keep = boolean(body, "add_special_tokens", default=True), boolean(body, KEEP)
+    prompts, parse, framed = [], request.parse_special, request.add_special_tokens
     framing = len(tokenizer.framed([0], ends=False)) - 1 if framed else 0
-    for one in listed(body.get("prompt")):
+    for one in listed(request.prompt):
         if isinstance(one, str):
             with errors_of("prompt"):
-                prompt = model.read(one, parse_special=parse, framed=framed, keep_final_space=keep)
+                prompt = model.read(one, parse_special=parse, framed=framed, keep_final_space=request.keep_final_space)
                 prompts.append((one, prompt, framing))
-        elif tokens := token_list(one, tokenizer.N_V):
-            prompts.append((_named(tokenizer, tokens), Prompt(tokens), 0))
         else:
-            raise not_text("prompt", tokenizer.N_V)
+            prompts.append((_named(tokenizer, one), Prompt(one), 0))
     return prompts
 
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from training.serving.chat import Chat
 from training.serving.completions import Completion
 from training.serving.engine import Failed, Job, Step
-from training.serving.fields import RequestError
+from training.serving.errors import RequestError
 from training.serving.served import Served
 
 

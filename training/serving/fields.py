@@ -1,101 +1,183 @@
-"""The fields of a request's JSON (unsupported ones are refused), and errors in the format of OpenAI's API."""
+"""Kinds of fields of a request's JSON, for pydantic. Each says in words what it expects, in errors and schemas."""
 
-import contextlib
-import json
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+import reprlib
+from typing import Annotated, Any, NamedTuple, Self
 
-from starlette.responses import Response
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-
-class RequestError(ValueError):
-    """A request cannot be answered: the `status` of HTTP, the invalid `parameter`, and the `code` for clients."""
-
-    def __init__(
-        self, message: str, *, status: int = 400, parameter: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.parameter, self.code = status, parameter, code
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the error as OpenAI's API has it."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
+from training.serving.errors import RequestError, check_model
+from training.serving.served import Served
 
 
-def invalid(name: str, what: str, code: str | None = None) -> RequestError:
-    """Return the error for a field with an invalid value."""
-    return RequestError(f"{name}: {what}", parameter=name, code=code)
+class Bounds(NamedTuple):
+    """What the fields of requests to one server may be."""
+
+    model: str  # its name
+    choices: int  # most continuations or texts of a request
+    tokens: int  # most tokens of a continuation
+    N_V: int  # tokens of the vocabulary
+    d_e: int  # components of an embedding
 
 
-class JSON(Response):
-    """A response in JSON, escaped to ASCII, so that it can quote any text of a request."""
+class Told:
+    """A field that expects `what`, in words."""
 
-    media_type = "application/json"
+    def __init__(self, what: str) -> None:
+        self.what = what
 
-    def render(self, content: Any) -> bytes:
-        """Return the bytes."""
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+    def words(self, _: Bounds) -> str:
+        """Return what the field expects on one server."""
+        return self.what
 
+    def holds(self, value: Any, bounds: Bounds) -> bool:
+        """Return whether a value of the right type is within the server's bounds."""
+        return True
 
-def refusal(wrong: RequestError, headers: Mapping[str, str] | None = None) -> JSON:
-    """Return the response to a request that is refused."""
-    return JSON(wrong.to_json(), status_code=wrong.status, headers=headers)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the validation of the field's type, whose error is told in words."""
+        return core_schema.with_info_wrap_validator_function(self._checked, handler(source))
 
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the schema of the field's type, with the words."""
+        return {**handler(schema), "description": self.what}
 
-def check_fields(body: Any, read: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Check that a request is an object with fields in `read`, and those in `neutral` with values of no effect."""
-    if not isinstance(body, dict):
-        raise RequestError("expected a JSON object")
-    for name, value in body.items():
-        if name not in read and name not in neutral:
-            raise RequestError(f"unknown parameter {name!r}; expected one of {', '.join(read)}", parameter=name)
-        if name in neutral and value not in neutral[name]:
-            raise RequestError(f"{name} is not supported: leave it out", parameter=name)
-
-
-def check_model(name: Any, model: str) -> None:
-    """Raise RequestError unless `name` is the name of the model."""
-    if name is None:
-        raise invalid("model", f"expected {model!r}, got nothing")
-    if name != model:
-        message = f"there is no model {name!r}, only {model!r}"
-        raise RequestError(message, status=404, parameter="model", code="model_not_found")
+    def _checked(self, value: Any, handler: Any, info: Any) -> Any:
+        try:
+            read = handler(value)
+            if self.holds(read, info.context):
+                return read
+        except ValidationError as wrong:
+            if wrong.errors(include_url=False)[0]["type"] in ("told", "extra_forbidden"):
+                raise
+        raise PydanticCustomError("told", "told", {"what": self.words(info.context)})
 
 
-def integer(body: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
-    """Return an integer field, or the default if it is missing or null. Raises RequestError outside these limits."""
-    value = default if body.get(name) is None else body[name]
-    if type(value) is not int or not least <= value <= most:
-        raise invalid(name, f"expected an integer from {least} to {most}, got {value!r}")
-    return value
+class Within(Told):
+    """An integer from `least` to `most`, either of which may be the name of a bound of the server's."""
+
+    def __init__(self, least: int | str, most: int | str) -> None:
+        self._limits = least, most
+        super().__init__("an integer within the server's limits")
+
+    def _within(self, bounds: Bounds) -> tuple[int, int]:
+        least, most = (limit if isinstance(limit, int) else getattr(bounds, limit) for limit in self._limits)
+        return least, most
+
+    def words(self, bounds: Bounds) -> str:
+        """Return the words with the limits."""
+        return "an integer from {} to {}".format(*self._within(bounds))
+
+    def holds(self, value: int, bounds: Bounds) -> bool:
+        """Return whether the value is within the limits."""
+        least, most = self._within(bounds)
+        return least <= value <= most
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the schema of an integer, with the limits that all servers share."""
+        shared = dict(zip(("minimum", "maximum"), self._limits, strict=True))
+        return {**handler(schema), **{name: limit for name, limit in shared.items() if isinstance(limit, int)}}
 
 
-def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number field, or the default if it is missing or null. Raises RequestError if it is not a number."""
-    value = default if body.get(name) is None else body[name]
-    if type(value) not in (int, float):
-        raise invalid(name, f"expected a number, got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise invalid(name, "expected a number below 10^308, got one of more digits") from None
+class OnlyModel(Told):
+    """The name of the model."""
+
+    def __init__(self) -> None:
+        super().__init__("the name of the model")
+
+    def words(self, bounds: Bounds) -> str:
+        """Return the name."""
+        return repr(bounds.model)
 
 
-def boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """Return a Boolean field, or the default if it is missing or null. Raises RequestError if it is not a Boolean."""
-    value = default if body.get(name) is None else body[name]
-    if not isinstance(value, bool):
-        raise invalid(name, f"expected true or false, got {value!r}")
-    return value
+class TextOrTokens(Told):
+    """A text, tokens, or several of these, in a list; tokens are never empty."""
+
+    def __init__(self) -> None:
+        super().__init__("a text, tokens, or a list of these, none of them empty")
+
+    def words(self, bounds: Bounds) -> str:
+        """Return the words with the vocabulary's limit."""
+        return f"a text, tokens from 0 to {bounds.N_V - 1}, or a list of these, none of them empty"
+
+    def holds(self, value: Any, bounds: Bounds) -> bool:
+        """Return whether no list is empty, and all tokens are in the vocabulary."""
+        return all(isinstance(one, str) or (one and 0 <= min(one) <= max(one) < bounds.N_V) for one in listed(value))
 
 
-@contextlib.contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Turn a ValueError into a RequestError about this field."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except ValueError as wrong:
-        raise invalid(name, str(wrong)) from None
+class Neutral:
+    """A field of OpenAI's that this server reads nothing from, and takes with these values alone."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return a validation that takes these values."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """Return the schema of these values."""
+        return {"enum": [None, *self._values]}
+
+    def _checked(self, value: Any) -> Any:
+        if value not in self._values:
+            raise PydanticCustomError("neutral", "neutral")
+        return value
+
+
+Flag = Annotated[bool, Told("true or false")]
+Text = Annotated[str, Told("a text")]
+Number = Annotated[float, Told("a number below 10^308")]
+ModelName = Annotated[str, OnlyModel()]
+Texts = Annotated[str | list[int] | list[str | list[int]], TextOrTokens()]
+
+
+def listed(given: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:
+    """Return several texts or lists of tokens unchanged, and a single one as a list of one."""
+    several: Any = given
+    return several if isinstance(given, list) and given and isinstance(given[0], str | list) else [several]
+
+
+class Fields(BaseModel):
+    """An object with no other fields than its own; null is as good as nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @classmethod
+    def read(cls, body: Any, served: Served) -> Self:
+        """Return the fields of a request's JSON to this server. Raises RequestError if one is unknown or invalid."""
+        limits = served.limits
+        N_V, d_e = served.tokenizer.N_V, served.config.d_e
+        bounds = Bounds(model=served.name, choices=limits.choices, tokens=limits.tokens, N_V=N_V, d_e=d_e)
+        try:
+            found = cls.model_validate(body, context=bounds)
+        except ValidationError as wrong:
+            errors = wrong.errors(include_url=False)
+            unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+            raise cls._refused([*unknown, *errors][0], bounds) from None
+        if (name := getattr(found, "model", None)) is not None:
+            check_model(name, served.name)
+        return found
+
+    @classmethod
+    def _refused(cls, wrong: ErrorDetails, bounds: Bounds) -> RequestError:
+        if not wrong["loc"]:
+            return RequestError("expected a JSON object")
+        parameter = str(wrong["loc"][0])
+        place = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in wrong["loc"]).removeprefix(".")
+        match wrong["type"]:
+            case "extra_forbidden" if place == parameter:
+                message = f"unknown parameter {place!r}; expected one of {', '.join(cls.model_fields)}"
+            case "extra_forbidden" | "neutral":
+                message = f"{place} is not supported: leave it out"
+            case "missing":
+                (told,) = (kind for kind in cls.model_fields[parameter].metadata if isinstance(kind, Told))
+                message = f"{place}: expected {told.words(bounds)}, got nothing"
+            case _:
+                message = f"{place}: expected {wrong.get('ctx', {})['what']}, got {reprlib.repr(wrong['input'])}"
+        return RequestError(message, parameter=parameter)

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from training.serving.fields import RequestError, refusal
+from training.serving.errors import RequestError, refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it

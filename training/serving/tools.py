@@ -1,13 +1,13 @@
 """What a chat request asks of the form of its answer: calls of `tools`, and JSON by `response_format`."""
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from training.generation.grammars import Grammar, of_json
 from training.serving.calls import CallFormat, CallReader
-from training.serving.fields import boolean, errors_of, invalid
-from training.serving.served import Decoder, Served
+from training.serving.errors import errors_of, invalid
+from training.serving.requests import CHOICES, ChatRequest, ChosenTool, ResponseFormat, WithTools
+from training.serving.served import Decoder
 
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 ANY_OBJECT = {"type": "object"}
@@ -28,18 +28,21 @@ class Tools(NamedTuple):
         return CallReader(self.form, self.schemas, several=self.several)
 
 
-def tools_of(body: Mapping[str, Any], model: Decoder) -> Tools | None:
-    """Return the tools of a request; None if there are none to call. Raises RequestError if a field is invalid."""
-    offered, choice = body.get("tools") or [], body.get("tool_choice")
-    several = boolean(body, "parallel_tool_calls", default=True)
-    if not isinstance(offered, list) or not all(map(_is_function, offered)):
-        raise invalid("tools", 'expected a list of {"type": "function", "function": {"name": …, "parameters": …}}')
-    functions = {tool["function"]["name"]: tool["function"] for tool in offered}
+def tools_of(request: WithTools, offered: Any, model: Decoder) -> Tools | None:
+    """Return the tools of a request, which the model is shown as `offered` by its JSON; None if there are none to call.
+    Raises RequestError if a field is invalid.
+    """
+    functions = {tool.function.name: tool.function for tool in request.tools}
     if wrong := [name for name in functions if not NAME.fullmatch(name)]:
         raise invalid("tools", f"expected names of at most 64 letters, digits, _, . and -, got {wrong[0][:80]!r}")
-    if len(functions) < len(offered):
+    if len(functions) < len(request.tools):
         raise invalid("tools", "expected a name of its own for each tool")
-    name = _chosen(choice, functions)
+    choice = request.tool_choice
+    name = choice.function.name if isinstance(choice, ChosenTool) else None
+    if not functions and (name or choice == "required"):
+        raise invalid("tool_choice", "expected tools beside it")
+    if name is not None and name not in functions:
+        raise invalid("tool_choice", f"expected {CHOICES}, got {name[:80]!r}")
     if choice == "none" or not functions:
         return None
     if model.calls is None:
@@ -48,56 +51,24 @@ def tools_of(body: Mapping[str, Any], model: Decoder) -> Tools | None:
         )
     is_called = choice == "required" or name is not None
     schemas = {
-        each: function.get("parameters") or ANY_OBJECT if is_called or function.get("strict") else ANY_OBJECT
+        each: function.parameters or ANY_OBJECT if is_called or function.strict else ANY_OBJECT
         for each, function in functions.items()
         if name in (None, each)
     }
     is_strict = any(schema is not ANY_OBJECT for schema in schemas.values())
-    return Tools(model.calls, offered, schemas, is_called, is_strict, several and name is None)
+    return Tools(model.calls, offered, schemas, is_called, is_strict, request.parallel_tool_calls and name is None)
 
 
-def _is_function(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return False
-    known = isinstance(function.get("parameters"), dict | None) and isinstance(function.get("description"), str | None)
-    return known and isinstance(function.get("strict"), bool | None)
-
-
-def _chosen(choice: Any, functions: Mapping[str, Any]) -> str | None:
-    """Return the name of the tool that has to be called; None if there is no such tool."""
-    if choice in (None, "none", "auto"):
+def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:
+    """Return the schema that an answer has to follow; None for any text."""
+    if form is None or form.type == "text":
         return None
-    if not functions:
-        raise invalid("tool_choice", "expected tools beside it")
-    if choice == "required":
-        return None
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in functions:
-        named = '{"type": "function", "function": {"name": …}} with the name of a tool'
-        raise invalid("tool_choice", f"expected none, auto, required or {named}, got {choice!r}"[:200])
-    return name
+    return ANY_OBJECT if form.json_schema is None else form.json_schema.of_answer
 
 
-def _schema(form: Any) -> dict[str, Any] | None:
-    """Return the schema that an answer has to follow by `response_format`; None for any text."""
-    kind = form.get("type") if isinstance(form, dict) else None
-    if form is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return ANY_OBJECT
-    given = form.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
-        known = '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
-        raise invalid("response_format", f"expected the type text or json_object, or {known}")
-    return given["schema"]
-
-
-def grammar_of(body: Mapping[str, Any], tools: Tools | None, ends: tuple[int, ...], served: Served) -> Grammar | None:
+def grammar_of(request: ChatRequest, tools: Tools | None, ends: tuple[int, ...], model: Decoder) -> Grammar | None:
     """Return the grammar of the answer to a request, which the tokens `ends` may end; None if it is any text."""
-    schema, rules, starts, model = _schema(body.get("response_format")), [], [], served.model
-    assert isinstance(model, Decoder)
+    schema, rules, starts = _schema(request.response_format), [], []
     if tools is not None and (tools.is_called or tools.is_strict or schema is not None):
         rules.append(tools.form.rules(tools.schemas, model.grammars, several=tools.several))
         starts.append("called" if tools.is_called or schema is not None else "free")
@@ -106,7 +77,7 @@ def grammar_of(body: Mapping[str, Any], tools: Tools | None, ends: tuple[int, ..
         starts.append("answer")
     if not starts:
         return None
-    if body.get("no_repeat_ngram_size"):
+    if request.no_repeat_ngram_size:
         raise invalid("no_repeat_ngram_size", "expected 0, as it may forbid what response_format or tools require")
     with errors_of("response_format" if "answer" in starts else "tools"):
         return model.grammars.of("\n".join([f"start: {' | '.join(starts)}", *rules]), ends)

@@ -15,6 +15,7 @@ serving_cases = pytest.importorskip("tests.serving_cases")
 complete = serving_cases.complete
 
 EOS = LETTERS.eos_token
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES = [{"role": role, "content": text} for role, text in (("user", "abc"), ("assistant", "j"), ("user", "de"))]
 MARK = 3
 """What stands between messages: no text has it where a client cannot write special tokens."""
@@ -104,11 +105,13 @@ def test_a_content_in_parts_is_their_text(client):
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content: expected a text"),
         ({"messages": [{"content": "abc"}]}, r"messages\[0\]: expected an object with a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].content: expected a te"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, r"messages\[0\]: tool_calls is not sup"),
+        ({"messages": [{"role": "user", "content": "a", "x": 1}]}, r"messages\[0\].x is not supported: leave it out"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [1]}]},
-            r"messages\[0\]: the chat template writes no ",
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+            r"messages\[0\]: tool_calls is not sup",
         ),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, r"messages\[0\]: the chat template writes no "),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, r"messages\[0\].tool_calls: expected a list of"),
         ({"messages": MESSAGES[:2]}, "messages: message 2: expected the user to speak last, got assistant"),
         ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
         ({"messages": [MESSAGES[0] | {"content": 50 * "a"}]}, "conversation has 52 tokens, and the model reads at mo"),
@@ -279,7 +282,7 @@ def test_base64_is_of_float32(of_encoder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"input": ""}, "input: expected a text, tokens from 0 to 14"),
+        ({"input": ""}, "input: expected a text of at least one token"),
         ({"input": []}, "input: expected a text"),
         ({"input": [99]}, "input: expected a text"),
         ({"input": ["a", 50 * "a"]}, "text 1 has 52 tokens, including special ones, but the model reads at most l_max"),

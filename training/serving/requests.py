@@ -1,0 +1,211 @@
+"""The requests of OpenAI's API that this server answers, with fields of vLLM's and llama.cpp's, as their JSON."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, Json, model_validator
+
+from training.serving.fields import Fields, Flag, ModelName, Neutral, Number, Text, Texts, Told, Within
+from training.serving.memory import LIKELIEST
+
+MOST_STOPS = 4
+MOST_LOGPROBS = 5
+LONGEST_NGRAM = 1 << 16
+CALLS = 'a list of {"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
+TOOLS = 'a list of {"type": "function", "function": {"name": …, "parameters": …}}'
+CHOICES = 'none, auto, required or {"type": "function", "function": {"name": …}} with the name of a tool'
+FORMS = 'the type text or json_object, or {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}'
+
+Stop = Annotated[str, Field(min_length=1)]
+
+
+class StreamOptions(Fields):
+    """What a stream tells besides the text."""
+
+    include_usage: Flag = False
+    include_obfuscation: Flag = False  # random padding, which this server never adds
+
+
+class Generation(Fields):
+    """What requests for completions and chat share."""
+
+    model: ModelName
+    max_tokens: Annotated[int, Within(1, "tokens")] | None = None
+    temperature: Number = 1.0
+    top_p: Number = 1.0
+    top_k: Annotated[int, Within(-1, "N_V")] = 0
+    repetition_penalty: Number = 1.0
+    no_repeat_ngram_size: Annotated[int, Within(0, LONGEST_NGRAM)] = 0
+    frequency_penalty: Number = 0.0
+    presence_penalty: Number = 0.0
+    logit_bias: Annotated[dict[str, Number], Told("an object of token IDs and numbers")] | None = None
+    n: Annotated[int, Within(1, "choices")] = 1
+    stream: Flag = False
+    stream_options: Annotated[StreamOptions, Told("an object with include_usage")] = StreamOptions()
+    logprobs: Any = None
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)],
+        Told(f"a text or at most {MOST_STOPS}, none of them empty"),
+    ] = Field(default_factory=list)
+    seed: Annotated[int, Within(-(2**63), 2**63 - 1)] | None = None
+    user: Any = None
+
+
+class CompletionRequest(Generation):
+    """A request to /v1/completions."""
+
+    prompt: Texts
+    max_tokens: Annotated[int, Told("an integer")] = 16
+    echo: Flag = False
+    logprobs: Annotated[int, Within(0, MOST_LOGPROBS)] | None = None
+    parse_special: Flag = True
+    add_special_tokens: Flag = True
+    keep_final_space: Flag = False
+    best_of: Annotated[Any, Neutral(1)] = None
+    suffix: Annotated[Any, Neutral("")] = None
+
+
+class TextPart(Fields):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields):
+    """The function of a call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: Annotated[Json[dict[str, Any]], Told("an object, as JSON in a text")]
+
+
+class Call(Fields):
+    """A call of a tool."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Fields):
+    """A message of a conversation."""
+
+    role: str
+    content: Annotated[str | list[TextPart], Told("a text, or a list of text parts")] | None = None
+    name: Text | None = None
+    tool_calls: Annotated[list[Call], Told(CALLS)] = Field(default_factory=list)
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v != []} if isinstance(given, dict) else given
+
+
+class Function(Fields):
+    """The function of a tool."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool that an answer may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class ChosenTool(Fields):
+    """A tool that has to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+Messages = Annotated[
+    list[Annotated[Message, Told("an object with a role and a content")]],
+    Field(min_length=1),
+    Told("a list of at least one message"),
+]
+
+
+class WithTools(Fields):
+    """The tools that an answer may call."""
+
+    tools: Annotated[list[Tool], Told(TOOLS)] = Field(default_factory=list)
+    tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool, Told(CHOICES)] = "auto"
+    parallel_tool_calls: Flag = True
+
+
+class AnswerSchema(Fields):
+    """A schema that an answer has to follow."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    of_answer: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Fields):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("no schema")
+        return self
+
+
+class ChatRequest(WithTools, Generation):
+    """A request to /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Within(1, "tokens")] | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[int, Within(0, LIKELIEST)] = 0
+    response_format: Annotated[ResponseFormat, Told(FORMS)] | None = None
+    function_call: Annotated[Any, Neutral("none")] = None
+    functions: Annotated[Any, Neutral([])] = None
+    store: Annotated[Any, Neutral(False)] = None
+    metadata: Annotated[Any, Neutral({})] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    service_tier: Annotated[Any, Neutral("auto", "default")] = None
+
+
+class EmbeddingRequest(Fields):
+    """A request to /v1/embeddings."""
+
+    model: ModelName
+    input: Texts
+    encoding_format: Annotated[Literal["float", "base64"], Told("float or base64")] = "float"
+    dimensions: Annotated[int, Within("d_e", "d_e")] | None = None
+    user: Any = None
+
+
+class TokenizeRequest(WithTools):
+    """A request to /tokenize, of vLLM's: the tokens of a prompt or a conversation."""
+
+    model: ModelName | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: Flag = True
