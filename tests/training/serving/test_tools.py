@@ -226,7 +226,7 @@ def test_any_object_is_json(served):
                     }
                 ]
             },
-            r"messages\[0\].tool_calls: expected arguments that are an object",
+            r"messages\[0\].tool_calls\[0\].function.arguments: expected an object, as JSON in a text",
         ),
     ],
 )
