@@ -80,8 +80,9 @@ picture: $(call INSTALLED,train$(COMMA)book) ## redraw the README's picture of A
 mutations: $(call INSTALLED,test) ## plant bugs in scratch copies, and report which test catches each
 	$(BIN)/python -m tests.mutations
 
-lint: $(call INSTALLED,dev) ## check formatting, rules and types
+lint: $(call INSTALLED,dev) ## check formatting, rules, the order of imports and types
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

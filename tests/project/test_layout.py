@@ -1,8 +1,7 @@
-"""The folders' contract: imports go one way, algorithms/ only computes, files and functions stay small."""
+"""The folders' contract: algorithms/ only computes, files and functions stay small. `make lint` checks imports."""
 
 import ast
 import functools
-import graphlib
 import itertools
 import pathlib
 import warnings
@@ -13,37 +12,6 @@ from algorithms.machinery.tags import tags_in
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What the folders hold, files and rooms, floor by floor: each imports from floors below it, and from its own room. A
-# new one gets its place here. First comes what the paper does not say, then its files, from Algorithm 1 to 15.
-FLOORS = {
-    "algorithms": (
-        {"machinery"},
-        {"loops", "notation"},
-        {"masks", "parameters"},
-        {"ops"},
-        {"alg01_embedding", "alg03_attention", "alg06_layer_norm", "alg07_unembedding"},
-        {"model", "orders"},
-        {"lines", "layers", "relations", "roles"},
-        {"alg08_ed_transformer", "alg09_e_transformer", "alg10_d_transformer"},
-        {"cache", "gato", "losses"},
-        {"alg11_training"},
-        {"alg14_inference"},
-        {"inside"},
-    ),
-    "training": (
-        {"settings", "presets", "disk", "extras", "system"},
-        {"tasks"},
-        {"mesh"},
-        {"data"},
-        {"runs"},
-        {"generation"},
-        {"evaluation"},
-        {"compression", "interchange", "interpretability", "serving"},
-        {"crosscheck", "loop"},
-        {"benchmarks"},
-        {"commands"},
-    ),
-}
 # What algorithms/ may import: nothing that reads files, the clock or the environment, and no optimizer.
 DEPENDENCIES = {"jax", "jaxtyping", "numpy"}
 STANDARD_LIBRARY = {"ast", "collections", "contextlib", "contextvars", "dataclasses", "enum", "fractions", "functools"}
@@ -91,13 +59,6 @@ def imported(path):
             yield from (f"{base}.{alias.name}".replace("..", ".") for alias in node.names)
 
 
-def floor(package, room):
-    """The floor of a file or a room, given as the part of its dotted name after the package."""
-    floors = [n for n, rooms in enumerate(FLOORS[package]) if room in rooms]
-    assert floors, f"{package}.{room} has no place in FLOORS: add it to a floor, or import from where it is defined"
-    return floors[0]
-
-
 def each_of(paths):
     """Make one test of a check of each file: thousands of tests would take longer to count than to run."""
 
@@ -119,58 +80,6 @@ def each_of(paths):
 
 algorithms_files = each_of(files("algorithms"))
 EVERY_FILE = files("algorithms", "training", "scripts", "tests", "docs")
-
-
-def own_name(path):
-    """The dotted name of a file, as imports have it."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def imports_that_climb(package, own, names):
-    """Those of the names that a file, ``own``, may not import: of its own floor in another room, or of one above."""
-    if own == package:
-        return []
-    room = own.split(".")[1]
-    inside = [name for name in names if name.startswith(f"{package}.") and name.split(".")[1] != room]
-    return [name for name in inside if floor(package, name.split(".")[1]) >= floor(package, room)]
-
-
-@each_of(files(*FLOORS))
-def test_imports_go_one_way(path):
-    package = path.relative_to(ROOT).parts[0]
-    climbs = imports_that_climb(package, own_name(path), imported(path))
-    assert not climbs, f"{name_of(path)} imports {climbs}, which is not below it"
-
-
-@pytest.mark.parametrize(
-    ("own", "name"),
-    [
-        ("algorithms.ops.log_loss", "algorithms.alg07_unembedding.logits"),
-        ("algorithms.masks", "algorithms.model.variants.PAPER"),
-        ("algorithms.ops.attention.dispatch", "algorithms.alg03_attention.attention"),
-        ("algorithms.alg03_attention", "algorithms.layers.Lines"),
-        ("algorithms.alg09_e_transformer", "algorithms.alg10_d_transformer.d_layer"),
-        ("training.data.files", "training.runs.directory.RunDirectory"),
-        ("training.tasks", "training.loop.trainer.train"),
-    ],
-)
-def test_an_import_of_what_is_not_below_is_found(own, name):
-    assert imports_that_climb(own.split(".")[0], own, [name]) == [name]
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_no_file_imports_itself_by_way_of_others(package):
-    paths = {own_name(path): path for path in files(package)}
-
-    def module_of(name):
-        """The longest part of what is imported that is a file."""
-        parts = name.split(".")
-        found = (".".join(parts[:n]) for n in range(len(parts), 1, -1))
-        return next((module for module in found if module in paths), package)
-
-    arrows = {own: {module_of(n) for n in imported(path) if n.startswith(f"{package}.")} for own, path in paths.items()}
-    del arrows[package]  # whose __init__ is the contents page
-    list(graphlib.TopologicalSorter({own: below - {own, package} for own, below in arrows.items()}).static_order())
 
 
 @algorithms_files
@@ -209,12 +118,6 @@ def test_functions_with_tagged_lines_are_numbered(path):
             is_public = not decorators.isdisjoint({"algorithm", "compiled"})
             assert is_public or is_tagged == ("numbered" in decorators), f"{name_of(path)}:{node.lineno} {node.name}"
             assert not (is_public and "numbered" in decorators), f"{name_of(path)}:{node.lineno} {node.name}"
-
-
-@each_of(files("algorithms", "training"))
-def test_packages_import_nothing_above_them(path):
-    above = {"scripts", "tests"} | ({"training"} if path.is_relative_to(ROOT / "algorithms") else set())
-    assert above.isdisjoint(name.split(".")[0] for name in imported(path))
 
 
 @each_of(sorted({*files("training")} - {*files("training/benchmarks", "training/commands")}))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from algorithms import UNIDIRECTIONAL, banded, scaled_dot_product_attention
 from algorithms.masks import StructuralMask
 from algorithms.notation import Implementation
-from training.benchmarks.accelerators import reference
+from training.benchmarks import reference
 from training.benchmarks.timing import (
     Timing,
     alternate,

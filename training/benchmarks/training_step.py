@@ -13,7 +13,7 @@ import optax
 
 from algorithms import GPT2, PAPER, DTransformerConfig, Variant, d_hidden_state, init_d_transformer, log_loss
 from algorithms.notation import Implementation
-from training.benchmarks.accelerators import reference
+from training.benchmarks import reference
 from training.benchmarks.timing import (
     alternate,
     matrix_product_peak,

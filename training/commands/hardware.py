@@ -16,8 +16,7 @@ import numpy as np
 import optax
 
 from algorithms import GPT2, DTransformerConfig
-from training.benchmarks import attention, decode, kernels, training_step
-from training.benchmarks.accelerators import reference
+from training.benchmarks import attention, decode, kernels, reference, training_step
 from training.benchmarks.timing import Timing, alternate, machine, matrix_product_peak, table
 from training.commands import scaling
 from training.commands.terminal import Bar, say

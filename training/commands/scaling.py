@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from training.benchmarks.accelerators import compilers, programs
-from training.benchmarks.accelerators.reference import GPT2_124M
+from training.benchmarks.reference import GPT2_124M
 from training.commands.arguments import Parser
 from training.loop.cost import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from

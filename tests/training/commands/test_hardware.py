@@ -10,8 +10,7 @@ import pytest
 import algorithms as alg
 from algorithms.ops.attention import dispatch
 from tests import cases
-from training.benchmarks import kernels
-from training.benchmarks.accelerators import reference
+from training.benchmarks import kernels, reference
 from training.benchmarks.kernels import Case, checks, error_of, report
 from training.commands import benchmark_main, hardware
 from training.crosscheck import oracle

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from training.benchmarks.accelerators.reference import attention, cross_entropy
+from training.benchmarks.reference import attention, cross_entropy
 
 LLAMA_1G = {"N_V": 32_000, "l_max": 2048, "L": 22, "H": 32, "H_kv": 4, "d_e": 2048, "d_mlp": 5632}
 """TinyLlama's sizes: 1.1 G parameters, untied."""

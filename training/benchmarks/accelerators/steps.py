@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, Variant, for_platform, init_d_transformer
-from training.benchmarks.accelerators import compilers, llama, programs, reference
+from training.benchmarks import reference
+from training.benchmarks.accelerators import compilers, llama, programs
 from training.benchmarks.timing import table
 from training.benchmarks.training_step import loss
 from training.generation.decoding import step
