@@ -26,7 +26,7 @@ Arguments = Sequence[str] | None
 """Command-line arguments; None for those of the process."""
 
 EXTRAS = {
-    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("h11", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
     **dict.fromkeys(("filelock", "grain", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
 }
