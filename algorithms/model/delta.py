@@ -64,12 +64,20 @@ class GatedDelta(Recurrence):
         dtype = accumulation_dtype(X.dtype)
         Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
         Q, K = (Y * jax.lax.rsqrt(jnp.square(Y).sum(axis=1, keepdims=True) + EPSILON) for Y in (Q, K))
-        _, log_alpha = softplus_rates(X, W, dtype)
         beta = jax.nn.sigmoid(jnp.tensordot(W.W_b, X, 1).astype(dtype))
-        return Rates(self._of_every_head(Q * self.d_key**-0.5), self._of_every_head(K), V, log_alpha, beta)
+        Q, K = self._of_every_head(Q * self.d_key**-0.5), self._of_every_head(K)
+        return Rates(Q, K, V, self.log_alpha(X, W, dtype), beta)
+
+    def log_alpha(self, X: Any, W: GatedDeltaParams, dtype: Any) -> Any:
+        """Log α of every head, or of each of its rows, ``[H, 1 or d_k, *columns]``."""
+        return softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)[1][:, None]
+
+    def gate(self, X: Any, W: GatedDeltaParams, given: Given) -> Any:
+        """What multiplies what every head gives."""
+        return jax.nn.silu(linear(W.W_z, X, None, given.implementation))
 
     def output(self, O: Any, V: Any, X: Any, W: GatedDeltaParams, given: Given) -> Any:
-        """``W_out (norm(O) ⊙ silu(W_z X))``."""
+        """``W_out (norm(O) ⊙ gate)``."""
         O = self.norm.of_heads(O.astype(X.dtype), W.gamma, given.implementation)
-        O = O * jax.nn.silu(linear(W.W_z, X, None, given.implementation))
+        O = O * self.gate(X, W, given)
         return linear(W.W_out, O.reshape(-1, *O.shape[2:]), None, given.implementation)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype
@@ -69,8 +70,8 @@ class Mamba2(Recurrence):
         """Values times Δ, and α."""
         dtype = accumulation_dtype(X.dtype)
         Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
-        delta, log_alpha = softplus_rates(X, W, dtype)
-        return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha, None)
+        delta, log_alpha = softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)
+        return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha[:, None], None)
 
     def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, given: Given) -> Any:
         """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``."""

@@ -14,12 +14,13 @@ from algorithms.machinery.record import Range
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.norm import RMSNorm
+from algorithms.ops.delta_rule import delta_rule, one_token
 from algorithms.ops.linear import linear
 
 Count = Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
 
 CHUNK = 64
-"""How many tokens are computed together."""
+"""At most how many tokens are computed together: as many as a key has rows, from 32 on. CPUs take 32 faster."""
 
 
 class State(NamedTuple):
@@ -37,7 +38,7 @@ class Rates(NamedTuple):
     Q: Float[Array, "H d_k *columns"]
     K: Float[Array, "H d_k *columns"]
     V: Float[Array, "H d_v *columns"]
-    log_alpha: Float[Array, "H *columns"]
+    log_alpha: Float[Array, "H r *columns"]  # r is 1, or d_k if every row of the state has a decay of its own
     beta: Any  # [H, *columns]; None: nothing is corrected
 
 
@@ -112,8 +113,7 @@ class Recurrence(Mixer, abstract=True):
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         if given.until is not None:
             rates, of_rule = _ended(rates, document, until)
-        rule: Any = _by_tokens if given.implementation == "paper" else _in_chunks
-        O, S = rule(*rates, of_rule)
+        O, S = delta_rule(*rates, of_rule, min(CHUNK, max(32, self.d_key)), given.implementation)
         past = [before_until(Y, until, self.width - 1, document) for Y in before]
         return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
 
@@ -124,7 +124,7 @@ class Recurrence(Mixer, abstract=True):
         columns = [linear(M, x, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
         taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(kept[1:], columns, strict=True)]
         Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
-        S, o = _one_token(kept.S, *self.rates(Q, K, V, x, W))
+        S, o = one_token(kept.S, *self.rates(Q, K, V, x, W))
         return self.output(o, V, x, W, given), State(S, *(y[:, :, 1:] for y in taps))
 
     def begin(self, W: Any, B: int) -> State:
@@ -149,10 +149,10 @@ def _taps(W: Any) -> tuple[Any, Any, Any]:
     return W.C_q, W.C_k, W.C_v
 
 
-def softplus_rates(X: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
-    """``Δ = softplus(W_a X + b_a)``, and ``log α = −e^a Δ``."""
-    b_a, a = (b.astype(dtype).reshape(-1, *(1,) * (X.ndim - 1)) for b in (W.b_a, W.a))
-    delta = jax.nn.softplus(jnp.tensordot(W.W_a, X, 1).astype(dtype) + b_a)
+def softplus_rates(Y: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
+    """``Δ = softplus(Y + b_a)``, and ``log α = −e^a Δ``, of heads, or of each of their rows."""
+    b_a, a = (as_columns(b.astype(dtype), Y) for b in (W.b_a, W.a))
+    delta = jax.nn.softplus(Y.astype(dtype) + b_a)
     return delta, -jnp.exp(a) * delta
 
 
@@ -196,80 +196,10 @@ def before_until(Y: Float[Array, "H d B l"], until: Array, n: int, document: Arr
     return jnp.swapaxes(jnp.where(((at >= 0) & (number == last))[None, None], found, 0), 2, 3)
 
 
-def _one_token(S: Any, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any) -> tuple[Any, Any]:
-    """The state after a token of each sequence, and what it gives."""
-    S = jnp.exp(log_alpha)[:, None, None] * S
-    delta = v if beta is None else beta[:, None] * (v - jnp.einsum("hkvb,hkb->hvb", S, k))
-    S = S + k[:, :, None] * delta[:, None]
-    return S, jnp.einsum("hkvb,hkb->hvb", S, q)
-
-
 def _ended(rates: Rates, document: Array, until: Array) -> tuple[Rates, Array]:
     """What the rule reads, without the tokens after the first ``until``: they leave the state as it is."""
     t = jnp.arange(document.shape[-1])[None]
     is_read = (t < until[:, None])[None]
-    K, log_alpha = jnp.where(is_read[:, None], rates.K, 0), jnp.where(is_read, rates.log_alpha, 0)
+    K, log_alpha = (jnp.where(is_read[:, None], a, 0) for a in (rates.K, rates.log_alpha))
     document = jnp.take_along_axis(document, jnp.clip(until[:, None] - 1, 0, t), axis=1)
     return rates._replace(K=K, log_alpha=log_alpha), document
-
-
-def _begun(K: Any, V: Any) -> Any:
-    return jnp.zeros((len(K), K.shape[1], V.shape[1], K.shape[2]), K.dtype)
-
-
-def _by_tokens(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any) -> tuple[Any, Any]:
-    """The recurrence as printed, token by token."""
-    begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)))
-    log_alpha = jnp.where(begins[None], -jnp.inf, log_alpha)
-
-    def token(S, of_token):
-        return _one_token(S, *of_token)
-
-    of_tokens = jax.tree.map(lambda a: jnp.moveaxis(a, -1, 0), (Q, K, V, log_alpha, beta))
-    S, O = jax.lax.scan(token, _begun(K, V), of_tokens)
-    return jnp.moveaxis(O, 0, -1), S
-
-
-def _in_chunks(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any) -> tuple[Any, Any]:
-    """The same by chunks: in each, the equations of all its δ_t are solved at once, for the state before it.
-
-    With G_t the sum of log α over the chunk up to t, and only between tokens of one document,
-
-        δ_t + β_t Σ_{s<t} e^{G_t − G_s} (k_tᵀk_s) δ_s = β_t (v_t − e^{G_t} Sᵀk_t)
-        o_t = e^{G_t} Sᵀq_t + Σ_{s≤t} e^{G_t − G_s} (q_tᵀk_s) δ_s
-
-    Without β, ``δ_t = v_t``, and there is nothing to solve.
-    """
-    l = Q.shape[-1]
-    n = -l % CHUNK if l > CHUNK else 0
-    C = min(l, CHUNK)
-
-    def chunks(a):
-        mode = "edge" if a is document else "constant"
-        a = jnp.pad(a, ((0, 0),) * (a.ndim - 1) + ((0, n),), mode=mode)
-        return jnp.moveaxis(a.reshape(*a.shape[:-1], -1, C), -2, 0)
-
-    causal = jnp.tri(C, dtype=bool)[None]
-
-    def chunk(carry, of_chunk):
-        S, number = carry
-        Q, K, V, log_alpha, beta, document = of_chunk
-        G = jnp.cumsum(log_alpha, axis=-1)
-        together = causal & (document[:, :, None] == document[:, None])
-        decay = jnp.exp(jnp.where(together[None], G[..., :, None] - G[..., None, :], -jnp.inf))
-        before = jnp.exp(jnp.where((document == number[:, None])[None], G, -jnp.inf))  # of the state
-        delta = jnp.einsum("hvbt->hbtv", V)
-        if beta is not None:
-            A = beta[..., None] * decay * jnp.einsum("hkbt,hkbs->hbts", K, K)
-            old = jnp.einsum("hkvb,hkbt->hbtv", S, K) * before[..., None]
-            A = jnp.tril(A, -1) + jnp.eye(C, dtype=A.dtype)[None, None]
-            right = beta[..., None] * (delta - old)
-            delta = jax.scipy.linalg.solve_triangular(A, right, lower=True, unit_diagonal=True)
-        O = jnp.einsum("hkvb,hkbt->hvbt", S, Q) * before[:, None]
-        O = O + jnp.einsum("hbts,hbsv->hvbt", decay * jnp.einsum("hkbt,hkbs->hbts", Q, K), delta)
-        S = before[:, None, None, :, -1] * S + jnp.einsum("hbs,hkbs,hbsv->hkvb", decay[..., -1, :], K, delta)
-        return (S, document[:, -1]), O
-
-    carry = _begun(K, V), document[:, 0]
-    (S, _), O = jax.lax.scan(chunk, carry, jax.tree.map(chunks, (Q, K, V, log_alpha, beta, document)))
-    return jnp.moveaxis(O, 0, -2).reshape(*V.shape[:-1], -1)[..., :l], S

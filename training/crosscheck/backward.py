@@ -153,6 +153,7 @@ def _rows(package: ModuleType) -> list[_Row]:
         _Row("GELU", (9, 10), "activation", activations("gelu")),
         _Row("GELU by tanh and σ, SiLU", (10,), "activation", activations("gelu_tanh", "gelu_sigmoid", "silu")),
         *_experts(operation("grouped")),
+        *_recurrences(operation("delta_rule").delta_rule),
         _Row("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", (of_loss,)),
     ]
 
@@ -224,3 +225,22 @@ def _experts(grouped: Any) -> Iterator[_Row]:
         ("∂F/∂W of experts", _trial(of_rows, Y=(8, 5), X=(8, 4)), "_backward_of_rows"),
     ):
         yield _Row(title, (10,), "grouped", (trial,), rule)
+
+
+def _recurrences(delta_rule: Any) -> Iterator[_Row]:
+    """The gated delta rule in three chunks: with a decay for each head or each row, and without corrections."""
+    H, d_k, d_v, B, l = 2, 3, 4, 2, 11
+    document = jnp.array([[0] * 5 + [1] * 2 + [2] * 4, [0] * l])
+
+    def rule(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, implementation: str) -> Any:
+        decay = -0.3 * jnp.square(log_alpha)
+        found = delta_rule(Q, K, V, decay, beta, document, 4, implementation=implementation)
+        return jnp.concatenate([a.ravel() for a in found])
+
+    def uncorrected(Q: Any, K: Any, V: Any, log_alpha: Any, implementation: str) -> Any:
+        return rule(Q, K, V, log_alpha, None, implementation)
+
+    rows: Any = {"Q": (H, d_k, B, l), "K": (H, d_k, B, l), "V": (H, d_v, B, l)}
+    of_head, of_rows = rows | {"log_alpha": (H, 1, B, l)}, rows | {"log_alpha": (H, d_k, B, l)}
+    trials = *(_trial(rule, **shapes, beta=(H, B, l)) for shapes in (of_head, of_rows)), _trial(uncorrected, **of_head)
+    yield _Row("the gated delta rule, by chunks", (10,), "delta_rule", trials)

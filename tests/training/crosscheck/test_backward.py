@@ -42,6 +42,10 @@ SIGNS = [
     ("grouped.py", "_gather_backward", "jnp.take(", "-jnp.take(", 10, "X"),
     ("grouped.py", "_backward", "_product(1 - axis", "-_product(1 - axis", 10, "X"),
     ("grouped.py", "_backward_of_rows", "_product(1, dW", "-_product(1, dW", 10, "Y"),
+    ("delta_rule.py", "_backward", "(rho * e)", "(-rho * e)", 10, "beta"),
+    ("delta_rule.py", "_backward", "(dL - dR)", "(dL + dR)", 10, "log_alpha"),
+    ("delta_rule.py", "_backward", "dL + dR, rho", "dL - dR, rho", 10, "K"),
+    ("delta_rule.py", "_backward", "dQ = dQ +", "dQ = dQ -", 10, "Q log_alpha"),
     ("chunked_log_loss.py", "_through_rows", "(P - q)", "(P + q)", 11, "W_u X b_u"),
     ("chunked_log_loss.py", "_through_rows", "(1 - jnp.square", "(1 + jnp.square", 13, "W_u X b_u"),
 ]
