@@ -56,8 +56,9 @@ def train(
     with interrupts if in_main_thread else contextlib.nullcontext():
         try:
             found = given_by(arguments)
-            as_devices(n_places(resolve(found).mesh))
-            train_by(arguments, found, interrupts, Processes())
+            resolved = resolve(found)
+            as_devices(n_places(resolved.mesh))
+            train_by(arguments, found, resolved, interrupts, Processes())
         except Interrupted:
             raise KeyboardInterrupt(f"the training of {run} was interrupted; call train again to resume it") from None
     return load_run(run, lines=lines)

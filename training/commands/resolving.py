@@ -39,6 +39,11 @@ class Given(NamedTuple):
         """What the user chose for this call."""
         return {**self.preset, **self.file, **self.flags}
 
+    def fixed(self, settings: Settings, *names: str) -> "Given":
+        """Return what is given, with these settings as they have become."""
+        values = settings_to_json(settings)
+        return self._replace(flags={**self.flags, **{name: values[name] for name in names}})
+
 
 def resolve(given: Given) -> Settings:
     """Return the settings of a run: a function of what is given, and of nothing else. By precedence:

@@ -234,25 +234,28 @@ def _as_begun(values: dict[str, Any], began: Settings) -> dict[str, Any]:
     return values | changed
 
 
-def _at_commits(settings: Settings) -> dict[str, list[str]]:
-    """Return the settings that name data sets of the hub, each at its commit."""
-    found = {name: [*map(at_commit, getattr(settings, name))] for name in FILES}
-    return {name: names for name, names in found.items() if names != [*getattr(settings, name)]}
+def _at_commits(settings: Settings) -> Settings:
+    """Return the settings with each data set of the hub at its commit."""
+    return dataclasses.replace(settings, **{name: tuple(map(at_commit, getattr(settings, name))) for name in FILES})
 
 
-def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, processes: Processes) -> None:
-    """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost."""
-    settings, files = resolve(given), _directory(arguments.run, given)
+def train(
+    arguments: argparse.Namespace, given: Given, settings: Settings, interrupts: Interrupts, processes: Processes
+) -> None:
+    """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost. `settings` are
+    what is given, resolved.
+    """
+    files = _directory(arguments.run, given)
     settings = dataclasses.replace(settings, dtype=resolved(settings.dtype))
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
     settings, note = over_all(settings, accelerators(), chosen="mesh" in given.chosen or files.exists())
-    given = given._replace(flags={**given.flags, "mesh": settings.mesh, "dtype": settings.dtype})
+    given = given.fixed(settings, "mesh", "dtype")
     if note and processes.is_main:
         say(f"note: {note}")
     if arguments.dry_run:
-        description, data, initial = _prepared(arguments, given, files, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, settings, files, interrupts, processes)
         cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
         processes.leave()
         if processes.is_main:
@@ -261,7 +264,7 @@ def train(arguments: argparse.Namespace, given: Given, interrupts: Interrupts, p
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
-        description, data, initial = _prepared(arguments, given, files, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, settings, files, interrupts, processes)
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
         plan = Plan.of(description, data, initial)
@@ -330,13 +333,20 @@ def _size(n_bytes: int) -> str:
 
 
 def _prepared(
-    arguments: argparse.Namespace, given: Given, files: RunDirectory, interrupts: Interrupts, processes: Processes
+    arguments: argparse.Namespace,
+    given: Given,
+    settings: Settings,
+    files: RunDirectory,
+    interrupts: Interrupts,
+    processes: Processes,
 ) -> tuple[Description, RunData, Any]:
-    """Return the run's description, its data, and the parameters to start from (None: random ones)."""
-    began, settings, start = files.exists(), resolve(given), None
+    """Return the run's description, its data, and the parameters to start from (None: random ones). What is given is
+    resolved again with the sizes of the model to start from, if there is one, and once the data are counted.
+    """
+    began, start = files.exists(), None
     if not began:
-        given = given._replace(flags={**given.flags, **_at_commits(settings)})
-        settings = resolve(given)
+        settings, before = _at_commits(settings), settings
+        given = given.fixed(settings, *(name for name in FILES if getattr(settings, name) != getattr(before, name)))
     if settings.start_from and (settings.lora_rank or not began):
         start = start_from(settings, functools.partial(run_of, cache=arguments.cache), given.lines)
         given = given._replace(model=Model(start.name, start.sizes))
@@ -453,7 +463,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _join(arguments, processes)
             else:
                 as_devices(n_places(settings.mesh))
-            train(arguments, given, interrupts, processes)
+            train(arguments, given, settings, interrupts, processes)
         except (ValueError, RuntimeError, OSError) as error:
             if processes.are_stopping:
                 return _stopped(arguments, processes, Interrupted(128 + signal.SIGTERM))
