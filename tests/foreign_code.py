@@ -39,7 +39,8 @@ class Block(nn.Module):
         X = (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
         X = self.ln1(X) if self.wrong.get("post") else X
         U = self.fc(self.ln2(X))
-        Z = nn.functional.gelu(U, approximate="tanh" if self.wrong.get("tanh") else "none")
+        approximate = "tanh" if self.wrong.get("tanh") else "none"
+        Z = nn.functional.silu(U) if self.wrong.get("silu") else nn.functional.gelu(U, approximate=approximate)
         if self.wrong.get("derivative"):
             other = nn.functional.gelu(U, approximate="tanh")
             Z = Z.detach() + other - other.detach()

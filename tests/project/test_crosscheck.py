@@ -5,17 +5,19 @@ import json
 import math
 import re
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import algorithms
 from training.commands import crosscheck as command
 from training.commands.arguments import UsageError
 from training.commands.crosscheck import ROOT
-from training.crosscheck import values
+from training.crosscheck import mutations, values
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import compare
 from training.crosscheck.edits import Edit, Planted
@@ -106,6 +108,16 @@ def test_a_mutation_is_located(name, cache):
     assert results.first is not None
     assert results.first[:2] == (mutation.algorithm, mutation.line), summary(results)
     assert sys.modules["algorithms"] is algorithms
+
+
+@pytest.mark.parametrize(("is_found", "says", "status"), [(True, ["it"], 0), (True, [], 1), (False, ["it"], 1)])
+def test_a_mutation_must_be_located_and_named(is_found, says, status, monkeypatch):
+    (name, bug), console = next(iter(PLANTED.items())), Console(record=True)
+    first = (bug.algorithm, bug.line if is_found else "0", "value")
+    monkeypatch.setattr(mutations, "locate", lambda *_: types.SimpleNamespace(first=first))
+    monkeypatch.setattr(mutations, "named", lambda *_: says)
+    assert mutations.check_mutations([name], ROOT, 0, console) == status
+    assert f"{int(is_found)} of 1 mutations located, {len(says)} named" in console.export_text()
 
 
 def test_a_line_without_counterpart_is_reported(cache):

@@ -139,6 +139,8 @@ def _observations(package: ModuleType, mutation: Planted, seed: int) -> Iterator
         if number == n and algorithm in (11, 12, 13):
             for implementation in ("paper", "auto"):
                 yield _trained(package, case, theta, algorithm, key, implementation)
+            if algorithm == 11:
+                yield case, _weighed(package, case, theta)
         elif number == n and algorithm in (14, 15):
             for tau in (0.7, 0.0, np.inf):
                 yield _sampled(package, case, theta, algorithm, tau, key)
@@ -165,12 +167,19 @@ def _drawn(case: Case, key: jax.Array) -> Case:
 def _recorded(package: ModuleType, case: Case, theta: Any) -> Recording:
     """What the transformer of a copy computes."""
     given = [jnp.asarray(case.inputs[name]) for name in ("z", "x") if name in case.inputs]
-    padded = {"z_length": jnp.asarray(case.inputs["z_length"])} if "z_length" in case.inputs else {}
-    if "length" in case.inputs:  # whose padding Algorithm 9 embeds differently
-        real = jnp.arange(len(given[0])) < case.inputs["length"]
-        padded = {"mask": jnp.broadcast_to(real[:, None], 2 * real.shape)}
+    padded = {name: jnp.asarray(case.inputs[name]) for name in ("z_length", "length") if name in case.inputs}
     function = functools.partial(package.REGISTRY[case.algorithm].function, *given, implementation="paper", **padded)
     return record_jax(lambda theta: function(theta=theta), theta, parameters=theta)
+
+
+def _weighed(package: ModuleType, case: Case, theta: Any) -> Recording:
+    """What the transformer of a copy computes, and the loss of Algorithm 11 as a caller gets it, who weighs the tokens."""
+    recording = _recorded(package, case, theta)
+    z, x = (jnp.asarray(case.inputs[name]) for name in "zx")
+    X = package.alg08_ed_transformer.ed_hidden_state(z, x, theta, z_length=jnp.asarray(case.inputs["z_length"]))
+    weights = jnp.arange(len(x)) < len(x) - 1
+    recording.loss = float(package.log_loss(X, theta.W_u, jnp.roll(x, -1), weights=weights))
+    return recording
 
 
 def _trained(
@@ -244,7 +253,7 @@ def _categorical(key: jax.Array, logits: np.ndarray) -> int:
 
 
 def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:
-    """Check that each mutation is located at its line; print that and its name, and return the exit status.
+    """Check that each mutation is located at its line and named; print both, and return the exit status.
 
     Raises:
         ValueError: for a name that is none.
@@ -270,4 +279,4 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
         told += bool(says)
         console.print(f"    {'; '.join(says) or 'without a name'}", markup=False, highlight=False)
     console.print(f"{count - missed} of {count} mutations located, {told} named", highlight=False)
-    return 1 if missed else 0
+    return 1 if missed or told < count else 0

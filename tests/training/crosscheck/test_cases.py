@@ -56,7 +56,8 @@ def test_padding_that_is_not_masked_is_named(algorithm):
     real = (jnp.arange(len(given[0])) < length)[:, None]
     square, wide = (jnp.repeat(real, len(a), axis=1) for a in (given[0], given[-1]))
     masks = {"mask": square} if algorithm == 9 else {"z_mask": square, "cross_mask": wide}
-    for options, texts in (masks, []), ({}, ["there is no mask: every token attends to every other"]):
+    lengths = {"length" if algorithm == 9 else "z_length": jnp.asarray(length)}  # whose padding is token 0
+    for options, texts in (masks, []), (lengths, []), ({}, ["padding is attended to"]):
         run = functools.partial(function, *given, implementation="paper", **options)
         report = diagnose(case, record_jax(lambda theta, run=run: run(theta=theta), theta, parameters=theta))
         assert list(dict.fromkeys(d.text for d in report.departures)) == texts, report

@@ -38,6 +38,7 @@ MISTAKES = [
     ({"tied": True}, (10, "return"), "W_u is W_eᵀ"),
     ({"merge": True}, (5, "3"), "without transposing"),
     ({"reduction": "mean"}, (13, "5"), "averaged over the ℓ − 1 predictions"),
+    ({"silu": True}, (10, "8"), "the activation is SiLU"),
 ]
 
 
@@ -48,6 +49,15 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
     departures, _ = found(decoder(**wrong), dtype=dtype)
     assert list(departures) == [line]
     assert text in departures[line]
+
+
+@pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
+def test_in_bfloat16_nothing_else_is_told(wrong):
+    """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""
+    texts = {"silu": "SiLU", "scale": "not divided by √d_attn", "axis": "over the queries"}
+    departures, report = found(decoder(**wrong), dtype="bfloat16")
+    assert len(departures) == len(wrong), report
+    assert all(texts[name] in text for name, text in zip(wrong, departures.values(), strict=True)), report
 
 
 def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64():

@@ -45,10 +45,15 @@ class Case:
     record: Any = None  # the variant as the library has it, in the process that made the case
 
     @property
-    def lengths(self) -> list[int]:
-        """The numbers of tokens."""
-        given = [np.shape(self.inputs[name])[-1] for name in ("x", "z", "X", "Z", "e") if name in self.inputs]
-        return sorted(set(given))
+    def lengths(self) -> dict[int, int]:
+        """The numbers of tokens, each with that of the tokens that are not padding: these alone have values of lines."""
+        padded = {"x": self.inputs.get("length"), "z": self.inputs.get("z_length")}
+        found: dict[int, int] = {}
+        for name in ("x", "z", "X", "Z", "e"):
+            if name in self.inputs:
+                l = np.shape(self.inputs[name])[-1]
+                found[l] = max(found.get(l, 0), padded.get(name) or l)
+        return found
 
     def rounded(self, dtype: str) -> "Case":
         """The case with θ as foreign code of a dtype has it."""

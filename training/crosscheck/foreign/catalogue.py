@@ -25,6 +25,7 @@ from .formulas import (
     phi,
     sigmoid,
     sinusoids,
+    softplus,
     transposed,
     turned,
     where_positive,
@@ -121,7 +122,20 @@ def _scale(name: str) -> Choice:
 
 
 def _scaling(name: str) -> Choice:
-    return Choice(f"frequencies of the rotation are scaled: {name}", json.loads(name))
+    said = json.loads(name)
+    told = ", ".join(f"{key} {value}" for key, value in said.items())
+    return Choice(f"frequencies of the rotation are scaled: {told}", said)
+
+
+def _experts(name: str) -> Choice:
+    """A choice of experts as the oracle has it, and in words."""
+    how = json.loads(name)
+    weights = "the softmax" if how["scores"] == "softmax" else "σ"
+    parts = [f"a token's {how['k']} experts are those with the largest scores"]
+    parts += [f"of the best {how['chosen_groups']} of {how['groups']} groups"] if how["groups"] > 1 else []
+    parts += [f"weights are {weights} of the scores, {'' if how['renormalized'] else 'not '}divided by their sum"]
+    parts += [f"times {how['factor']:g}"] if how["factor"] != 1 else []
+    return Choice(", ".join(parts), how)
 
 
 def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
@@ -142,6 +156,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("t", "positions count t", lambda t: t), ("t+1", "positions are one too high", lambda t: t + 1), ("t+2", "positions are two too high", lambda t: t + 2),
         ("t-1", "positions are one too low", lambda t: t - 1), ("0", "every token gets the first position's embedding (the wrong axis is indexed)", lambda t: 0 * t),
         ("reversed", "positions are counted from the end", lambda t: t[-1] - t)),
+    "padding": _rows(
+        ("embedded", "padding is embedded as tokens are", lambda P, l: P), ("token", "padding has no position", lambda P, l: np.where(np.arange(P.shape[-1]) < l, P, 0 * P))),
     "embedding_scale": _rows(
         ("1", "embeddings are not scaled", lambda d: 1.0), ("√d_e", "token embeddings are multiplied by √d_e", math.sqrt),
         ("1/√d_e", "token embeddings are divided by √d_e", lambda d: d**-0.5), ("d_e", "token embeddings are multiplied by d_e", float),
@@ -187,7 +203,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("-1/√d", "scores have the other sign", lambda d, d_e, H: -(d**-0.5)), ("1/√(d+1)", "scores are divided by √(d_attn + 1)", lambda d, d_e, H: (d + 1) ** -0.5),
         ("1/√(2d)", "scores are divided by √(2 d_attn)", lambda d, d_e, H: (2 * d) ** -0.5)),
     "mask": {**_rows(
-        ("paper", "the mask is the paper's", lambda M, t_z, t_x: M), ("none", "there is no mask: every token attends to every other", lambda M, t_z, t_x: np.ones_like(M)),
+        ("paper", "the mask is the paper's", lambda M, t_z, t_x: M), ("padding", "padding is attended to", lambda M, t_z, t_x: M | ~M.any(1, keepdims=True)), ("none", "there is no mask: every token attends to every other", lambda M, t_z, t_x: np.ones_like(M)),
         ("causal", "the mask is causal where the paper has none", lambda M, t_z, t_x: t_z <= t_x),
         ("strict", "the mask is strict: a token does not attend to itself (⟦t_z < t_x⟧)", lambda M, t_z, t_x: t_z < t_x),
         ("transposed", "the mask is transposed: a token attends to itself and what follows", lambda M, t_z, t_x: t_z >= t_x),
@@ -287,6 +303,26 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "sharing": _rows(
         ("groups", "head h reads keys h·H_kv // H", lambda K, H: np.repeat(K, H // K.shape[-3], axis=-3)),
         ("modulo", "head h reads keys h mod H_kv", lambda K, H: np.concatenate([K] * (H // K.shape[-3]), axis=-3)), ("first", "all heads read the first keys", lambda K, H: np.repeat(K[..., :1, :, :], H, axis=-3))),
+    "lru_gates": _rows(
+        ("own", "i gates what comes in, r the decay", lambda i, r: (i, r)), ("exchanged", "the gates i and r are exchanged", lambda i, r: (r, i)),
+        ("no i", "what comes in is not gated", lambda i, r: (1 + 0 * i, r)), ("no r", "the decay is not gated", lambda i, r: (i, 1 + 0 * r))),
+    "lru_decay": _rows(
+        ("8", "α is exp(−8 r softplus(a))", lambda r, a: 8 * r * softplus(a)), ("1", "the factor 8 of log α is left out", lambda r, a: r * softplus(a)),
+        ("a", "a stands for softplus(a)", lambda r, a: 8 * r * a), ("exp", "exp(a) stands for softplus(a)", lambda r, a: 8 * r * np.exp(a))),
+    "lru_new": _rows(
+        ("√(1 − α²)", "new rows are scaled by √(1 − α²)", lambda a, t: (1 - a * a) ** 0.5 if t else 1.0), ("1", "new rows are not scaled by √(1 − α²)", lambda a, t: 1.0),
+        ("1 − α²", "new rows are scaled by 1 − α², without the root", lambda a, t: 1 - a * a if t else 1.0), ("1 − α", "new rows are scaled by 1 − α", lambda a, t: 1 - a if t else 1.0),
+        ("first", "the first token's new rows are scaled by √(1 − α²), too", lambda a, t: (1 - a * a) ** 0.5)),
+    "state_decay": _rows(("α", "the state decays by α", lambda a: a), ("none", "the state does not decay", lambda a: 1 + 0 * a)),
+    "state_gate": _rows(("silu", "the gate is SiLU(W_z X)", lambda z: z * sigmoid(z)), ("sigmoid", "the gate is σ(W_z X)", sigmoid), ("none", "the gate is left out", lambda z: 1 + 0 * z)),
+    "delta_lengths": _rows(
+        ("1e-6", "queries and keys are divided by their lengths", lambda s: np.sqrt(s + 1e-6)), ("none", "queries and keys are not divided by their lengths", lambda s: 1 + 0 * s),
+        ("0", "nothing is added to the squares of the lengths of queries and keys", np.sqrt)),
+    "delta_scale": _rows(("1/√d", "queries are divided by √d", lambda d: d**-0.5), ("1", "queries are not divided by √d", lambda d: 1.0)),
+    "delta_new": _rows(("β", "values are multiplied by β", lambda b: b), ("1", "values are not multiplied by β", lambda b: 1 + 0 * b)),
+    "delta_corrected": _rows(
+        ("β", "β Sᵀk is subtracted from what is written", lambda b: b), ("none", "Sᵀk is not subtracted from what is written", lambda b: 0 * b), ("1", "Sᵀk is subtracted without β", lambda b: 1 + 0 * b)),
+    "mamba_skip": _rows(("D", "D times the values is added", lambda D: D), ("none", "D times the values is left out", lambda D: 0 * D)),
     "experts": {"none": Choice("there is one MLP", None)},
     "shared_gate": _rows(("σ", "the shared expert is multiplied by σ(w_s X)", True), ("none", "the shared expert is not gated", False)),
     "activation": _rows(
@@ -346,7 +382,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "norm_epsilon": _epsilon, "mask": _window, "cap": _number("logits are VALUE·tanh(logits/VALUE)"), "rotation": _rotation,
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
-    "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": lambda name: Choice("a token's experts are chosen by " + name, json.loads(name)),
+    "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
     "residual": lambda name: _residual(float(name.split(" ")[2])),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),

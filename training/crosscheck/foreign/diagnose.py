@@ -34,7 +34,7 @@ from .loading import held
 from .match import Finder, Match, layout
 from .recording import Recording
 from .reference import Reference
-from .run import Key, Seen, kind_of, scope_of
+from .run import Key, Seen, kind_of, real, scope_of
 
 __all__ = ["Diagnosis", "Walk"]
 
@@ -95,6 +95,7 @@ class Diagnosis:
         self.extras = biases | rows
         self.more = {"unembed_bias": list(biases), "embedding_extra": list(rows)}
         self.loose: set[str] = set()
+        self.is_narrow = self.epsilon >= EPSILON["float16"]
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
         self.taken: dict[str, Seen] = {}
         self.choices: dict[str, str] = {}
@@ -183,8 +184,10 @@ class Diagnosis:
                 self._keep(*again)
                 return True
         trials, window = self._trials(run, start)
+        before = self._hidden(run, start) if self.is_narrow else start
+        earlier = self._trials(run, before)[0] if before < start else []
         is_loose = {run.lines[other].key.kind for other in window} <= self.loose
-        singles = [(t,) for t in trials]
+        singles = [(t,) for t in dict.fromkeys([*earlier, *trials])]
         best = self._best(singles, pins, index, run)
         if best is None and self.is_mixed and not is_loose:
             best = self._loosened(run, pins, index, window, singles)
@@ -200,6 +203,14 @@ class Diagnosis:
         elif best is not None:
             self._adopt(best, run, index)
         return best is not None or taken is not None
+
+    def _hidden(self, run: Reference, index: int) -> int:
+        """Where the lines in front of one begin that are in step and not found: of these, rounding may hide what departs."""
+        for i, visit in reversed(list(enumerate(run.lines))[:index]):
+            if run.lines[visit].match is not None and np.shape(run.lines[visit].value)[-2] > 1:  # no mean or variance
+                return index
+            index = i
+        return index
 
     def _rather(
         self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins
@@ -452,7 +463,8 @@ class Diagnosis:
                 best = gained, taken, group
         if best is None:
             return None
-        text, tensor = measured(best[1].match.values, value if seen.parts else value[0], seen.tolerance), best[2].tensor
+        theirs, mine = (real(of, self.case.lengths) for of in (best[1].match.values.reshape(value.shape), value))
+        text, tensor = measured(theirs, mine, seen.tolerance), best[2].tensor
         if text:
             return best[1], text, "named"
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"

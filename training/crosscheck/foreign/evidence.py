@@ -54,12 +54,16 @@ def needed(run: Reference) -> dict[str, bool]:
 
 
 def in_step(run: Reference) -> dict[str, bool]:
-    """Whether each line was found, or what follows from it was, or nothing follows from it any more."""
+    """Whether each line was found, or what follows from it was, or nothing follows from it any more.
+
+    A mean or a variance says little of the rows that it is of, in a narrow dtype nothing.
+    """
     matters = needed(run)
     ok = {visit: seen.match is not None or not matters[visit] for visit, seen in run.lines.items()}
     for visit in reversed(list(run.lines)):
+        is_one_row = np.shape(run.lines[visit].value)[-2] == 1
         for source in run.lines[visit].inputs if matters[visit] else ():
-            if source in ok:
+            if source in ok and not (is_one_row and np.shape(run.lines[source].value)[-2] > 1):
                 ok[source] = ok[source] or ok[visit]
     return ok
 

@@ -11,7 +11,7 @@ from training.crosscheck.oracle.positions import rotary_frequencies
 
 __all__ = [
     "EXPONENTS", "adam", "drawn", "gelu_tanh", "loss", "merged", "mixed", "of_masked", "phi", "sigmoid", "sinusoids",
-    "transposed", "turned", "where_positive",
+    "softplus", "transposed", "turned", "where_positive",
 ]  # fmt: skip
 
 
@@ -21,6 +21,10 @@ def where_positive(x: Any, yes: Any, no: Any) -> Any:
 
 def sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: Any) -> Any:
+    return np.log(1 + np.exp(x))
 
 
 def phi(x: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .cases import EPSILON
+from .cases import EPSILON, MARGIN
 from .catalogue import BACKWARD, DECODING, SLOTS, choice
 from .diagnose import Diagnosis, Walk
 from .evidence import Departure
@@ -77,11 +77,15 @@ class _Learning:
 
     def _loss(self) -> str | None:
         """The choice that gives the code's loss."""
-        theirs, exact, noisy = self.recording.loss or 0.0, self.run().losses(), self.run(epsilon=self.epsilon)
-        for name in dict.fromkeys((self.loss, *exact)):
-            spread = noisy.loss(name)
-            if abs(float(exact[name][0]) - theirs) <= 8 * float(np.abs(spread - spread[0]).max()) + 1e-13:
-                return name
+        own, theirs = self.case, self.recording.loss or 0.0
+        for case in self._cases():
+            self.case = case
+            exact, noisy = self.run().losses(), self.run(epsilon=self.epsilon)
+            for name in dict.fromkeys((self.loss, *exact)):
+                spread = noisy.loss(name)
+                if abs(float(exact[name][0]) - theirs) <= 8 * float(np.abs(spread - spread[0]).max()) + 1e-13:
+                    return name
+        self.case = own
         return None
 
     def _theirs(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -113,11 +117,11 @@ class _Learning:
             text = f"the gradient is {c:.6g} times that of the loss{self._meaning(c)}: of {_names(wrong, theirs)}"
             yield self._departure(self.step, "gradient", text, {})
             return
-        explained = self._explained(wrong, theirs, scale)
-        if explained is None:
-            yield self._departure(self.step, "gradient", f"the gradient differs of {_names(wrong, theirs)}", None)
-        else:
-            yield explained
+        fits = functools.partial(self._fits, theirs, scale, _components(wrong, theirs))
+        if any(fits(case=case) for case in self._cases()):
+            return
+        text = f"the gradient differs of {_names(wrong, theirs)}"
+        yield self._explained(fits) or self._departure(self.step, "gradient", text, None)
 
     def _near(self, mine: np.ndarray, theirs: np.ndarray, scale: float) -> bool:
         have = ~np.isnan(theirs)
@@ -133,21 +137,31 @@ class _Learning:
         }
         return next((text for value, text in told.items() if abs(c - value) < 1e-5 * max(1, abs(value))), "")
 
-    def _explained(self, wrong: list[str], theirs: dict[str, np.ndarray], scale: dict[str, float]) -> Departure | None:
+    def _fits(
+        self,
+        theirs: dict[str, np.ndarray],
+        scale: dict[str, float],
+        at: Any,
+        *,
+        loss: str = "",
+        case: Any = None,
+        choices: Any = None,
+        **how: Any,
+    ) -> bool:
+        """Whether the gradient of a loss, of a case with choices, is the foreign one at some components."""
+        case, choices = case or self.case, {**self.walk.choices, **(choices or {})}
+        with contextlib.suppress(KeyError, ValueError, IndexError):
+            g = gradient(case, loss or self.loss, choices, at=at, extras=self.diagnosis.extras, **how)
+            return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
+        return False
+
+    def _explained(self, fits: Callable[..., bool]) -> Departure | None:
         """The line that no gradient passes, or whose derivative is another formula's, that gives the foreign gradient."""
-        at = _components(wrong, theirs)
-
-        def fits(loss: str = self.loss, case: Any = self.case, choices: Any = self.walk.choices, **how: Any) -> bool:
-            with contextlib.suppress(KeyError, ValueError, IndexError):
-                g = gradient(case, loss, choices, at=at, extras=self.diagnosis.extras, **how)
-                return all(self._near(g[n], theirs[n][at[n]], scale[n]) for n in at)
-            return False
-
         names = SLOTS[self.slot] if self.recording.loss is None else ()
         if loss := next((name for name in names if fits(loss=name)), None):
             return self._departure(self.line, "", SLOTS[self.slot][loss].text, {self.slot: loss})
-        for line, text, inputs, choices in self._in_training():
-            if fits(case=dataclasses.replace(self.case, inputs=inputs), choices={**self.walk.choices, **choices}):
+        for line, text, case, choices in self._in_training():
+            if fits(case=case, choices=choices):
                 return self._departure(line, "", text, {})
         lines = self.walk.run.lines
         kinds = {seen.key.kind: seen.key for seen in lines.values()}
@@ -164,29 +178,50 @@ class _Learning:
                     return Departure(key.algorithm, key.line, key.what, place, text, "named")
         return None
 
-    def _in_training(self) -> Iterator[tuple[str, str, dict[str, Any], dict[str, str]]]:
-        """What training may give the transformer, in place of what inference does: line, text, inputs, choices."""
-        given = self.case.inputs
-        if "z_length" in given:
-            text = "the padding of the context is attended to"
-            yield "4", text, {name: a for name, a in given.items() if name != "z_length"}, {}
-            for place, where in (("enc*/5", "in the encoder"), ("dec*/16", "in cross-attention")):
-                yield "4", f"{text} {where}", given, {f"mask@{place}": "none"}
+    def _cases(self) -> list[Any]:
+        """The case, and with any other padding if the code attends to that."""
+        is_read = any(name == "padding" for name in self.walk.choices.values())
+        return list(self._paddings()) if is_read else [self.case]
+
+    def _paddings(self) -> Iterator[Any]:
+        """The case, and with each token as the padding: what stands there is the code's own affair."""
+        case, given = self.case, self.case.inputs
+        yield case
+        for name, length in (("x", "length"), ("z", "z_length")):
+            l = given.get(length, 0)
+            for token, how in itertools.product(range(case.sizes["N_V"]) if l else (), SLOTS["padding"]):
+                inputs = {**given, name: [*given[name][:l], *[token] * (len(given[name]) - l)]}
+                yield dataclasses.replace(case, inputs=inputs, base={**case.base, "padding": how})
+
+    def _in_training(self) -> Iterator[tuple[str, str, Any, dict[str, str]]]:
+        """What training may give the transformer, in place of what inference does: line, text, case, choices."""
+
+        def giving(case: Any, **inputs: Any) -> Any:
+            return dataclasses.replace(case, inputs={**case.inputs, **inputs})
+
+        for case in self._paddings():
+            given = case.inputs
+            if "z_length" in given:
+                text = "the padding of the context is attended to"
+                yield "4", text, giving(case, z_length=None), {}
+                for place, where in (("enc*/5", "in the encoder"), ("dec*/16", "in cross-attention")):
+                    yield "4", f"{text} {where}", case, {f"mask@{place}": "padding"}
+            for more in _some_of(range(given.get("length", len(given["x"])), len(given["x"]))):
+                masked = [*given["masked"], *more]
+                yield "7", "padding that is masked is predicted, too", giving(case, masked=masked), {}
         if self.case.algorithm != 9:
             return
-        l, mask_token = given.get("length", len(given["x"])), self.case.sizes["N_V"] - 3
-        masked, own, padding = list(given["masked"]), range(l), range(l, len(given["x"]))
+        own = self.case.inputs
+        l, mask_token, masked = own.get("length", len(own["x"])), self.case.sizes["N_V"] - 3, list(own["masked"])
 
-        def of(chosen: Any, token: int = mask_token) -> dict[str, Any]:
-            x = [token if t in chosen else v for t, v in enumerate(given["labels"][:l])]
-            return {**given, "x": x + given["x"][l:], "masked": list(chosen)}
+        def of(chosen: Any, token: int = mask_token) -> Any:
+            x = [token if t in chosen else v for t, v in enumerate(own["labels"][:l])]
+            return giving(self.case, x=x + own["x"][l:], masked=list(chosen))
 
-        for more in _some_of(padding):
-            yield "7", "padding that is masked is predicted, too", {**given, "masked": masked + list(more)}, {}
-        yield "5", "the tokens that are not drawn are masked", of([t for t in own if t not in masked]), {}
+        yield "5", "the tokens that are not drawn are masked", of([t for t in range(l) if t not in masked]), {}
         for token in range(mask_token + 3):
             yield "5", f"masked tokens are replaced by token {token}, not mask_token", of(masked, token), {}
-        for chosen in _some_of(own):
+        for chosen in _some_of(range(l)):
             numbers = ", ".join(str(t + 1) for t in chosen)
             yield "5", f"other tokens are masked than the draws say: number {numbers}", of(chosen), {}
 
@@ -225,7 +260,7 @@ class _Learning:
 
         def fits(name: str, drawn: list[int]) -> bool:
             told = list(zip(self._drawn(name, x, drawn), drawn, strict=True))
-            return all(t in (None, token) for t, token in told) and any(t is not None for t, _ in told)
+            return all(None in of or token in of for of, token in told) and any(None not in of for of, _ in told)
 
         others = [name for name in SLOTS["sampling"] if name != declared]
         if algorithm == 15 and x != [N_V - 2]:
@@ -249,13 +284,17 @@ class _Learning:
         elif algorithm == 15 and N_V - 1 in theirs[:-1]:
             yield Departure(15, "3", "", "", "it does not stop at eos_token", "named")
 
-    def _drawn(self, name: str, x: list[int], drawn: list[int]) -> Iterator[int | None]:
-        """The tokens that a choice draws, each behind those that the code has drawn before; None: it does not tell."""
+    def _drawn(self, name: str, x: list[int], drawn: list[int]) -> Iterator[set[int | None]]:
+        """The tokens that a choice may draw in the code's dtype, each behind those that the code has drawn before.
+
+        None: it does not tell.
+        """
         said, do = self.case.sampling, choice("sampling", name).do
         for i in range(len(drawn)):
             given = dataclasses.replace(self.case, inputs={**self.case.inputs, "x": [*x, *drawn[:i]]})
-            run = Reference(given, self.walk.choices, extras=self.diagnosis.extras).go()
-            yield do(np.real(run.log_P[0]), said["tau"], said["draws"], i)
+            run = Reference(given, self.walk.choices, extras=self.diagnosis.extras, epsilon=self.epsilon).go()
+            exact, apart = run.log_P[0], MARGIN * (run.log_P - run.log_P[0])
+            yield {do(exact + by, said["tau"], said["draws"], i) for by in (*apart, *-apart)}
 
     def _decoding(self, theirs: np.ndarray) -> Iterator[Departure]:
         """Whether decoding with a cache, token by token, gives what the whole sequence does."""

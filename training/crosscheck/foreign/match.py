@@ -9,14 +9,14 @@ that another row is as near is about 1e-14. Rows that are the same for all token
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.spatial import KDTree
 
 from .cases import MARGIN
-from .run import LARGE
+from .run import LARGE, real
 
 __all__ = ["Finder", "Group", "Match", "Observed", "layout"]
 
@@ -79,9 +79,13 @@ class Match:
 
 
 class Finder:
-    """All rows of all foreign tensors, by their length; `lengths`: numbers of tokens."""
+    """All rows of all foreign tensors, by their length.
 
-    def __init__(self, observed: Sequence[Observed], lengths: Sequence[int]) -> None:
+    `lengths`: numbers of tokens, each with the number of those that are not padding; only these are compared.
+    """
+
+    def __init__(self, observed: Sequence[Observed], lengths: Mapping[int, int]) -> None:
+        self.lengths = lengths
         self.groups: dict[int, list[Group]] = {l: [] for l in lengths}
         self.trees: dict[int, tuple[KDTree, np.ndarray]] = {}
         seen = set()
@@ -90,21 +94,21 @@ class Finder:
             if visit in seen or tensor.value.size == 0:
                 continue
             seen.add(visit)
-            for l in lengths:
-                self.groups[l] += _groups(tensor, l)
+            for l, n in lengths.items():
+                self.groups[l] += _groups(tensor, l, n)
         for l, groups in self.groups.items():
             if groups:
                 number = np.repeat(np.arange(len(groups)), [len(group.rows) for group in groups])
-                self.trees[l] = (KDTree(np.concatenate([group.rows for group in groups])), number)
+                self.trees[l] = (KDTree(np.concatenate([group.rows for group in groups])[:, : lengths[l]]), number)
 
     def find(self, value: Any, tolerance: float) -> Match | None:
         """Where a value [parts, rows, tokens] is, if anywhere."""
-        if np.iscomplexobj(value) or np.isnan(value).any():
+        if np.iscomplexobj(value) or np.isnan(real(value, self.lengths)).any():
             return None
         is_masked = bool(np.isneginf(value).any())
         clear = np.where(value <= LARGE, LARGE, value) if is_masked else value
         radius = MARGIN * tolerance + FLOOR * max(1.0, float(np.abs(value[np.isfinite(value)]).max(initial=0)))
-        if np.mean(np.ptp(clear, axis=-1) <= 2 * radius) > 0.5:
+        if np.mean(np.ptp(real(clear, self.lengths), axis=-1) <= 2 * radius) > 0.5:
             return None  # the same for every token
         found = [self._find(clear, radius, is_masked)]
         if clear.shape[-2] > 1 and clear.shape[-2] in self.trees:
@@ -117,9 +121,9 @@ class Finder:
     def _find(self, A: Any, radius: float, is_masked: bool) -> Match | None:
         if A.shape[-1] not in self.trees:
             return None
-        tree, number = self.trees[A.shape[-1]]
+        (tree, number), n = self.trees[A.shape[-1]], self.lengths[A.shape[-1]]
         groups, rows, values, worst = [], [], [], 0.0
-        for part in A:
+        for whole, part in zip(A, real(A, self.lengths), strict=True):
             best = None
             for g in (
                 np.unique(number[tree.query_ball_point(np.maximum(part[0], LARGE), radius, p=np.inf)])
@@ -129,7 +133,8 @@ class Finder:
                 group = self.groups[A.shape[-1]][g]
                 if len(group.rows) < len(part):
                     continue
-                apart = np.abs(part[:, None, :] - (group.rows if is_masked else group.exact)[None]).max(-1)
+                theirs = (group.rows if is_masked else group.exact)[:, :n]
+                apart = np.abs(part[:, None, :] - theirs[None]).max(-1)
                 nearest = apart.argmin(1)
                 largest = apart[np.arange(len(part)), nearest].max()
                 if largest <= radius and (best is None or (largest, len(group.rows)) < best[0]):
@@ -139,16 +144,19 @@ class Finder:
             (largest, _), group, nearest = best
             groups.append(group)
             rows.append(nearest)
-            values.append(group.values(is_masked)[nearest])
+            padding = whole[len(part) :]
+            padding = np.where(padding <= LARGE, -np.inf, padding) if is_masked else padding
+            values.append(np.concatenate([group.values(is_masked)[nearest], padding]))
             worst = max(worst, largest)
         return Match(groups, rows, worst, np.stack(values), radius)
 
 
-def _groups(tensor: Observed, l: int) -> Iterator[Group]:
-    """What of a tensor may be rows of l tokens."""
+def _groups(tensor: Observed, l: int, n: int) -> Iterator[Group]:
+    """What of a tensor may be rows of l tokens, of which n are no padding."""
     a = tensor.value
 
     def group(axis: int, rows: np.ndarray, is_whole: bool = True) -> Group:
+        rows = np.concatenate([rows[:, :n], np.nan_to_num(rows[:, n:])], axis=1)
         cut = np.where(rows <= LARGE, LARGE, rows)
         finite = np.isfinite(cut).all(axis=1, keepdims=True)
         return Group(tensor, axis, np.where(finite, cut, 1e30), np.where(finite, rows, 1e30), is_whole)

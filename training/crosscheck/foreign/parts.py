@@ -123,6 +123,11 @@ class Parts(Run):
             prefix = self.use("context_parameters", place, kp)
         W_e, own_p, l = self.of(prefix, "W_e"), self.of(prefix, "W_p"), len(tokens)
 
+        length = self.case.inputs.get("z_length" if place == "encoder" else "length")
+
+        def padded(P: Any) -> Any:
+            return P if length is None else self.use("padding", place)(P, length)
+
         def token() -> Any:
             return self.rounded(W_e[..., self.use("token_index", place)(np.asarray(tokens), W_e.shape[-1])])
 
@@ -130,8 +135,8 @@ class Parts(Run):
             t, table = self.use("position_index", place)(np.arange(l)), self.use("position_table", place)
             if table is None:
                 W_p = self.need("W_p") if own_p is None else own_p
-                return self.rounded(W_p[..., t % W_p.shape[-1]])
-            P = table(W_e.shape[-2], t, self.case.sizes["l_max"])[None]
+                return self.rounded(padded(W_p[..., t % W_p.shape[-1]]))
+            P = padded(table(W_e.shape[-2], t, self.case.sizes["l_max"])[None])
             return self.off(P, 1.0, 1.0 + np.abs(t))
 
         e, p, sources = self.line(kt, token), 0.0, [kt]

@@ -12,10 +12,6 @@ from .run import Key
 __all__ = ["Recurrence"]
 
 RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"
-SHARPNESS = 8.0
-"""The factor of log α in the RG-LRU."""
-LENGTH = 1e-6
-"""What the gated delta rule adds to the square of the length of queries and keys."""
 
 
 class Recurrence(Attention):
@@ -37,18 +33,24 @@ class Recurrence(Attention):
             alpha, q, k, v = self.rounded(np.exp(-np.exp(W["a"][..., None]) * rate)), Q, K, rate[..., None, :] * V
             beta: Any = 0.0 * alpha
             if not is_mamba:
-                q, k = (self.rounded(Y / np.sqrt((Y * Y).sum(-2, keepdims=True) + LENGTH)) for Y in (Q, K))
-                q, beta = q * Q.shape[-2] ** -0.5, self.rounded(sigmoid(self.product(W["W_b"], X)))
-                v = beta[..., None, :] * V
+                q, k = (
+                    self.rounded(Y / self.use("delta_lengths", place)((Y * Y).sum(-2, keepdims=True))) for Y in (Q, K)
+                )
+                q, beta = (
+                    q * self.use("delta_scale", place)(Q.shape[-2]),
+                    self.rounded(sigmoid(self.product(W["W_b"], X))),
+                )
+                v = self.use("delta_new", place)(beta)[..., None, :] * V
+                beta = self.use("delta_corrected", place)(beta)
             q, k = (np.repeat(Y, V.shape[1] // Y.shape[1], axis=1) for Y in (q, k))
-            return self._by_tokens(q, k, v, alpha, beta)
+            return self._by_tokens(q, k, v, self.use("state_decay", place)(alpha), beta)
 
         O = self.line(ks, read, [kq, kk, kv], parts=True)
 
         def written() -> Any:
-            gate, gamma, Y = silu(self.product(W["W_z"], X[:, None])), W["gamma"], O
+            gate, gamma, Y = self.use("state_gate", place)(self.product(W["W_z"], X[:, None])), W["gamma"], O
             if is_mamba:
-                Y = self.rounded(O + W["D"][..., None, None] * V) * gate
+                Y = self.rounded(O + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
                 Y = Y.reshape(len(Y), Q.shape[1], -1, Y.shape[-1])
             Y = Y / self.use("norm_epsilon", f"{place}/o")((Y * Y).mean(-2, keepdims=True))
             Y = merged(Y) * gamma[..., None] if is_mamba else merged(Y * gamma[:, None, :, None] * gate)
@@ -72,11 +74,11 @@ class Recurrence(Attention):
 
         def through_time() -> Any:
             i, r = (sigmoid(column(f"b_{gate}", self.product(W[f"W_{gate}"], U), U)) for gate in "ir")
-            alpha = self.rounded(np.exp(-SHARPNESS * r * np.log(1 + np.exp(W["a"][..., None]))))
+            i, r = self.use("lru_gates", place)(i, r)
+            alpha = self.rounded(np.exp(-self.use("lru_decay", place)(r, W["a"][..., None])))
             new, h, columns = self.rounded(i * U), 0.0 * U[..., 0], []
             for t in range(X.shape[-1]):
-                root = (1 - alpha[..., t] ** 2) ** 0.5 if t else 1.0
-                h = self.rounded(alpha[..., t] * h + root * new[..., t])
+                h = self.rounded(alpha[..., t] * h + self.use("lru_new", place)(alpha[..., t], t) * new[..., t])
                 columns.append(h)
             return np.stack(columns, axis=-1)
 

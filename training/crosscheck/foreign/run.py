@@ -16,7 +16,7 @@ import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "Choices", "Key", "Run", "Seen", "kind_of", "scope_of"]
+__all__ = ["LARGE", "Choices", "Key", "Run", "Seen", "kind_of", "real", "scope_of"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
@@ -66,6 +66,12 @@ class Seen:
 def kind_of(place: str) -> str:
     """A place in every layer: "l1/6" → "l*/6"."""
     return re.sub(r"^(l|enc|dec)\d+", r"\1*", place)
+
+
+def real(A: Any, lengths: Mapping[int, int]) -> Any:
+    """The tokens of A [..., rows, tokens] that are no padding; of scores, such rows, too; `lengths`: see `Finder`."""
+    rows, columns = (lengths.get(l, l) for l in A.shape[-2:])
+    return A[..., :rows, :columns]
 
 
 def scope_of(scope: str, slot: str, place: str) -> bool:
@@ -241,6 +247,7 @@ class Run:
             with np.errstate(all="ignore"):
                 shown = value if form is None else form(value)
                 clean = np.where(shown < LARGE, LARGE, shown) if np.isneginf(shown).any() else shown
+                clean = real(clean, self.case.lengths)
                 tolerance = float(np.max(np.abs(clean[1:] - clean[0]))) if self.epsilon else 0.0
                 if key.kind in self.loose:
                     largest = float(np.abs(clean[0]).max())
