@@ -25,6 +25,7 @@ class Block(nn.Module):
         B, T, d = X.shape
         normed = X if self.wrong.get("post") else self.ln1(X)
         q, k, v = (a.view(B, T, self.H, -1).transpose(1, 2) for a in self.qkv(normed).split(d, dim=-1))
+        q, v = (v, q) if self.wrong.get("exchanged") else (q, v)
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
         S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])

@@ -1,11 +1,11 @@
 """Variants and their parameters as the oracle has them, and with numbers that matter at the sizes of a run."""
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant, lines
-from algorithms.model.theta import count_layers, places
 
 from .oracle import family
 from .oracle.parameters import unstack_family
@@ -108,7 +108,8 @@ def _unstacked(theta: Any) -> Any:
     unstacked = unstack_family(theta._replace(**{name: stacks[0] for name, stacks in several.items()}))
     for name, stacks in several.items():
         of_stacks = [unstack_family(SimpleNamespace(layers=stack)).layers for stack in stacks]
-        at = places(theta.variant, count_layers(stacks, theta.variant))
+        of = sys.modules[type(theta).__module__]  # a mutated copy has its own
+        at = of.places(theta.variant, of.count_layers(stacks, theta.variant))
         setattr(unstacked, name, [of_stacks[stack][row] for stack, row in at])
     return unstacked
 

@@ -119,9 +119,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "model/delta.py": (
         ("queries of the delta rule not scaled", "GatedDelta.rates", "return", "Q * self.d_key**-0.5", "Q", 10, "6", "QWEN3_NEXT"),
     ),
-    "model/mamba.py": (
-        ("values of Mamba not added", "Mamba2.output", "Y", "D * V.astype(O.dtype)", "0 * D * V.astype(O.dtype)", 10, "6", "GRANITE_HYBRID"),
-    ),
     "model/experts.py": (
         ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared", "shared", 10, "8", "QWEN3_NEXT"),
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),

@@ -39,6 +39,7 @@ MISTAKES = [
     ({"merge": True}, (5, "3"), "without transposing"),
     ({"reduction": "mean"}, (13, "5"), "averaged over the ℓ − 1 predictions"),
     ({"silu": True}, (10, "8"), "the activation is SiLU"),
+    ({"exchanged": True}, (4, "1"), "W_q and W_v are exchanged"),
 ]
 
 

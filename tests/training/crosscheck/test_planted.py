@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from algorithms.model.variants import VARIANTS
+from training.crosscheck.edits import Edit, Planted
 from training.crosscheck.mutations import edited, named
 from training.crosscheck.planted import PLANTED
 from training.crosscheck.variants import with_numbers_that_matter
@@ -93,7 +94,6 @@ SAYS = {
     "weights of experts not renormalized": "10, line 8: a token's 2 experts are those with the largest scores, weights are the softmax of the scores, not divided by their sum",
     "new rows not scaled by √(1 − α²)": "10, line 6: new rows are not scaled by √(1 − α²)",
     "queries of the delta rule not scaled": "10, line 6: queries are not divided by √d",
-    "values of Mamba not added": "10, line 6: D times the values is left out",
     "padding of the sequence attended": "4, line 5: padding is attended to",
     "padding masked": "12, line 7: padding that is masked is predicted, too",
     "weights of the loss ignored": "11, line 5: labels are rolled: the last token predicts the first (sum)",
@@ -146,3 +146,10 @@ def test_every_planted_bug_has_a_sentence():
 @pytest.mark.parametrize("name", SAYS)
 def test_a_planted_bug_is_named(name):
     assert "; ".join(named(PLANTED[name], ROOT, 0)) == f"Algorithm {SAYS[name]}"
+
+
+@pytest.mark.thorough
+def test_what_is_inside_mamba_is_named():
+    edit = Edit("algorithms/model/mamba.py", "Mamba2.output", "Y", "D * V.astype(O.dtype)", "0 * D * V.astype(O.dtype)")
+    told = named(Planted(edit, 10, "6", "GRANITE_HYBRID"), ROOT, 0)
+    assert told == ["Algorithm 10, line 6: D times the values is left out"]

@@ -8,7 +8,8 @@ import numpy as np
 from training.crosscheck.oracle.positions import alibi_slopes, sinusoid, t5_bucket
 
 from .catalogue import choice
-from .parts import Named, Parts, sigmoid, softmax
+from .formulas import sigmoid
+from .parts import Named, Parts, softmax
 from .run import LARGE, Key
 
 __all__ = ["Attention"]

@@ -24,6 +24,7 @@ from .formulas import (
     of_masked,
     phi,
     sigmoid,
+    silu,
     sinusoids,
     softplus,
     transposed,
@@ -314,7 +315,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("1 − α²", "new rows are scaled by 1 − α², without the root", lambda a, t: 1 - a * a if t else 1.0), ("1 − α", "new rows are scaled by 1 − α", lambda a, t: 1 - a if t else 1.0),
         ("first", "the first token's new rows are scaled by √(1 − α²), too", lambda a, t: (1 - a * a) ** 0.5)),
     "state_decay": _rows(("α", "the state decays by α", lambda a: a), ("none", "the state does not decay", lambda a: 1 + 0 * a)),
-    "state_gate": _rows(("silu", "the gate is SiLU(W_z X)", lambda z: z * sigmoid(z)), ("sigmoid", "the gate is σ(W_z X)", sigmoid), ("none", "the gate is left out", lambda z: 1 + 0 * z)),
+    "state_gate": _rows(("silu", "the gate is SiLU(W_z X)", silu), ("sigmoid", "the gate is σ(W_z X)", sigmoid), ("none", "the gate is left out", lambda z: 1 + 0 * z)),
     "delta_lengths": _rows(
         ("1e-6", "queries and keys are divided by their lengths", lambda s: np.sqrt(s + 1e-6)), ("none", "queries and keys are not divided by their lengths", lambda s: 1 + 0 * s),
         ("0", "nothing is added to the squares of the lengths of queries and keys", np.sqrt)),
@@ -328,7 +329,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "activation": _rows(
         ("gelu", "the activation is the exact GELU", lambda x: x * phi(x)), ("relu", "the activation is ReLU", lambda x: where_positive(x, x, 0 * x)),
         ("gelu_tanh", "GELU is its tanh approximation", gelu_tanh(0.044715)), ("gelu_sigmoid", "GELU is x·σ(1.702 x)", lambda x: x * sigmoid(1.702 * x)),
-        ("silu", "the activation is SiLU, x·σ(x)", lambda x: x * sigmoid(x)), ("relu_squared", "the activation is ReLU²", lambda x: where_positive(x, x * x, 0 * x)),
+        ("silu", "the activation is SiLU, x·σ(x)", silu), ("relu_squared", "the activation is ReLU²", lambda x: where_positive(x, x * x, 0 * x)),
         ("leaky", "the activation is leaky ReLU (0.01)", lambda x: where_positive(x, x, 0.01 * x)), ("elu", "the activation is ELU", lambda x: where_positive(x, x, np.exp(where_positive(x, 0 * x, x)) - 1)),
         ("tanh", "the activation is tanh", np.tanh), ("sigmoid", "the activation is σ", sigmoid), ("phi", "the activation is Φ(x), without the factor x", phi),
         ("gelu_tanh_no_cube", "GELU is x/2·(1 + tanh(√(2/π) x)), without the cube", gelu_tanh(0.0)), ("gelu_cube", "GELU's tanh approximation has 0.44715 for 0.044715", gelu_tanh(0.44715)),

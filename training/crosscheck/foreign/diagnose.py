@@ -188,7 +188,7 @@ class Diagnosis:
         earlier = self._trials(run, before)[0] if before < start else []
         is_loose = {run.lines[other].key.kind for other in window} <= self.loose
         singles = [(t,) for t in dict.fromkeys([*earlier, *trials])]
-        best = self._best(singles, pins, index, run)
+        best = self._best(singles, pins, index, run) or self._exchanged(run, pins, index)
         if best is None and self.is_mixed and not is_loose:
             best = self._loosened(run, pins, index, window, singles)
             if best == {}:
@@ -203,6 +203,14 @@ class Diagnosis:
         elif best is not None:
             self._adopt(best, run, index)
         return best is not None or taken is not None
+
+    def _exchanged(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
+        """Which rows of a fused product are queries, keys and values, of which each is found, though it is another."""
+        place = run.lines[list(run.lines)[index]].key.place
+        free = {visit: seen for visit, seen in pins.items() if seen.key.place != place or visit in self.taken}
+        uses = {use for used in run.uses.values() for use in used}
+        slots = [slot for slot in ("weights", "split") if (slot, place) in uses]
+        return self._best([((slot, place, name),) for slot in slots for name in SLOTS[slot]], free, index, run)
 
     def _hidden(self, run: Reference, index: int) -> int:
         """Where the lines in front of one begin that are in step and not found: of these, rounding may hide what departs."""

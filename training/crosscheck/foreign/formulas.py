@@ -10,7 +10,7 @@ from scipy.special import erf
 from training.crosscheck.oracle.positions import rotary_frequencies
 
 __all__ = [
-    "EXPONENTS", "adam", "drawn", "gelu_tanh", "loss", "merged", "mixed", "of_masked", "phi", "sigmoid", "sinusoids",
+    "EXPONENTS", "adam", "drawn", "gelu_tanh", "loss", "merged", "mixed", "of_masked", "phi", "sigmoid", "silu", "sinusoids",
     "softplus", "transposed", "turned", "where_positive",
 ]  # fmt: skip
 
@@ -21,6 +21,10 @@ def where_positive(x: Any, yes: Any, no: Any) -> Any:
 
 def sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Any) -> Any:
+    return x * sigmoid(x)
 
 
 def softplus(x: Any) -> Any:

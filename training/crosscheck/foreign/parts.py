@@ -7,9 +7,10 @@ import numpy as np
 
 from training.crosscheck.oracle.lines import weights_of_experts
 
+from .formulas import sigmoid
 from .run import Key, Run
 
-__all__ = ["Parts", "sigmoid", "silu", "softmax"]
+__all__ = ["Parts", "softmax"]
 
 Named = tuple[Any, Key]
 """A value, and the line that it is of."""
@@ -19,16 +20,6 @@ def softmax(Y: Any, axis: tuple[int, ...]) -> Any:
     """The softmax over axes, of complex numbers by their real parts."""
     E = np.exp(Y - np.real(Y).max(axis=axis, keepdims=True))
     return E / E.sum(axis=axis, keepdims=True)
-
-
-def sigmoid(x: Any) -> Any:
-    """σ(x)."""
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x: Any) -> Any:
-    """x σ(x)."""
-    return x * sigmoid(x)
 
 
 class Parts(Run):

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from .attention import Attention
-from .formulas import gelu_tanh, merged
-from .parts import Named, sigmoid, silu
+from .formulas import gelu_tanh, merged, sigmoid, silu
+from .parts import Named
 from .run import Key
 
 __all__ = ["Recurrence"]
