@@ -148,6 +148,7 @@ DECODERS += (
     "OLMOE",
     "GPT_OSS",
     "DEEPSEEK",
+    "KIMI_LINEAR",
 )
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)

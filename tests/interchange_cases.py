@@ -119,6 +119,11 @@ def assert_gradients(model, path, gradients, dtype):
 def with_experts_together(tensors):
     """Tensors by name, and those of one expert each also as transformers has them: all in two tensors."""
     found = {name.replace("block_sparse_moe", "mlp"): a for name, a in tensors.items()}
+    for name in [name for name in found if name.endswith("self_attn.q_conv1d.weight")]:  # Kimi Linear
+        of_layer, each = name.removesuffix("q_conv1d.weight"), [name.replace("q_conv", f"{a}_conv") for a in "qkv"]
+        found[f"{of_layer}conv1d.weight"] = np.concatenate([found[one] for one in each])
+        forget = ("f_a_proj.weight", "f_b_proj.weight", "dt_bias", "A_log")
+        found |= {f"{of_layer}forget_gate.{one}": found[of_layer + one] for one in forget}
     for stored, name in STACKED.items():
         found |= {n.replace(stored, name): a for n, a in tensors.items() if n.endswith(f"block_sparse_moe.{stored}")}
     numbers = [match for match in map(EXPERT.fullmatch, found) if match]
@@ -190,7 +195,10 @@ def assert_written_again(torch, path, open_model, outputs, *, unwritten=(), tole
     """
     run, ours = load_model(path), path.with_name("ours")
     save_pretrained(ours, run.theta, run.config, labels=run.labels, **options)
-    assert_bits(tensors_of(ours), {name: a for name, a in tensors_of(path).items() if name not in unwritten})
+    first = {alias: entry.name for entry in model_of(path)[1] for alias in entry.aliases}
+    assert_bits(
+        tensors_of(ours), {first.get(name, name): a for name, a in tensors_of(path).items() if name not in unwritten}
+    )
     assert load_pretrained(ours)[1] == run.config
     opened, theirs = open_model(ours), open_model(path)
     assert type(opened) is type(theirs)

@@ -1,4 +1,4 @@
-"""The gated delta rule: line 6 of Algorithm 10 as a recurrence, whose state does not grow with the sequence."""
+"""The gated delta rule, with a decay for each head or for each row: line 6 of Algorithm 10 as a recurrence."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
@@ -10,7 +10,7 @@ from jax import Array
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
 from algorithms.model.mixer import Given
-from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
+from algorithms.model.recurrence import Count, Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
 
 EPSILON = 1e-6
@@ -54,30 +54,90 @@ class GatedDelta(Recurrence):
     name: ClassVar[str] = "delta"
     divided: ClassVar[tuple[str, ...]] = ("N_delta", "N_delta_keys", "N_delta*d_delta_v")
 
-    def shapes(self) -> GatedDeltaParams:
+    def shapes(self) -> Any:
         """The shapes of its parameters."""
         gamma, W_b = self.norm.shapes("d_delta_v").gamma, array("N_delta d_e")
         return GatedDeltaParams(**self._shared_shapes(), W_b=W_b, gamma=gamma)
 
-    def rates(self, Q: Any, K: Any, V: Any, X: Any, W: GatedDeltaParams) -> Rates:
+    def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
         """Queries and keys of length 1, and α and β."""
         dtype = accumulation_dtype(X.dtype)
         Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
         Q, K = (Y * jax.lax.rsqrt(jnp.square(Y).sum(axis=1, keepdims=True) + EPSILON) for Y in (Q, K))
         beta = jax.nn.sigmoid(jnp.tensordot(W.W_b, X, 1).astype(dtype))
-        Q, K = self._of_every_head(Q * self.d_key**-0.5), self._of_every_head(K)
-        return Rates(Q, K, V, self.log_alpha(X, W, dtype), beta)
+        log_alpha = self.log_alpha(X, W, dtype)
+        return Rates(self._of_every_head(Q * self.d_key**-0.5), self._of_every_head(K), V, log_alpha, beta)
 
-    def log_alpha(self, X: Any, W: GatedDeltaParams, dtype: Any) -> Any:
+    def log_alpha(self, X: Any, W: Any, dtype: Any) -> Any:
         """Log α of every head, or of each of its rows, ``[H, 1 or d_k, *columns]``."""
         return softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)[1][:, None]
 
-    def gate(self, X: Any, W: GatedDeltaParams, given: Given) -> Any:
+    def gate(self, X: Any, W: Any, given: Given) -> Any:
         """What multiplies what every head gives."""
         return jax.nn.silu(linear(W.W_z, X, None, given.implementation))
 
-    def output(self, O: Any, V: Any, X: Any, W: GatedDeltaParams, given: Given) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
         """``W_out (norm(O) ⊙ gate)``."""
         O = self.norm.of_heads(O.astype(X.dtype), W.gamma, given.implementation)
         O = O * self.gate(X, W, given)
         return linear(W.W_out, O.reshape(-1, *O.shape[2:]), None, given.implementation)
+
+
+class KimiDeltaParams(NamedTuple):
+    """Those of `GatedDeltaParams`, with two matrices for the decay, W_a2 W_a1, and for the gate, W_z2 W_z1."""
+
+    W_q: Array
+    W_k: Array
+    W_v: Array
+    C_q: Array
+    C_k: Array
+    C_v: Array
+    W_z1: Array
+    W_z2: Array
+    W_b: Array
+    W_a1: Array
+    W_a2: Array
+    b_a: Array
+    a: Array
+    gamma: Array
+    W_out: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KimiDelta(GatedDelta):
+    """`GatedDelta` in which every row of the state has a decay of its own: ``W_out (norm(O) ⊙ σ(W_z2 W_z1 X))``, where
+
+        S_t = α_t ⊙ S_{t−1} + k_t β_t (v_t − (α_t ⊙ S_{t−1})ᵀ k_t)ᵀ
+
+    with ``α_t = exp(−e^a softplus(W_a2 W_a1 x_t + b_a))`` for each row of k.
+
+    Attributes:
+        rank: rows between the two matrices of the decay, and between those of the gate.
+
+    Source: Kimi Team 2025, "Kimi Linear", equations (1) and (10).
+    """
+
+    name: ClassVar[str] = "kimi"
+    divided: ClassVar[tuple[str, ...]] = ("N_kimi", "N_kimi_keys", "N_kimi*d_kimi_v")
+
+    rank: Count
+
+    def sizes(self) -> dict[str, int]:
+        """Those of the recurrence, and the rank."""
+        return {**super().sizes(), "d_kimi_rank": self.rank}
+
+    def shapes(self) -> KimiDeltaParams:
+        """The shapes of its parameters."""
+        shared, gamma, narrow = self._shared_shapes(), self.norm.shapes("d_kimi_v").gamma, array("d_kimi_rank d_e")
+        shared |= {"W_b": shared.pop("W_a"), "W_z1": narrow, "W_z2": array("N_kimi d_kimi_v d_kimi_rank")}
+        del shared["W_z"]
+        W_a2, b_a = array("N_kimi d_kimi_k d_kimi_rank"), array("N_kimi d_kimi_k", start=1.0)
+        return KimiDeltaParams(**shared | {"W_a1": narrow, "W_a2": W_a2, "b_a": b_a, "gamma": gamma})
+
+    def log_alpha(self, X: Any, W: KimiDeltaParams, dtype: Any) -> Any:
+        """Log α of each row of every head."""
+        return softplus_rates(jnp.tensordot(W.W_a2, jnp.tensordot(W.W_a1, X, 1), 1), W, dtype)[1]
+
+    def gate(self, X: Any, W: KimiDeltaParams, given: Given) -> Any:
+        """``σ(W_z2 W_z1 X)``."""
+        return jax.nn.sigmoid(linear(W.W_z2, linear(W.W_z1, X, None, given.implementation), None, given.implementation))

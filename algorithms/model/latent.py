@@ -49,7 +49,7 @@ class Latent(Attention):
     the sum of latents by W_v. Whole sequences compute the keys and values, which takes fewer operations there.
 
     Attributes:
-        positions: of the rotated rows. If scaled by `Yarn`, the scores are, too.
+        positions: of the rotated rows. If scaled by `Yarn`, the scores are, too. None: nothing is rotated.
         d_c: rows of the latent of keys and values.
         d_r: rows of queries and keys that are rotated, besides the d_attn that are not.
         d_q: rows of the latent of queries; None: they have none.
@@ -58,7 +58,7 @@ class Latent(Attention):
     Source: DeepSeek-AI 2024, "DeepSeek-V2", §2.1.
     """
 
-    positions: Rotary = Rotary(pairs="neighbors")
+    positions: Rotary | None = Rotary(pairs="neighbors")
     biases: bool = False
     d_c: Rows
     d_r: Rows
@@ -72,7 +72,8 @@ class Latent(Attention):
         for name, expected in {"biases": False, "gated": False, **nothing}.items():
             if getattr(self, name) != expected:
                 self.refuse(name, f"{expected}, since latent attention has none")
-        self.positions.rows(self.d_r)
+        if self.positions is not None:
+            self.positions.rows(self.d_r)
 
     def shapes(self) -> LatentParams:
         """The shapes of 𝓦."""
@@ -103,7 +104,8 @@ class Latent(Attention):
         Q_c, K_c, V = projections(q, c, heads, functools.partial(linear, implementation=implementation))
         Q_r = linear(W.W_qr, q, None, implementation)
         K_r = linear(W.W_kr, Z, None, implementation)[None]
-        Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
+        if self.positions is not None:
+            Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
         Q = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, W.W_q.shape[1] + self.d_r))
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 
@@ -115,7 +117,7 @@ class Latent(Attention):
     def _factor(self, W: Any, rows: int) -> float:
         """What multiplies queries of this many rows, whose scores will be divided by its root."""
         scale = (W.W_q.shape[1] + self.d_r) ** -0.5 if self.scale is None else self.scale
-        scaling = self.positions.scaling
+        scaling = getattr(self.positions, "scaling", None)
         return scale * rows**0.5 * getattr(scaling, "of_scores", 1.0)
 
     def _values(self, Y: Any, W: Any) -> Any:

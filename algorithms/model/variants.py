@@ -1,7 +1,7 @@
 """Published models, as the lines of the pseudocode that they change."""
 
 from algorithms.model.attention import Attention
-from algorithms.model.delta import GatedDelta
+from algorithms.model.delta import GatedDelta, KimiDelta
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding
 from algorithms.model.experts import Experts
@@ -336,6 +336,29 @@ DEEPSEEK = LLAMA.but(
 """DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids.
 
 All layers are alike; the published model adds ``first=First(n=3, …)``, MLPs in the first layers.
+"""
+
+KIMI_LINEAR = DEEPSEEK.but(
+    norm=RMSNorm(epsilon=1e-5),
+    attention=(
+        *[KimiDelta(n=32, n_keys=32, d_key=128, d_value=128, rank=128, norm=RMSNorm(epsilon=1e-5))] * 3,
+        Latent(d_c=512, d_r=64, positions=None),
+    ),
+    mlp=Experts(
+        n=256,
+        k=8,
+        activation="silu",
+        gated=True,
+        biases=False,
+        scores="sigmoid",
+        factor=2.446,
+        choice_bias=True,
+        shared=1,
+    ),
+)
+"""Kimi Team 2025: DEEPSEEK with gated delta rules that decay row by row in three of four layers, and no positions.
+
+All layers have experts; the published model adds ``first=First(n=1, …)``, and ends with latent attention.
 """
 
 VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})

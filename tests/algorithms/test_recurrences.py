@@ -1,4 +1,4 @@
-"""The gated delta rule, Mamba-2 and the RG-LRU: at once, token by token and by steps, against loops of NumPy."""
+"""The gated delta rules, Mamba-2 and the RG-LRU: at once, token by token and by steps, against loops of NumPy."""
 
 import importlib
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import UNIDIRECTIONAL, documents, padding
-from algorithms.lines import RGLRU, GatedDelta, Given, Mamba2, RMSNorm
+from algorithms.lines import RGLRU, GatedDelta, Given, KimiDelta, Mamba2, RMSNorm
 from algorithms.model import recurrence
 from tests.cases import assert_close, assert_trees_close
 from tests.interchange_cases import libraries, randomized
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.sampled(1, tests=4)
 
 SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
 LINES = {"delta": (GatedDelta(**SIZES), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
+LINES["kimi"] = (KimiDelta(**SIZES, rank=2), gated_delta)
 LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))
 D_E, B, L = 7, 2, 13
 NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])

@@ -148,8 +148,10 @@ def _latent(variant: Any) -> str | None:
         return None
     q = "X̃" if line.d_q is None else "q"
     norms = "c = rms_norm(W_c X̃)" + ("" if line.d_q is None else ", q = rms_norm(W_cq X̃)")
-    rotary = f"R rotates {_rotation(variant)}".replace("d_attn", "d_r")
-    return f"queries [W_q^h {q}; R W_qr^h {q}], keys [W_k^h c; R W_kr X̃], values W_v^h c; {norms}; {rotary}"
+    told, rotation = "queries [W_q^h Q; R W_qr^h Q], keys [W_k^h c; R W_kr X̃], values W_v^h c", _rotation(variant)
+    if rotation is None:
+        return f"{told}; {norms}".replace("R ", "").replace("Q", q)
+    return f"{told}; {norms}; R rotates {rotation}".replace("d_attn", "d_r").replace("Q", q)
 
 
 def _mixers(kind: str) -> Callable[[Any], str | None]:
@@ -193,6 +195,8 @@ CONVOLVED = "of W_q X̃, W_k X̃, W_v X̃ after a convolution over the last toke
 RECURRENCES = {
     "GatedDelta": "GatedDelta: in every head S ← αS; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, W_out (rms_norm(o) ⊙ "
     f"SiLU(W_z X̃)); q, k, v: {CONVOLVED}, q and k of length 1",
+    "KimiDelta": "KimiDelta: in every head S ← α ⊙ S, with an α for each row; S ← S + k β (v − Sᵀk)ᵀ; o = Sᵀq; of all, "
+    f"W_out (rms_norm(o) ⊙ σ(W_z2 W_z1 X̃)); q, k, v: {CONVOLVED}, q and k of length 1",
     "Mamba2": "Mamba2: in every head S ← e^(−Δe^a) S + Δ k vᵀ; o = Sᵀq + D v; of all, W_out rms_norm(o ⊙ SiLU(W_z X̃)); "
     f"q, k, v: {CONVOLVED}",
     "RGLRU": "RGLRU: in every row h ← αh + √(1 − α²) i u; of all, W_out (h ⊙ GELU_tanh(W_y X̃ + b_y)) + b_out; u: of W_x X̃ + "
@@ -294,8 +298,8 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
            value=lambda v: _attentions(v)[0].normalize_output and _norm(v)),
-    Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),
     *(Change("attention", {10: "6"}, {"MHAttention": "VALUE"}, note, _mixers(kind)) for kind, note in RECURRENCES.items()),
+    Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),
     Change("mlp.gated", MLP, {r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)":
                               r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"}),
     Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),

@@ -36,6 +36,8 @@ def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
+        if _is(a, lines.KimiDelta):
+            return a.but(n=4, n_keys=4, d_key=3, d_value=3, rank=3)  # transformers has only one number of rows
         if _is(a, lines.GatedDelta):
             return a.but(n=4, n_keys=2, d_key=3, d_value=5)
         if _is(a, lines.Mamba2):
@@ -44,7 +46,7 @@ def few(variant: Variant) -> Variant:
             return a.but(n=4, d=3)
         if not _is(a, lines.Attention):
             return a
-        rows = {"d_c": 6, "d_r": 4, "d_q": 9} if _is(a, lines.Latent) else {}
+        rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
 
     mlp: Any = variant.mlp
@@ -153,7 +155,8 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
 
 def _line(a: Any) -> dict[str, Any]:
     if isinstance(a, lines.GatedDelta):
-        return {"delta": True, "epsilon": a.norm.epsilon}
+        gate = {"gate": "sigmoid"} if isinstance(a, lines.KimiDelta) else {}
+        return {"delta": True, "epsilon": a.norm.epsilon, **gate}
     if isinstance(a, lines.Mamba2):
         return {"mamba": True, "epsilon": a.norm.epsilon}
     if isinstance(a, lines.RGLRU):
@@ -161,7 +164,8 @@ def _line(a: Any) -> dict[str, Any]:
     if not isinstance(a, lines.Attention):
         return {"positions": None, "window": None}
     if type(a) is lines.Latent:
-        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": getattr(a.positions.scaling, "scores", 0.0)}
+        scores = getattr(getattr(a.positions, "scaling", None), "scores", 0.0)
+        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": scores}
         return {"positions": _positions(a.positions), "window": a.window, **latent}
     norm = a.normalize_heads
     heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.lines import MLP, RGLRU, Attention, Experts, GatedDelta, Latent, Mamba2
+from algorithms.lines import MLP, RGLRU, Attention, Experts, GatedDelta, KimiDelta, Latent, Mamba2
 from algorithms.model.mixer import Given
 from algorithms.model.theta import count_layers, places, stacks_of
 from training.tasks.own_lines import modules_of, variant_named
@@ -39,7 +39,8 @@ ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
 
 def is_own(line: Any) -> bool:
     """Whether a line is of a class of one's own."""
-    return line is not None and type(line) not in (Attention, GatedDelta, Latent, Mamba2, MLP, RGLRU, Experts)
+    known = Attention, GatedDelta, KimiDelta, Latent, Mamba2, MLP, RGLRU, Experts
+    return line is not None and type(line) not in known
 
 
 class OwnScenarios(VariantScenarios):

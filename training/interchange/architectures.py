@@ -9,6 +9,7 @@ from training.interchange import (
     granite,
     griffin,
     hybrids,
+    kimi,
     modernbert,
     torch_transformer,
 )
@@ -20,6 +21,7 @@ ARCHITECTURES = {
     **hybrids.KINDS,
     **granite.KINDS,
     **griffin.KINDS,
+    **kimi.KINDS,
     **encoders.ARCHITECTURES,
     **modernbert.KINDS,
     **encoder_decoder.KINDS,
@@ -27,7 +29,10 @@ ARCHITECTURES = {
 }
 
 WRITTEN_AS = {
-    "d": (*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS, *hybrids.KINDS, *granite.KINDS, *griffin.KINDS),
+    "d": (
+        *(*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS),
+        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS),
+    ),
     "e": (*encoders.ARCHITECTURES, *modernbert.KINDS),
     "classify": ("bert",),
     "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),

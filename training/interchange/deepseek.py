@@ -28,20 +28,22 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         d_r=found.pop("attention.d_r"),
         d_q=None if no_query_latent else fields.integer("q_lora_rank", 1536),
     )
-    found |= {"mlp": _experts(fields, kind), "first": _first(fields, kind, found["L"])}
+    n = fields.integer("first_k_dense_replace", 3 if is_v3 else 0, least=0)
+    first = first_layers(fields, n, found["L"], 18_432 if is_v3 else 11_008)
+    found |= {"mlp": _experts(fields, kind), "first": first}
 
 
-def _first(fields: Fields, kind: str, L: int) -> First | None:
-    """Return the first of L layers, which have an MLP in place of experts."""
-    n = fields.integer("first_k_dense_replace", 3 if kind == "deepseek_v3" else 0, least=0)
+def first_layers(fields: Fields, n: int, L: int, d_mlp: int) -> First | None:
+    """Return the first n of L layers, which have an MLP in place of experts; `d_mlp`: its hidden units by default."""
     if n >= L:
         fields.needs.append(f"no layer with experts (first_k_dense_replace = {n}, num_hidden_layers = {L})")
         return None
-    d_mlp = fields.integer("intermediate_size", 18_432 if kind == "deepseek_v3" else 11_008)
-    return First(n=n, mlp=_mlp(fields), d_mlp=d_mlp) if n else None
+    d_mlp = fields.integer("intermediate_size", d_mlp)
+    return First(n=n, mlp=plain_mlp(fields), d_mlp=d_mlp) if n else None
 
 
-def _mlp(fields: Fields) -> MLP:
+def plain_mlp(fields: Fields) -> MLP:
+    """Return the MLP of a first layer, and of an expert."""
     return MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
 
 
@@ -58,7 +60,7 @@ def _experts(fields: Fields, kind: str) -> Experts:
     method = None if is_v3 else fields.get("topk_method", "greedy")
     others: dict[str, Any] = {"scores": "sigmoid" if is_v3 else "softmax", "choice_bias": is_v3}
     others |= {"groups": 1, "chosen_groups": 1} if method == "greedy" else {}
-    line = read_mixture(fields, MIXTURES[kind], _mlp(fields), **others)
+    line = read_mixture(fields, MIXTURES[kind], plain_mlp(fields), **others)
     if method not in (None, "greedy", "group_limited_greedy"):
         fields.needs.append(f"another choice of experts (topk_method = {method!r})")
     return dataclasses.replace(line, best=2 if is_v3 or line.groups == 1 else 1)
@@ -74,11 +76,12 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     if v.first:
         state["intermediate_size"] = v.first.d_mlp
     state |= {**mixture_fields(MIXTURES[kind], mlp, c.d_mlp), "pad_token_id": None}
-    scaling = line.positions.scaling
+    scaling = getattr(line.positions, "scaling", None)
     if isinstance(scaling, Yarn):
         state["rope_parameters"] |= {"attention_factor": scaling.attention_factor, "mscale_all_dim": scaling.scores}
     if kind == "deepseek_v3":
-        state |= {"rope_interleave": line.positions.pairs == "neighbors", "num_nextn_predict_layers": 0}
+        interleaved = getattr(line.positions, "pairs", None) == "neighbors"
+        state |= {"rope_interleave": interleaved, "num_nextn_predict_layers": 0}
     else:
         state["topk_method"] = "greedy" if mlp.groups == 1 else "group_limited_greedy"
     return []

@@ -26,8 +26,7 @@ from training.interchange.description import (
     unlike,
     written,
 )
-from training.interchange.errors import InterchangeError
-from training.interchange.hybrids import LINEAR
+from training.interchange.hybrids import LINEAR, checked_types
 from training.interchange.mapping import HEADS, rows
 from training.interchange.mixtures import MIXTURES, mixture_fields, mixture_table, read_mixture
 
@@ -53,12 +52,9 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         scale=fields.number("attention_multiplier", 1.0),
     )
     types = fields.get("layer_types", fields.get("layers_block_type", [LINEAR] * L))
-    if not isinstance(types, list) or len(types) != L or not {NAMES.get(t, t) for t in types} <= {LINEAR, FULL}:
-        raise InterchangeError(
-            f"{fields.path}: layer_types: expected {LINEAR} or {FULL} for each of {L} layers, got {str(types)[:60]}"
-        )
+    types = checked_types(fields, [NAMES.get(t, t) for t in types] if isinstance(types, list) else types, L)
     lines: Any = {LINEAR: _mamba(fields, found["d_e"], norm), FULL: attention}
-    found |= {"norm": norm, "d_mid": found["d_attn"], "attention": in_turn([lines[NAMES.get(t, t)] for t in types])}
+    found |= {"norm": norm, "d_mid": found["d_attn"], "attention": in_turn([lines[t] for t in types])}
     fields.require("hidden_act", "silu", "another nonlinearity")
     mlp, shared = MLP(activation="silu", gated=True, biases=False), fields.integer(SHARED, 1024)
     if fields.integer("num_local_experts", 8, least=0) == 0:

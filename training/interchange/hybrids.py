@@ -69,10 +69,14 @@ def _experts(fields: Fields, found: dict[str, Any], mlp: MLP, mixture: Mixture) 
 
 def _layer_types(fields: Fields, L: int) -> list[str]:
     """Return the kind of each layer."""
-    types = fields.get("layer_types")
-    if types is None:
-        interval = fields.integer("full_attention_interval", 4)
-        return [LINEAR if (l + 1) % interval else FULL for l in range(L)]
+    interval = fields.integer("full_attention_interval", 4)
+    return checked_types(
+        fields, fields.get("layer_types", [LINEAR if (l + 1) % interval else FULL for l in range(L)]), L
+    )
+
+
+def checked_types(fields: Fields, types: Any, L: int) -> list[str]:
+    """Return the kinds of layers. Raises InterchangeError if they are not those of L layers."""
     if not isinstance(types, list) or len(types) != L or not set(types) <= {LINEAR, FULL}:
         raise InterchangeError(
             f"{fields.path}: layer_types: expected {LINEAR} or {FULL} for each of {L} layers, got {str(types)[:60]}"

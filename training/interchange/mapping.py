@@ -34,6 +34,8 @@ class Entry(NamedTuple):
     transposed: bool = False  # whether its rows are our columns
     lead: Shape = ()  # leading axes of size 1
     inner: Shape = ()  # axes of size 1 before the last
+    behind: Shape = ()  # axes of size 1 behind the last
+    beside: str = ""  # the name of our array that a layer with this tensor has, too; "": any
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
     heads: str = ""  # the name of our array with as many heads as interleave in its rows, if any do
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
@@ -53,7 +55,7 @@ class Entry(NamedTuple):
         """Return the shape of the tensor."""
         *_, stacked = self._stacked(shapes)
         *rows, last = (*stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
-        return (*self.lead, *rows, *self.inner, last)
+        return (*self.lead, *rows, *self.inner, last, *self.behind)
 
     def _stacked(self, shapes: Mapping[str, Shape]) -> tuple[int, list[int], Shape, Shape]:
         """Return how many groups of rows follow one another, in each of which our arrays are stacked; the rows of each
@@ -80,7 +82,8 @@ class Entry(NamedTuple):
         groups, _, row, stacked = self._stacked(shapes)
         array = np.concatenate([part.reshape(groups, -1, *row) for part in parts], axis=1).reshape(stacked)
         array = array.swapaxes(-1, -2) if self.transposed else array
-        return np.ascontiguousarray(array).reshape((*self.lead, *array.shape[:-1], *self.inner, array.shape[-1]))
+        *rows, last = array.shape
+        return np.ascontiguousarray(array).reshape((*self.lead, *rows, *self.inner, last, *self.behind))
 
 
 TABLES = ("W_e", "W_p", "W_t", "encoder_distances", "decoder_distances")
@@ -113,9 +116,10 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
     head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
-    in ``<`` and ``>`` before the last; after ``^`` the heads have an axis in front, and matrices are transposed. A tied
-    W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to write. With `conv1d`, the
-    layers' matrices are transposed.
+    in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; after ``^`` the heads have an
+    axis in front, and matrices are transposed. After ``:`` comes an array that a layer with this tensor has, too.
+    A tied W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to write. With `conv1d`,
+    the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     names = {_STACK.sub(r"\1.", name) for name in shapes}
@@ -140,7 +144,8 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
-        named = ours.strip("[]<>^").replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
+        named, _, beside = ours.strip("[]<>{}^").partition(":")
+        named = named.replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
         joined, _, heads = named.partition("/")
         first, *others = joined.split("+")
         scope, dot, leaf = first.rpartition(".")
@@ -150,8 +155,10 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
         transposed = is_table or (leaf.startswith("W_") and ((of_experts and not heads) or (conv1d and bool(scope))))
         others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
         entry = Entry(name, (first, *others), None, transposed, heads=heads)
-        lead, inner = ((1,) if ours.startswith(mark) else () for mark in "[<")
-        found.append(entry._replace(lead=lead, inner=inner, aliases=tuple(aliases), of_experts=of_experts))
+        lead, inner, behind = ((1,) if ours.startswith(mark) else () for mark in "[<{")
+        axes = {"lead": lead or behind * 2, "inner": inner, "behind": behind}
+        beside = beside and f"{scope}{dot}{beside}"
+        found.append(entry._replace(**axes, aliases=tuple(aliases), of_experts=of_experts, beside=beside))
     return found
 
 
@@ -159,12 +166,15 @@ def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Map
     """Return the tensors of a layer, of a row of a stack that may lack this array."""
     stack, l = at
     if stack is not None:
-        *leaves, heads = (leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads))
-        entry = entry._replace(leaves=tuple(leaves), heads=heads)
+        *leaves, heads, beside = (
+            leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads, entry.beside)
+        )
+        entry = entry._replace(leaves=tuple(leaves), heads=heads, beside=beside)
     shape = shapes.get(entry.leaves[0])
-    if shape is None:
+    if shape is None or (entry.beside and entry.beside not in shapes):
         return []
-    name, experts = entry.name.replace("#", str(number)), range(shape[1]) if "@" in entry.name else (None,)
+    name, *aliases = (name.replace("#", str(number)) for name in (entry.name, *entry.aliases))
+    experts, entry = range(shape[1]) if "@" in name else (None,), entry._replace(aliases=tuple(aliases))
     return [entry._replace(name=name.replace("@", str(expert)), layer=l, expert=expert) for expert in experts]
 
 

@@ -1,4 +1,4 @@
-"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss, DeepSeek, Granite: fields and tensors."""
+"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss, DeepSeek, Granite, Kimi, as in files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ class Mixture(NamedTuple):
     choice: str = "gate.e_score_correction_bias"  # in that module: what is added to the scores of the choice
     shared: str = "shared_experts"  # in that module: what every token takes
     parts: str = "gate_proj up_proj down_proj"  # of an expert: gate, first and second matrix
+    of_shared: str = "gate_proj up_proj down_proj"  # the same of what every token takes
+    chosen: str = "num_experts_per_tok"  # the field with the number of experts that a token takes
     others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
     # the names of two tensors that have all experts: of gate and first matrix, one below the other, and of the second
     stacked: str = ""
@@ -34,6 +36,14 @@ CHOSEN, CLIP = Field("norm_topk_prob", "renormalized", False), Field("swiglu_lim
 GROUPS = "factor groups chosen_groups shared", "routed_scaling_factor n_group topk_group n_shared_experts"
 OF_V2 = fields_of(*GROUPS, 1.0, 1, 1, 2)
 OF_V3 = [Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 2.5, 8, 4, 1)]
+OF_KIMI = [
+    Field("moe_renormalize|norm_topk_prob", "renormalized", True),
+    *fields_of(
+        GROUPS[0],
+        "routed_scaling_factor num_expert_group|n_group topk_group num_shared_experts|n_shared_experts",
+        *(2.446, 1, 1, 1),
+    ),
+]
 MIXTURES = {
     "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
@@ -64,6 +74,15 @@ MIXTURES = {
         router="router.layer",
         stacked="input_linear output_linear",
     ),
+    "kimi_linear": Mixture(
+        ("num_experts", 256),
+        width="moe_intermediate_size",
+        fields=OF_KIMI,
+        chosen="num_experts_per_token",
+        module="block_sparse_moe",
+        parts="w1 w3 w2",
+        others={"scores": "sigmoid", "choice_bias": True},
+    ),
     "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
 }
 """By model_type."""
@@ -85,7 +104,7 @@ def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Exper
     return Experts(
         **(found | {**own.others, **others}),
         n=fields.integer(name if fields.has(name) else "num_local_experts", default, limit=1 << 16),
-        k=fields.integer("num_experts_per_tok", own.k),
+        k=fields.integer(own.chosen if fields.has(own.chosen) else "num_experts_per_tok", own.k),
         router_bias=own.fused,
         balance=balance,
     )
@@ -95,8 +114,8 @@ def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:
     """Return the fields that `read_mixture` reads; none for another line, which differs when they are read back."""
     if not isinstance(line, Experts):
         return {own.n[0]: 1}
-    state: dict[str, Any] = {own.n[0]: line.n, "num_experts_per_tok": line.k, own.width: d_mlp}
-    state |= {field.names: field.write(line) for field in own.fields}
+    state: dict[str, Any] = {own.n[0]: line.n, own.chosen: line.k, own.width: d_mlp}
+    state |= {field.names.partition("|")[0]: field.write(line) for field in own.fields}
     if own.fused:
         state |= {"hidden_act": "silu", "swiglu_alpha": ALPHA}
     return state | {"output_router_logits": line.balance > 0, "router_aux_loss_coef": line.balance}
@@ -119,7 +138,7 @@ def mixture_table(own: Mixture) -> dict[str, str]:
         leaves = "W_gate&W_mlp1", "W_mlp2/W_mlp2"
         of_all = {name: f"{ours}.experts.{leaf}" for name, leaf in zip(own.stacked.split(), leaves, strict=True)}
         return found | {f"{module}.{name}.weight": leaf for name, leaf in of_all.items()}
-    for name, leaf in zip(own.parts.split(), OURS.split(), strict=True):
+    for name, shared, leaf in zip(own.parts.split(), own.of_shared.split(), OURS.split(), strict=True):
         found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
-        found |= {f"{module}.{own.shared}.{name}.*": f"{ours}.shared.{leaf}"}
+        found |= {f"{module}.{own.shared}.{shared}.*": f"{ours}.shared.{leaf}"}
     return found

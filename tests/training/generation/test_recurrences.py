@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from algorithms import LLAMA, DTransformerConfig, d_inference, d_token_losses, partition_specs
-from algorithms.lines import Attention, GatedDelta, Mamba2, Rotary
+from algorithms.lines import Attention, GatedDelta, KimiDelta, Latent, Mamba2, Rotary
 from algorithms.machinery.record import Record
 from tests.cases import assert_trees_close, random_theta
 from training.generation import Generator
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.sampled(1, tests=1)
 
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
 MAMBA = Mamba2(n=4, n_keys=2, d_key=3, d_value=5)
+KIMI = KimiDelta(n=4, n_keys=2, d_key=3, d_value=5, rank=2)
 HYBRID = LLAMA.but(attention=(DELTA, MAMBA, Attention(positions=Rotary(), biases=False)))
+OF_KIMI = LLAMA.but(attention=(KIMI, Latent(d_c=6, d_r=4, positions=None)))
 CONFIG = DTransformerConfig(N_V=13, l_max=90, L=4, H=2, d_e=8, d_mlp=6, variant=HYBRID)
 THETA = random_theta(CONFIG)
 X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
@@ -37,6 +39,15 @@ def test_tokens_are_algorithm_14s():
     assert [(state.S.shape, state.q.shape, state.v.shape) for state in kept] == [
         ((4, 3, 5, 3), (2, 3, 3, 3), (4, 5, 3, 3))
     ] * 3
+
+
+def test_tokens_of_latents_without_positions_are_algorithm_14s():
+    config, key = CONFIG._replace(variant=OF_KIMI), jax.random.key(3)
+    theta = random_theta(config)
+    tokens = Generator(theta, config).generate(X, lengths=LENGTHS, l_gen=20, tau=0.8, key=key)
+    for r, n in enumerate(LENGTHS):
+        own = jax.random.fold_in(key, r)
+        assert tokens[r].tolist() == d_inference(jnp.asarray(X[r, :n]), theta, l_gen=20, tau=0.8, key=own).tolist()
 
 
 def test_the_heads_are_divided_by_a_mesh():

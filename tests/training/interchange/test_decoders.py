@@ -47,6 +47,9 @@ MAMBA = {"num_hidden_layers": 5, "layer_types": ["mamba", "mamba", "attention", 
 MAMBA |= {"hidden_size": 24, "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 8}
 MAMBA |= {"mamba_d_conv": 3, "shared_intermediate_size": 19}
 ROTATED = {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+KIMI = {"num_hidden_layers": 5, "num_key_value_heads": 6, "kv_lora_rank": 10, "num_experts": 8, "head_dim": 4}
+KIMI |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "num_shared_experts": 2}
+KIMI |= {"linear_num_heads": 3, "linear_head_dim": 5, "linear_conv_kernel_dim": 3}
 NEOX = {"hidden_size": 48, "head_dim": 8}
 MODELS = {
     "gpt2": ("gpt2", {"n_inner": 7}),
@@ -80,6 +83,11 @@ MODELS = {
             "conv1d_width": 3,
         }
         | {"logits_soft_cap": 0.7, "rope_parameters": HALF, "head_dim": 12},
+    ),
+    "kimi_linear": ("kimi_linear", {**KIMI, **EXPERTS, "num_expert_group": 4, "topk_group": 2}),
+    "kimi_linear, a latent of queries": (
+        "kimi_linear",
+        {**KIMI, **EXPERTS, **IN_TURN, "q_lora_rank": 7, "mlp_layer_types": ["sparse"] * 3},
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
     "gemma": ("gemma", {}),
@@ -124,7 +132,8 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     path = cases.saved(model, tmp_path, dtype)
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
-    is_recurrent = MODELS[name][1].keys() & {"linear_num_key_heads", "mamba_n_heads"}  # whose rule is in float32
+    of_rules = {"linear_num_key_heads", "linear_num_heads", "mamba_n_heads"}
+    is_recurrent = MODELS[name][1].keys() & of_rules  # which are in float32
     cases.assert_decodes_as_theirs(
         torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
     )
@@ -172,6 +181,20 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
         assert load_pretrained(path)[1] == expected
 
 
+def test_the_published_fields_of_kimi_linear_are_read(tmp_path):
+    """Layers are counted from 1 there, and the last has latent attention whatever the turn."""
+    types = ["linear_attention"] * 3 + ["full_attention"] * 2
+    path = cases.saved(make("kimi_linear", layer_types=types, mlp_layer_types=["dense"] * 2 + ["sparse"] * 3), tmp_path)
+    expected = load_pretrained(path)[1]
+    assert [type(expected.variant.attention_of(l)).__name__ for l in range(5)] == ["KimiDelta"] * 3 + ["Latent"] * 2
+    of_delta = {"num_heads": 3, "head_dim": 5, "short_conv_kernel_size": 3}
+    of_delta |= {"full_attn_layers": [4, 5], "kda_layers": [1, 2, 3]}
+    theirs = dict.fromkeys(["linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "layer_types"])
+    said = {"mlp_layer_types": None, "first_k_dense_replace": 2, "moe_router_activation_func": "sigmoid"}
+    cases.change_config(path, linear_attn_config=of_delta, **theirs, **said)
+    assert load_pretrained(path)[1] == expected
+
+
 def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
     """In their official files, as transformers warns; in no other model's."""
     path = cases.saved(make("gemma"), tmp_path)
@@ -210,6 +233,10 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
         ("granite_hybrid", {"time_step_limit": [0.0, 0.1]}, r"limits of Δ \(time_step_limit = \[0.0, 0.1\]\)"),
         ("granite_hybrid", {"layer_types": ["conv"] * 5}, "layer_types: expected linear_attention or full_attention"),
         ("granite_hybrid, experts", {"shared_intermediate_size": 35}, "a shared expert of 35 hidden units"),
+        ("kimi_linear", {"layer_types": ["linear_attention"] * 4}, "linear_attention or full_attention for each of 5"),
+        ("kimi_linear", {"mlp_layer_types": ["sparse", "dense"] * 2 + ["sparse"]}, "layers without experts after"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "other scores of experts"),
+        ("kimi_linear", {"attention_bias": True}, "biases of latents"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "another nonlinearity"),
         ("mixtral", {"num_local_experts": 3}, "not part of the model"),
         ("olmoe", {"num_experts": 1 << 30}, "an integer of at least 1 and less than 2\\^16"),

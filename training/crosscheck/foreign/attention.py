@@ -143,6 +143,8 @@ class Attention(Parts):
         """Y turned at the positions t, rounded as tables made in float32 are; `way`: −1 is backwards."""
         turn, first = self.use("rotation", place), self.use("rotation_first", place)
         share, scaling = self.use("rotation_share", place), self.use("rotation_scaling", place)
+        if turn is None:
+            return Y
         out = turn(Y, way * (t + first), 2 * int(Y.shape[-2] * share / 2), scaling)
         return self.off(self.rounded(out), np.abs(Y).max(-2, keepdims=True), 1.0 + np.abs(t))
 

@@ -16,6 +16,7 @@ MODELS = {8: "AutoModelForSeq2SeqLM", 9: "AutoModelForMaskedLM", 10: "AutoModelF
 VARIANTS = {"gpt_neox": "NEOX", "gemma3_text": "GEMMA3", "deepseek_v3": "DEEPSEEK", "distilbert": "BERT"}
 VARIANTS |= {"qwen3_5_text": "QWEN3_5", "granitemoehybrid": "GRANITE_HYBRID"}
 """A kind → the variant with its lines, where that has another name."""
+RECURRENCES = "GatedDelta", "KimiDelta", "Mamba2", "RGLRU"
 
 
 def from_transformers(kind: str) -> Observe:
@@ -32,7 +33,7 @@ def from_transformers(kind: str) -> Observe:
         torch: Any = importlib.import_module("torch")
         transformers: Any = importlib.import_module("transformers")
         # PyTorch's grouped product of experts has no float64, and transformers' recurrences are in float32
-        is_recurrent = any(type(line).__name__ in ("GatedDelta", "Mamba2", "RGLRU") for line in case.record.attentions)
+        is_recurrent = any(type(line).__name__ in RECURRENCES for line in case.record.attentions)
         of_numbers = "float32" if ("experts" in case.base or is_recurrent) and dtype == "float64" else dtype
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / kind

@@ -125,7 +125,8 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     algorithm = algorithm_of(name) if name != "PAPER" else algorithm
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
-    s |= {"d_mlp": 12} if type(variant.mlp) is Experts else {}  # small, since there are six experts
+    # small, since there are six experts, whose rows PyTorch wants in multiples of four
+    s |= {"d_mlp": 12, "d_e": 24} if type(variant.mlp) is Experts else {}
     is_grouped = name in SHARING or edge == "grouped heads"
     is_in_part = any(getattr(a.positions, "share", 1) < 1 for a in variant.attentions)
     d_e = 32 if is_grouped and is_in_part else 24

@@ -11,6 +11,7 @@ from .run import Key
 
 __all__ = ["Recurrence"]
 
+OF_HEADS = "W_z W_z1 W_z2 W_b W_a W_a1 W_a2 b_a a D gamma W_out"
 RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"
 
 
@@ -18,20 +19,26 @@ class Recurrence(Attention):
     """Attention of X to Z, or a recurrence over X."""
 
     def recurrence(self, place: str, X: Any, kx: Key, prefix: str) -> Named:
-        """Mamba-2 if θ has D, and otherwise the gated delta rule."""
-        W = {n: self.p(prefix + n) for n in ("W_z", "W_b", "W_a", "b_a", "a", "D", "gamma", "W_out")}
-        is_mamba = W["D"] is not None
+        """Mamba-2 if θ has D, and otherwise the gated delta rule, with a decay for each row if θ has W_a1."""
+        W = {n: self.p(prefix + n) for n in OF_HEADS.split()}
+        is_mamba, of_rows = W["D"] is not None, W["W_a1"] is not None
+        kind = "Mamba2" if is_mamba else "KimiDelta" if of_rows else "GatedDelta"
         kq, kk, kv = (Key(place, 10, "6", f"{letter} after its convolution") for letter in "qkv")
         Q, K, V = (
             self.line(key, lambda n=n: self._convolved(prefix, n, X), [kx], parts=True)
             for n, key in (("q", kq), ("k", kk), ("v", kv))
         )
-        ks, ko = Key(place, 10, "6", "Sᵀq"), Key(place, 10, "6", "Mamba2" if is_mamba else "GatedDelta")
+        ks, ko = Key(place, 10, "6", "Sᵀq"), Key(place, 10, "6", kind)
+
+        def through(name: str) -> Any:
+            return self.product(W[f"W_{name}2"], self.product(W[f"W_{name}1"], X)[:, None])
 
         def read() -> Any:
-            rate = np.log(1 + np.exp(self.sum(self.product(W["W_a"], X), W["b_a"][..., None])))
-            alpha, q, k, v = self.rounded(np.exp(-np.exp(W["a"][..., None]) * rate)), Q, K, rate[..., None, :] * V
-            beta: Any = 0.0 * alpha
+            rows = through("a") if of_rows else self.product(W["W_a"], X)
+            rate = np.log(1 + np.exp(self.sum(rows, W["b_a"][..., None])))
+            rate = rate if of_rows else rate[..., None, :]
+            alpha, q, k = self.rounded(np.exp(-np.exp(W["a"][..., None, None]) * rate)), Q, K
+            beta: Any = 0.0 * rate[..., 0, :]
             if not is_mamba:
                 q, k = (
                     self.rounded(Y / self.use("delta_lengths", place)((Y * Y).sum(-2, keepdims=True))) for Y in (Q, K)
@@ -40,15 +47,16 @@ class Recurrence(Attention):
                     q * self.use("delta_scale", place)(Q.shape[-2]),
                     self.rounded(sigmoid(self.product(W["W_b"], X))),
                 )
-                v = self.use("delta_new", place)(beta)[..., None, :] * V
-                beta = self.use("delta_corrected", place)(beta)
+            v = rate * V if is_mamba else self.use("delta_new", place)(beta)[..., None, :] * V
+            beta = beta if is_mamba else self.use("delta_corrected", place)(beta)
             q, k = (np.repeat(Y, V.shape[1] // Y.shape[1], axis=1) for Y in (q, k))
             return self._by_tokens(q, k, v, self.use("state_decay", place)(alpha), beta)
 
         O = self.line(ks, read, [kq, kk, kv], parts=True)
 
         def written() -> Any:
-            gate, gamma, Y = self.use("state_gate", place)(self.product(W["W_z"], X[:, None])), W["gamma"], O
+            rows = through("z") if of_rows else self.product(W["W_z"], X[:, None])
+            gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O
             if is_mamba:
                 Y = self.rounded(O + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
                 Y = Y.reshape(len(Y), Q.shape[1], -1, Y.shape[-1])
@@ -93,10 +101,10 @@ class Recurrence(Attention):
         return self.line(ko, written, [kh, kx]), ko
 
     def _by_tokens(self, q: Any, k: Any, v: Any, alpha: Any, beta: Any) -> Any:
-        """S ← αS; S ← S + k (v − β Sᵀk)ᵀ; Sᵀq."""
+        """S ← α ⊙ S; S ← S + k (v − β Sᵀk)ᵀ; Sᵀq."""
         S, columns = 0.0 * k[..., :1] * np.swapaxes(v[..., :1], -1, -2), []
         for t in range(v.shape[-1]):
-            S = alpha[..., t, None, None] * S
+            S = alpha[..., t, None] * S
             corrected = v[..., t] - beta[..., t, None] * np.einsum("...kv,...k->...v", S, k[..., t])
             S = self.rounded(S + k[..., t][..., None] * corrected[..., None, :])
             columns.append(np.einsum("...kv,...k->...v", S, q[..., t]))

@@ -52,7 +52,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
         names = [line.get(slot) for line in lines]
         each = {f"{slot}@l{l + 1}/{5 if algorithm == 9 else 6}": names[l % len(names)] for l in range(L)}
         of_attentions = {n for n, line in zip(names, options["attention"], strict=True) if line not in recurrences}
-        found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 else each
+        found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 and of_attentions != {None} else each
     return {scope: name for scope, name in found.items() if name is not None and name != "layer_norm"}
 
 
@@ -71,6 +71,7 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     at: Mapping[str, Any] = line.get("positions") or {"kind": None}
     found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
     found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
+    found |= {"state_gate": line["gate"]} if line.get("gate") else {}
     found |= {"mask": f"window {line['window']}"} if line.get("window") is not None else {}
     if at["kind"] == "rotary":
         pairs, _, way = at.get("pairs", "halves").partition("_")

@@ -348,8 +348,8 @@ def latent_attention(
     With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
 
     `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e],
-    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`), "epsilon" of
-    the latents' norms, "scores": s.
+    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`, or None, with
+    which nothing is rotated, as in Kimi Linear), "epsilon" of the latents' norms, "scores": s.
     """
     rotary, epsilon = line["positions"], line["epsilon"]
 
@@ -357,14 +357,17 @@ def latent_attention(
         each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
         return np.stack(each, axis=1)
 
+    def turned(Y: Array, positions: Positions) -> Array:
+        return Y if rotary is None else rotate(Y, positions, rotary)
+
     C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
     C = normed(W.W_c @ Z, W.norm_c.gamma)
-    K_r = rotate(W.W_kr @ Z, z_positions, rotary)
-    factor = rotary["scaling"]["factor"] if rotary.get("scaling") else 1.0
+    K_r = turned(W.W_kr @ Z, z_positions)
+    factor = rotary["scaling"]["factor"] if rotary and rotary.get("scaling") else 1.0
     scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
     heads = []
     for h in range(len(W.W_q)):
-        Q = np.concatenate([W.W_q[h] @ C_q, rotate(W.W_qr[h] @ C_q, x_positions, rotary)])
+        Q = np.concatenate([W.W_q[h] @ C_q, turned(W.W_qr[h] @ C_q, x_positions)])
         K, V = np.concatenate([W.W_k[h] @ C, K_r]), W.W_v[h] @ C
         columns = []
         for t_x in range(X.shape[1]):
@@ -423,10 +426,13 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
     In every head S <- alpha S, then S <- S + beta k (v - S^T k)^T and o = S^T q, token by token, with alpha =
     exp(-exp(a) softplus(W_a x + b_a)) and beta = sigma(W_b x). S starts as 0 where a document does: at a token that may
     not attend to the one before it. Queries, keys and values come from a convolution over the last tokens of the
-    document, and SiLU; queries and keys are divided by their lengths, and queries by sqrt(d_k).
+    document, and SiLU; queries and keys are divided by their lengths, and queries by sqrt(d_k). What is multiplied by
+    the normalized o is silu(W_z x). With W_a2 W_a1 in place of W_a, every row of S has an alpha of its own, and that
+    factor is sigma(W_z2 W_z1 x) (Kimi Team 2025, "Kimi Linear", equations 1 and 10).
 
     `W`: W_q, W_k [H_k, d_k, d_e], W_v [H, d_v, d_e], C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], W_z [H, d_v, d_e],
-    W_b, W_a [H, d_e], b_a, a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o.
+    or W_z1 [r, d_e], W_z2 [H, d_v, r], W_b [H, d_e], W_a [H, d_e], b_a [H], or W_a1 [r, d_e], W_a2 [H, d_k, r], b_a [H,
+    d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
@@ -441,13 +447,18 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
         V, columns = convolved(W.W_v[h] @ X, W.C_v[h], 0.0, starts), []
         S = np.zeros((len(K), len(V)))
         for t in range(l):
-            alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])))
+            rate = (W.W_a[h] if part(W, "W_a1") is None else W.W_a2[h] @ W.W_a1) @ X[:, t]
+            alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(rate + W.b_a[h])))
             beta = 1 / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
-            S = 0 * S if starts[t] else alpha * S
+            S = 0 * S if starts[t] else np.reshape(alpha, (-1, 1)) * S
             S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
             o = S.T @ Q[:, t] / math.sqrt(len(Q))
             normed = o / np.sqrt((o * o).sum() / len(o) + line["epsilon"]) * W.gamma
-            columns.append(normed * silu(W.W_z[h] @ X[:, t]))
+            if part(W, "W_z1") is None:
+                gate = silu(W.W_z[h] @ X[:, t])
+            else:
+                gate = 1 / (1 + np.exp(-(W.W_z2[h] @ W.W_z1 @ X[:, t])))
+            columns.append(normed * gate)
         heads.append(np.stack(columns, axis=1))
     return np.asarray(W.W_out @ np.concatenate(heads))
 
