@@ -7,8 +7,9 @@ understood raises an error that names it.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,15 @@ from training.interchange.decoders import rotary_fields
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile, Metadata
+from training.interchange.gguf_hybrids import (
+    by_heads,
+    flat,
+    heads_of_layers,
+    interval_of,
+    rows_of_values,
+    split,
+    with_rates,
+)
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
 
@@ -68,6 +78,37 @@ _DEEPSEEK = {
     **{f"ffn_{a}_shexp": f"mlp.shared_experts.{a}_proj" for a in ("gate", "up", "down")},
     "exp_probs_b": "mlp.gate.e_score_correction",
 }
+_QWEN3_NEXT = {
+    **{name: theirs for name, theirs in _QWEN_MOE.items() if name != "ffn_norm"},
+    **{f"ffn_{a}_shexp": f"mlp.shared_expert.{a}_proj" for a in ("gate", "up", "down")},
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_GRANITE_HYBRID = {
+    **_LLAMA,
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{a}_shexp": f"shared_mlp.{a}_proj" for a in ("gate", "up", "down")},
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_KIMI = {
+    **_DEEPSEEK,
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b": "block_sparse_moe.gate.e_score_correction",
+    **{f"ffn_{a}_shexp": f"block_sparse_moe.shared_experts.{a}_proj" for a in ("gate", "up", "down")},
+    **{f"ssm_conv1d_{a}": f"self_attn.{a}_conv1d" for a in "qkv"},
+    **{f"ssm_{gate}_{a}": f"self_attn.{gate}_{a}_proj" for gate in "fg" for a in "ab"},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_norm": "self_attn.o_norm",
+}
 _GPT2 = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -93,6 +134,7 @@ IN_TRANSFORMERS = {
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SOFTMAX, SIGMOID = 1, 2
 """What expert_gating_func says of the weights of experts."""
 
@@ -149,6 +191,41 @@ _DEEPSEEK_FIELDS = {
     **{key: field for key, (field, _) in _LATENTS_OPTIONAL.items()},
     "attention.value_length_mla": "v_head_dim",
     "expert_weights_norm": "norm_topk_prob",
+}
+_DELTA_FIELDS = {
+    **_ROTARY,
+    **_CHOICE,
+    **_WIDTH,
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_MAMBA_FIELDS = {
+    **{key: field for key, field in _ROTARY.items() if key != "attention.head_count_kv"},
+    **_FACTORS,
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
+_KIMI_FIELDS = {
+    **{key: field for key, field in _LATENTS.items() if not key.startswith("expert_") or key in _WIDTH},
+    "context_length": "model_max_length",
+    "feed_forward_length": "intermediate_size",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_token",
+    "expert_shared_count": "num_shared_experts",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "kda.head_dim": "linear_head_dim",
+}
+_KIMI_OPTIONAL = {
+    "leading_dense_block_count": ("first_k_dense_replace", 0),
+    "attention.q_lora_rank": ("q_lora_rank", None),
+    "expert_weights_scale": ("routed_scaling_factor", 1.0),
+    "expert_group_count": ("num_expert_group", 1),
+    "expert_group_used_count": ("topk_group", 1),
 }
 _GPT2_FIELDS = {
     "context_length": "n_positions",
@@ -291,6 +368,49 @@ def _heads_of_latents(m: Metadata, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen3_next(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; every n-th layer has attention, and the weights of experts are divided by their sum."""
+    found = _with_rotary(m, names) | {"norm_topk_prob": True}
+    found["linear_value_head_dim"] = rows_of_values(m, found["linear_num_value_heads"])
+    return found | {"full_attention_interval": m.integer("full_attention_interval", 4)}
+
+
+def _granite_hybrid(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; without experts, the shared MLP is the only one."""
+    types, H_kv = by_heads(m)
+    found = _with_rotary(m, names) | {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
+    found["mamba_d_head"] = rows_of_values(m, found["mamba_n_heads"])
+    found["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
+    if m.get("rope.scaling.finetuned", True):
+        found["position_embedding_type"] = "rope"
+    found["shared_intermediate_size"] = found["intermediate_size"]
+    if m.raw("expert_count"):
+        shared = {"expert_shared_feed_forward_length": "shared_intermediate_size"}
+        found |= m.fields({**_MIXTRAL, **shared})
+    return found
+
+
+def _kimi(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; recurrences have as many heads as attentions, and the weights of experts are sigmoids, divided
+    by their sum.
+    """
+    found = {**m.fields(names), **{name: m.get(key) or none for key, (name, none) in _KIMI_OPTIONAL.items()}}
+    types, _ = by_heads(m)
+    if m.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise m.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)")
+    if not m.get("expert_weights_norm", True):
+        raise m.wrong("expert_weights_norm", "true")
+    d_c, d_r, H = (found[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "num_attention_heads"))
+    for key, size in {"key_length": d_c + d_r, "value_length": d_c}.items():
+        if m.integer(f"attention.{key}", size) != size:
+            raise m.wrong(f"attention.{key}", str(size))
+    found |= {
+        "qk_nope_head_dim": m.integer("attention.key_length_mla") - d_r,
+        "v_head_dim": m.integer("attention.value_length_mla"),
+    }
+    return found | {"layer_types": types, "linear_num_heads": H, "num_key_value_heads": H}
+
+
 def _gemma2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     found = _with_rotary(m, names, sliding_window=4096, **caps)
@@ -364,7 +484,41 @@ def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
     return found | ({"rope.scaling.yarn_log_multiplier": rotary["mscale_all_dim"] / 10} if is_yarn else {})
 
 
-def _inverse(names: dict[str, str]) -> dict[str, str]:
+def _of_qwen3_next(state: dict[str, Any]) -> dict[str, Any]:
+    """Return Qwen3-Next's."""
+    inner = state["linear_num_value_heads"] * state["linear_value_head_dim"]
+    return _of_heads(state) | {"ssm.inner_size": inner, **interval_of(state)}
+
+
+def _of_granite_hybrid(state: dict[str, Any]) -> dict[str, Any]:
+    """Return Granite 4's."""
+    found = _of_heads(state) | heads_of_layers(state, state["num_key_value_heads"])
+    found |= {"ssm.inner_size": state["mamba_n_heads"] * state["mamba_d_head"]}
+    found |= {"rope.scaling.finetuned": state["position_embedding_type"] == "rope"}
+    if state["num_local_experts"]:
+        found |= {key: state[field] for key, field in _MIXTRAL.items()}
+        found["expert_shared_feed_forward_length"] = state["shared_intermediate_size"]
+    return found
+
+
+def _of_kimi(state: dict[str, Any]) -> dict[str, Any]:
+    """Return Kimi Linear's: latents as in DeepSeek's, and how many of the first layers have an MLP."""
+    d_c, d_r = state["kv_lora_rank"], state["qk_rope_head_dim"]
+    optional = {key: state[name] for key, (name, _) in _KIMI_OPTIONAL.items() if state.get(name) is not None}
+    return {
+        **optional,
+        **heads_of_layers(state, 1),
+        "leading_dense_block_count": state["mlp_layer_types"].count("dense"),
+        "attention.key_length": d_c + d_r,
+        "attention.value_length": d_c,
+        "attention.key_length_mla": state["qk_nope_head_dim"] + d_r,
+        "attention.value_length_mla": state["v_head_dim"],
+        "expert_gating_func": SIGMOID,
+        "expert_weights_norm": True,
+    }
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, theirs in names.items()}
 
 
@@ -386,6 +540,9 @@ class Kind(NamedTuple):
     repeats: bool = False
     shares: bool = True
     transposed: tuple[str, ...] = ()  # the modules in a layer whose matrices are transposed
+    plain: Mapping[str, str] = NOTHING  # whole names of tensors in a layer, where one ends with no weight or bias
+    # the shapes in a file of what `flat` shapes here, by the fields of config.json, if they are others
+    shapes: Mapping[str, Callable[[dict[str, Any]], tuple[int, ...]]] = NOTHING
     # the fields of config.json → the metadata that are not in `names`
     derived: Callable[[dict[str, Any]], dict[str, Any]] = _of_heads
 
@@ -394,22 +551,33 @@ class Kind(NamedTuple):
         module, _, field = theirs.rpartition(".")
         layer, _, part = module.removeprefix(f"{self.layers}.").partition(".")
         if module.startswith(f"{self.layers}.") and layer.isdigit():
+            plain = _inverse(self.plain).get(f"{part}.{field}")
+            if plain is not None:
+                return f"blk.{layer}.{plain}"
             return f"blk.{layer}.{_inverse(self.inner)[part]}.{field}"
         return f"{_inverse(self.outer)[module]}.{field}"
 
     def convert(self, name: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
         """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
-        part = name.rpartition(".")[0].rpartition(".")[2]
+        part = part_of(name)
+        array = with_rates(part, array, write=write)
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
         if self.permuted and heads:
             return _reordered(array, state[heads], write=write)
-        if self.shifted and part.endswith("norm"):
+        if self.shifted and part.endswith("norm") and part != "ssm_norm":
             return array.astype(np.float32) + np.float32(1 if write else -1)
-        return array.T if self.is_transposed(part, array.shape) else array
+        if part in self.transposed and array.ndim == 2:
+            return array.T
+        return array.reshape(self.shape(name, array.shape, state, write=write))
 
-    def is_transposed(self, part: str, shape: tuple[int, ...]) -> bool:
-        """Return whether a module's tensor of this shape is transposed."""
-        return part in self.transposed and len(shape) == 2
+    def shape(self, name: str, shape: tuple[int, ...], state: dict[str, Any], *, write: bool) -> tuple[int, ...]:
+        """Return the shape of a tensor, of a name in GGUF, as transformers has it, or to `write` as GGUF has it."""
+        part = part_of(name)
+        if part in self.transposed and len(shape) == 2:
+            return shape[::-1]
+        if not write:
+            return flat(part, shape)
+        return np.broadcast_to(0, shape).reshape(self.shapes[part](state)).shape if part in self.shapes else shape
 
 
 KINDS: dict[str, Kind] = {
@@ -431,6 +599,44 @@ KINDS: dict[str, Kind] = {
     "gemma": Kind(shifted=True, ties=True),
     "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True, ties=True),
     "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True, ties=True),
+    "qwen3next": Kind(
+        _qwen3_next,
+        _DELTA_FIELDS,
+        ("qwen3_next",),
+        inner=_QWEN3_NEXT,
+        shifted=True,
+        plain={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+        derived=_of_qwen3_next,
+    ),
+    "granitehybrid": Kind(
+        _granite_hybrid,
+        _MAMBA_FIELDS,
+        ("granitemoehybrid",),
+        inner=_GRANITE_HYBRID,
+        permuted=True,
+        plain={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+        shapes={
+            **dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1)),
+            "ssm_norm": lambda state: (state["mamba_n_groups"], -1),
+        },
+        derived=_of_granite_hybrid,
+    ),
+    "kimi-linear": Kind(
+        _kimi,
+        _KIMI_FIELDS,
+        ("kimi_linear",),
+        inner=_KIMI,
+        repeats=True,
+        plain={"ssm_a": "self_attn.A_log", "ssm_dt.bias": "self_attn.dt_bias"},
+        shapes={
+            "ssm_a": lambda state: (-1, 1),
+            **dict.fromkeys(
+                ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+                lambda state: (-1, 1, state["linear_conv_kernel_dim"]),
+            ),
+        },
+        derived=_of_kimi,
+    ),
     "gpt2": Kind(
         Metadata.fields,
         _GPT2_FIELDS,
@@ -520,7 +726,8 @@ def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
                 found[name] = Entry(name, (leaf,), entry.layer, transposed=kind == "k", of_experts=True)
         else:
             name = {"sinks": f"{entry.name}.weight", "e_score_correction_bias": f"{entry.name[:-5]}.bias"}
-            found[entry.name] = entry._replace(name=name.get(field, entry.name))
+            for one in split(entry._replace(name=name.get(field, entry.name))):
+                found[one.name] = one
     return list(found.values())
 
 
@@ -542,8 +749,7 @@ class GGUFTensors(Tensors):
         for name, info in file.tensors.items():
             if name == ROPE_FACTORS or (name == "output.weight" and state["tie_word_embeddings"]):
                 continue
-            part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-            shape = info.shape[::-1] if kind.is_transposed(part, info.shape) else info.shape
+            shape = kind.shape(name, info.shape, state, write=False)
 
             def read(name=name) -> np.ndarray:
                 return kind.convert(name, file.read(name), state, write=False)
@@ -554,6 +760,9 @@ class GGUFTensors(Tensors):
 
 def _theirs(name: str, kind: Kind) -> str:
     """Return the name of a tensor in transformers; if it has none there, its own, which no model expects."""
+    layer, _, tail = name.removeprefix("blk.").partition(".")
+    if name.startswith("blk.") and layer.isdigit() and tail in kind.plain:
+        return f"{kind.layers}.{layer}.{kind.plain[tail]}"
     parts = re.fullmatch(r"(?:blk\.(?P<layer>\d{1,9})\.)?(?P<module>\w+)\.(?P<field>weight|bias)", name)
     if not parts:
         return name
@@ -561,6 +770,11 @@ def _theirs(name: str, kind: Kind) -> str:
     if module is None:
         return name
     return ".".join([*([kind.layers, parts["layer"]] if parts["layer"] else []), module, parts["field"]])
+
+
+def part_of(name: str) -> str:
+    """Return the name of a module in its layer, or of a tensor that has no other, from that of a tensor in GGUF."""
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
 
 
 def _reordered(array: np.ndarray, H: int, *, write: bool) -> np.ndarray:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.lines import Experts, Llama3, Rotary
-from training.interchange import mapping
-from training.interchange.description import Architecture, Fields, Model, differences
+from training.interchange import gguf_hybrids, mapping
+from training.interchange.description import Architecture, Fields, Model, differences, in_turn
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, ROPE_FACTORS, TIED, factors_of, state_of, written
+from training.interchange.gguf_models import KINDS, ROPE_FACTORS, TIED, factors_of, part_of, state_of, written
 from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
@@ -67,8 +67,8 @@ def draft(
     tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
     for entry in written(entries, kind):
         name, shape = kind.name(entry.name), entry.shape(shapes)
-        shape = shape[::-1] if kind.is_transposed(name.split(".")[-2], shape) else shape
-        is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name
+        shape = kind.shape(name, shape, state, write=True)
+        is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name or part_of(name) in gguf_hybrids.EXACT
         form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
         if quantize and not is_exact and EXACT[1] not in name:
             form = quantize
@@ -121,7 +121,8 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
         return ["W_u in llama.cpp, which takes W_eᵀ"]
     if not kind.shares and ours.H_kv != ours.H:
         return [f"keys shared by heads in llama.cpp (H_kv = {ours.H_kv})"]
-    variant = ours.variant.but(unembedding=ours.variant.unembedding.but(tied=ours.tied))
+    attention = in_turn([ours.variant.attention_of(l) for l in range(ours.L)])
+    variant = ours.variant.but(attention=attention, unembedding=ours.variant.unembedding.but(tied=ours.tied))
     if isinstance(variant.mlp, Experts):
         variant = variant.but(mlp=dataclasses.replace(variant.mlp, balance=0.0))  # which only training reads
     sizes = [

@@ -32,21 +32,21 @@ torch, transformers = cases.libraries()
 HALF = {"float16": np.float16, "bfloat16": jnp.bfloat16}
 
 
-def same(a, b):
+def same(a, b, atol=2e-7):
     a, b = flatten(a), flatten(b)
     assert a.keys() == b.keys()
     for name in a:
         pair = (np.asarray(of[name], np.float32) for of in (a, b))
-        np.testing.assert_allclose(*pair, atol=2e-7, err_msg=name)
+        np.testing.assert_allclose(*pair, atol=atol, err_msg=name)
 
 
-def written(model, path):
+def written(model, path, atol=2e-7):
     """The file of a model, which opens again as the same one."""
     theta, config, _ = load_pretrained(cases.saved(model, path / "theirs", "float32"))
     save_pretrained(path / "ours.gguf", theta, config)
     opened, as_read, _ = load_pretrained(path / "ours.gguf")
     assert as_read == config
-    same(opened, theta)
+    same(opened, theta, atol)
     return GGUFFile(path / "ours.gguf")
 
 
@@ -58,6 +58,23 @@ def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
     for name in expected.tensors:
         np.testing.assert_allclose(found.read(name), expected.read(name), atol=2e-7, err_msg=name)
     assert not {key: v for key, v in expected.metadata.items() if "." in key and found.metadata.get(key) != v}
+
+
+HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}}
+HYBRIDS |= {name: {"linear_num_heads": 6} for name in ("kimi_linear", "kimi_linear, a latent of queries")}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
+    model = test_decoders.make(name, **HYBRIDS[name])
+    file = written(model, tmp_path, atol=1e-6)
+    logarithms = {n: a.numpy() for n, a in model.state_dict().items() if n.endswith("A_log")}
+    assert len(logarithms) >= 2
+    for n, a in logarithms.items():
+        found = file.read(f"blk.{n.split('.')[2]}.ssm_a")
+        np.testing.assert_allclose(found.reshape(-1), -np.exp(a.reshape(-1)), rtol=1e-6)
+    exact = [info.type for n, info in file.tensors.items() if "conv1d" in n or "ssm_norm" in n]
+    assert {*exact} == {"F32"}
 
 
 def test_scaled_positions_and_half_precision_are_kept(tmp_path):
@@ -92,6 +109,8 @@ WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attentio
         ("deepseek_v2", {}, "attention_factor"),  # mscale and mscale_all_dim differ
         ("deepseek_v2", {"rope_parameters": NO_LOGARITHM}, "log_multiplier: expected a number abov"),
         ("deepseek_v3", {"rope_interleave": False}, "attention.positions.pairs = 'halves'"),
+        ("kimi_linear", {}, "kimi_linear has no attention"),  # of other numbers of heads
+        ("qwen3_next", {"layer_types": ["linear_attention", *["full_attention"] * 2]}, "qwen3_next has no attention"),
     ],
 )
 def test_what_gguf_cannot_say_is_refused_by_name(name, changes, message, tmp_path):

@@ -1,0 +1,86 @@
+"""How GGUF has hybrids: which layers are recurrences, and the shapes of what these have.
+
+A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`, `kimi-linear`); in `qwen3next`, every n-th
+layer has attention. In place of the logarithm a, a file has −e^a.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from training.interchange.decoders import FULL
+from training.interchange.description import MOST_LAYERS
+from training.interchange.gguf_file import Metadata
+from training.interchange.hybrids import LINEAR
+from training.interchange.mapping import Entry, Shape
+
+FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+"""What is one column of numbers here, whatever axes a file gives it."""
+TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+"""The taps of convolutions: matrices here."""
+EXACT = (*FLAT, *TAPS)
+"""What llama.cpp reads in float32."""
+
+
+def flat(part: str, shape: Shape) -> Shape:
+    """Return the shape here of a tensor in a file."""
+    if part in FLAT:
+        return (int(np.prod(shape)),)
+    if part == "ffn_gate_inp_shexp":
+        return (1, shape[-1])
+    return (int(np.prod(shape[:-1])), shape[-1]) if part in TAPS and len(shape) > 1 else shape
+
+
+def with_rates(part: str, array: np.ndarray, *, write: bool) -> np.ndarray:
+    """Return a tensor with −e^a in place of a, to `write`, or the other way round."""
+    if part != "ssm_a":
+        return array
+    array = array.astype(np.float32)
+    return -np.exp(array) if write else np.log(-array)
+
+
+def split(entry: Entry) -> list[Entry]:
+    """Return the tensors in a file of one of a recurrence, or of Granite's shared MLP, of a checkpoint."""
+    module, _, field = entry.name.rpartition(".")
+    layer, leaves = ".".join(entry.name.split(".")[:3]), entry.leaves
+    if module.endswith("conv1d") or field == "A_log":
+        return [entry._replace(lead=(), inner=(), behind=())]
+    parts: dict[str, tuple[str, ...]] = {}
+    if module.endswith("in_proj_qkvz"):
+        parts = {"linear_attn.in_proj_qkv": leaves[:3], "linear_attn.in_proj_z": leaves[3:]}
+    elif ".shared_mlp." in module:
+        mlp, names = "shared_mlp" if ".shared." in leaves[0] else "mlp", {"W_gate": "gate", "W_mlp1": "up"}
+        parts = {f"{mlp}.{names.get(leaf.rpartition('.')[2], 'down')}_proj": (leaf,) for leaf in leaves}
+    found = [entry._replace(name=f"{layer}.{name}.weight", leaves=own, heads="") for name, own in parts.items()]
+    return found or [entry]
+
+
+def rows_of_values(m: Metadata, n: int) -> int:
+    """Return the rows of a head of values, of which there are n."""
+    inner = m.integer("ssm.inner_size")
+    if inner % n:
+        raise m.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank = {n}")
+    return inner // n
+
+
+def by_heads(m: Metadata) -> tuple[list[str], int]:
+    """Return the kind of each layer, and the number of heads of keys in those with attention."""
+    counts, L = m.raw("attention.head_count_kv"), m.integer("block_count")
+    if L >= MOST_LAYERS:
+        raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
+    counts = [counts] * L if isinstance(counts, int) else counts
+    fits = isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)
+    if not fits or len({*counts} - {0}) != 1:
+        raise m.wrong("attention.head_count_kv", f"a number for each of {L} layers: 0, and the same in all others")
+    return [FULL if n else LINEAR for n in counts], max(counts)
+
+
+def heads_of_layers(state: dict[str, Any], n: int) -> dict[str, Any]:
+    """Return the metadata on which layers have attention, with n heads of keys."""
+    return {"attention.head_count_kv": [n if kind == FULL else 0 for kind in state["layer_types"]]}
+
+
+def interval_of(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata on which layers have attention; what they do not say differs when they are read back."""
+    types = state["layer_types"]
+    return {"full_attention_interval": types.index(FULL) + 1 if FULL in types else len(types) + 1}
