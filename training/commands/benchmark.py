@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from training.benchmarks import accelerators, attention, decode, startup, training_step
+from training.benchmarks import accelerators, attention, decode, hybrid, startup, training_step
 from training.benchmarks.timing import machine
 from training.commands.arguments import Parser, at_least
 
@@ -28,6 +28,7 @@ PARTS = {
     "generation": decode.run,
     "llama": decode.llama,
     "int8": decode.narrow,
+    "hybrid": hybrid.run,
     "startup": startup.run,
     "compilation": lambda _: training_step.compilation(),
     "accelerators": accelerators.run,
