@@ -54,7 +54,7 @@ class Lines(NamedTuple):
     """
 
     variant: Variant  # the record of the lines
-    order: str | None  # of a layer's lines, if not the algorithm's own
+    order: str  # the algorithm's own, of a layer's lines
     t: Any  # the positions of the columns
     table: Table  # what the attentions of all layers share
     implementation: Implementation
@@ -164,7 +164,7 @@ class Lines(NamedTuple):
         """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs if their line has one; X if θ has no W_f."""
         if theta.W_f is None:
             return X
-        name = (self.variant.mlp and self.variant.mlp.activation) or f.__name__
+        name = getattr(self.variant.mlps[0], "activation", None) or f.__name__
         return activate(name, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
 
     def _added(self, Y):
@@ -194,7 +194,7 @@ class Lines(NamedTuple):
         def run(layer):
             through = self._one_by_one if isinstance(layers, Apart) else self._in_loops
             with through_layers(X) as first:
-                out, kept = through(in_order(self.order, layer), first, layers, reads)
+                out, kept = through(layer, first, layers, reads)
             if self.keeps is not None:
                 self.keeps(kept)
             return out
@@ -205,7 +205,7 @@ class Lines(NamedTuple):
         """One layer of a run, and what its mixers keep."""
         draws, found = 3 if hasattr(W, "cross_attention") else 2, []
         f = self._replace(l=l, draws=draws, run=run, kept=kept, keeps=found.append)
-        X = body(X, W, f, *reads)
+        X = in_order(run[0].order, self.order, body)(X, W, f, *reads)
         return X, Kept(*(next(filter(lambda a: a is not None, of), None) for of in zip(*found, strict=True)))
 
     def _one_by_one(self, body, X, layers, reads):
@@ -308,17 +308,16 @@ def lines_of(
     `Lines`. Raises ValueError if the algorithm has no layers in the variant's order.
     """
     own, variant = OWN[algorithm], theta.variant
-    order = variant.order or own.orders[0]
-    if order not in own.orders:
-        orders = ", ".join(map(repr, own.orders))
-        raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
-    order = None if order in (own.orders[0], "no_norm") else order  # None: the body as printed
+    for order in variant.orders:
+        if order is not None and order not in own.orders:
+            orders = ", ".join(map(repr, own.orders))
+            raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
     t = positions_in(x) if positions is None else positions
     in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
     table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
     options = dropout, key, length, z_length, remat, unroll, kept, keep, until, slots
-    return Lines(variant, order, t, table, implementation, *options)
+    return Lines(variant, own.orders[0], t, table, implementation, *options)
 
 
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any, *, alone: bool) -> Callable[..., Any]:

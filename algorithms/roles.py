@@ -16,7 +16,7 @@ from algorithms.model.theta import declared
 from algorithms.model.variant import Variant
 
 HEADS = ("H", "H_kv")
-DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "d_first", "N_V"}  # axes that ``model`` divides
+DIVIDED = {"H", "H_kv", "H*d_mid", "d_mlp", "N_V"}  # axes that ``model`` divides
 WHOLE = {"l_max", "N_types", "N_C", "n_rows", "n_columns", "k"}  # axes that are never divided
 
 MODEL, DATA = "model", "data"
@@ -140,8 +140,9 @@ def _own_divided(tree: Any) -> frozenset[str]:
     """The axes that the lines of a tree's variants have and ``model`` divides."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Variant))
     variants = [node for node in nodes if isinstance(node, Variant)]
-    lines = [line for variant in variants for line in (*variant.attentions, variant.mlp) if line]
-    return frozenset(axis for line in lines for axis in line.divided)
+    lines = [line for variant in variants for line in (*variant.attentions, *variant.mlps) if line]
+    hidden = (f"d_mlp_{getattr(line, 'd_mlp', None)}" for line in lines)
+    return frozenset((*hidden, *(axis for line in lines for axis in line.divided)))
 
 
 def _row(shape: Shape, own: frozenset[str], data: str | None, model: str | None) -> tuple[tuple[str, ...], ...]:

@@ -17,6 +17,7 @@ from algorithms.lines import (
     Attention,
     Distances,
     Embedding,
+    Experts,
     GatedDelta,
     LayerNorm,
     Linear,
@@ -134,6 +135,7 @@ DECODERS += (
     "OPT",
     "OLMO2",
     "OLMO3",
+    "OLMO_HYBRID",
     "GRANITE",
     "GRANITE_HYBRID",
     "RECURRENT_GEMMA",
@@ -155,10 +157,14 @@ NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))
 NAMED["IN_TURN"] = (PAPER.but(attention=IN_TURN), 2, False)
 DELTA = GatedDelta(n=4, n_keys=2, d_key=3, d_value=5)
+GATED_MLP = MLP(activation="gelu", gated=True, biases=False)
 GATED = Attention(positions=POSITIONS["halves"], biases=False, gated=True)
 NAMED["HYBRID"] = (algorithms.LLAMA.but(attention=(DELTA, GATED)), 2, False)
 MAMBA = Mamba2(n=4, n_keys=2, d_key=3, d_value=5)
 NAMED["MAMBA"] = (algorithms.LLAMA.but(attention=(MAMBA, GATED)), 2, False)
+OF_LAYERS = (GATED_MLP, None, Experts(n=4, d_mlp=5), GATED_MLP.but(d_mlp=7, normalize_output=algorithms.LLAMA.norm))
+ORDERS = ("norm_first", "norm_last", "no_norm", "side_by_side")
+NAMED["LAYERS"] = (algorithms.LLAMA.but(attention=(GATED, Attention(window=3)), mlp=OF_LAYERS, order=ORDERS), 2, False)
 RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not variant.is_one_stack]
 """Those with layers that keep a state in place of keys and values."""
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
@@ -178,7 +184,7 @@ def config_of(name: str, **changes: Any) -> Any:
     """The configuration of a named variant, or of a row."""
     variant, H_kv, tied = (EVERY | OWN | ENCODERS | ENCODER_DECODERS)[name]
     L = SIZES["L"] if variant.shared_layers == 1 else 2 * variant.shared_layers
-    L = L if variant.is_one_stack else len(variant.attentions) + 1
+    L = L if variant.is_one_stack else variant.cycle + 1
     sizes = {**SIZES, "L": L, "variant": variant, "H_kv": H_kv, "tied": tied, **changes}
     if name in ENCODER_DECODERS:
         return EDTransformerConfig(L_enc=sizes.pop("L"), L_dec=2, **sizes)
@@ -187,7 +193,7 @@ def config_of(name: str, **changes: Any) -> Any:
 
 def theta_of(config: DTransformerConfig, dtype: str = "float64") -> Any:
     """Random parameters, none of them 0 or 1, and so small that no residual stream without norms overflows."""
-    return cases.random_theta(config, dtype=dtype, scale=0.2 if config.variant.order == "no_norm" else 0.4)
+    return cases.random_theta(config, dtype=dtype, scale=0.2 if "no_norm" in config.variant.orders else 0.4)
 
 
 def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndarray:

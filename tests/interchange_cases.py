@@ -126,6 +126,9 @@ def with_experts_together(tensors):
         found |= {f"{of_layer}forget_gate.{one}": found[of_layer + one] for one in forget}
     for stored, name in STACKED.items():
         found |= {n.replace(stored, name): a for n, a in tensors.items() if n.endswith(f"block_sparse_moe.{stored}")}
+    for name in [name for name in found if name.endswith("q_conv1d.weight")]:  # of OLMo Hybrid
+        parts = [found[name.replace("q_conv1d", f"{a}_conv1d")] for a in "qkv"]
+        found[name.replace("q_conv1d", "conv1d")] = np.concatenate(parts)
     numbers = [match for match in map(EXPERT.fullmatch, found) if match]
     for module in dict.fromkeys(match[1] for match in numbers):
         parts = {}

@@ -38,7 +38,7 @@ def mixed(theta: Any) -> Mixed | None:
     Of Algorithm 8, only the decoder counts.
     """
     variant, layers = theta.variant, theta.layers if hasattr(theta, "layers") else theta.decoder
-    if all(map(_is_ours, (*variant.attentions, variant.mlp, variant.first, variant.norm))):
+    if all(map(_is_ours, (*variant.attentions, *variant.mlps, variant.norm))):
         return None
     each = of_each_layer(layers, variant)
     norms = [getattr(each[0], name) for name in each[0]._fields if "norm" in name]

@@ -1,7 +1,7 @@
 """The gated delta rule, with a decay for each head or for each row: line 6 of Algorithm 10 as a recurrence."""
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
+from algorithms.machinery.record import Range
 from algorithms.model.mixer import Given
 from algorithms.model.recurrence import Count, Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
@@ -48,8 +49,13 @@ class GatedDelta(Recurrence):
     with ``α_t = exp(−e^a softplus(W_a x_t + b_a))`` and ``β_t = σ(W_b x_t)``. Queries and keys have length 1, and
     queries are divided by √d_k; the norm is of each head. The rest is that of `Recurrence`.
 
+    Attributes:
+        beta_factor: of β; with 2, what S has along a key may also change its sign, as in OLMo Hybrid.
+
     Source: Yang et al. 2025, "Gated Delta Networks", equation (10) and §3.3, with the layer of Qwen3-Next.
     """
+
+    beta_factor: Annotated[float, Range("a number in (0, 2]", lambda factor: 0 < factor <= 2)] = 1.0
 
     name: ClassVar[str] = "delta"
     divided: ClassVar[tuple[str, ...]] = ("N_delta", "N_delta_keys", "N_delta*d_delta_v")
@@ -64,7 +70,7 @@ class GatedDelta(Recurrence):
         dtype = accumulation_dtype(X.dtype)
         Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
         Q, K = (Y * jax.lax.rsqrt(jnp.square(Y).sum(axis=1, keepdims=True) + EPSILON) for Y in (Q, K))
-        beta = jax.nn.sigmoid(jnp.tensordot(W.W_b, X, 1).astype(dtype))
+        beta = self.beta_factor * jax.nn.sigmoid(jnp.tensordot(W.W_b, X, 1).astype(dtype))
         log_alpha = self.log_alpha(X, W, dtype)
         return Rates(self._of_every_head(Q * self.d_key**-0.5), self._of_every_head(K), V, log_alpha, beta)
 

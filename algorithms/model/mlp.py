@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
@@ -31,6 +32,7 @@ class MLP(Line):
         biases: whether there are biases.
         clip: c: ``f(min(G, c)) ⊙ (1 + max(−c, min(U, c)))`` replaces the gate's ``f(G) ⊙ U``, as in gpt-oss; None: not.
         normalize_output: a norm of the result, before it is added to the residual stream.
+        d_mlp: the number of hidden units; None: that of the model's configuration.
     """
 
     activation: Activation | None = None
@@ -38,6 +40,7 @@ class MLP(Line):
     biases: bool = True
     clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
     normalize_output: LayerNorm | None = None
+    d_mlp: Annotated[int | None, Range("a number >= 1", lambda d: d >= 1)] = None
 
     def shapes(self) -> MLPParams:
         """The shapes of its parameters."""
@@ -79,3 +82,9 @@ class MLP(Line):
         if self.clip is not None:
             U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
         return activate(f, G, implementation) * U
+
+
+def of_hidden_units(line: MLP) -> Any:
+    """The shapes of an MLP's parameters, with an axis of its own for the hidden units if their number is its own."""
+    own = "d_mlp" if line.d_mlp is None else f"d_mlp_{line.d_mlp}"
+    return jax.tree.map(lambda s: dataclasses.replace(s, axes=s.axes.replace("d_mlp", own)), line.shapes())

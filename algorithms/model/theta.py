@@ -269,7 +269,7 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
             **shapes,
             layers=layers,
             W_f=array("d_f d_e", variant.head),
-            b_f=array("d_f", variant.head and (config is None or getattr(variant.mlp, "biases", True))),
+            b_f=array("d_f", variant.head and (config is None or getattr(variant.mlps[0], "biases", True))),
             norm=variant.norm.shapes("d_f") if variant.head else None,
             W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", config is None or config.N_types, role="embedding"),
             W_pool=array("d_e d_e", variant.pooler),
@@ -297,12 +297,11 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
 
 def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
     """The shapes of n layers, stacked: attentions and, unless there is none, an MLP, each with its norm."""
-    norm = None if variant.order == "no_norm" else variant.norm.shapes()
-    of_mlp = None if variant.order == "one_norm" else norm
+    norm = variant.norm.shapes()
 
     def stack(axis, run):
-        attention, mlp, is_normed = run.shapes
-        layer = kind(*[attention, norm if is_normed else None] * (len(kind._fields) // 2 - 1), mlp, mlp and of_mlp)
+        *of_attention, mlp, norm_of_mlp = run.layers[0].shapes(norm)
+        layer = kind(*of_attention * (len(kind._fields) // 2 - 1), mlp, norm_of_mlp)
         return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
     runs = [run for part in variant.parts(n) for run in part.runs]
@@ -336,8 +335,9 @@ def shapes_of(theta: Any) -> Any:
 
 def own_sizes(variant: Variant) -> dict[str, int]:
     """The sizes of the axes that the variant's lines have and configurations do not, by name."""
-    lines = (*variant.attentions, variant.mlp, variant.first)
-    return {name: size for line in lines if line for name, size in line.sizes().items()}
+    lines = (*variant.attentions, *variant.mlps)
+    hidden = {f"d_mlp_{mlp.d_mlp}": mlp.d_mlp for mlp in variant.mlps if mlp and mlp.d_mlp}
+    return {name: size for line in lines if line for name, size in line.sizes().items()} | hidden
 
 
 def _check_own_sizes(theta: Any, shapes: Any) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from algorithms.machinery.record import Range, Record, as_arguments, serializabl
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
 from algorithms.model.mixer import Mixer
-from algorithms.model.mlp import MLP
+from algorithms.model.mlp import MLP, of_hidden_units
 from algorithms.model.norm import LayerNorm
 from algorithms.model.unembedding import Unembedding
 
@@ -42,31 +43,31 @@ class First(Record):
         if self.mlp.sizes():
             self.refuse("mlp", "an MLP without axes of its own, such as one of experts")
 
-    def shapes(self) -> Any:
-        """The shapes of the MLP of a first layer."""
-
-        def own(shape):
-            return dataclasses.replace(shape, axes=shape.axes.replace("d_mlp", "d_first"))
-
-        return jax.tree.map(own, self.mlp.shapes())
-
-    def sizes(self) -> dict[str, int]:
-        """The sizes of the axes that the configuration of a model does not have, by name."""
-        return {"d_first": self.d_mlp, **self.mlp.sizes()}
-
 
 class LayerLines(NamedTuple):
     """The lines of a layer that others may not have."""
 
     attention: Mixer
     mlp: MLP | None
+    order: Order | None
+    first_norm: bool  # whether its attention has a norm, unless the order says otherwise
+
+    @property
+    def of_run(self) -> tuple[Any, ...]:
+        """What all layers of a run have in common: all but attentions whose parameters have equal shapes."""
+        return self.attention.shapes(), *self[1:]
+
+    def shapes(self, norm: Any) -> tuple[Any, ...]:
+        """The shapes of the attention, its norm, the MLP and its norm, if a norm has the given ones."""
+        norm1 = norm if self.first_norm and self.order != "no_norm" else None
+        norm2 = norm if self.mlp and self.order not in ("no_norm", "one_norm") else None
+        return self.attention.shapes(), norm1, self.mlp and of_hidden_units(self.mlp), norm2
 
 
 class Run(NamedTuple):
-    """Consecutive layers whose parameters have equal shapes: one stack of θ, and one loop."""
+    """Consecutive layers that differ in attentions alone, with parameters of equal shapes: one stack of θ, one loop."""
 
     layers: tuple[LayerLines, ...]
-    shapes: tuple[Any, Any, bool]  # of each layer's attention and MLP, and whether the attention has a norm
     start: int  # the number of the first of them
     step: int  # from there to the first of them in the next turn of the cycle
 
@@ -97,12 +98,13 @@ class Variant(Record):
         norm: lines 5, 7 and 10.
         attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n. They may
             have different parameters, and need not be attentions.
-        mlp: line 8; None for attention-only layers.
-        first: another line 8 for the first layers of Algorithm 10; None: all layers have the same.
+        mlp: line 8; None for attention-only layers. If there are n, the layers cycle through them, too.
+        first: another line 8 for the first layers of Algorithm 10; None: these are as all others.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input, and have norms of their own;
             ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
-            ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10.
+            ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10. If there are n, the layers cycle through them,
+            too, as in OLMo Hybrid.
         residual_factor: of what attentions and MLPs add to the residual stream, as in Granite.
         first_norm: whether the first layer's attention has a norm; in ModernBERT, Algorithm 9, it has not.
         final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), otherwise
@@ -118,9 +120,9 @@ class Variant(Record):
     embedding: Embedding = Embedding()
     norm: LayerNorm = LayerNorm()
     attention: Mixer | tuple[Mixer, ...] = Attention()
-    mlp: MLP | None = MLP()
+    mlp: MLP | tuple[MLP | None, ...] | None = MLP()
     first: First | None = None
-    order: Order | None = None
+    order: Order | tuple[Order, ...] | None = None
     residual_factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
     first_norm: bool = True
     final_norm: bool | None = None
@@ -132,18 +134,20 @@ class Variant(Record):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        lines = self.attentions
-        if not lines:
-            self.refuse("attention", "one line, or several")
+        for field in ("attention", "mlp", "order"):
+            lines = _in_turn(getattr(self, field))
+            if not lines:
+                self.refuse(field, "one line, or several")
+            if len(set(lines)) == 1:  # so that records of the same model are equal
+                object.__setattr__(self, field, lines[0])
         if self.shared_layers > 1 and not self.is_one_stack:
             self.refuse("shared_layers", "1, since layers that share parameters cannot have different ones")
-        sizes = [(name, size) for line in lines for name, size in line.sizes().items()]
-        if len(dict(sizes)) < len(set(sizes)):
-            self.refuse("attention", "lines whose axes of the same name have the same size")
+        for field, lines in (("attention", self.attentions), ("mlp", self.mlps)):
+            sizes = [(name, size) for line in lines if line for name, size in line.sizes().items()]
+            if len(dict(sizes)) < len(set(sizes)):
+                self.refuse(field, "lines whose axes of the same name have the same size")
         if self.first is not None and self.mlp is None:
             self.refuse("first", "None, since there are no MLPs")
-        if len(set(lines)) == 1:  # so that records of the same model are equal
-            object.__setattr__(self, "attention", lines[0])
 
     def __hash__(self) -> int:
         """The hash of the fields, computed once: every call with θ asks for it."""
@@ -165,7 +169,23 @@ class Variant(Record):
     @property
     def attentions(self) -> tuple[Mixer, ...]:
         """The attentions as a tuple."""
-        return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+        return _in_turn(self.attention)
+
+    @property
+    def mlps(self) -> tuple[MLP | None, ...]:
+        """The MLPs as a tuple, those in turn before that of the first layers."""
+        first = () if self.first is None else (self.lines(0).mlp,)
+        return *_in_turn(self.mlp), *first
+
+    @property
+    def orders(self) -> tuple[Order | None, ...]:
+        """The orders as a tuple."""
+        return _in_turn(self.order)
+
+    @property
+    def cycle(self) -> int:
+        """After how many layers all lines come again."""
+        return math.lcm(*(len(_in_turn(lines)) for lines in (self.attention, self.mlp, self.order)))
 
     def attention_of(self, l: int) -> Mixer:
         """The attention of layer l."""
@@ -189,7 +209,7 @@ class Variant(Record):
     @property
     def is_one_stack(self) -> bool:
         """Whether the parameters of all layers have equal shapes, and are therefore one stack of θ."""
-        return self.apart == 0 and len({line.shapes() for line in self.attentions}) == 1
+        return self.apart == 0 and len({self.lines(l).of_run for l in range(self.cycle)}) == 1
 
     @property
     def apart(self) -> int:
@@ -202,32 +222,33 @@ class Variant(Record):
 
     def lines(self, l: int) -> LayerLines:
         """The lines of layer l = 0, 1, …."""
-        first = self.first if self.first is not None and l < self.first.n else self
-        return LayerLines(self.attention_of(l), first.mlp)
+        mlp, order = (lines[l % len(lines)] for lines in (_in_turn(self.mlp), self.orders))
+        if self.first is not None and l < self.first.n:
+            mlp = self.first.mlp.but(d_mlp=self.first.d_mlp)
+        return LayerLines(self.attention_of(l), mlp, order, l > 0 or self.first_norm)
 
     def parts(self, L: int | None) -> tuple[Part, ...]:
         """The loops that compute L layers, in order; with None, the first layers and one cycle."""
         return _parts(self, L)
 
 
+def _in_turn(lines: Any) -> tuple[Any, ...]:
+    return lines if isinstance(lines, tuple) else (lines,)
+
+
 @functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
 def _parts(variant: Variant, L: int | None) -> tuple[Part, ...]:
-    n, cycle = variant.apart, len(variant.attentions) * variant.shared_layers
-    L = n + cycle if L is None else L
+    n, cycle = variant.apart, variant.cycle
+    L = n + cycle * variant.shared_layers if L is None else L
     if variant.is_one_stack:
         return (_part(variant, 0, L, 1),)
-    times, rest = divmod(L - n, len(variant.attentions))
-    whole = _part(variant, n, len(variant.attentions), times)
+    times, rest = divmod(L - n, cycle)
+    whole = _part(variant, n, cycle, times)
     rests = [_part(variant, n, L - n, 1)] if len(whole.runs) == 1 else [whole, _part(variant, L - rest, rest, 1)]
     return tuple(part for part in (_part(variant, 0, n, 1), *rests) if part.runs and part.times)
 
 
 def _part(variant: Variant, start: int, n: int, times: int) -> Part:
-    def shapes(l):
-        attention, mlp = variant.lines(l)
-        mlp = variant.first if variant.first is not None and l < variant.first.n else mlp
-        return attention.shapes(), mlp and mlp.shapes(), l > 0 or variant.first_norm
-
-    found = [(of_run, list(numbers)) for of_run, numbers in itertools.groupby(range(start, start + n), shapes)]
-    runs = (Run(tuple(map(variant.lines, numbers)), of_run, numbers[0], n) for of_run, numbers in found)
+    found = itertools.groupby(range(start, start + n), lambda l: variant.lines(l).of_run)
+    runs = (Run(tuple(map(variant.lines, numbers)), numbers[0], n) for numbers in (list(of) for _, of in found))
     return Part(tuple(runs), times)

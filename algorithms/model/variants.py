@@ -109,6 +109,15 @@ OLMO3 = OLMO2.but(
 )
 """OLMo Team 2025: OLMO2 in which three of four layers have windows, and the fourth scaled frequencies."""
 
+_OLMO_HYBRID_DELTA = GatedDelta(n=30, n_keys=30, d_key=96, d_value=192, norm=RMSNorm(epsilon=1e-5), beta_factor=2.0)
+
+OLMO_HYBRID = OLMO2.but(
+    attention=(*[_OLMO_HYBRID_DELTA] * 3, _OLMO2_ATTENTION.but(positions=None)),
+    mlp=(*[LLAMA.mlp] * 3, OLMO2.mlp),
+    order=(*["norm_first"] * 3, "no_norm"),
+)
+"""OLMo Team 2026 (7B): OLMO2 without positions in one of four layers, and gated delta rules, norms first, in three."""
+
 GRANITE = LLAMA.but(
     embedding=Embedding(positions=None, factor=12.0),
     attention=Attention(positions=Rotary(base=10_000.0), biases=False, scale=0.0078125),

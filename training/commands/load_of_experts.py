@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarray, "L N_experts"]:
     """The share of tokens that choose each expert; a layer's add up to k. Raises ValueError without experts."""
-    if not isinstance(theta.variant.mlp, Experts):
+    if not any(isinstance(line, Experts) for line in theta.variant.mlps):
         raise ValueError(f"theta.variant.mlp: expected Experts, got {theta.variant.mlp!r}")
     routed = record(d_hidden_state, "G")
 

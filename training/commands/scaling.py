@@ -130,7 +130,7 @@ def estimated(compiled: Any, settings: Settings, chip: Chip, n: int) -> Cost:
     recomputed = 4 / 3 if settings.remat in ("all", "all-but-attention") else 1
     of_experts = 0.0
     if "gmm" in report.custom_calls:
-        of_experts = BACKWARD * settings.batch_size * config.L * mlp_flops(config, settings.l_max) / n
+        of_experts = BACKWARD * settings.batch_size * mlp_flops(config, config.L, settings.l_max) / n
     kernels = recomputed * of_experts / chip.peak
     arithmetic = max(recomputed * flops / chip.peak, kernels + cycles / chip.clock if chip.clock else 0)
     return Cost(n, flops, of_pairs, kernels, arithmetic, moved / chip.bandwidth, _seconds(report, chip), report)

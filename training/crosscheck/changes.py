@@ -7,10 +7,11 @@ from what a run computes, and both must agree.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .algorithms import PSEUDOCODE
+from .models import mlps_in_turn
 from .pseudocode import Line
 
 __all__ = ["ARCHITECTURES", "CHANGES", "SHARING", "Change", "ChangedLine", "changed_lines"]
@@ -98,9 +99,10 @@ def _edited(formula: str, change: Change, value: str, n: int, number: str) -> st
 def _held(variant: Any, field: str) -> Any:
     """What a field of the record holds, such as "mlp.clip"; of attentions, what the layers take in turn."""
     part, _, name = field.partition(".")
-    if part != "attention":
+    if part not in ("attention", "mlp"):
         return getattr(getattr(variant, part), name, None) if name else getattr(variant, part)
-    held = list(dict.fromkeys(getattr(a, name) for a in _attentions(variant)))
+    lines = _attentions(variant) if part == "attention" else _mlps(variant)
+    held = list(dict.fromkeys(getattr(line, name, None) for line in lines)) or [None]
     if len(held) == 1:
         return held[0]
     return ", ".join("∞" if value is None else _text(value) for value in held) + " in turn"
@@ -109,6 +111,27 @@ def _held(variant: Any, field: str) -> Any:
 def _attentions(variant: Any) -> tuple[Any, ...]:
     """The attentions among its mixers; if there are none, the paper's, which changes nothing."""
     return tuple(line for line in variant.attentions if hasattr(line, "biases")) or type(variant)().attentions
+
+
+def _mlps(variant: Any) -> tuple[Any, ...]:
+    """The MLPs that layers take in turn, without those that have none."""
+    return tuple(filter(None, mlps_in_turn(variant)))
+
+
+def _mlp(variant: Any) -> Any:
+    """The first of them; None if there are none."""
+    return next(iter(_mlps(variant)), None)
+
+
+def _in_turn(values: Sequence[bool]) -> str | None:
+    """The numbers, from 1, of the first layers with True, if layers take these in turn; None if they are alike."""
+    numbers = (str(l + 1) for l in range(2 * len(values)) if values[l % len(values)])
+    return f"{', '.join(numbers)}, …" if len(set(values)) > 1 else None
+
+
+def _with_norm(lines: Sequence[Any]) -> list[bool]:
+    """Of each line, whether what it adds is normalized."""
+    return [getattr(line, "normalize_output", None) is not None for line in lines]
 
 
 def _text(value: Any) -> str:
@@ -165,8 +188,8 @@ def _mixers(kind: str) -> Callable[[Any], str | None]:
 
 
 def _experts(variant: Any) -> str | None:
-    m = variant.mlp
-    if not hasattr(m, "router_bias"):
+    m = next((m for m in _mlps(variant) if hasattr(m, "router_bias")), None)
+    if m is None:
         return None
     scores = "W_r X̃ + b_r 1ᵀ" if m.router_bias else "W_r X̃"
     scores = f"{'softmax' if m.scores == 'softmax' else 'σ'}({scores})"
@@ -202,6 +225,7 @@ RECURRENCES = {
     "RGLRU": "RGLRU: in every row h ← αh + √(1 − α²) i u; of all, W_out (h ⊙ GELU_tanh(W_y X̃ + b_y)) + b_out; u: of W_x X̃ + "
     "b_x after a convolution over the last tokens; i = σ(W_i u + b_i), α = exp(−8 σ(W_r u + b_r) softplus(a))",
 }
+NORMED_IN = "norm_l: a norm where l = VALUE"
 NORMED = "norm: that of the next line, of what is read"
 
 
@@ -297,17 +321,21 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.window", {8: "14", 10: "6"}, {"t ≤ t'": "t' − w < t ≤ t'"}, "w = VALUE"),
     Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
-           value=lambda v: _attentions(v)[0].normalize_output and _norm(v)),
+           value=lambda v: all(_with_norm(v.attentions)) and _norm(v)),
+    Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ norm_l(\1 | γ_l^out)"}, NORMED_IN,
+           lambda v: _in_turn(_with_norm(v.attentions))),
     *(Change("attention", {10: "6"}, {"MHAttention": "VALUE"}, note, _mixers(kind)) for kind, note in RECURRENCES.items()),
     Change("attention", {10: "6"}, {"MHAttention": "LatentAttention"}, "LatentAttention: VALUE", _latent),
     Change("mlp.gated", MLP, {r"(\w+)\(W_mlp(\d)\^l (\S+) \+ b_mlp\d\^l 1ᵀ\)":
                               r"(\1(W_gate^l \3 + b_gate^l 1ᵀ) ⊙ (W_mlp\2^l \3 + b_mlp\2^l 1ᵀ))"}),
-    Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),
-    Change("mlp.biases", {9: "10"}, {r" \+ b_f 1ᵀ": ""}, value=lambda v: v.mlp and not v.mlp.biases),
+    Change("mlp.biases", MLP, {r" \+ b_\w+\^l 1ᵀ": ""}, value=lambda v: _mlp(v) and not _mlp(v).biases),
+    Change("mlp.biases", {9: "10"}, {r" \+ b_f 1ᵀ": ""}, value=lambda v: _mlp(v) and not _mlp(v).biases),
     Change("mlp.activation", {8: "7 18", 9: "7 10", 10: "8"}, {"ReLU|GELU": "VALUE"},
-           value=lambda v: v.mlp and ACTIVATIONS.get(v.mlp.activation)),
+           value=lambda v: _mlp(v) and ACTIVATIONS.get(_mlp(v).activation)),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ VALUE(\1 | γ_l^out)"},
-           value=lambda v: v.mlp and v.mlp.normalize_output and _norm(v)),
+           value=lambda v: all(_with_norm(mlps_in_turn(v))) and _norm(v)),
+    Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ norm_l(\1 | γ_l^out)"}, NORMED_IN,
+           lambda v: _in_turn(_with_norm(mlps_in_turn(v)))),
     Change("mlp.clip", MLP,
            {r"(\w+)\((W_gate[^)]*)\) ⊙ \((W_mlp[^)]*)\)": r"\1(min(\2, c)) ⊙ (1 + clip(\3, −c, c))"}, "c = VALUE"),
     Change("mlp", MLP, {r"([Wb]_(?:mlp\d|gate))\^l": r"\1^{l,i}", r"\+ (W_mlp.*)$": r"+ Σ_i G[i,:] ⊙ (\1)"},
@@ -320,7 +348,7 @@ CHANGES: tuple[Change, ...] = (
     Change("mlp", {10: "7"}, DROP_NORM, value=lambda v: v.mlp is None),
     Change("mlp", MLP, {r" \+ W_mlp.*": ""}, value=lambda v: v.mlp is None),
     Change("residual_factor", ATTENTION, ADDED, value=_residual_factor),
-    Change("residual_factor", MLP, ADDED, value=lambda v: v.mlp and _residual_factor(v)),
+    Change("residual_factor", MLP, ADDED, value=lambda v: _mlp(v) and _residual_factor(v)),
     Change("order", {10: "6"}, {r"X ← X \+ ": "Y ← "},
            "attention and MLP both read the layer's input: line 7 normalizes the X that line 5 does",
            _order("side_by_side")),
@@ -329,6 +357,8 @@ CHANGES: tuple[Change, ...] = (
     Change("order", {10: "7"}, {"← .*$": "← X̃[:,t]"}, value=_order("one_norm")),
     Change("order", {10: "8"}, {"X ← X": "X ← X + Y"}, value=lambda v: v.order in ("side_by_side", "one_norm")),
     Change("order", NORMS_OF_LAYERS, DROP_NORM, value=_order("no_norm")),
+    Change("order", {10: "5 7"}, {r"(?:layer|rms)_norm\(": "norm_l("}, NORMED_IN,
+           lambda v: _in_turn([order != "no_norm" for order in v.orders])),
     Change("order", {10: "5 7"}, DROP_NORM, value=_order("norm_last")),
     Change("order", {10: "6 8"}, {"← (.*)$": r"← VALUE(\1)"}, value=_order("norm_last", _norm)),
     Change("order", {8: "6 8 15 17 19", 9: "6 8"}, DROP_NORM, value=_order("norm_first")),

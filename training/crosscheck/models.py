@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from algorithms import Variant, lines
 from .oracle import family
 from .oracle.parameters import unstack_family
 
-__all__ = ["YARN", "family_parameters", "few", "options_of", "small"]
+__all__ = ["YARN", "family_parameters", "few", "mlps_in_turn", "one_or_all", "options_of", "small"]
 
 LAYERS = 3
 """How many layers share their parameters, where a variant has layers that do."""
@@ -49,15 +50,25 @@ def few(variant: Variant) -> Variant:
         rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
 
-    mlp: Any = variant.mlp
-    if _is(mlp, lines.Experts):
-        groups = {} if mlp.groups == 1 else {"groups": 3, "chosen_groups": 2}
-        mlp = dataclasses.replace(mlp, n=6, k=min(mlp.k, 3), **groups)
+    def mlp(m: Any) -> Any:
+        if _is(m, lines.Experts):
+            groups = {} if m.groups == 1 else {"groups": 3, "chosen_groups": 2}
+            return dataclasses.replace(m, n=6, k=min(m.k, 3), **groups)
+        return m if m is None or m.d_mlp is None else m.but(d_mlp=9)
+
     first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
     shared_layers = 1 if variant.shared_layers == 1 else LAYERS
     return variant.but(
-        attention=tuple(map(line, variant.attentions)), mlp=mlp, first=first, shared_layers=shared_layers
+        attention=tuple(map(line, variant.attentions)),
+        mlp=tuple(map(mlp, mlps_in_turn(variant))),
+        first=first,
+        shared_layers=shared_layers,
     )
+
+
+def mlps_in_turn(variant: Variant) -> tuple[Any, ...]:
+    """The MLPs that layers take in turn, behind those of `Variant.first`."""
+    return variant.but(first=None).mlps
 
 
 def small(variant: Variant) -> Variant:
@@ -81,7 +92,7 @@ def small(variant: Variant) -> Variant:
         )
 
     variant, cap = few(variant), None if variant.unembedding.cap is None else 0.7
-    mlp = variant.mlp.but(clip=0.7) if variant.mlp is not None and variant.mlp.clip is not None else variant.mlp
+    mlp = tuple(m.but(clip=0.7) if m and m.clip is not None else m for m in mlps_in_turn(variant))
     attention, unembedding = tuple(map(line, variant.attentions)), variant.unembedding.but(cap=cap)
     factors: dict[str, Any] = {}
     if variant.embedding.factor != 1:
@@ -134,6 +145,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "learned": {"kind": "learned", "first": e.first_position},
         "in_attention": {"kind": "learned_in_attention"},
     }
+    mlps = mlps_in_turn(variant)
     return {
         **family.PAPER,
         "positions": kinds.get(e.positions, sinusoid),
@@ -141,10 +153,10 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "norm": "rms_norm" if isinstance(norm, lines.RMSNorm) else "layer_norm",
         "epsilon": norm.epsilon,
         "norm_offset": getattr(norm, "offset", 0.0),
-        "order": "norm_first" if variant.order == "no_norm" else variant.order,
-        "activation": variant.mlp.activation if variant.mlp else None,
-        "clip": variant.mlp and variant.mlp.clip,
-        "experts": _experts(variant.mlp),
+        "order": one_or_all("norm_first" if order == "no_norm" else order for order in variant.orders),
+        "activation": one_or_all(m.activation for m in mlps if m),
+        "clip": one_or_all(m.clip for m in mlps if m),
+        "experts": next(filter(None, map(_experts, mlps)), None),
         "attention": [_line(a) for a in variant.attentions],
         "residual_scale": variant.residual_factor,
         "L": L if variant.shared_layers > 1 else None,
@@ -153,10 +165,16 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     }
 
 
+def one_or_all(values: Iterable[Any]) -> Any:
+    """The value, if they are equal; None if there are none; otherwise a list of all."""
+    each = list(values)
+    return each if any(value != each[0] for value in each) else each[0] if each else None
+
+
 def _line(a: Any) -> dict[str, Any]:
     if isinstance(a, lines.GatedDelta):
         gate = {"gate": "sigmoid"} if isinstance(a, lines.KimiDelta) else {}
-        return {"delta": True, "epsilon": a.norm.epsilon, **gate}
+        return {"delta": True, "epsilon": a.norm.epsilon, "beta_factor": a.beta_factor, **gate}
     if isinstance(a, lines.Mamba2):
         return {"mamba": True, "epsilon": a.norm.epsilon}
     if isinstance(a, lines.RGLRU):

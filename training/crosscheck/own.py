@@ -26,7 +26,7 @@ from training.tasks.own_lines import modules_of, variant_named
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
-from .models import family_parameters, options_of
+from .models import family_parameters, mlps_in_turn, options_of
 from .pseudocode import Line
 from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
@@ -51,7 +51,7 @@ class OwnScenarios(VariantScenarios):
         is_said = len(path) == 2 and last in ARCHITECTURE
         self.path = ":".join(path) if is_said else name
         super().__init__(package, name, algorithm=ARCHITECTURE[last] if is_said else 10, **settings)
-        lines = {"attention": self.variant.attentions, "mlp": (self.variant.mlp,)}
+        lines = {"attention": self.variant.attentions, "mlp": self.variant.mlps}
         own = {name: tuple(filter(is_own, dict.fromkeys(every))) for name, every in lines.items()}
         self.own = {name: every for name, every in own.items() if every}
         self.hidden |= {type(line) for every in self.own.values() for line in every}
@@ -67,7 +67,8 @@ class OwnScenarios(VariantScenarios):
             {**options, **_own_attention(line)} if is_own(line) else options
             for options, line in zip(model["attention"], variant.attentions, strict=True)
         ]
-        return model | ({"own_mlp": functools.partial(_mlp, variant.mlp)} if is_own(variant.mlp) else {})
+        own = [functools.partial(_mlp, line) if is_own(line) else None for line in mlps_in_turn(variant)]
+        return model | {"own_mlp": own[0] if len(own) == 1 else own}
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of lines of one's own with their own names."""
@@ -78,7 +79,9 @@ class OwnScenarios(VariantScenarios):
         fields = {name: [field for field in own if hasattr(of[0], field)] for name, of in stacks.items()}
 
         def without(stack, run, fields):
-            theirs = [field for field in fields if field == "mlp" or all(is_own(line) for line, _ in run.layers)]
+            theirs = [
+                field for field in fields if field == "mlp" or all(is_own(layer.attention) for layer in run.layers)
+            ]
             return stack._replace(**dict.fromkeys(theirs))
 
         found: dict[str, Any] = {}

@@ -13,6 +13,7 @@ import numpy as np
 
 from training.crosscheck import oracle
 from training.crosscheck.oracle.components import softmax
+from training.crosscheck.oracle.family import of_layer
 from training.crosscheck.oracle.lines import before, mh_attention, normalize, part
 from training.crosscheck.oracle.transformers import causal_mask, ones_mask
 
@@ -53,6 +54,7 @@ def lines_not_printed(
                 walk.found.add((algorithm, line.number))
             end = next(j for j, other in enumerate(lines) if other.loop == line.number)
             for l in range(L):
+                walk.in_layer(l)
                 for each in lines[i + 1 : end]:
                     walk.line(each, own[l * len(own) // L], model["attention"][l % len(model["attention"])])
         elif line.depth == 0 and line.kind != "length":
@@ -68,10 +70,15 @@ class _Walk:
     ) -> None:
         self.n, self.theta, self.model, self.record = n, theta, model, record
         self.tokens = iter(tokens)
-        self.order = model["order"] or ("norm_first" if n == 10 else "norm_last")
+        self.in_layer(0)
         self.values: dict[tuple[int, str], Iterator[np.ndarray]] = {}
         self.latest: dict[str, np.ndarray] = {}
         self.found: set[tuple[int, str]] = set()
+
+    def in_layer(self, l: int) -> None:
+        """Begin with layer l, from 0."""
+        self.of_layer = of_layer(self.model, l)
+        self.order = self.of_layer["order"] or ("norm_first" if self.n == 10 else "norm_last")
 
     def see(self, n: int, number: str, printed: Formula) -> np.ndarray:
         """Compare the next value of a line with its printed formula; returns the value."""
@@ -175,7 +182,7 @@ class _Walk:
 
     def mlp(self, line: Line, layer: Any) -> Formula:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
-        if "own_mlp" in self.model or self.model["experts"] is not None:
+        if self.of_layer.get("own_mlp") is not None or self.model["experts"] is not None:
             return _is_own
         X, W, f = self.latest[line.variable], part(layer, "mlp"), oracle.relu if self.n == 8 else oracle.gelu
         X_tilde = self.latest["X_tilde"] if "X̃" in line.text else X

@@ -25,7 +25,7 @@ from training.crosscheck.oracle import family
 
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import OracleCache, Results, compare
-from .models import family_parameters, options_of, small
+from .models import family_parameters, mlps_in_turn, options_of, small
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios
 
@@ -51,7 +51,7 @@ def with_numbers_that_matter(variant: Any) -> Any:
     return variant.but(
         norm=variant.norm.but(epsilon=EPSILON) if variant.norm.epsilon else variant.norm,
         attention=tuple(map(normed, variant.attentions)),
-        mlp=variant.mlp and normed(variant.mlp),
+        mlp=tuple(m and normed(m) for m in mlps_in_turn(variant)),
     )
 
 
@@ -117,6 +117,8 @@ class VariantScenarios(Scenarios):
         own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
         sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
+        if len(self.variant.orders) > 1:  # what layers without norms read grows, and rounding with it
+            self.theta = jax.tree.map(lambda a: a / 2, self.theta)
         yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
 
     _runs_8 = _runs_9 = _runs_10 = _runs_of_model

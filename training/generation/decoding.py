@@ -31,7 +31,7 @@ def step(weights: Weights, context: Context | None, state: State) -> tuple[Float
 
 def implementation_of(variant: Variant) -> Implementation:
     """Return what computes few columns: the printed lines, but not for experts, since those would compute them all."""
-    return "auto" if isinstance(variant.mlp, Experts) else "paper"
+    return "auto" if any(isinstance(line, Experts) for line in variant.mlps) else "paper"
 
 
 def _of_distances(weights: Any, caches: tuple[Cache, ...]) -> tuple[Any, ...]:

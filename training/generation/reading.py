@@ -35,9 +35,9 @@ def prefill(
         return begun(x, lengths, _of_every_layer(theta, x, lengths, most=most), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        attention, mlp = variant.lines(l)
-        embedding = variant.embedding.of_later_layers()
-        turn = variant.but(embedding=embedding, attention=attention, mlp=mlp, first=None, shared_layers=1)
+        attention, mlp, order, _ = variant.lines(l)
+        of_all = {"embedding": variant.embedding.of_later_layers(), "first": None, "shared_layers": 1}
+        turn = variant.but(attention=attention, mlp=mlp, order=order, **of_all)
         of_layer = theta._replace(layers=Apart((layer,)), norm=None, embedding_norm=None, variant=turn)
         R, is_last = most[l] if most else None, l == len(theta.layers) - 1
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=is_last)
@@ -107,7 +107,9 @@ def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Ar
         def of_layer(of):
             l, row = of
             W = jax.tree.map(lambda a: a[row // variant.shared_layers], stack.cross_attention)
-            return variant.by_attention(l, of_line, W, among=tuple(dict.fromkeys(line for line, _ in run.layers)))
+            return variant.by_attention(
+                l, of_line, W, among=tuple(dict.fromkeys(layer.attention for layer in run.layers))
+            )
 
         numbers = jnp.asarray(part.numbers(run))
         return jax.lax.map(of_layer, (numbers, jnp.arange(len(numbers))))

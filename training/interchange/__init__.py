@@ -341,6 +341,7 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
         raise InterchangeError(f"{fields.path}: {error}") from None
     fields.check()
     consistency.check(fields, model, tensors)
+    architecture.rearrange(tensors, model)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
     entries = architecture.entries(model, state)
     leaves = mapping.read(

@@ -11,6 +11,7 @@ from training.interchange import (
     hybrids,
     kimi,
     modernbert,
+    olmo_hybrid,
     torch_transformer,
 )
 
@@ -22,6 +23,7 @@ ARCHITECTURES = {
     **granite.KINDS,
     **griffin.KINDS,
     **kimi.KINDS,
+    **olmo_hybrid.KINDS,
     **encoders.ARCHITECTURES,
     **modernbert.KINDS,
     **encoder_decoder.KINDS,
@@ -31,7 +33,7 @@ ARCHITECTURES = {
 WRITTEN_AS = {
     "d": (
         *(*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS),
-        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS),
+        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS, *olmo_hybrid.KINDS),
     ),
     "e": (*encoders.ARCHITECTURES, *modernbert.KINDS),
     "classify": ("bert",),

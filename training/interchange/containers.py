@@ -4,6 +4,7 @@ Each tensor is read on request, so no second copy of a model is ever in memory.
 """
 
 import importlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,15 @@ class Tensors:
         readers = [self._readers.pop(name)[1] for name in names]
         self._add(by, lambda: shape, lambda: convert(*(read() for read in readers)))
         self.names = list(self._readers)
+
+    def share_rows(self, names: Sequence[str], rows: Sequence[int]) -> None:
+        """Give tensors so many rows each of those that they have together, one below the other."""
+        (_, *rest), reads = self.shape(names[0]), [self._readers[name][1] for name in names]
+        for name, n, end in zip(names, rows, itertools.accumulate(rows), strict=True):
+            self._readers[name] = (
+                lambda n=n: (n, *rest),
+                lambda n=n, end=end: np.concatenate([read() for read in reads])[end - n : end],
+            )
 
     def _add(self, name: str, shape: Callable[[], tuple[int, ...]], read: Callable[[], np.ndarray]) -> None:
         # renames the parameters of layer norms in checkpoints of 2018

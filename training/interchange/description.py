@@ -16,6 +16,7 @@ from algorithms.lines import Attention
 from algorithms.machinery.record import Record
 from algorithms.model.theta import places
 from training.disk import parse_json, read_text, reason
+from training.interchange.containers import Tensors
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Entry, Table, entries_of
 from training.runs.named_arrays import flatten
@@ -247,6 +248,7 @@ class Architecture(NamedTuple):
     prefix: str = ""  # an optional prefix of the tensors' names
     ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
     conv1d: bool = False  # whether the layers' matrices are transposed
+    rearrange: Callable[[Tensors, Model], Any] = _nothing  # makes a file's tensors those of the table
     mixers: tuple[type, ...] = ()  # the kinds of lines that it has in place of attentions
 
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
@@ -300,9 +302,11 @@ class Architecture(NamedTuple):
         return differences(of_layers(explicit, config), of_layers(found.variant, config)) + needs + rows
 
     def _of_layers(self, variant: Variant, config: Any) -> Variant:
-        """Return a variant with the attentions of this many layers: others, in longer cycles, have no effect."""
-        L = getattr(config, "L", len(variant.attentions))
-        return variant.but(attention=in_turn([variant.attention_of(l) for l in range(L)]))
+        """Return a variant with the lines of this many layers: others, in longer cycles, have no effect."""
+        after_first = variant.but(first=None)
+        lines = [after_first.lines(l) for l in range(getattr(config, "L", variant.cycle))]
+        attention, mlp, order = (in_turn([line[i] for line in lines]) for i in range(3))
+        return variant.but(attention=attention, mlp=mlp, order=order if len(order) > 1 else order[0])
 
     def _explicit(self, model: Model, other: Variant) -> Variant:
         """Return a model's variant with every choice explicit, and with what has no effect as in another variant."""

@@ -27,7 +27,7 @@ def after_layers(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L d_e *columns"]:
     """What the next layer or the last line reads: X, normalized first in a decoder whose norms come last."""
-    if isinstance(theta, EDTransformerParams) or theta.variant.order != "norm_last":
+    if isinstance(theta, EDTransformerParams) or "norm_last" not in theta.variant.orders:
         return X
     norms = every_layer(theta.layers, theta.variant, lambda W: W.norm2)
     return jax.vmap(lambda X, norm: theta.variant.norm(X, norm, "paper"))(X, norms)

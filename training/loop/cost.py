@@ -28,10 +28,11 @@ def step_flops(task: str, config: TransformerConfig, *, batch_size: int, l: int)
 
 def active_parameters(params: Any) -> int:
     """Return the number of parameters (or their shapes) that each token reads: of experts, only the chosen ones."""
-    line, total = variant_of(params).mlp, Fraction(0)
+    lines, total = list(filter(None, variant_of(params).mlps)), Fraction(0)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = [key.name for key in path if hasattr(key, "name")]
-        total += leaf.size * (line.share_read(names[names.index("mlp") + 1]) if line and "mlp" in names else 1)
+        name = names[names.index("mlp") + 1] if "mlp" in names else ""
+        total += leaf.size * min([Fraction(1), *(line.share_read(name) for line in lines if name)])
     return int(total)
 
 

@@ -9,7 +9,7 @@ from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, i
 from algorithms.gato import BINS
 from training.tasks.objectives import Batch, Columns, Objective, next_tokens
 from training.tasks.paper import D
-from training.tasks.task import Task, decoder_flops
+from training.tasks.task import Task, layer_flops
 
 
 def hidden_state(params: GatoParams, batch: Batch, **options: Any) -> Array:
@@ -34,7 +34,7 @@ GATO = Task(
     config=GatoConfig,
     init=init_gato,
     objective=Objective(columns=_columns, weights=D.objective.weights, routed=D.objective.routed),
-    flops=lambda c, l: decoder_flops(c, l) + 2 * c.N_V * c.d_e * l,
+    flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "patch", "d_r", "n_groups", "n_places"),
     defaults={"N_V": 1024, "L": 2, "steps": 1600, "batch_size": 8, "eval_every": 400, "eval_batches": 8},
     extra_tokens=BINS + 1,

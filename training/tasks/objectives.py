@@ -86,9 +86,10 @@ class Objective:
         """Return `loss`, and the balancing loss if the model has experts and a coefficient of it. Dropout needs keys,
         one for each sequence; tokens from N_V on are padding; `others` are those of the hidden-state functions.
         """
-        line = variant_of(params).mlp
+        lines = variant_of(params).mlps
+        line = next((line for line in lines if isinstance(line, Experts)), None)
         weights, balance = self.weights(batch), None
-        if isinstance(line, Experts) and line.balance:
+        if line is not None and line.balance:
             names = [f"{symbol}@{number}" for number in self.routed for symbol in ("router", "G")]
             c, seen = record(self.columns, *names)(params, batch, keys, **others)
             each = [

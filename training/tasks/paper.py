@@ -15,7 +15,7 @@ from algorithms import (
     init_ed_transformer,
 )
 from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
-from training.tasks.task import Task, attention_flops, decoder_flops, embedding_flops, layer_flops
+from training.tasks.task import Task, attention_flops, embedding_flops, layer_flops
 
 
 def _d_columns(params, batch: Batch, keys, **options) -> Columns:
@@ -37,7 +37,7 @@ D = Task(
     config=DTransformerConfig,
     init=init_d_transformer,
     objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}),
-    flops=lambda c, l: decoder_flops(c, l) + 2 * c.N_V * c.d_e * l,
+    flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.N_V * c.d_e * l,
     settings=(
         "L",
         "rows",

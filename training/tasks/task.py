@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import jax
 
-from algorithms.lines import Attention, Line
+from algorithms.lines import MLP, Attention, Line
+from algorithms.model.mlp import of_hidden_units
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Setting, Settings
 from training.tasks.objectives import Objective
@@ -50,24 +51,14 @@ def score_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
     return attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 
-def decoder_flops(c: Any, l: int) -> int:
-    """Return the FLOPs of Algorithm 10 without its last line."""
-    first = c.variant.first
-    every = layer_flops(c, c.L, l)
-    if first is None:
-        return every
-    of_first = dataclasses.replace(c, d_mlp=first.d_mlp, variant=c.variant.but(mlp=first.mlp, first=None))
-    return every + first.n * (mlp_flops(of_first, l) - mlp_flops(c, l))
-
-
 def layer_flops(c: Any, L: int, l: int) -> int:
     """Return the FLOPs of L layers: self-attention and the MLPs."""
-    return attention_flops(c, L, l, l) + L * mlp_flops(c, l)
+    return attention_flops(c, L, l, l) + mlp_flops(c, L, l)
 
 
-def mlp_flops(c: Any, l: int) -> int:
-    """Return the FLOPs of a layer's MLP; of experts, those of the chosen."""
-    return _product_flops(c, c.variant.mlp, l)
+def mlp_flops(c: Any, L: int, l: int) -> int:
+    """Return the FLOPs of the MLPs of L layers; of experts, those of the chosen."""
+    return sum(_product_flops(c, c.variant.lines(number).mlp, l) for number in range(L))
 
 
 def embedding_flops(c: Any, l: int) -> int:
@@ -79,8 +70,9 @@ def _product_flops(c: Any, line: Line | None, l: int, **columns: int) -> int:
     """Return the FLOPs of a line's matrices (of experts, the chosen) with l columns, or as `columns` says."""
     if line is None:
         return 0
+    shapes = of_hidden_units(line) if isinstance(line, MLP) else line.shapes()
     return sum(
         int(2 * math.prod(shape.of(c.sizes())) * line.share_read(path[0].name)) * columns.get(path[-1].name, l)
-        for path, shape in jax.tree.leaves_with_path(line.shapes())
+        for path, shape in jax.tree.leaves_with_path(shapes)
         if shape.role_of(path[-1].name) == "matrix"
     )

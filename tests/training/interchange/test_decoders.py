@@ -41,6 +41,7 @@ DELTA = {"num_hidden_layers": 5, "linear_num_value_heads": 6, "linear_num_key_he
 IN_TURN = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 SHARED = {"num_experts": 5, "shared_expert_intermediate_size": 22}
 DELTA |= {"linear_key_head_dim": 5, "linear_value_head_dim": 7, "linear_conv_kernel_dim": 3}
+OLMO_HYBRID = {"hidden_size": 24, "num_key_value_heads": 3, "linear_key_head_dim": 10, "linear_value_head_dim": 5}
 FACTORS = {"embedding_multiplier": 1.7, "residual_multiplier": 0.3, "attention_multiplier": 0.6}
 FACTORS |= {"logits_scaling": 0.49}
 MAMBA = {"num_hidden_layers": 5, "layer_types": ["mamba", "mamba", "attention", "mamba", "attention"]}
@@ -62,6 +63,13 @@ MODELS = {
     "qwen3": ("qwen3", {}),
     "olmo2": ("olmo2", {"hidden_size": 60}),
     "olmo3": ("olmo3", {**OLMO3, "rope_parameters": {**BY_KIND, "full_attention": YARN}}),
+    "olmo_hybrid": ("olmo_hybrid", {**DELTA, **OLMO_HYBRID, "rope_parameters": {"rope_theta": None}}),
+    "olmo_hybrid, rotated": (
+        "olmo_hybrid",
+        {**DELTA, **OLMO_HYBRID, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+        | {"num_hidden_layers": 3, "layer_types": ["full_attention", "linear_attention", "linear_attention"]}
+        | {"linear_allow_neg_eigval": False},
+    ),
     "glm4": ("glm4", {"head_dim": 12, "rope_parameters": HALF}),
     "nanochat": ("nanochat", {"final_logit_softcapping": 0.7}),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
@@ -137,6 +145,18 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     cases.assert_decodes_as_theirs(
         torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
     )
+
+
+@pytest.mark.parametrize(("key", "value"), [(5, 7), (4, 2)])
+def test_convolutions_of_queries_keys_and_values_may_be_saved_in_thirds(tmp_path, key, value):
+    """By transformers 5.24, which divides the rows of OLMo Hybrid's as if they were equally many."""
+    model = make("olmo_hybrid", linear_key_head_dim=key, linear_value_head_dim=value)
+    path, x = cases.saved(model, tmp_path), np.random.default_rng(1).integers(31, size=13)
+    shapes = [a.shape for name, a in cases.tensors_of(path).items() if "0.linear_attn.v_conv1d" in name]
+    assert shapes == [((6 * key + 6 * value) // 3, 1, 3)]
+    logits = model(torch.asarray(x)[None]).logits[0]
+    P = d_transformer(x, load_pretrained(path)[0])
+    np.testing.assert_allclose(P, torch.softmax(logits, 1).T.detach(), atol=1e-4)
 
 
 def test_a_mask_of_all_ones_makes_gemma_3_an_encoder_with_windows_to_both_sides(tmp_path):

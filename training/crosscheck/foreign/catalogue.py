@@ -192,6 +192,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "norm_gamma": _rows(("γ", "γ is used", lambda g: g), ("γ+1", "γ + 1 stands for γ", lambda g: g + 1), ("none", "there is no γ", lambda g: 1 + 0 * g), ("-", "it is −γ", lambda g: -g)),
     "norm_beta": _rows(("β", "β is used", lambda b: b), ("none", "there is no β", lambda b: 0 * b), ("-", "β is subtracted", lambda b: -b)),
     "norm_which": _rows(("own", "it has its own γ, β", 0), ("previous", "it has the γ, β of the norm before", -1), ("next", "it has the γ, β of the norm after", 1), ("swapped", "γ and β are exchanged", "swapped")),
+    "delta_rate": _rows(("σ", "β is σ(W_b x)", 1.0), ("2σ", "β is 2 σ(W_b x)", 2.0)),
     "norm_here": _rows(("there", "it is normalized here", True), ("missing", "there is no norm here", False)),
     **{f"{name}_bias": BIAS for name in ("q", "k", "v", "o", "mlp1", "mlp2", "gate", "f", "in", "u", "router")},
     **{f"{name}_square": SQUARE for name in ("q", "k", "v", "mlp1", "mlp2", "f", "u")},

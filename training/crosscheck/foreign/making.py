@@ -126,7 +126,7 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
     # small, since there are six experts, whose rows PyTorch wants in multiples of four
-    s |= {"d_mlp": 12, "d_e": 24} if type(variant.mlp) is Experts else {}
+    s |= {"d_mlp": 12, "d_e": 24} if any(type(line) is Experts for line in variant.mlps) else {}
     is_grouped = name in SHARING or edge == "grouped heads"
     is_in_part = any(getattr(a.positions, "share", 1) < 1 for a in variant.attentions)
     d_e = 32 if is_grouped and is_in_part else 24

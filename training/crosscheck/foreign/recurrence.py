@@ -45,7 +45,7 @@ class Recurrence(Attention):
                 )
                 q, beta = (
                     q * self.use("delta_scale", place)(Q.shape[-2]),
-                    self.rounded(sigmoid(self.product(W["W_b"], X))),
+                    self.rounded(self.use("delta_rate", place) * sigmoid(self.product(W["W_b"], X))),
                 )
             v = rate * V if is_mamba else self.use("delta_new", place)(beta)[..., None, :] * V
             beta = beta if is_mamba else self.use("delta_corrected", place)(beta)

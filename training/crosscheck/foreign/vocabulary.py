@@ -47,6 +47,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     recurrences = [line for line in options["attention"] if line.keys() & {"delta", "mamba", "lru"}]
     epsilon = next((line["epsilon"] for line in recurrences if "epsilon" in line), None)
     found |= {} if epsilon is None else {"norm_epsilon@l*/6/o": f"+{epsilon:g}"}
+    found |= {"delta_rate": "2σ"} if any(line.get("beta_factor") == 2 for line in recurrences) else {}
     lines = [_attention(line, algorithm) for line in options["attention"]]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]

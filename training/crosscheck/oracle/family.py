@@ -12,7 +12,8 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     epsilon          what norms add to the variance, or to the mean square
     norm_offset      what "rms_norm" adds to gamma
     order            "norm_first", "norm_last", "side_by_side", "one_norm"; None: the algorithm's own (last in 8 and 9,
-                     first in 10)
+                     first in 10); or a list, taken in turn as "attention" is (OLMo Hybrid), as may be activation, clip
+                     and experts
     activation       "relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
                      9 and 10)
     attention        a list of lines {"positions", "window", "scale", "cap", "clip"}, taken in turn, by layer l (from 0) line
@@ -87,6 +88,10 @@ PAPER: Model = {
 }
 
 
+IN_TURN = "order", "activation", "clip", "experts", "own_mlp"
+"""Options that may be lists, of which layer l (from 0) has number l mod p."""
+
+
 def in_bfloat16(x: float) -> float:
     """Return x rounded to the 8 significant bits of bfloat16, to even."""
     mantissa, exponent = math.frexp(x)
@@ -135,12 +140,18 @@ def embed(
     return list(X.T), None
 
 
+def of_layer(model: Model, l: int) -> Model:
+    """Return the model with what layer l has of the options that may be lists."""
+    lists = {name: model[name] for name in IN_TURN if isinstance(model.get(name), list)}
+    return {**model, **{name: each[l % len(each)] for name, each in lists.items()}}
+
+
 def mlp_of(model: Model, f: Any, W: Any) -> Any:
     """Return the model's MLP, or what it has in its place, as a function of X and W, the layer's parameters.
 
     In a model with experts, a layer whose MLP has no router W_r has none (DeepSeek's first layers).
     """
-    if "own_mlp" in model:
+    if model.get("own_mlp") is not None:
         return model["own_mlp"]
     if model["experts"] is not None and part(W, "W_r") is not None:
         return functools.partial(experts, f=f, line=model["experts"], clip=model["clip"])
@@ -172,20 +183,20 @@ def through_layers(
     and documents; `order`, `f`: the algorithm's own, where the model has none; `bidirectional`: which of T5's buckets
     apply; `distances`: T5's tables [H, num_buckets]; `P`: what queries and keys add to their input.
     """
-    order = model["order"] or order
-    f = ACTIVATIONS[model["activation"]] if model["activation"] else f
-    L = model["L"] or len(own)
+    L, model_of_all, own_order, own_f = model["L"] or len(own), model, order, f
     for l in range(L):  # line 4
-        W = own[l * len(own) // L]
+        W, model = own[l * len(own) // L], of_layer(model_of_all, l)
+        order = model["order"] or own_order
+        f = ACTIVATIONS[model["activation"]] if model["activation"] else own_f
         line = model["attention"][l % len(model["attention"])]
         mask = join_masks(base, line.get("window"), length, documents, documents)
 
-        def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line) -> Array:
+        def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line, model: Model = model) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
             Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
             return model["residual_scale"] * normalize(Y, part(W, "norm1_out"), model)
 
-        def feed_forward(X: Array, W: Any = W) -> Array:
+        def feed_forward(X: Array, W: Any = W, model: Model = model, f: Any = f) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
             own = mlp_of(model, f, W.mlp)
@@ -272,7 +283,7 @@ def e_logits(
     e, P = embed(x, theta, model, positions, types)  # line 2
     X = np.stack(e, axis=1)  # line 3
     base = ones_mask(l, l) if mask is None else mask
-    f = ACTIVATIONS[model["activation"] or "gelu"]
+    f = ACTIVATIONS[of_layer(model, 0)["activation"] or "gelu"]
     where = {"positions": positions, "length": length, "documents": documents}
     T5 = {"distances": part(theta, "distances"), "P": P}
     X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
@@ -297,9 +308,10 @@ def decode(
     `Z`: the encoder's output; `masks`: function of a line's window that returns the masks of self-attention and
     cross-attention.
     """
-    order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
-    s = model["residual_scale"]
+    model_of_all, s = model, model["residual_scale"]
     for l, W in enumerate(theta.decoder):  # line 13
+        model = of_layer(model_of_all, l)
+        order, f = model["order"] or "norm_last", ACTIVATIONS[model["activation"] or "relu"]
         line = model["attention"][l % len(model["attention"])]
         across = {name: line.get(name) for name in ("scale", "cap", "clip")}
         across |= {"own": line["own_across"]} if "own_across" in line else {}

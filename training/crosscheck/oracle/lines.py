@@ -424,7 +424,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
     """Return the gated delta rule (Yang et al. 2025, "Gated Delta Networks", equation 10; Qwen3-Next), [d_e, l].
 
     In every head S <- alpha S, then S <- S + beta k (v - S^T k)^T and o = S^T q, token by token, with alpha =
-    exp(-exp(a) softplus(W_a x + b_a)) and beta = sigma(W_b x). S starts as 0 where a document does: at a token that may
+    exp(-exp(a) softplus(W_a x + b_a)) and beta = c sigma(W_b x), where c is 1, or 2 in OLMo Hybrid. S starts as 0 where a document does: at a token that may
     not attend to the one before it. Queries, keys and values come from a convolution over the last tokens of the
     document, and SiLU; queries and keys are divided by their lengths, and queries by sqrt(d_k). What is multiplied by
     the normalized o is silu(W_z x). With W_a2 W_a1 in place of W_a, every row of S has an alpha of its own, and that
@@ -432,7 +432,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
 
     `W`: W_q, W_k [H_k, d_k, d_e], W_v [H, d_v, d_e], C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], W_z [H, d_v, d_e],
     or W_z1 [r, d_e], W_z2 [H, d_v, r], W_b [H, d_e], W_a [H, d_e], b_a [H], or W_a1 [r, d_e], W_a2 [H, d_k, r], b_a [H,
-    d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o.
+    d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o, "beta_factor", c.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
@@ -449,7 +449,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
         for t in range(l):
             rate = (W.W_a[h] if part(W, "W_a1") is None else W.W_a2[h] @ W.W_a1) @ X[:, t]
             alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(rate + W.b_a[h])))
-            beta = 1 / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
+            beta = line["beta_factor"] / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
             S = 0 * S if starts[t] else np.reshape(alpha, (-1, 1)) * S
             S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
             o = S.T @ Q[:, t] / math.sqrt(len(Q))
