@@ -222,7 +222,8 @@ class Variant(Record):
 
     def lines(self, l: int) -> LayerLines:
         """The lines of layer l = 0, 1, …."""
-        mlp, order = (lines[l % len(lines)] for lines in (_in_turn(self.mlp), self.orders))
+        mlps, orders = _in_turn(self.mlp), self.orders
+        mlp, order = mlps[l % len(mlps)], orders[l % len(orders)]
         if self.first is not None and l < self.first.n:
             mlp = self.first.mlp.but(d_mlp=self.first.d_mlp)
         return LayerLines(self.attention_of(l), mlp, order, l > 0 or self.first_norm)
@@ -232,7 +233,7 @@ class Variant(Record):
         return _parts(self, L)
 
 
-def _in_turn(lines: Any) -> tuple[Any, ...]:
+def _in_turn(lines: Any) -> Any:
     return lines if isinstance(lines, tuple) else (lines,)
 
 

@@ -113,8 +113,8 @@ _OLMO_HYBRID_DELTA = GatedDelta(n=30, n_keys=30, d_key=96, d_value=192, norm=RMS
 
 OLMO_HYBRID = OLMO2.but(
     attention=(*[_OLMO_HYBRID_DELTA] * 3, _OLMO2_ATTENTION.but(positions=None)),
-    mlp=(*[LLAMA.mlp] * 3, OLMO2.mlp),
-    order=(*["norm_first"] * 3, "no_norm"),
+    mlp=(*LLAMA.mlps * 3, *OLMO2.mlps),
+    order=("norm_first", "norm_first", "norm_first", "no_norm"),
 )
 """OLMo Team 2026 (7B): OLMO2 without positions in one of four layers, and gated delta rules, norms first, in three."""
 

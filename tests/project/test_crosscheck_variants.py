@@ -17,6 +17,7 @@ from training.crosscheck.variants import NAMES, VariantScenarios, compare_varian
 
 QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2", "NEOX")
 NOT_LINES = {"dropout": "needs a key", "head": "a bare encoder is another function", "pooler": "is read by no line"}
+NOT_LINES["mlp.d_mlp"] = "is a size"
 
 
 @functools.cache

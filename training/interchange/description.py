@@ -248,6 +248,7 @@ class Architecture(NamedTuple):
     prefix: str = ""  # an optional prefix of the tensors' names
     ignored: tuple[str, ...] = ()  # patterns of tensors that are not parameters
     conv1d: bool = False  # whether the layers' matrices are transposed
+    in_turn: bool = False  # whether layers may have different MLPs and orders, in turn
     rearrange: Callable[[Tensors, Model], Any] = _nothing  # makes a file's tensors those of the table
     mixers: tuple[type, ...] = ()  # the kinds of lines that it has in place of attentions
 
@@ -269,6 +270,9 @@ class Architecture(NamedTuple):
         others = [a for a in model.config.variant.attentions if not isinstance(a, (Attention, *self.mixers))]
         if others:
             return {}, [f"attention = {others[0]!r}"]
+        in_turn = [name for name in ("mlp", "order") if isinstance(getattr(model.config.variant, name), tuple)]
+        if in_turn and not self.in_turn:
+            return {}, [f"several lines of {name} in turn" for name in in_turn]
         written = [field for field in self.fields if isinstance(field, Field) and field.names != "-"]
         state = {field.names.partition("|")[0]: field.write(model.config) for field in written}
         lacks = self.write(model, state, self.kind)
@@ -306,7 +310,7 @@ class Architecture(NamedTuple):
         after_first = variant.but(first=None)
         lines = [after_first.lines(l) for l in range(getattr(config, "L", variant.cycle))]
         attention, mlp, order = (in_turn([line[i] for line in lines]) for i in range(3))
-        return variant.but(attention=attention, mlp=mlp, order=order if len(order) > 1 else order[0])
+        return variant.but(attention=attention, mlp=mlp, order=order if len(order) > 1 else next(iter(order)))
 
     def _explicit(self, model: Model, other: Variant) -> Variant:
         """Return a model's variant with every choice explicit, and with what has no effect as in another variant."""

@@ -132,6 +132,7 @@ KINDS = {
         _read,
         _write,
         prefix="model.",
+        in_turn=True,
         rearrange=_own_rows,
         mixers=(GatedDelta,),
     )
