@@ -19,6 +19,7 @@ from training.generation import translate
 from training.interchange import InterchangeError, load_model, load_pretrained, mapping, save_pretrained
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.description import Fields, read_json
+from training.interchange.embedding_gemma import kind_of
 from training.runs.named_arrays import flatten
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -75,7 +76,7 @@ def tensors_of(path):
 def model_of(path):
     """What config.json describes, and the tensors it has."""
     state = read_json(path / "config.json")
-    architecture = ARCHITECTURES[state["model_type"]]
+    architecture = ARCHITECTURES[kind_of(state)]
     model = architecture.read_config(Fields(path / "config.json", state), list(tensors_of(path)))
     return model, architecture.entries(model, state)
 

@@ -38,6 +38,7 @@ from training.interchange import (
 )
 from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
+from training.interchange.embedding_gemma import kind_of
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.gguf_models import GGUFTensors, in_gguf, open_gguf
@@ -373,7 +374,7 @@ def _check_files(path: Path) -> None:
 
 
 def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
-    name, known, advice = state.get("model_type"), ", ".join(ARCHITECTURES), ""
+    name, known, advice = kind_of(state), ", ".join(ARCHITECTURES), ""
     if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
     if isinstance(name, str) and name in NEEDS:

@@ -3,6 +3,7 @@
 from training.interchange import (
     decoders,
     deepseek,
+    embedding_gemma,
     encoder_decoder,
     encoders,
     gpt_decoders,
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     **griffin.KINDS,
     **kimi.KINDS,
     **olmo_hybrid.KINDS,
+    **embedding_gemma.KINDS,
     **encoders.ARCHITECTURES,
     **modernbert.KINDS,
     **encoder_decoder.KINDS,
@@ -35,7 +37,7 @@ WRITTEN_AS = {
         *(*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS),
         *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS, *olmo_hybrid.KINDS),
     ),
-    "e": (*encoders.ARCHITECTURES, *modernbert.KINDS),
+    "e": (*encoders.ARCHITECTURES, *modernbert.KINDS, *embedding_gemma.KINDS),
     "classify": ("bert",),
     "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),
 }

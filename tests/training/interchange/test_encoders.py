@@ -1,4 +1,4 @@
-"""RoBERTa, DistilBERT, ALBERT, ModernBERT of transformers, at random: outputs, gradients by name, both directions."""
+"""Encoders of transformers, at random: outputs, gradients by name, both directions."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import ALBERT, BERT, MODERNBERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
+from algorithms import ALBERT, BERT, GEMMA3, MODERNBERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
 from algorithms.lines import MLP
 from tests import interchange_cases as cases
 from tests.cases import random_theta
@@ -27,6 +27,22 @@ MODERN |= {"num_attention_heads": 3, "intermediate_size": 7, "norm_eps": 0.1, "l
 MODERN |= {"rope_parameters": {f"{a}_attention": {"rope_type": "default", "rope_theta": b} for a, b in BASES.items()}}
 MODERN |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id"))
 BIASES = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+GEMMA = {
+    "vocab_size": 29,
+    "max_position_embeddings": 13,
+    "hidden_size": 18,
+    "num_hidden_layers": 7,
+    "rms_norm_eps": 0.1,
+}
+GEMMA |= {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 7,
+    "sliding_window": 10,  # so that padding, too, sees a token: without one, transformers has NaN
+}
+GEMMA |= {"use_bidirectional_attention": True, "query_pre_attn_scalar": 7, "rope_parameters": MODERN["rope_parameters"]}
+GEMMA |= dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id"))
 MODELS = {
     "RobertaForMaskedLM": ROBERTA_SIZES,
     "RobertaModel": {**ROBERTA_SIZES, "hidden_act": "gelu_new", "pad_token_id": 2, "type_vocab_size": 2},
@@ -35,6 +51,7 @@ MODELS = {
     "AlbertForMaskedLM": {**ALBERT_SIZES, "num_hidden_groups": 2},
     "AlbertModel": {**ALBERT_SIZES, "hidden_act": "relu"},
     "ModernBertForMaskedLM": MODERN,
+    "Gemma3TextModel": GEMMA,
     "ModernBertModel": {**MODERN, **BIASES, "num_hidden_layers": 3, "hidden_activation": "silu"},
 }
 LENGTHS = np.array([11, 6])
@@ -46,8 +63,8 @@ def make(name):
 
 
 def dtype_of(name):
-    """That in which outputs are compared: ModernBERT's rotations are in float32."""
-    return "rounded" if name.lower().startswith("modern") else "float64"
+    """That in which outputs are compared: the rotations of ModernBERT and Gemma are in float32."""
+    return "rounded" if name.lower().startswith(("modern", "gemma")) else "float64"
 
 
 def theirs(model, x):
@@ -84,6 +101,7 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     path = cases.saved(make(name), tmp_path / "theirs", dtype)
     x = np.random.default_rng(1).integers(3, 29, (2, 11))
     opened, kind = getattr(transformers, name).from_pretrained, name.partition("For")[0].removesuffix("Model").lower()
+    kind = {"gemma3text": "embedding_gemma"}.get(kind, kind)
     cases.assert_written_again(torch, path, opened, lambda model: theirs(model, x), to=kind)
 
 
@@ -114,9 +132,25 @@ def test_the_fields_of_modern_bert_before_transformers_5_are_read(tmp_path):
     assert load_pretrained(path)[1] == expected
 
 
+def test_embedding_gemma_of_our_own_opens_in_transformers(tmp_path):
+    """Also without windows, where transformers wants a number all the same."""
+    for line in (GEMMA3.attentions[0].but(window=4), GEMMA3.attentions[-1]):
+        variant = GEMMA3.but(attention=line, order="norm_first", final_norm=True, head=False)
+        config = ETransformerConfig(N_V=17, l_max=12, L=2, H=3, d_e=12, d_mlp=7, variant=variant)
+        theta = random_theta(config)
+        theta = theta._replace(W_f=None, b_f=None, norm=None, W_u=None)
+        save_pretrained(tmp_path / "out", theta, config, to="embedding_gemma")
+        x = np.random.default_rng(1).integers(3, 17, (2, 11))
+        expected = theirs(transformers.AutoModel.from_pretrained(tmp_path / "out"), x).detach().numpy()
+        read = np.arange(11) < LENGTHS[:, None]
+        cases.assert_same(np.asarray(ours(x, theta, config))[read], expected[read], "rounded", "hidden states")
+        (tmp_path / "out").rename(tmp_path / f"out{line.window}")
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
+        ("Gemma3TextModel", {"architectures": ["Gemma3ForCausalLM"]}, "the head of Gemma3ForCausalLM in an encoder"),
         ("RobertaForMaskedLM", {"hidden_act": "relu"}, "different activations in the layers and the head"),
         ("RobertaForMaskedLM", {"architectures": ["RobertaForSequenceClassification"]}, "the head of RobertaForSeq"),
         ("RobertaForMaskedLM", {"max_position_embeddings": 2}, "max_position_embeddings: expected an integer of at"),
