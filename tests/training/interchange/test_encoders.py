@@ -63,8 +63,8 @@ def make(name):
 
 
 def dtype_of(name):
-    """That in which outputs are compared: the rotations of ModernBERT and Gemma are in float32."""
-    return "rounded" if name.lower().startswith(("modern", "gemma")) else "float64"
+    """That in which outputs are compared: ModernBERT's rotations are in float32, and Gemma's norms, too."""
+    return {"modern": "rounded", "gemma3": "float32"}.get(name.lower()[:6], "float64")
 
 
 def theirs(model, x):
