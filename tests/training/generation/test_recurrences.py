@@ -1,5 +1,6 @@
 """Cached generation from a hybrid of recurrences and attentions, and its training across devices."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def test_tokens_are_algorithm_14s():
 
 
 def test_tokens_of_latents_without_positions_are_algorithm_14s():
-    config, key = CONFIG._replace(variant=OF_KIMI), jax.random.key(3)
+    config, key = dataclasses.replace(CONFIG, variant=OF_KIMI), jax.random.key(3)
     theta = random_theta(config)
     tokens = Generator(theta, config).generate(X, lengths=LENGTHS, l_gen=20, tau=0.8, key=key)
     for r, n in enumerate(LENGTHS):
