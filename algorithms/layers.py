@@ -360,7 +360,7 @@ def zero_padding(
 
 
 def pad_embeddings(
-    X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"], length: Integer[Array, "*#batch"] | int | None
+    X: Float[Array, "d_e *batch l"], W: Float[Array, "d_e _"] | Any, length: Integer[Array, "*#batch"] | int | None
 ) -> Float[Array, "d_e *batch l"]:
     """Embeddings with the first column of W (W_e or W_in) where t >= length: with ε = 0, columns of 0 have no norm."""
     if length is None:

@@ -54,7 +54,8 @@ class Embedding(Record):
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""
-        E = token_embedding(x, theta.W_e, implementation=implementation)
+        columns = getattr(theta.W_e, "columns", None)  # of another form of a matrix
+        E = token_embedding(x, theta.W_e, implementation=implementation) if columns is None else columns(x)
         root = jnp.sqrt(E.shape[0])
         root = root.astype(jnp.bfloat16) if self.scaled == "bfloat16" else root
         scaled = E if self.factor == 1 else E * self.factor

@@ -31,7 +31,7 @@ class Unembedding(Record):
     cap: Cap = None
     scaled: bool = False
 
-    def matrix(self, theta: Any) -> Float[Array, "N_V d"]:
+    def matrix(self, theta: Any) -> Float[Array, "N_V d"] | Any:
         """W_u; if it is tied, W_eᵀ, scaled if the line says so; times the factor of the logits."""
         W_u = theta.W_e.T if theta.W_u is None else theta.W_u
         factor = self._factor(theta)

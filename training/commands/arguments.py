@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -187,8 +188,9 @@ def loading_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def type_of(theta: Any) -> str:
-    """Return the type that a model computes in: that of its largest matrix."""
-    return str(max(jax.tree.leaves(theta), key=lambda leaf: leaf.size).dtype)
+    """Return the type that a model computes in: that of its largest matrix, as it was before it was quantized."""
+    leaves = jax.tree.leaves(theta, is_leaf=lambda W: hasattr(W, "times"))
+    return str(max(leaves, key=lambda leaf: math.prod(leaf.shape)).dtype)
 
 
 def placement_of(mesh: str) -> Placement | None:

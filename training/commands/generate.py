@@ -22,14 +22,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from training.commands import called, compilation_cache
 from training.commands.arguments import Parser, add_inference, add_markup, add_model, loading_of, type_of
-from training.commands.terminal import print_json, run_of, say, show
+from training.commands.terminal import model_of, print_json, say, show
 from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interchange.names import MODEL
 from training.interpretability.steering import SteeringError, steered_by
-from training.runs.directory import load_run
 from training.runs.interrupts import Interrupts
 from training.system import edit_lines
 
@@ -303,7 +302,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
         raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
-    run = load_run(run_of(arguments.run), **loading_of(arguments))
+    run = model_of(arguments.run, **loading_of(arguments))
     if type_of(run.theta) != "float32":
         say(f"note: computes in {type_of(run.theta)}")
     if not arguments.chat:

@@ -31,13 +31,12 @@ from training.commands.arguments import (
     size,
     type_of,
 )
-from training.commands.terminal import run_of, say
+from training.commands.terminal import model_of, say
 from training.data.chat import with_markup
 from training.disk import read_text, reason
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
-from training.runs.directory import load_run
 from training.serving.app import make_app
 from training.serving.engine import Engine
 from training.serving.guards import connections
@@ -122,7 +121,7 @@ def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     api_key = api_key_of(arguments, os.environ)
-    run = load_run(run_of(arguments.run), **loading_of(arguments))
+    run = model_of(arguments.run, **loading_of(arguments))
     if arguments.messages_are_markup:
         run = run._replace(tokenizer=with_markup(run.tokenizer))
     name = arguments.model or Path(arguments.run).absolute().name.removesuffix(SUFFIX)

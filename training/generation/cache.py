@@ -30,6 +30,7 @@ from algorithms.model.positions import Table
 from algorithms.ops.attention.dispatch import scored, softmax_of
 from algorithms.ops.products import product
 from algorithms.ops.softmax import capped, softmax
+from training.generation.quantized import QuantizedMatrix
 from training.generation.slots import Slots
 
 EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
@@ -259,7 +260,8 @@ class Projections:
         """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
         h = params.heads
         W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
-        return Projections(_stacked(*W), b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
+        of_all = QuantizedMatrix.stacked(W) if isinstance(W[0], QuantizedMatrix) else _stacked(*W)
+        return Projections(of_all, b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
 
     @property
     def heads(self) -> AttentionParams:

@@ -16,7 +16,7 @@ from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.model.columnwise import check_columns
 from algorithms.model.theta import Apart, count_layers, of_each_layer, places, stacks_of
 from training.generation.cache import Projections, is_in_parts, sizes_of_heads
-from training.generation.int8 import Int8Matrix
+from training.generation.quantized import QuantizedMatrix
 from training.generation.slots import smallest_part
 
 Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them out
@@ -72,7 +72,12 @@ def _layer(params: Any, variant: Variant) -> Any:
     return params._replace(**{name: laid_out(name) for name in params._fields if "attention" in name})
 
 
-_rounded = jax.jit(Int8Matrix.of)  # once per shape: one program for all layers would compile every matrix separately
+_of_shape = jax.jit(QuantizedMatrix.of)  # one program for all layers would compile every matrix separately
+
+
+def _rounded(W: Any) -> QuantizedMatrix:
+    """Return a matrix in int8; one that is quantized stays as it is."""
+    return W if isinstance(W, QuantizedMatrix) else _of_shape(W)
 
 
 def _in_int8(layer: Any) -> Any:

@@ -29,6 +29,7 @@ from training.disk import local_path, reason, require_file, write_atomically
 from training.interchange import (
     consistency,
     containers,
+    gguf_blocks,
     gguf_tokenizer,
     gguf_writing,
     mapping,
@@ -63,7 +64,7 @@ from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
 from training.tasks.own_lines import has_lines_of_ones_own, setting_of
 
-__all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "save_pretrained"]
+__all__ = ["InterchangeError", "convert", "load_model", "load_pretrained", "load_quantized", "save_pretrained"]
 
 RUN, GGUF = "run", "gguf"
 """The kinds of our own files, and of a file for llama.cpp."""
@@ -109,8 +110,23 @@ def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()
         if is_ours(local):
             return load_run(local, dtype=dtype, lines=lines)
         found = _read(local, dtype)
-    model, leaves = found.model, found.leaves
-    theta = unflatten(found.template, {name: jnp.asarray(leaves.pop(name)) for name in list(leaves)})
+    return _run_of(found, {name: jnp.asarray(found.leaves.pop(name)) for name in list(found.leaves)})
+
+
+def load_quantized(
+    path: Path, *, dtype: Any = None, progress: Callable[[int, int], None] = lambda n, total: None
+) -> Run:
+    """Read a GGUF file as `load_pretrained` does, but for inference: its quantized matrices stay in blocks, those that
+    `gguf_blocks` says; the model computes in `dtype` (None: float32).
+    """
+    dtype = np.dtype(np.float32 if dtype is None else dtype)
+    found = _read(path, dtype, progress, in_blocks=True)
+    run = _run_of(found, gguf_blocks.loaded(found.leaves, dtype))
+    return run._replace(theta=gguf_blocks.untied(run.theta))
+
+
+def _run_of(found: "_Checkpoint", leaves: dict[str, Any]) -> Run:
+    theta, model = unflatten(found.template, leaves), found.model
     return Run(theta, model.config, found.tokenizer, model.task, model.labels)
 
 
@@ -324,7 +340,13 @@ class _Checkpoint(NamedTuple):
     license: str
 
 
-def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda n, total: None) -> _Checkpoint:
+def _read(
+    path: Path,
+    dtype: Any,
+    progress: Callable[[int, int], None] = lambda n, total: None,
+    *,
+    in_blocks: bool = False,
+) -> _Checkpoint:
     if path.suffix == SUFFIX:
         state, tensors = open_gguf(path)
         architecture, fields = _architecture(path, state), Fields(path, state)
@@ -345,9 +367,12 @@ def _read(path: Path, dtype: Any, progress: Callable[[int, int], None] = lambda 
     architecture.rearrange(tensors, model)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
     entries = architecture.entries(model, state)
+    if isinstance(tensors, GGUFTensors):
+        entries = in_gguf(entries, tensors.names)
+        template = gguf_blocks.kept(tensors, entries, template, architecture.prefix) if in_blocks else template
     leaves = mapping.read(
         tensors,
-        in_gguf(entries, tensors.names) if isinstance(tensors, GGUFTensors) else entries,
+        entries,
         template,
         prefix=architecture.prefix,
         ignored=architecture.ignored,

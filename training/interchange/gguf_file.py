@@ -23,6 +23,8 @@ VERSIONS = (2, 3)
 LARGEST_HEADER = 1 << 28
 LARGEST_ARRAY = 1 << 22
 LARGEST_DIMENSIONS = 4
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""The types that are not quantized."""
 SLAB = 1 << 22
 """How many numbers are dequantized at once; nothing else is in memory besides the result."""
 
@@ -77,12 +79,16 @@ class GGUFFile:
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, dequantized to float32."""
         info, gguf = self.tensors[name], import_gguf(self.path)
-        out = np.empty((info.rows, info.shape[-1]), np.float32)
-        data = self._bytes[info.start : info.end].reshape(info.rows, info.row_bytes)
+        out, data = np.empty((info.rows, info.shape[-1]), np.float32), self.stored(name)
         step = max(1, SLAB // info.shape[-1])
         for i in range(0, info.rows, step):
             out[i : i + step] = gguf.dequantize(np.asarray(data[i : i + step]), gguf.GGMLQuantizationType[info.type])
         return out.reshape(info.shape)
+
+    def stored(self, name: str) -> np.ndarray:
+        """Return the bytes of each row of a tensor: the file, mapped anew, so that they do not stay in memory."""
+        info = self.tensors[name]
+        return np.memmap(self.path, np.uint8, "r", info.start, (info.rows, info.row_bytes))
 
 
 class _Header:
@@ -225,11 +231,20 @@ def precision_of(path: Path) -> str:
     """Return the dtype that keeps what a file has in the least space: that of its largest part; bfloat16 if this is
     quantized. Raises InterchangeError if the file cannot be read.
     """
+    return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(_main_type(path), "bfloat16")
+
+
+def is_quantized(path: Path) -> bool:
+    """Return whether the largest part of a file is quantized. Raises InterchangeError if it cannot be read."""
+    return _main_type(path) not in FLOATS
+
+
+def _main_type(path: Path) -> str:
+    """Return the type of most numbers in a file."""
     sizes: collections.Counter[str] = collections.Counter()
     for info in GGUFFile(path).tensors.values():
         sizes[info.type] += math.prod(info.shape)
-    most = max(sizes, key=lambda form: sizes[form], default="F32")
-    return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+    return max(sizes, key=lambda form: sizes[form], default="F32")
 
 
 def import_gguf(path: Path) -> Any:

@@ -744,18 +744,32 @@ class GGUFTensors(Tensors):
     """The tensors of a GGUF file by their names in transformers, each dequantized on request."""
 
     def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
-        self.path, self.file = file.path, file
-        self._readers = {}
+        self.path, self.file, self._kind, self._state = file.path, file, kind, state
+        self._readers, self._stored = {}, {}
         for name, info in file.tensors.items():
             if name == ROPE_FACTORS or (name == "output.weight" and state["tie_word_embeddings"]):
                 continue
             shape = kind.shape(name, info.shape, state, write=False)
+            order = -1 if part_of(name) in kind.transposed and len(info.shape) == 2 else 1
 
             def read(name=name) -> np.ndarray:
                 return kind.convert(name, file.read(name), state, write=False)
 
             self._add(_theirs(name, kind), lambda shape=shape: shape, read)
+            self._stored[_theirs(name, kind)] = name, order
         self.names = list(self._readers)
+
+    def type(self, name: str) -> str:
+        """Return the type of a tensor's numbers."""
+        return self.file.tensors[self._stored[name][0]].type
+
+    def keep(self, name: str, size: int, read: Callable[[GGUFFile, str], np.ndarray]) -> None:
+        """Let a matrix be read as `read` returns it, given its name in the file: blocks of this size of each row."""
+        stored, order = self._stored[name]
+        rows, numbers = self.file.tensors[stored].shape
+        shape = (rows, numbers // size)[::order]
+        convert, state = self._kind.convert, self._state
+        self._readers[name] = lambda: shape, lambda: convert(stored, read(self.file, stored), state, write=False)
 
 
 def _theirs(name: str, kind: Kind) -> str:

@@ -178,7 +178,7 @@ def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Map
     return [entry._replace(name=name.replace("@", str(expert)), layer=l, expert=expert) for expert in experts]
 
 
-def _lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str, list[str]]:
+def lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str, list[str]]:
     """Return the names of each entry's tensor in a file, where the prefix may be missing or added."""
     names, found = set(tensors.names), {}
     for entry in entries:
@@ -204,13 +204,14 @@ def read(
     """
     entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
-    found = _lookup(tensors, entries, prefix)
+    found = lookup(tensors, entries, prefix)
     _check_names(tensors, entries, shapes, found, ignored)
     leaves: dict[str, np.ndarray] = {}
     for entry in entries:
         name, *copies = found[entry.name]
         array = tensors.read(name)
-        if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
+        is_blocks = array.dtype.names is not None  # which `gguf_blocks` keeps as they are
+        if not (is_blocks or np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
             raise InterchangeError(
                 f"{tensors.path}: {name} has the type {array.dtype}, expected floating-point numbers"
             )
@@ -220,7 +221,7 @@ def read(
                     f"{tensors.path}: {copy} and {name} differ, although the model ties them; "
                     "if it does not, set tie_word_embeddings to false in config.json"
                 )
-        array = array if dtype is None else array.astype(dtype)
+        array = array if dtype is None or is_blocks else array.astype(dtype)
         for leaf, part in zip(entry.leaves, entry.split(array, shapes), strict=True):
             _store(leaves, leaf, part, entry.at, shapes[leaf], tensors)
         progress(1, len(entries))

@@ -47,7 +47,7 @@ def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum:
         shape, stored = tuple(file.get_slice(name).get_shape()), file.get_slice(name)[:1].dtype
     kept = stored if dtype is None else np.dtype(dtype)
     is_whole = len(sharding.device_set) == 1
-    whole = _aligned(shape if is_whole else (0,), kept)
+    whole = aligned(shape if is_whole else (0,), kept)
     found = _crc_of_header(stored, shape)
     for rows in _chunks(range(shape[0]), shape, stored):
         some = _rows(path, name, rows)
@@ -61,7 +61,7 @@ def read_tensor(path: Path, name: str, sharding: Sharding, dtype: Any, checksum:
 
     def of_device(index: Any) -> np.ndarray:
         ranges = [range(n)[i] for n, i in zip(shape, index, strict=True)]
-        part = _aligned(tuple(map(len, ranges)), kept)
+        part = aligned(tuple(map(len, ranges)), kept)
         for rows in _chunks(ranges[0], shape, stored):
             first = ranges[0].start
             part[rows.start - first : rows.stop - first] = _rows(path, name, (rows, *index[1:]))
@@ -82,8 +82,8 @@ def _rows(path: Path, name: str, index: Any) -> np.ndarray:
         return file.get_slice(name)[index]
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array aligned so that JAX uses its memory without a copy."""
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an empty array aligned so that JAX uses its memory without a copy."""
     n_bytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(n_bytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

@@ -13,7 +13,7 @@ from algorithms import GPT2, LLAMA, PAPER, DTransformerConfig, d_inference, d_tr
 from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
-from tests.training.generation.test_int8 import unrounded
+from tests.training.generation.test_quantized import unrounded
 from training.generation import Generator, cache, decoding, generate, reading, states
 from training.generation.cache import bucket
 from training.generation.requests import Request

@@ -12,10 +12,10 @@ from algorithms import PAPER, VASWANI, EDTransformerConfig, bos_token, ed_infere
 from algorithms.alg14_inference import sample
 from algorithms.lines import Attention, Distances, Experts
 from tests.cases import random_theta
-from tests.training.generation.test_int8 import unrounded
+from tests.training.generation.test_quantized import unrounded
 from training.generation import Translator, layout, reading, translate
 from training.generation.beam_search import beam_search
-from training.generation.int8 import Int8Matrix
+from training.generation.quantized import QuantizedMatrix
 
 pytestmark = pytest.mark.sampled(1, tests=4)
 
@@ -237,8 +237,9 @@ def test_a_model_of_another_kind_is_refused():
 def test_rounded_weights_translate_as_the_model_with_these_weights():
     theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
     rounded, exact = Translator(theta, CONFIG, int8=True), Translator(theta, CONFIG)
-    leaves = jax.tree.leaves(rounded.weights, is_leaf=lambda W: isinstance(W, Int8Matrix))
-    assert sum(isinstance(W, Int8Matrix) for W in leaves) == 2 * (2 + 2 + 2) + 1  # W and W_o twice, the MLP, and W_u
+    leaves = jax.tree.leaves(rounded.weights, is_leaf=lambda W: isinstance(W, QuantizedMatrix))
+    n = sum(isinstance(W, QuantizedMatrix) for W in leaves)
+    assert n == 2 * (2 + 2 + 2) + 1  # W and W_o twice, the MLP, and W_u
     exact.weights = unrounded(rounded.weights)
     options = {"lengths": LENGTHS, "l_max": 12}
     np.testing.assert_array_equal(rounded.translate(Z, **options)[0], exact.translate(Z, **options)[0])
