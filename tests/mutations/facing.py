@@ -32,6 +32,7 @@ FACING = {
     "ops/attention/strips": "backward attention distances family tiles",
     "ops/attention/tiles": "tiles sinks blockwise backward distances",
     "ops/chunked_log_loss": "loss token_losses sharding",
+    "ops/delta_rule": "delta_rule",
     "ops/grouped": "experts family",
     "ops/linear": "linear backward",
     "ops/lookup": "embedding",
