@@ -10,7 +10,7 @@ import numpy as np
 from training.data.batches import Batches, Source
 from training.data.loading import RunData, make_dataset
 from training.data.records import Corpus, Document
-from training.data.store import LabeledStore, PairStore, Splits, TokenStore
+from training.data.token_store import LabeledStore, PairStore, Splits, TokenStore
 from training.data.tokenizers import CharacterTokenizer
 from training.loop.program import Plan
 from training.loop.trainer import Watch, train

@@ -28,7 +28,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("sum of the parameters for their mean", "training/evaluation/ensembles.py", "averaged", "mean", "/ len(arrays)", "", ("training/evaluation/test_ensembles.py",)),
     ("loss on sources", "training/data/loading.py", "task_store", "answers", "[False] * (1 + len(a))", "[True] * (1 + len(a))", ("training/data/test_multitask.py",)),
     ("tasks left out of the batches", "training/data/loading.py", "load_run_data", "parts", "[train, *map(examples, stored)]", "[train]", ("training/data/test_multitask.py",)),
-    ("never stopped early", "training/loop/store.py", "Progress.note", "self.stopped", "0 < patience <= self.worse", "False", ("training/loop/test_trainer.py",)),
+    ("never stopped early", "training/loop/run_store.py", "Progress.note", "self.stopped", "0 < patience <= self.worse", "False", ("training/loop/test_trainer.py",)),
     ("rows of q and k in the order of GGUF", "training/interchange/gguf_models.py", "_reordered", "return", ".swapaxes(1, 2)", "", ("training/interchange/test_gguf.py",)),
     ("rows of k by the heads of q", "training/interchange/gguf_models.py", "Kind.convert", "heads", '"attn_k": "num_key_value_heads"', '"attn_k": "num_attention_heads"', ("training/interchange/test_gguf.py",)),
     ("tensors of GGUF from the beginning of the file", "training/interchange/gguf_file.py", "_placed", "info", "begin + offset", "offset", ("training/interchange/test_gguf.py",)),

@@ -20,7 +20,7 @@ from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines import compressed_bits_per_byte
 from training.generation import Generator
-from training.generation.modalities import of_text
+from training.generation.gato import of_text
 from training.interchange.names import MODEL
 from training.runs.directory import load_run
 

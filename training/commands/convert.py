@@ -19,10 +19,11 @@ import argparse
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_dtype, add_lines, local
 from training.commands.terminal import Bar, show
-from training.interchange import GGUF, RUN, convert
+from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.gguf_writing import QUANTIZED
 from training.interchange.hub import downloaded, origin_of
+from training.interchange.pretrained import GGUF, RUN
 
 
 def parser() -> Parser:

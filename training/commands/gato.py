@@ -13,11 +13,11 @@ from pathlib import Path
 from training.commands import compilation_cache
 from training.commands.arguments import Parser, add_lines, local
 from training.commands.terminal import show
-from training.data.modalities import digits
+from training.data.gato import digits
 from training.data.records import DataError
 from training.disk import reason
-from training.evaluation.modalities import named, picture_of_digits, picture_of_pendulum
-from training.generation.modalities import Gato
+from training.evaluation.gato import named, picture_of_digits, picture_of_pendulum
+from training.generation.gato import Gato
 from training.generation.text import Options, answerer_for
 from training.runs.directory import load_run
 

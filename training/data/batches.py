@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Int
 
 from training.data.records import DataError, fingerprint
-from training.data.store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore, TokenStore
 
 ENDLESS = 1 << 60  # steps; grain's ranges are finite
 NOISE = 3  # separates the random numbers of the noise from those of the batches

@@ -15,9 +15,9 @@ from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.files import read_corpus
 from training.data.formats import text_files
+from training.data.gato.batches import Modalities
+from training.data.gato.sequences import Vocabulary
 from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
-from training.data.modalities.batches import Modalities
-from training.data.modalities.sequences import Vocabulary
 from training.data.records import (
     Anew,
     Corpus,
@@ -30,7 +30,8 @@ from training.data.records import (
     hash64,
     record_key,
 )
-from training.data.store import (
+from training.data.streams import HUB, streamed
+from training.data.token_store import (
     Splits,
     TokenStore,
     default_cache_dir,
@@ -39,7 +40,6 @@ from training.data.store import (
     tokenize_pairs,
     tokenize_text,
 )
-from training.data.streams import HUB, streamed
 from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer, sampled
 from training.settings import Settings
 from training.tasks import TASKS

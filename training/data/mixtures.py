@@ -11,7 +11,7 @@ import numpy as np
 
 from training.data.batches import Batch, Order, Source, shuffled
 from training.data.records import DataError, fingerprint
-from training.data.store import LabeledStore, PairStore, token_stores
+from training.data.token_store import LabeledStore, PairStore, token_stores
 
 
 class Weighted(NamedTuple):

@@ -22,10 +22,10 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from training.data.base_tokenizer import FORMAT, UNKNOWN, Tokenizer
 from training.data.markup import Markup
 from training.data.records import DataError, hash64
 from training.data.special_tokens import SpecialTokens
-from training.data.tokenizer import FORMAT, UNKNOWN, Tokenizer
 from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.disk import local_path, parse_json, read_text, reason
 

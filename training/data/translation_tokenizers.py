@@ -5,9 +5,9 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from training.data.base_tokenizer import UNKNOWN, Tokenizer
 from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
-from training.data.tokenizer import UNKNOWN, Tokenizer
 
 
 class SentencePieceTokenizer(Tokenizer):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.data.store import TokenStore
+from training.data.token_store import TokenStore
 
 UNSEEN = -1  # number of an n-gram that the training text does not have
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from training.data.loading import RunData, make_dataset
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
-from training.evaluation import modalities
+from training.evaluation import gato
 from training.evaluation.baselines import compressed_bits_per_byte, ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
+from training.generation.gato import of_text
 from training.generation.inputs import padded_rows
-from training.generation.modalities import of_text
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run
@@ -254,7 +254,7 @@ EVALUATIONS: dict[str, Evaluation] = {
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(lambda *of: Comparison(modalities.figures(*of[:4])), lambda run: _continuation(of_text(run))),
+    "gato": Evaluation(lambda *of: Comparison(gato.figures(*of[:4])), lambda run: _continuation(of_text(run))),
 }
 """The evaluation of each task."""
 

@@ -13,7 +13,7 @@ from jaxtyping import Int, Key
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import At, Recorded
 from algorithms.machinery.contract import check_key
-from training.generation import decoding, inputs, layout, prompts, reading, states
+from training.generation import decoding, inputs, layout, prefilling, prompts, states
 from training.generation.cache import bucketed, capacity
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
@@ -109,7 +109,7 @@ class Generator:
         return () if in_full else states.windows(self.config.variant, self.config.L)
 
     def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = reading.prefill
+        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = prefilling.prefill
     ) -> State:
         """Read prompts, padded on the right, with `prefill`, into caches with room for at least `room` more tokens."""
         x = bucketed(x, self.config.l_max)

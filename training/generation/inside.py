@@ -13,14 +13,14 @@ import numpy as np
 from jax import Array
 
 from algorithms.inside import At, Recorded, at, intervene, record
-from training.generation import decoding, reading
+from training.generation import decoding, prefilling
 from training.generation.states import State
 
 SCORES = ("S", "A")  # values with a row for each context token
 
 
 class Inside:
-    """`reading.prefill` and `decoding.decode` with changes, which also return what is recorded."""
+    """`prefilling.prefill` and `decoding.decode` with changes, which also return what is recorded."""
 
     def __init__(self, changes: Mapping[str, Any] | Mapping[At, Any], names: Sequence[str]) -> None:
         """Record names of all tokens. Raises ValueError if one is of some tokens, or K or V are changed."""
@@ -32,7 +32,7 @@ class Inside:
                     "again for the cache; change what they are computed from, X_tilde@5"
                 )
         self.names = tuple(_of_all_tokens(name) for name in names)
-        self.prefill = record(intervene(reading.prefill, places), *self.names)
+        self.prefill = record(intervene(prefilling.prefill, places), *self.names)
         self.decode = record(intervene(decoding.decode, places), *self.names)
 
 
@@ -57,7 +57,7 @@ class Reading:
         self.latest: list[dict[str, list[np.ndarray]]] = []
 
     def prefill(self, theta: Any, x: Any, lengths: Any, **options: Any) -> State:
-        """As `reading.prefill`; the last token of each prompt is not recorded, since the first step reads it again."""
+        """As `prefilling.prefill`; the last token of each prompt is not recorded: the first step reads it again."""
         state, seen = self._inside.prefill(theta, x, lengths, **options)
         values = {name: np.asarray(value) for name, value in seen.items()}
         of_rows = enumerate(np.asarray(lengths).tolist())

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from training.data.tokenizer import CONTEXT, REPLACEMENT, Tokenizer
+from training.data.base_tokenizer import CONTEXT, REPLACEMENT, Tokenizer
 
 
 class Pieces:

@@ -20,7 +20,7 @@ from algorithms.cache import Cache
 from algorithms.lines import Attention
 from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
-from training.generation import reading, states
+from training.generation import prefilling, states
 from training.generation.cache import KeyValues, capacity, chosen_sequences, whole
 from training.generation.inputs import to_power_of_two
 from training.generation.layout import bytes_of_token, rows_of_parts
@@ -68,7 +68,7 @@ class Parts:
         self.n = first + len(columns)
 
     def state(self, last: int) -> State:
-        """Return the state, as `reading.prefill` does, of the text and one more token."""
+        """Return the state, as `prefilling.prefill` does, of the text and one more token."""
         lengths = np.array([len(self.text) + 1], np.int32)
         C = max(SMALLEST, capacity(len(self.text) + 2))  # few sizes, so that few programs are compiled
         x = np.append(self.text, [last] * (C - 1 - len(self.text))).astype(np.int32)[None]
@@ -101,7 +101,7 @@ class Prefixes:
         return sum(text.nbytes for text in self._texts)
 
     def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
-        """Read prompts like `reading.prefill`, but reuse the prefixes they share with texts that a `Generator` read."""
+        """Read prompts like `prefilling.prefill`, but reuse the prefixes that they share with texts read before."""
         if not Prefixes.serve(generator.config.variant):
             kinds = dict.fromkeys(type(line).__name__ for line in generator.config.variant.attentions)
             raise ValueError(
@@ -112,7 +112,7 @@ class Prefixes:
         begun = [self.begin(text[:-1]) for text in texts]
         new = [r for r, one in enumerate(begun) if one is None]
         if len(new) == len(texts):
-            state = reading.prefill(generator.apart, x, lengths, C=C)
+            state = prefilling.prefill(generator.apart, x, lengths, C=C)
             for r, text in enumerate(texts):
                 self.keep(state, r, text[:-1], generator.config.variant)
             return state
@@ -120,7 +120,7 @@ class Prefixes:
         first: dict[int, Cache] = {}
         if new:
             new = to_power_of_two(new)
-            state = reading.prefill(generator.apart, x[new], lengths[new], C=C)
+            state = prefilling.prefill(generator.apart, x[new], lengths[new], C=C)
             first = {
                 r: _of_row(state, i, C=C, variant=generator.config.variant) for i, r in reversed(list(enumerate(new)))
             }
@@ -224,7 +224,7 @@ def _of_row(state: State, r: Int[Array, ""], *, C: int, variant: Variant) -> Cac
 def _beside(
     rows: tuple[Cache, ...], x: Int[Array, "B P"], lengths: Int[Array, "B"], *, n: int | None, variant: Variant
 ) -> State:
-    """Return the state of prompts, as `reading.prefill` does, from their keys and values."""
+    """Return the state of prompts, as `prefilling.prefill` does, from their keys and values."""
     C, P = _room(rows[0]), x.shape[1]
     tokens = states.prompt_tokens(lengths, P, C)
 

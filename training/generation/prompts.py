@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import inputs, reading, states
+from training.generation import inputs, prefilling, states
 from training.generation.inside import Reading
 from training.generation.prefixes import Parts, Prefixes
 from training.generation.states import State
@@ -60,7 +60,7 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
     x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(padded))
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
     inside = None if model.inside is None else Reading(model.inside)
-    prefill = reading.prefill if inside is None else inside.prefill
+    prefill = prefilling.prefill if inside is None else inside.prefill
     state = model.read(x, lengths, room=room, prefill=prefill)
     return Read(state, rows, [] if inside is None else inside.latest)
 

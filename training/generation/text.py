@@ -15,8 +15,9 @@ import numpy as np
 from algorithms import d_hidden_state
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
-from training.generation import LENGTH_PENALTY, Continuation, Generator, Sampling, Translator, inputs
-from training.generation.modalities import of_text
+from training.generation import Continuation, Generator, Sampling, Translator, inputs
+from training.generation.gato import of_text
+from training.generation.generating import LENGTH_PENALTY
 from training.generation.pieces import Ends, Pieces, pieces_of
 from training.generation.requests import Prompt, Request, keys_of
 from training.generation.scoring import classify, fill_masks, sentence_embeddings

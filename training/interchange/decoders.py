@@ -23,8 +23,8 @@ from training.interchange.description import (
     written,
 )
 from training.interchange.errors import InterchangeError
+from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 from training.interchange.mapping import HEADS, rows
-from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BASES = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0, "mixtral": 1_000_000.0, "gpt_oss": 150_000.0}

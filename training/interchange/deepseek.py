@@ -8,8 +8,8 @@ from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Ro
 from algorithms.model.variants import PAPER
 from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
+from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 from training.interchange.mapping import Table, rows
-from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 
 NAMES = {"deepseek_v3": "DeepseekV3", "deepseek_v2": "DeepseekV2"}
 """model_type → the name of the class, without ForCausalLM."""

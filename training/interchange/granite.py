@@ -26,9 +26,9 @@ from training.interchange.description import (
     unlike,
     written,
 )
+from training.interchange.experts import MIXTURES, mixture_fields, mixture_table, read_mixture
 from training.interchange.hybrids import LINEAR, checked_types
 from training.interchange.mapping import HEADS, rows
-from training.interchange.mixtures import MIXTURES, mixture_fields, mixture_table, read_mixture
 
 KIND = "granitemoehybrid"
 MAMBA = "n n_keys d_key width"

@@ -8,8 +8,8 @@ from algorithms.model.variants import PAPER
 from training.interchange.decoders import OF_SIZES, SIZES, in_turn, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, theirs, unlike, written
 from training.interchange.errors import InterchangeError
+from training.interchange.experts import OURS
 from training.interchange.mapping import HEADS, rows
-from training.interchange.mixtures import OURS
 
 KIND = "recurrent_gemma"
 RECURRENT, ATTENTION = "recurrent", "attention"

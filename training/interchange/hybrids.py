@@ -16,8 +16,8 @@ from training.interchange.decoders import (
 )
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
 from training.interchange.errors import InterchangeError
+from training.interchange.experts import MIXTURES, OURS, Mixture, mixture_fields, mixture_table, read_mixture
 from training.interchange.mapping import rows
-from training.interchange.mixtures import MIXTURES, OURS, Mixture, mixture_fields, mixture_table, read_mixture
 
 LINEAR = "linear_attention"
 OF_DELTA = "n n_keys d_key d_value width"

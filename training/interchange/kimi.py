@@ -8,9 +8,9 @@ from algorithms.model.variants import PAPER
 from training.interchange.decoders import FULL, OF_SIZES, OUTER, SIZES
 from training.interchange.deepseek import first_layers, plain_mlp
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, written
+from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 from training.interchange.hybrids import LINEAR, checked_types
 from training.interchange.mapping import rows
-from training.interchange.mixtures import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 
 KIND = "kimi_linear"
 OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"

@@ -13,12 +13,13 @@ import filelock
 
 from training.data.hub_names import HUB, revision_of
 from training.data.records import fingerprint
-from training.data.store import default_cache_dir
+from training.data.token_store import default_cache_dir
 from training.disk import local_path
-from training.interchange import SUFFIXES, convert, is_ours
+from training.interchange import convert
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import SUFFIX, precision_of
 from training.interchange.hub import downloaded, name_on_hub, origin_of
+from training.interchange.pretrained import SUFFIXES, is_ours
 
 MODEL = "a run, a checkpoint's directory, a GGUF file, or hf:OWNER/NAME@REVISION"
 """What a name may mean, for --help."""

@@ -8,9 +8,9 @@ from algorithms.model.variants import PAPER
 from training.interchange.containers import Tensors
 from training.interchange.decoders import FULL, OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
+from training.interchange.experts import OURS
 from training.interchange.hybrids import LINEAR, OF_DELTA, OF_LINEAR, checked_types
 from training.interchange.mapping import HEADS, rows
-from training.interchange.mixtures import OURS
 
 KIND = "olmo_hybrid"
 NORM_OF_DELTA = RMSNorm(epsilon=1e-5)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from algorithms import GatoParams
 from training.data.hub_names import HUB
 from training.data.tokenizers import Tokenizer
-from training.interchange import TASK_OF, load_model, settings_of
+from training.interchange import load_model
 from training.interchange.names import as_run
+from training.interchange.pretrained import TASK_OF, settings_of
 from training.runs.directory import FROZEN, RunDirectory, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams

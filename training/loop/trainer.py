@@ -18,7 +18,7 @@ from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop.cost import is_exhausted, memory_in_use
 from training.loop.program import Plan, Program, TrainingError, explosion, size
-from training.loop.store import Progress, Store
+from training.loop.run_store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes
 from training.runs.checkpoints import saved_steps

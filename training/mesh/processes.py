@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from training.mesh.store import Store
+from training.mesh.coordinator import Store
 
 HEARTBEAT = 2.0  # seconds between two heartbeats
 SILENCE = 30.0  # seconds without a heartbeat after which a process counts as gone

@@ -20,7 +20,7 @@ from tests.training_cases import batched
 from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, pack
 from training.data.mixtures import Mixture
 from training.data.records import DataError
-from training.data.store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore, TokenStore
 
 LENGTHS = (2, 17, 5, 3, 11, 7, 2, 23, 5, 13)
 

@@ -19,7 +19,7 @@ from training.data.files import read_corpus
 from training.data.loading import load_run_data
 from training.data.records import Conversation, DataError
 from training.data.special_tokens import SpecialTokens
-from training.data.store import tokenize_text
+from training.data.token_store import tokenize_text
 from training.data.tokenizers import LibraryTokenizer
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config

@@ -11,7 +11,8 @@ from collections import Counter
 
 import pytest
 
-from training.data.corpora import SOURCES, _repaired, load_corpus, packages
+from training.data.corpora import SOURCES, load_corpus, packages
+from training.data.corpora.named import _repaired
 from training.data.corpora.packages import Package, fetch, read_members
 from training.data.records import (
     DataError,

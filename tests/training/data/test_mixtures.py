@@ -10,7 +10,7 @@ from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextToken
 from training.data.loading import load_run_data
 from training.data.mixtures import Mixture, documents, weighted, weights_of
 from training.data.records import DataError
-from training.data.store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore, TokenStore
 
 SIZES = {"batch_size": 16, "seed": 3}
 

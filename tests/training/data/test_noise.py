@@ -8,7 +8,7 @@ from algorithms import d_hidden_state, ed_transformer, unembedding
 from tests import training_cases as cases
 from tests.training_cases import batched
 from training.data.batches import Batches, LabeledTexts, NextTokens, Noise, SequencePairs
-from training.data.store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore, TokenStore
 from training.tasks import TASKS
 from training.tasks.models import model_config
 

@@ -14,10 +14,10 @@ import time
 import numpy as np
 import pytest
 
-from training.data import store
+from training.data import token_store
 from training.data.batches import Batches, NextTokens
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
-from training.data.store import (
+from training.data.token_store import (
     TokenStore,
     default_cache_dir,
     token_dtype,
@@ -41,7 +41,7 @@ TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [D
 @pytest.mark.parametrize("batch", [1, 20, 1 << 20])
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
-    monkeypatch.setattr(store, "BATCH_CHARACTERS", batch)
+    monkeypatch.setattr(token_store, "BATCH_CHARACTERS", batch)
     tokenizer = build_tokenizer(kind, TEXTS, N_V=270)
     splits = tokenize_text(TEXT_CORPUS, tokenizer, cache_dir=tmp_path)
     expected = [[tokenizer.bos_token, *tokenizer.encode(t), tokenizer.eos_token] for t in TEXTS]
@@ -173,7 +173,7 @@ def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(store, "_write_part", write_part)
+    monkeypatch.setattr(token_store, "_write_part", write_part)
     if not locks:
         monkeypatch.setattr(fcntl, "flock", flock)
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -203,7 +203,7 @@ def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
 PROGRAM = """
 import resource, sys, pathlib
 from training.data.files import read_corpus
-from training.data.store import tokenize_text
+from training.data.token_store import tokenize_text
 from training.data.batches import Batches, NextTokens
 from training.data.tokenizers import ByteTokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from training.data.store import TokenStore
+from training.data.token_store import TokenStore
 from training.evaluation.baselines import compressed_bits_per_byte, ngram_score, probabilities
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7

@@ -14,7 +14,7 @@ from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Generator, cache, decoding, generate, reading, states
+from training.generation import Generator, cache, decoding, generate, prefilling, states
 from training.generation.cache import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
@@ -140,7 +140,7 @@ def test_the_stream_yields_the_same_tokens():
 
 def test_prompts_of_a_bucket_share_what_is_compiled():
     def compiled():
-        programs = reading.layer_read, states.begun, decoding.decode, states.grow
+        programs = prefilling.layer_read, states.begun, decoding.decode, states.grow
         return sum(program._cache_size() for program in programs)
 
     x = np.zeros((2, 24), int)

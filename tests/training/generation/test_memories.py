@@ -14,7 +14,7 @@ import pytest
 from algorithms import d_hidden_state, d_inference, d_transformer
 from tests import family_cases as cases
 from tests.cases import padded
-from training.generation import Generator, decoding, prefixes, reading
+from training.generation import Generator, decoding, prefilling, prefixes
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
@@ -91,7 +91,7 @@ def a_prompt_in_slots(name):
     generator, (x, lengths) = Generator(theta, config), padded(TEXTS)
     _, log_P = of_algorithm_14(name)
     for parameters in (theta, generator.apart):
-        state = reading.prefill(parameters, x.astype(np.int32), lengths.astype(np.int32), C=64)
+        state = prefilling.prefill(parameters, x.astype(np.int32), lengths.astype(np.int32), C=64)
         P, _ = jax.jit(decoding.step)(generator.weights, None, state)
         np.testing.assert_allclose(np.log(P.T), log_P[:, 0], rtol=0, atol=1e-9)
 

@@ -8,7 +8,7 @@ import pytest
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
 from tests.cases import padded, random_theta
-from training.generation import Generator, decoding, prefixes, reading
+from training.generation import Generator, decoding, prefilling, prefixes
 from training.generation.prefixes import Prefixes
 
 pytestmark = pytest.mark.sampled(1, tests=4)
@@ -55,7 +55,7 @@ def plain(name, rows, **options):
 def columns_read(monkeypatch):
     """How many columns the two ways of reading are given, padding included."""
     read = []
-    for module, function, at in ((reading, "prefill", 1), (prefixes, "read_more", 2)):
+    for module, function, at in ((prefilling, "prefill", 1), (prefixes, "read_more", 2)):
         original = getattr(module, function)
 
         def counting(*arguments, original=original, at=at, **options):

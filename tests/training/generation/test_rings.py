@@ -10,7 +10,7 @@ import pytest
 from algorithms import LLAMA, DTransformerConfig, d_inference
 from algorithms.lines import ALiBi, Attention, Rotary
 from tests.cases import quick_of, random_theta
-from training.generation import Generator, reading, states
+from training.generation import Generator, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
@@ -57,7 +57,7 @@ def test_the_cache_of_a_layer_is_no_longer_than_its_window(name):
     config, theta = model(VARIANTS[name])
     most = states.windows(config.variant, config.L)
     assert most == tuple(line.window for line in (config.variant.attentions * config.L)[: config.L])
-    read = functools.partial(reading.prefill, theta, C=64, most=most)
+    read = functools.partial(prefilling.prefill, theta, C=64, most=most)
     shapes = jax.eval_shape(read, X[:3], LENGTHS.astype(np.int32))
     grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
     for state, C in ((shapes, 64), (grown, 512)):

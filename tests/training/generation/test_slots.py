@@ -12,7 +12,7 @@ from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
 from tests.training.generation.test_rings import model
-from training.generation import Generator, Translator, cache, decoding, reading, states
+from training.generation import Generator, Translator, cache, decoding, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
@@ -144,7 +144,7 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     x, lengths = np.zeros((2, 24), np.int32), np.array([24, 3])
 
     def caches(**options):
-        read = functools.partial(reading.prefill, theta, C=256, **options)
+        read = functools.partial(prefilling.prefill, theta, C=256, **options)
         empty = functools.partial(states.empty_state, B=2, C=256, bos=1)
         return [jax.eval_shape(read, x, lengths), jax.eval_shape(empty, weights)]
 

@@ -13,7 +13,7 @@ from algorithms.alg14_inference import sample
 from algorithms.lines import Attention, Distances, Experts
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Translator, layout, reading, translate
+from training.generation import Translator, layout, prefilling, translate
 from training.generation.beam_search import beam_search
 from training.generation.quantized import QuantizedMatrix
 
@@ -135,7 +135,7 @@ def test_the_stream_yields_the_same_tokens():
 
 def toy_search(z, beam_size, length_penalty, l_max):
     z, lengths = np.asarray(z, np.int32), np.array([len(row) for row in z], np.int32)
-    context = reading.encode(TOY_THETA, z, lengths)
+    context = prefilling.encode(TOY_THETA, z, lengths)
     weights = layout.unstacked(TOY_THETA)
     options = {"l_max": l_max, "beam_size": beam_size, "length_penalty": length_penalty}
     found = beam_search(weights, context, **options, bos=TOY.N_V - 2, eos=TOY.N_V - 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.training_cases import make_trainer, settings_for, untimed
-from training.loop.store import Progress
+from training.loop.run_store import Progress
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import RunDirectory, RunError, load_run
 

@@ -19,7 +19,7 @@ from training.data.records import DataError
 from training.evaluation.held_out import evaluate
 from training.loop import program
 from training.loop.program import TrainingError, not_finite
-from training.loop.store import Progress
+from training.loop.run_store import Progress
 from training.runs.checkpoints import read_checkpoint
 from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted

@@ -16,7 +16,7 @@ import pytest
 from jax._src import distributed
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
-from training.mesh import store
+from training.mesh import coordinator
 from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory, load_run
 from training.runs.metrics import read_metrics
@@ -400,16 +400,16 @@ def test_only_three_files_reach_inside_jax():
     [("jax._src.moved", None), ("jax.numpy", None), ("jax._src.distributed", None), ("jax._src.distributed", object())],
 )
 def test_where_jax_has_moved_its_store_there_is_none(monkeypatch, home, client):
-    monkeypatch.setattr(store, "HOME", home)
+    monkeypatch.setattr(coordinator, "HOME", home)
     monkeypatch.setattr(distributed.global_state, "client", client)
-    assert store.Store.found() is None
+    assert coordinator.Store.found() is None
 
 
 AGREEING = """
 import sys
-from training.mesh import store
+from training.mesh import coordinator
 from training.mesh.processes import Processes, ProcessesError
-store.HOME = "jax._src.moved"
+coordinator.HOME = "jax._src.moved"
 processes = Processes()
 processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
 print(processes.broadcast_from_main("directory", "möglich" if processes.is_main else "of the other"))

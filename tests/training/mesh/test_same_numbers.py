@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training_cases import GATO_SETTINGS, make_trainer, settings_for
-from training.loop.store import Store
+from training.loop.run_store import Store
 from training.mesh.placement import Placement
 from training.mesh.shape import AXES, written
 from training.runs.checkpoints import read_checkpoint

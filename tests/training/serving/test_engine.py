@@ -14,7 +14,7 @@ from algorithms import DTransformerConfig, d_inference, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Continuation, Generator, decoding, prompts, reading, states
+from training.generation import Continuation, Generator, decoding, prefilling, prompts, states
 from training.generation.prompts import PromptReader
 from training.generation.requests import Request
 from training.generation.text import Continuer, Options
@@ -226,7 +226,7 @@ def test_another_way_of_drawing_compiles_nothing(model):
 
     asked(0.0)
     asked(0.9, top_p=0.9, repetition_penalty=1.1)
-    programs = decoding.decode, reading.layer_read, states.begun, states._placed_cache
+    programs = decoding.decode, prefilling.layer_read, states.begun, states._placed_cache
     before = [program._cache_size() for program in programs]
     for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}):
         asked(**how)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from training.data.records import DataError
-from training.data.store import default_cache_dir
+from training.data.token_store import default_cache_dir
 from training.disk import reason
 
 

@@ -13,7 +13,7 @@ from algorithms.lines import Attention
 from algorithms.model.theta import every_layer
 from training.data.chat import converser
 from training.generation import Translator
-from training.generation.modalities import of_text
+from training.generation.gato import of_text
 from training.generation.text import MASK, masked
 from training.interpretability import attribution, circuits, lens, patching, scores
 from training.interpretability.page.look import Attended, Circuits, Look, PageError, Patched, Prediction, Written

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from training.data.batches import Batch, Batches, NextTokens, Source
-from training.data.modalities import digits, pendulum
-from training.data.modalities.sequences import Columns, Control, Discrete, Image, Text, Vocabulary, joined
+from training.data.gato import digits, pendulum
+from training.data.gato.sequences import Columns, Control, Discrete, Image, Text, Vocabulary, joined
 from training.data.records import DataError, fingerprint
 
 NAMED_IN_A_ROW = 6  # most named images in a row

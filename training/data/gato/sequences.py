@@ -28,8 +28,8 @@ from algorithms.gato import (
     raster_places,
     undiscretize,
 )
+from training.data.base_tokenizer import Tokenizer
 from training.data.records import DataError
-from training.data.tokenizer import Tokenizer
 
 
 class Text(NamedTuple):

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from training.data.batches import Batches, NextTokens
+from training.data.gato import digits, pendulum
+from training.data.gato.batches import IN_VIEW
 from training.data.loading import RunData
-from training.data.modalities import digits, pendulum
-from training.data.modalities.batches import IN_VIEW
 from training.evaluation.held_out import evaluate_run
-from training.generation.modalities import Gato, of_text
+from training.generation.gato import Gato, of_text
 from training.runs.directory import Description, Run
 
 DRAWN = 5  # drawings of each digit

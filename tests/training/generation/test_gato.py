@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from algorithms import GatoConfig, d_hidden_state, d_transformer, gato_embedding, init_gato, unembedding
-from training.data.modalities import pendulum
-from training.data.modalities.sequences import EXTRA_TOKENS, Control, Image
+from training.data.gato import pendulum
+from training.data.gato.sequences import EXTRA_TOKENS, Control, Image
 from training.data.records import DataError
 from training.data.tokenizers import CharacterTokenizer
-from training.evaluation.modalities import by_expert, by_nobody, cloned, swing
-from training.generation.modalities import Gato, of_text
+from training.evaluation.gato import by_expert, by_nobody, cloned, swing
+from training.generation.gato import Gato, of_text
 from training.generation.text import Options, answerer_for
 from training.runs.directory import Run
 from training.tasks import TASKS

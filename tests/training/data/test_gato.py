@@ -8,12 +8,12 @@ import pytest
 
 from algorithms import GatoConfig
 from training.data.batches import NextTokens
+from training.data.gato import digits, pendulum
+from training.data.gato.batches import Modalities
+from training.data.gato.sequences import EXTRA_TOKENS, Control, Discrete, Image, Text, Vocabulary
 from training.data.mixtures import Mixture
-from training.data.modalities import digits, pendulum
-from training.data.modalities.batches import Modalities
-from training.data.modalities.sequences import EXTRA_TOKENS, Control, Discrete, Image, Text, Vocabulary
 from training.data.records import DataError
-from training.data.store import TokenStore
+from training.data.token_store import TokenStore
 from training.data.tokenizers import CharacterTokenizer
 
 TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])

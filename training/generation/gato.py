@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from algorithms import DTransformerConfig, GatoParams
-from training.data.modalities.sequences import Columns, Control, Image, Vocabulary
+from training.data.gato.sequences import Columns, Control, Image, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
 from training.tasks.gato import hidden_state
