@@ -112,13 +112,13 @@ def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()
 
 
 def load_quantized(
-    path: Path, *, dtype: Any = None, progress: Callable[[int, int], None] = lambda n, total: None
+    path: str | Path, *, dtype: Any = None, progress: Callable[[int, int], None] = lambda n, total: None
 ) -> Run:
     """Read a GGUF file as `load_pretrained` does, but for inference: its quantized matrices stay in blocks, those that
     `gguf_blocks` says; the model computes in `dtype` (None: float32).
     """
     dtype = np.dtype(np.float32 if dtype is None else dtype)
-    found = _read(path, dtype, progress, in_blocks=True)
+    found = _read(local_path(path), dtype, progress, in_blocks=True)
     run = _run_of(found, gguf_blocks.loaded(found.leaves, dtype))
     return run._replace(theta=gguf_blocks.untied(run.theta))
 

@@ -172,7 +172,7 @@ def test_a_file_of_several_types_keeps_what_it_can(tmp_path, x32, monkeypatch):
 
     monkeypatch.setattr(gguf_writing, "draft", mixed)
     path = written(tmp_path / "model.gguf", "LLAMA", "Q4_0")
-    (exact, config, _), run = load_pretrained(path), load_quantized(path)
+    (exact, config, _), run = load_pretrained(path), load_quantized(str(path))
     bits = {name: str(W.entries.dtype) for name, W in in_blocks(run.theta).items()}
     heads = {f"attention.heads.W_{a}": "int8" for a in "qkv"}
     assert bits == heads | {"attention.W_o": "uint8", "mlp.W_mlp1": "uint8", "mlp.W_gate": "uint8"}
