@@ -25,7 +25,7 @@ gguf = gguf_cases.gguf
 normal = functools.partial(cases.normal, dtype=jnp.float32)
 FORMS = ("Q8_0", "Q4_0", "Q4_1")
 SIZES = {"N_V": 259, "l_max": 64, "L": 4, "H": 4, "H_kv": 2, "d_e": 64, "d_mlp": 96}
-OTHER_SIZES = {"GPT2": {"H_kv": 4}, "GEMMA3": {"d_attn": 64, "d_mid": 64, "L": 6}}
+OTHER_SIZES = {"GPT2": {"H_kv": 4}, "GEMMA3": {"d_attn": 256, "d_mid": 256, "L": 6}}
 
 
 def matrix(form, *rows, d_in, seed=0, dtype="float32") -> tuple[Any, np.ndarray]:
