@@ -19,7 +19,7 @@ from training.crosscheck.oracle.lines import gated_delta, mamba2, rg_lru
 pytestmark = pytest.mark.sampled(1, tests=4)
 
 SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
-LINES = {"delta": (GatedDelta(**SIZES), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
+LINES = {"delta": (GatedDelta(**SIZES, beta_factor=1.5), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
 LINES["kimi"] = (KimiDelta(**SIZES, rank=2), gated_delta)
 LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))
 D_E, B, L = 7, 2, 13
@@ -48,7 +48,7 @@ def case(request):
     def by_loops(X, mask):
         dense = np.broadcast_to(mask.dense(X.shape[-1], X.shape[-1]), (B, *(X.shape[-1],) * 2))
         arrays = SimpleNamespace(**{name: np.asarray(a) for name, a in W._asdict().items()})
-        options = {"epsilon": SIZES["norm"].epsilon}
+        options = {"epsilon": SIZES["norm"].epsilon, "beta_factor": getattr(line, "beta_factor", None)}
         return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], options) for b in range(B)], axis=1)
 
     return line, W, by_loops

@@ -72,8 +72,8 @@ def test_every_named_data_set_states_source_and_license():
     for name, source in SOURCES.items():
         assert source.license, name
         assert source.origin, name
-        assert f"| {name} | {source.kind} |" in sys.modules["training.data.corpora"].__doc__
-        assert f"| {source.license} |" in sys.modules["training.data.corpora"].__doc__
+        assert f"| {name} | {source.kind} |" in sys.modules["training.data.corpora.named"].__doc__
+        assert f"| {source.license} |" in sys.modules["training.data.corpora.named"].__doc__
 
 
 RECORDS = [Document(f"text {i % 300}", str(i)) for i in range(500)]

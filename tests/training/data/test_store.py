@@ -153,7 +153,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store._ColumnWriter, "append", full)
+    monkeypatch.setattr(token_store._ColumnWriter, "append", full)
     with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())
@@ -162,7 +162,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize("locks", [True, False])
 def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
     """One waits for the other; on a file system without locks, both write, and the first one's folder stays."""
-    written, original, both = [], store._write_part, threading.Barrier(2, timeout=60)
+    written, original, both = [], token_store._write_part, threading.Barrier(2, timeout=60)
 
     def write_part(directory, *arguments, **options):
         if directory.name == "train":
