@@ -55,6 +55,7 @@ def test_there_are_commands_to_test():
 
 @pytest.mark.parametrize(("name", "words"), FOUND)
 def test_a_documented_command_is_accepted(name, words, tmp_path, monkeypatch):
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(words.replace("TASK", "d"))
     if name != "train":
