@@ -104,6 +104,6 @@ def test_counts_and_the_mesh_know_both_kinds():
     more = 2 * 3 * 8 * 9 - 2 * (3 * of_experts + 4 * 8)  # an MLP for two chosen experts, a shared one, and a router
     assert TASKS["d"].flops(CONFIG, 7) - TASKS["d"].flops(alike, 7) == N * 7 * more
     specs = alg.partition_specs(THETA, jax.sharding.AbstractMesh((2, 2), ("data", "model")))
-    assert specs.layers[0].mlp.W_mlp1 == P(None, None, "data")  # d_first is odd
+    assert specs.layers[0].mlp.W_mlp1 == P(None, None, "data")  # their number of hidden units is odd
     assert specs.layers[1].mlp.experts.W_mlp1 == P(None, "model", None, "data")
     assert alg.Variant.from_json(VARIANT.to_json()) == VARIANT

@@ -95,7 +95,7 @@ class Cost(NamedTuple):
 
     devices: int  # number of devices
     flops: float  # of the model's matrix products, without recomputation
-    of_pairs: float  # those of scores and weighted sums, half of which a causal mask leaves out
+    of_pairs: float  # those of scores and weighted sums; a causal mask needs only half of them
     kernels: float  # seconds of experts' kernels
     arithmetic: float  # seconds, with these
     memory: float  # seconds

@@ -58,7 +58,7 @@ class Tensors:
         self.names = list(self._readers)
 
     def share_rows(self, names: Sequence[str], rows: Sequence[int]) -> None:
-        """Give tensors so many rows each of those that they have together, one below the other."""
+        """Divide the rows of several tensors, one below the other, among them anew: the first gets ``rows[0]``."""
         (_, *rest), reads = self.shape(names[0]), [self._readers[name][1] for name in names]
         for name, n, end in zip(names, rows, itertools.accumulate(rows), strict=True):
             self._readers[name] = (

@@ -56,7 +56,7 @@ def split(entry: Entry) -> list[Entry]:
 
 
 def rows_of_values(m: Metadata, n: int) -> int:
-    """Return the rows of a head of values, of which there are n."""
+    """Return how many rows each of n heads of values has."""
     inner = m.integer("ssm.inner_size")
     if inner % n:
         raise m.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank = {n}")

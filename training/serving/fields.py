@@ -54,7 +54,7 @@ class Told:
 
 
 class Within(Told):
-    """An integer from `least` to `most`, either of which may be the name of a bound of the server's."""
+    """An integer from `least` to `most`: numbers, or names of fields of `Bounds`."""
 
     def __init__(self, least: int | str, most: int | str) -> None:
         self._limits = least, most

@@ -94,8 +94,8 @@ class Budget:
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
     def fits(self, batch: Sequence[int], read: Iterable[int], sizes: tuple[int, int] = (0, 0)) -> bool:
-        """Whether sequences that grow to so many tokens fit into memory, in a batch of at least these rows and slots,
-        beside prompts that are being read.
+        """Whether a batch fits into memory, beside the prompts that are being read. `batch` has the number of tokens to
+        which each sequence grows, `read` the length of each prompt, and `sizes` the least rows and slots of the batch.
         """
         return max(self.of_batch(batch), self.of_sizes(*sizes)) + sum(map(self.of_reading, read)) <= self.most
 

@@ -205,7 +205,7 @@ class Diagnosis:
         return best is not None or taken is not None
 
     def _exchanged(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
-        """Which rows of a fused product are queries, keys and values, of which each is found, though it is another."""
+        """Which rows of a fused product are the queries, the keys and the values, if the code has exchanged them."""
         place = run.lines[list(run.lines)[index]].key.place
         free = {visit: seen for visit, seen in pins.items() if seen.key.place != place or visit in self.taken}
         uses = {use for used in run.uses.values() for use in used}

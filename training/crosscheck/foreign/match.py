@@ -152,7 +152,7 @@ class Finder:
 
 
 def _groups(tensor: Observed, l: int, n: int) -> Iterator[Group]:
-    """What of a tensor may be rows of l tokens, of which n are no padding."""
+    """The parts of a tensor that may be rows over l tokens; only the first n tokens are not padding."""
     a = tensor.value
 
     def group(axis: int, rows: np.ndarray, is_whole: bool = True) -> Group:

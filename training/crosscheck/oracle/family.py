@@ -89,7 +89,7 @@ PAPER: Model = {
 
 
 IN_TURN = "order", "activation", "clip", "experts", "own_mlp"
-"""Options that may be lists, of which layer l (from 0) has number l mod p."""
+"""Options that may be lists: layer l, counted from 0, has entry l mod p of a list with p entries."""
 
 
 def in_bfloat16(x: float) -> float:
