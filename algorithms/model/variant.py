@@ -172,10 +172,15 @@ class Variant(Record):
         return _in_turn(self.attention)
 
     @property
+    def mlps_in_turn(self) -> tuple[MLP | None, ...]:
+        """The MLPs through which the layers cycle, as a tuple."""
+        return _in_turn(self.mlp)
+
+    @property
     def mlps(self) -> tuple[MLP | None, ...]:
-        """The MLPs as a tuple, those in turn before that of the first layers."""
+        """All MLPs: those in turn, and then that of the first layers."""
         first = () if self.first is None else (self.lines(0).mlp,)
-        return *_in_turn(self.mlp), *first
+        return *self.mlps_in_turn, *first
 
     @property
     def orders(self) -> tuple[Order | None, ...]:
@@ -185,7 +190,7 @@ class Variant(Record):
     @property
     def cycle(self) -> int:
         """After how many layers all lines come again."""
-        return math.lcm(*(len(_in_turn(lines)) for lines in (self.attention, self.mlp, self.order)))
+        return math.lcm(*map(len, (self.attentions, self.mlps_in_turn, self.orders)))
 
     def attention_of(self, l: int) -> Mixer:
         """The attention of layer l."""
@@ -222,7 +227,7 @@ class Variant(Record):
 
     def lines(self, l: int) -> LayerLines:
         """The lines of layer l = 0, 1, …."""
-        mlps, orders = _in_turn(self.mlp), self.orders
+        mlps, orders = self.mlps_in_turn, self.orders
         mlp, order = mlps[l % len(mlps)], orders[l % len(orders)]
         if self.first is not None and l < self.first.n:
             mlp = self.first.mlp.but(d_mlp=self.first.d_mlp)

@@ -1,5 +1,7 @@
 """Published models, as the lines of the pseudocode that they change."""
 
+import functools
+
 from algorithms.model.attention import Attention
 from algorithms.model.delta import GatedDelta, KimiDelta
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
@@ -325,22 +327,14 @@ GPT_OSS = LLAMA.but(
 )
 """Agarwal et al. 2025: LLAMA with biases, sinks, windows in alternate layers, and 4 of 32 MLPs with a clipped gate."""
 
+_of_256 = functools.partial(
+    Experts, n=256, k=8, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True, shared=1
+)
+
 DEEPSEEK = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
     attention=Latent(d_c=512, d_r=64, d_q=1536, positions=Rotary(base=10_000.0, pairs="neighbors")),
-    mlp=Experts(
-        n=256,
-        k=8,
-        activation="silu",
-        gated=True,
-        biases=False,
-        scores="sigmoid",
-        factor=2.5,
-        choice_bias=True,
-        groups=8,
-        chosen_groups=4,
-        shared=1,
-    ),
+    mlp=_of_256(factor=2.5, groups=8, chosen_groups=4),
 )
 """DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids.
 
@@ -353,17 +347,7 @@ KIMI_LINEAR = DEEPSEEK.but(
         *[KimiDelta(n=32, n_keys=32, d_key=128, d_value=128, rank=128, norm=RMSNorm(epsilon=1e-5))] * 3,
         Latent(d_c=512, d_r=64, positions=None),
     ),
-    mlp=Experts(
-        n=256,
-        k=8,
-        activation="silu",
-        gated=True,
-        biases=False,
-        scores="sigmoid",
-        factor=2.446,
-        choice_bias=True,
-        shared=1,
-    ),
+    mlp=_of_256(factor=2.446),
 )
 """Kimi Team 2025: DEEPSEEK with gated delta rules that decay row by row in three of four layers, and no positions.
 

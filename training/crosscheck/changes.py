@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .algorithms import PSEUDOCODE
-from .models import mlps_in_turn
 from .pseudocode import Line
 
 __all__ = ["ARCHITECTURES", "CHANGES", "SHARING", "Change", "ChangedLine", "changed_lines"]
@@ -115,7 +114,7 @@ def _attentions(variant: Any) -> tuple[Any, ...]:
 
 def _mlps(variant: Any) -> tuple[Any, ...]:
     """The MLPs that layers take in turn, without those that have none."""
-    return tuple(filter(None, mlps_in_turn(variant)))
+    return tuple(filter(None, variant.mlps_in_turn))
 
 
 def _mlp(variant: Any) -> Any:
@@ -333,9 +332,9 @@ CHANGES: tuple[Change, ...] = (
     Change("mlp.activation", {8: "7 18", 9: "7 10", 10: "8"}, {"ReLU|GELU": "VALUE"},
            value=lambda v: _mlp(v) and ACTIVATIONS.get(_mlp(v).activation)),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ VALUE(\1 | γ_l^out)"},
-           value=lambda v: all(_with_norm(mlps_in_turn(v))) and _norm(v)),
+           value=lambda v: all(_with_norm(v.mlps_in_turn)) and _norm(v)),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ norm_l(\1 | γ_l^out)"}, NORMED_IN,
-           lambda v: _in_turn(_with_norm(mlps_in_turn(v)))),
+           lambda v: _in_turn(_with_norm(v.mlps_in_turn))),
     Change("mlp.clip", MLP,
            {r"(\w+)\((W_gate[^)]*)\) ⊙ \((W_mlp[^)]*)\)": r"\1(min(\2, c)) ⊙ (1 + clip(\3, −c, c))"}, "c = VALUE"),
     Change("mlp", MLP, {r"([Wb]_(?:mlp\d|gate))\^l": r"\1^{l,i}", r"\+ (W_mlp.*)$": r"+ Σ_i G[i,:] ⊙ (\1)"},

@@ -11,7 +11,7 @@ from algorithms import Variant, lines
 from .oracle import family
 from .oracle.parameters import unstack_family
 
-__all__ = ["YARN", "family_parameters", "few", "mlps_in_turn", "one_or_all", "options_of", "small"]
+__all__ = ["YARN", "family_parameters", "few", "one_or_all", "options_of", "small"]
 
 LAYERS = 3
 """How many layers share their parameters, where a variant has layers that do."""
@@ -60,15 +60,10 @@ def few(variant: Variant) -> Variant:
     shared_layers = 1 if variant.shared_layers == 1 else LAYERS
     return variant.but(
         attention=tuple(map(line, variant.attentions)),
-        mlp=tuple(map(mlp, mlps_in_turn(variant))),
+        mlp=tuple(map(mlp, variant.mlps_in_turn)),
         first=first,
         shared_layers=shared_layers,
     )
-
-
-def mlps_in_turn(variant: Variant) -> tuple[Any, ...]:
-    """The MLPs that layers take in turn, behind those of `Variant.first`."""
-    return variant.but(first=None).mlps
 
 
 def small(variant: Variant) -> Variant:
@@ -92,7 +87,7 @@ def small(variant: Variant) -> Variant:
         )
 
     variant, cap = few(variant), None if variant.unembedding.cap is None else 0.7
-    mlp = tuple(m.but(clip=0.7) if m and m.clip is not None else m for m in mlps_in_turn(variant))
+    mlp = tuple(m.but(clip=0.7) if m and m.clip is not None else m for m in variant.mlps_in_turn)
     attention, unembedding = tuple(map(line, variant.attentions)), variant.unembedding.but(cap=cap)
     factors: dict[str, Any] = {}
     if variant.embedding.factor != 1:
@@ -145,7 +140,7 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
         "learned": {"kind": "learned", "first": e.first_position},
         "in_attention": {"kind": "learned_in_attention"},
     }
-    mlps = mlps_in_turn(variant)
+    mlps = variant.mlps_in_turn
     return {
         **family.PAPER,
         "positions": kinds.get(e.positions, sinusoid),

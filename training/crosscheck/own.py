@@ -26,7 +26,7 @@ from training.tasks.own_lines import modules_of, variant_named
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
-from .models import family_parameters, mlps_in_turn, options_of
+from .models import family_parameters, options_of
 from .pseudocode import Line
 from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
@@ -67,7 +67,7 @@ class OwnScenarios(VariantScenarios):
             {**options, **_own_attention(line)} if is_own(line) else options
             for options, line in zip(model["attention"], variant.attentions, strict=True)
         ]
-        own = [functools.partial(_mlp, line) if is_own(line) else None for line in mlps_in_turn(variant)]
+        own = [functools.partial(_mlp, line) if is_own(line) else None for line in variant.mlps_in_turn]
         return model | {"own_mlp": own[0] if len(own) == 1 else own}
 
     def _unstacked(self, theta: Any) -> Any:

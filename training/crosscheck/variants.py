@@ -25,7 +25,7 @@ from training.crosscheck.oracle import family
 
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import OracleCache, Results, compare
-from .models import family_parameters, mlps_in_turn, options_of, small
+from .models import family_parameters, options_of, small
 from .printed import lines_not_printed
 from .scenarios import Run, Scenarios
 
@@ -51,7 +51,7 @@ def with_numbers_that_matter(variant: Any) -> Any:
     return variant.but(
         norm=variant.norm.but(epsilon=EPSILON) if variant.norm.epsilon else variant.norm,
         attention=tuple(map(normed, variant.attentions)),
-        mlp=tuple(m and normed(m) for m in mlps_in_turn(variant)),
+        mlp=tuple(m and normed(m) for m in variant.mlps_in_turn),
     )
 
 

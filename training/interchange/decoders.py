@@ -410,14 +410,21 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
     return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
 
 
+def heads_fields(H_kv: int | None = None, d_head: int | None = None) -> list[Field]:
+    """Return the fields of the heads of keys and of a head's rows, with these defaults; None: H, and d_e/H."""
+    return [
+        Field("num_key_value_heads", "H_kv", H_kv or (lambda found: found["H"])),
+        Field("head_dim", "d_attn", d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
+    ]
+
+
 def _architecture(kind: str, family: Family) -> Architecture:
     is_rms = isinstance(family.norm, RMSNorm)
     fields = [
         *written(model_type=kind, architectures=[f"{family.name}ForCausalLM"]),
         Need("use_bidirectional_attention", False, "bidirectional attention"),
         *fields_of(SIZES, OF_SIZES),
-        Field("num_key_value_heads", "H_kv", family.H_kv or (lambda found: found["H"])),
-        Field("head_dim", "d_attn", family.d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
+        *heads_fields(family.H_kv, family.d_head),
         Field("rms_norm_eps" if is_rms else "layer_norm_eps", "norm.epsilon", family.norm.epsilon),
         Field("tie_word_embeddings", "unembedding.tied", family.gemma or family.tied),
         *family.fields,

@@ -11,6 +11,7 @@ from training.interchange.decoders import (
     OF_SIZES,
     OUTER,
     SIZES,
+    heads_fields,
     read_scaling,
     rotary_fields,
     rotary_of,
@@ -130,8 +131,7 @@ KINDS = {
         [
             *written(model_type=KIND, architectures=["GraniteMoeHybridForCausalLM"]),
             *fields_of(SIZES, OF_SIZES),
-            Field("num_key_value_heads", "H_kv", lambda found: found["H"]),
-            Field("head_dim", "d_attn", lambda found: max(found["d_e"] // found["H"], 1)),
+            *heads_fields(),
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("tie_word_embeddings", "unembedding.tied", False),
             *FACTORS,

@@ -5,7 +5,7 @@ from typing import Any
 
 from algorithms.lines import MLP, RGLRU, Attention, Embedding, RMSNorm, Rotary
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import OF_SIZES, SIZES, in_turn, read_scaling, rotary_fields, rotary_of
+from training.interchange.decoders import OF_SIZES, SIZES, heads_fields, in_turn, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, theirs, unlike, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import OURS
@@ -77,8 +77,7 @@ KINDS = {
                 Field(name, ours, 8192 if ours == "l_max" else None)  # which official files do not say
                 for name, ours in zip(OF_SIZES.split(), SIZES.split(), strict=True)
             ),
-            Field("num_key_value_heads", "H_kv", lambda found: found["H"]),
-            Field("head_dim", "d_attn", lambda found: max(found["d_e"] // found["H"], 1)),
+            *heads_fields(),
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("logits_soft_cap", "unembedding.cap", 30.0),
             Field("tie_word_embeddings", "unembedding.tied", True),

@@ -10,6 +10,7 @@ from training.interchange.decoders import (
     OF_SIZES,
     OUTER,
     SIZES,
+    heads_fields,
     read_scaling,
     rotary_fields,
     rotary_of,
@@ -115,8 +116,7 @@ def _architecture(kind: str, name: str) -> Architecture:
         [
             *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
             *fields_of(SIZES, OF_SIZES),
-            Field("num_key_value_heads", "H_kv", H_KV[kind]),
-            Field("head_dim", "d_attn", 256),
+            *heads_fields(H_KV[kind], 256),
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("tie_word_embeddings", "unembedding.tied", False),
             *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),

@@ -6,7 +6,16 @@ from typing import Any
 from algorithms.lines import MLP, Attention, Embedding, GatedDelta, RMSNorm, Rotary
 from algorithms.model.variants import PAPER
 from training.interchange.containers import Tensors
-from training.interchange.decoders import FULL, OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
+from training.interchange.decoders import (
+    FULL,
+    OF_SIZES,
+    OUTER,
+    SIZES,
+    heads_fields,
+    read_scaling,
+    rotary_fields,
+    rotary_of,
+)
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
 from training.interchange.experts import OURS
 from training.interchange.hybrids import LINEAR, OF_DELTA, OF_LINEAR, checked_types
@@ -122,8 +131,7 @@ KINDS = {
         [
             *written(model_type=KIND, architectures=["OlmoHybridForCausalLM"]),
             *fields_of(SIZES, OF_SIZES),
-            Field("num_key_value_heads", "H_kv", lambda found: found["H"]),
-            Field("head_dim", "d_attn", lambda found: max(found["d_e"] // found["H"], 1)),
+            *heads_fields(),
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("tie_word_embeddings", "unembedding.tied", False),
             *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
