@@ -58,7 +58,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 }
 """Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
-TRAINED_ON = 100_000_000  # characters that a tokenizer is trained on, roughly
+TRAINED_ON = 100_000_000  # bytes of text that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
 SEPARATOR = "\t"  # of a source and its target, for a decoder that learns pairs, too
 
@@ -216,9 +216,9 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
     fields = Anew(lambda: (field for part in parts for record in part for field in record._asdict().items()))
     texts = Anew(lambda: (text for name, text in fields if name not in ("label", "where")))
     if kind in ("words", "bpe"):
-        size = sum(map(len, texts))
-        return build_tokenizer(kind, sampled(texts, TRAINED_ON / max(size, 1)), N_V=settings.N_V)
-    return build_tokenizer(kind, texts)
+        size = sum(one.n_bytes for one in (corpus, *tasks))
+        texts = sampled(texts, TRAINED_ON / max(size, 1))
+    return build_tokenizer(kind, texts, N_V=settings.N_V)
 
 
 def _notes(data: RunData, settings: Settings) -> list[str]:

@@ -12,7 +12,9 @@ normalized) is hashed, and the records with the smallest hashes are held out. Re
 part, whatever the order of the files.
 """
 
+import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -152,20 +154,16 @@ def hold_out(
     """Split records by the hash of their keys into train, validation and test, streams unless given a list. Equal keys
     are in one part, a positive fraction holds out at least one. Raises DataError if too few are left.
     """
-    hashes = np.unique(np.fromiter((hash64(key(r)) for r in records), np.uint64))
-    n_validation, n_test = (max(1, round(f * len(hashes))) if f > 0 else 0 for f in fractions)
-    if n_validation + n_test >= len(hashes):
+    hashes = np.fromiter((hash64(key(r)) for r in records), np.uint64)
+    distinct = np.unique(hashes)
+    n_validation, n_test = (max(1, round(f * len(distinct))) if f > 0 else 0 for f in fractions)
+    if n_validation + n_test >= len(distinct):
         raise DataError(
-            f"{name} has {len(hashes)} distinct records, too few to hold some out for validation; "
+            f"{name} has {len(distinct)} distinct records, too few to hold some out for validation; "
             "give more data or a validation file"
         )
-    validation_start, train_start = int(hashes[n_test]), int(hashes[n_test + n_validation])
-
-    def between(low: int, high: int) -> Iterable[R]:
-        return Anew(lambda: (r for r in records if low <= hash64(key(r)) < high))
-
-    test, validation = between(0, validation_start), between(validation_start, train_start)
-    train = between(train_start, 1 << 64)
+    part = np.searchsorted(distinct[[n_test, n_test + n_validation]], hashes, side="right").astype(np.uint8)
+    test, validation, train = (Anew(functools.partial(itertools.compress, records, part == i)) for i in range(3))
     if isinstance(records, Sequence):
         return list(train), list(validation), list(test)
     return train, validation, test
