@@ -40,7 +40,7 @@ import pytest
 
 from tests import typechecking
 from training import commands
-from training.commands.compiled_programs import keep_programs_in
+from training.command_line.compiled_programs import keep_programs_in
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)

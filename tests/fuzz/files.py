@@ -17,8 +17,8 @@ from tests.run_cases import make_run
 from training.data.files import FileRecords, check_file
 from training.data.tokenizers import ByteTokenizer
 from training.interchange import load_model, save_pretrained
-from training.runs.directory import load_run
 from training.runs.metrics import read_metrics
+from training.runs.trained_model import load_run
 
 __all__ = ["check"]
 

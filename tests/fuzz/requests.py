@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from tests.fuzz.comparing import chance, one_of
 from tests.fuzz.damage import damaged_bytes, damaged_json, odd_value
 from tests.run_cases import make_run
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.serving.app import make_app
 from training.serving.engine import Engine
 from training.serving.served import Decoder, Limits, served_of

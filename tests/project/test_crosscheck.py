@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 import algorithms
+from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
-from training.commands.arguments import UsageError
 from training.commands.crosscheck import ROOT
 from training.crosscheck import mutations, values
 from training.crosscheck.algorithms import PSEUDOCODE

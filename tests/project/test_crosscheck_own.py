@@ -13,8 +13,8 @@ from algorithms.lines import MLP, Attention, First
 from tests.own_lines import loops
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
+from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
-from training.commands.arguments import UsageError
 from training.commands.crosscheck import ROOT
 from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.report import summary

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from training.commands import settings_table
-from training.commands.resolving import resolve
-from training.commands.train import given_by, parser, with_task
+from training.command_line import settings_table
+from training.command_line.given import given_by, with_task
+from training.command_line.resolving import resolve
+from training.command_line.train_flags import parser
 from training.loop.optimizers import optimizer_from
 from training.presets import PRESETS
 from training.settings import flag
@@ -18,9 +19,11 @@ from training.tasks import TASKS, settings_from
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES += sorted((ROOT / "training" / "commands").glob("*.py"))
-NAMES = ("benchmark", "compress", "convert", "crosscheck", "evaluate", "gato", "generate", "look_inside", "scaling")
-MODULES = {name: f"training.commands.{name}" for name in (*NAMES, "serve", "train")}
+PAGES += sorted(page for room in ("commands", "command_line") for page in (ROOT / "training" / room).glob("*.py"))
+NAMES = ("benchmark", "compress", "convert", "crosscheck", "evaluate", "gato", "generate", "load_of_experts")
+MODULES = {
+    name: f"training.commands.{name}" for name in (*NAMES, "look_inside", "loss_curve", "scaling", "serve", "train")
+}
 COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 

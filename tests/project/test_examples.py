@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from training.commands.arguments import UsageError
+from training.command_line.arguments import UsageError
 from training.commands.crosscheck import main
 from training.crosscheck import check
 from training.crosscheck.foreign.checking import check_files

@@ -120,7 +120,7 @@ def test_functions_with_tagged_lines_are_numbered(path):
             assert not (is_public and "numbered" in decorators), f"{name_of(path)}:{node.lineno} {node.name}"
 
 
-@each_of(sorted({*files("training")} - {*files("training/benchmarks", "training/commands")}))
+@each_of(sorted({*files("training")} - {*files("training/benchmarks", "training/commands", "training/command_line")}))
 def test_training_does_not_read_the_clock(path):
     clocks = {"time"} if path.name == "chat_worker.py" else {"time", "datetime"}  # templates ask for the date
     assert clocks.isdisjoint(name.split(".")[0] for name in imported(path))

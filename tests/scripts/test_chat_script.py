@@ -20,7 +20,7 @@ from training.generation import Generator
 from training.generation.prefixes import LEAST
 from training.generation.talking import Talker
 from training.generation.text import Options
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
 L_MAX = 90

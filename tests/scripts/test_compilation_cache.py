@@ -9,8 +9,9 @@ import chex
 import pytest
 
 from tests.training_cases import untimed
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 PIPES = ("stdout", "stderr")

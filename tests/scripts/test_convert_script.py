@@ -15,7 +15,7 @@ from training import commands
 from training.data.tokenizers import build_tokenizer, load_tokenizer
 from training.interchange import load_pretrained, tokenizer_files
 from training.interchange.description import Model
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 torch, transformers = cases.libraries()
 TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]

@@ -20,7 +20,8 @@ from training.data.loading import load_run_data
 from training.data.records import Pair
 from training.evaluation import report
 from training.evaluation.report import bleu
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4

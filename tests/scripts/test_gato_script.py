@@ -6,7 +6,7 @@ import pytest
 
 from tests.run_cases import BYTES, make_run
 from tests.serving_cases import LIMITS
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.serving.served import served_of
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))

@@ -13,12 +13,13 @@ import pytest
 
 from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import LABELS, LETTERS, make_run
+from training.command_line.terminal import show
 from training.commands import generate
-from training.commands.terminal import show
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import CharacterTokenizer, LibraryTokenizer, build_tokenizer
 from training.generation import Generator
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 from training.tasks.classify import class_probabilities
 
 

@@ -1,9 +1,9 @@
-"""python -m training.commands.loss_curve: the picture that the README shows."""
+"""scripts/loss_curve.py: the picture that the README shows."""
 
 import json
 import re
 
-from training.commands.loss_curve import loss_curve_main
+from training.commands import loss_curve_main
 
 
 def test_the_losses_of_a_run_are_drawn(tmp_path, capsys):

@@ -13,8 +13,9 @@ from tests.run_cases import conversing, make_run
 from training import commands
 from training.data.chat import converser
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 
 SIZES = {"variant": "LLAMA", "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 16, "l_max": 64, "dropout": 0.0}
 ASKED = ["the cat", "sat on", "the mat, the rat", "a rat", "the rat sat", "on the mat", "the", "cat, the", "sat, sat"]

@@ -14,11 +14,12 @@ import pytest
 
 from tests import gguf_cases, interchange_cases
 from tests.run_cases import make_run
-from training.commands.terminal import run_of
+from training.command_line.named_models import run_of
 from training.data.tokenizers import build_tokenizer
 from training.interchange import InterchangeError, convert, load_pretrained
 from training.interchange.names import as_run
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 

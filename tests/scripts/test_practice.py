@@ -11,7 +11,8 @@ import pytest
 from tests.run_cases import make_run
 from training import commands
 from training.data.tokenizers import CharacterTokenizer
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 
 LINES = CharacterTokenizer("\t\nabcdefghij .")
 TEXT = "".join(f"{'abcdefghij'[n % 10]}{'abcdefghij'[n // 10 % 10]} fade{'abcd'[n % 4]}. big\n\n" for n in range(300))

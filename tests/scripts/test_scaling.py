@@ -6,7 +6,7 @@ from algorithms import GPT2, DTransformerConfig, count_params, init_d_transforme
 from tests.scripts.test_accelerators import report_of
 from training.benchmarks.accelerators.programs import read
 from training.commands import scaling
-from training.tasks.task import score_flops
+from training.tasks.flops import score_flops
 
 SIZES = {"N_V": 1000, "l_max": 256, "L": 3, "H": 4, "d_e": 320, "d_mlp": 1152}
 COMMAND = f"""

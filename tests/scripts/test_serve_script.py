@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import LETTERS, make_run
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 openai = pytest.importorskip("openai")
 serving_cases = pytest.importorskip("tests.serving_cases")

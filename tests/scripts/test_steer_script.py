@@ -13,7 +13,7 @@ from algorithms import d_inference
 from algorithms.inside import at, intervene
 from tests.run_cases import make_run
 from training.interpretability.steering import FORMAT, SteeringError, load_direction, save_direction
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.usefixtures("x32")
 DIRECTION = np.random.default_rng(1).standard_normal(8).astype(np.float32)

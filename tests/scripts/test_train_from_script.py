@@ -10,7 +10,7 @@ import pytest
 from tests.run_cases import make_run
 from training.data.tokenizers import build_tokenizer
 from training.interchange import convert
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 LABELED = "".join(f"{('even', 'odd')[n % 2]}\tthe number {n} is what it is\n" for n in range(80))

@@ -121,7 +121,7 @@ def test_the_machine_that_begins_a_run_decides_the_type(train, text, tmp_path, m
     assert 0 < abs(in_32[2] - results["loss"]) < 0.05
     generate = ("generate", run, "--prompt", "The", "--l_gen", 2)
     assert called(*generate)[::2] == (0, "")  # on CPUs, the parameters' own type
-    monkeypatch.setattr("training.commands.arguments.resolved", lambda dtype: "bfloat16")
+    monkeypatch.setattr("training.command_line.arguments.resolved", lambda dtype: "bfloat16")
     assert called(*generate)[::2] == (0, "note: computes in bfloat16\n")
     assert called(*generate, "--dtype", "float32")[::2] == (0, "")
 

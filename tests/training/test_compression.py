@@ -11,7 +11,7 @@ from training.compression import CompressionError, Decoder, Encoder, compress, d
 from training.data.tokenizers import WordTokenizer
 from training.generation import Generator
 from training.generation.scoring import bits_per_byte
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 CODE = "0bea0800a87a8cb286359267f6b6baef75a273622150299fd4f3ab0d26d42ee6"
 TEXT = "".join(np.random.default_rng(0).choice(list("abcde ."), size=230))

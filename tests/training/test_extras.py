@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import files_end_at
-from training.commands import EXTRAS
+from training.command_line.running import EXTRAS
 from training.crosscheck.book import write_book
 from training.data.chat import ChatTemplate
 from training.disk import reason

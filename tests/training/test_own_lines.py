@@ -21,8 +21,9 @@ from training import commands
 from training.interchange import InterchangeError, convert, load_pretrained, save_pretrained
 from training.loop.cost import step_flops
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory, RunError, load_run
+from training.runs.directory import RunDirectory, RunError
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 from training.settings import SettingsError
 from training.tasks import settings_from
 from training.tasks.models import config_from_json, config_to_json, model_config

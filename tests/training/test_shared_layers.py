@@ -6,10 +6,10 @@ import pytest
 
 from algorithms import ALBERT, init_d_transformer
 from tests.training_cases import N_V, make_trainer, settings_for
-from training.commands.resolving import Given, Model, resolve
+from training.command_line.resolving import Given, Model, resolve
 from training.interchange.starting import start_from
 from training.loop.cost import step_flops
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.settings import SettingsError
 from training.tasks.models import config_from_json, config_to_json, model_config
 

@@ -11,7 +11,8 @@ from training.commands.in_python import train
 from training.evaluation.ensembles import of_checkpoints
 from training.interchange import convert, load_model, load_pretrained
 from training.interchange.starting import start_from
-from training.runs.directory import RunError, load_run
+from training.runs.directory import RunError
+from training.runs.trained_model import load_run
 from training.tasks import settings_from
 from training.tasks.own_lines import modules_of, variant_named
 

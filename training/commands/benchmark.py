@@ -18,7 +18,7 @@ from typing import Any
 
 from training.benchmarks import accelerators, attention, decode, hybrid, startup, training_step
 from training.benchmarks.timing import machine
-from training.commands.arguments import Parser, at_least
+from training.command_line.arguments import Parser, at_least
 
 PARTS = {
     "attention": attention.run,

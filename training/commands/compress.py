@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from algorithms import DTransformerConfig
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_model, local
-from training.commands.terminal import run_of
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_model, local
+from training.command_line.named_models import run_of
 from training.compression import CompressionError, compress, decompress
 from training.disk import reason, write_atomically
 from training.evaluation.baselines import compressed_bits_per_byte
 from training.generation import Generator
 from training.generation.gato import of_text
 from training.interchange.names import MODEL
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 
 def parser() -> Parser:

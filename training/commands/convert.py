@@ -16,9 +16,9 @@ Exit status: 0 done; 2 invalid usage or input, nothing written; 130 after Ctrl-C
 
 import argparse
 
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_dtype, add_lines, local
-from training.commands.terminal import Bar, show
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_dtype, add_lines, local
+from training.command_line.terminal import Bar, show
 from training.interchange import convert
 from training.interchange.architectures import ARCHITECTURES
 from training.interchange.gguf_writing import QUANTIZED

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from training.command_line.arguments import Parser, at_least, local
+from training.command_line.terminal import print_table
 from training.commands import train
-from training.commands.arguments import Parser, at_least, local
-from training.commands.terminal import print_table
 from training.runs.directory import RunDirectory
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from training.command_line.arguments import Parser, local
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
 from training.crosscheck.book import page_of_model, write_book, write_report
@@ -32,8 +33,6 @@ from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
-
-from .arguments import Parser, local
 
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""

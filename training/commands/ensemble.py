@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import jax
 
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_cache, add_lines, local
-from training.commands.terminal import print_table
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_cache, add_lines, local
+from training.command_line.terminal import print_table
 from training.data.loading import load_run_data, make_dataset
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
 from training.evaluation.held_out import evaluate
-from training.runs.directory import Run, RunDirectory, RunError, load_run
+from training.runs.directory import Run, RunDirectory, RunError
+from training.runs.trained_model import load_run
 
 
 def parser() -> Parser:

@@ -13,16 +13,18 @@ import dataclasses
 import json
 from typing import Any
 
-from training.commands import compilation_cache
-from training.commands.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
-from training.commands.progress import Reading
-from training.commands.terminal import Bar, print_table, run_of, say, show
+from training.command_line import compilation_cache
+from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
+from training.command_line.named_models import run_of
+from training.command_line.progress import Reading
+from training.command_line.terminal import Bar, print_table, say, show
 from training.data.loading import load_run_data
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
 from training.evaluation.report import PARTS, compare
 from training.interchange.names import MODEL
-from training.runs.directory import Run, RunDirectory, load_run
+from training.runs.directory import Run, RunDirectory
+from training.runs.trained_model import load_run
 from training.settings import Settings
 from training.tasks.objectives import resolved
 

@@ -10,16 +10,16 @@ Exit status: 0 done; 2 invalid usage or input.
 import argparse
 from pathlib import Path
 
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_lines, local
-from training.commands.terminal import show
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_lines, local
+from training.command_line.terminal import show
 from training.data.gato import digits
 from training.data.records import DataError
 from training.disk import reason
 from training.evaluation.gato import named, picture_of_digits, picture_of_pendulum
 from training.generation.gato import Gato
 from training.generation.text import Options, answerer_for
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 L_GEN = 60
 

@@ -20,9 +20,11 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from training.commands import called, compilation_cache
-from training.commands.arguments import Parser, add_inference, add_markup, add_model, loading_of, type_of
-from training.commands.terminal import model_of, print_json, say, show
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_inference, add_markup, add_model, loading_of, type_of
+from training.command_line.named_models import model_of
+from training.command_line.running import called
+from training.command_line.terminal import print_json, say, show
 from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker

@@ -18,8 +18,8 @@ import optax
 from algorithms import GPT2, DTransformerConfig
 from training.benchmarks import attention, decode, kernels, reference, training_step
 from training.benchmarks.timing import Timing, alternate, machine, matrix_product_peak, table
+from training.command_line.terminal import Bar, say
 from training.commands import scaling
-from training.commands.terminal import Bar, say
 from training.loop.cost import matmul_peak
 from training.mesh.placement import Placement
 from training.settings import Settings

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from training.commands.arguments import did_you_mean
-from training.commands.resolving import resolve
-from training.commands.train import given_by
+from training.command_line.arguments import did_you_mean
+from training.command_line.given import given_by
+from training.command_line.resolving import resolve
 from training.commands.train import train as train_by
 from training.mesh.cpu import as_devices
 from training.mesh.processes import Processes
 from training.mesh.shape import n_places
 from training.presets import PRESETS
-from training.runs.directory import Run, load_run
+from training.runs.directory import Run
 from training.runs.interrupts import Interrupted, Interrupts
+from training.runs.trained_model import load_run
 from training.settings import KINDS, SETTINGS, SettingsError
 
 

@@ -25,12 +25,13 @@ from tqdm import tqdm
 
 from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, UsageError, add_lines, at_least, local
-from training.commands.terminal import Bar, say
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, UsageError, add_lines, at_least, local
+from training.command_line.terminal import Bar, say
 from training.interpretability import circuits, induction, scores
 from training.interpretability.induction import Measured
-from training.runs.directory import Run, load_run
+from training.runs.directory import Run
+from training.runs.trained_model import load_run
 
 PERIOD = 20  # tokens of the picture's text, which then repeats them
 EVERY = 25  # steps between two measurements

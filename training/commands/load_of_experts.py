@@ -1,11 +1,10 @@
 """Count the tokens that each expert of a run's layers gets from its held-out data, and draw them.
 
-python -m training.commands.load_of_experts runs/experts --picture experts.png
+scripts/load_of_experts.py runs/experts --picture experts.png
 """
 
 import itertools
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
@@ -16,12 +15,12 @@ from jaxtyping import Float
 from algorithms import DTransformerParams, d_hidden_state
 from algorithms.inside import record
 from algorithms.lines import Experts
-from training.commands import Arguments, command
-from training.commands.arguments import Parser, UsageError, add_cache, add_lines, at_least, local
-from training.commands.terminal import run_of
+from training.command_line.arguments import Parser, UsageError, add_cache, add_lines, at_least, local
+from training.command_line.named_models import run_of
 from training.data.batches import Batch
 from training.data.loading import load_run_data
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 from training.tasks.objectives import in_sequence
 
 
@@ -69,8 +68,7 @@ def draw_loads(shares: Float[np.ndarray, "L N_experts"], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-@command
-def load_of_experts_main(argv: Arguments) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
@@ -89,7 +87,3 @@ def load_of_experts_main(argv: Arguments) -> int:
     if arguments.picture:
         draw_loads(shares, arguments.picture)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(load_of_experts_main())

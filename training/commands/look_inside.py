@@ -11,13 +11,13 @@ into the other prompt's pass, restore its answer. Exit status: 0 done; 2 invalid
 import argparse
 from pathlib import Path
 
-from training.commands import compilation_cache
-from training.commands.arguments import Parser, add_model, local
-from training.commands.terminal import run_of
+from training.command_line import compilation_cache
+from training.command_line.arguments import Parser, add_model, local
+from training.command_line.named_models import run_of
 from training.disk import write_atomically
 from training.interchange.names import MODEL
 from training.interpretability.page import PageError, look, pictures
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 
 def parser() -> Parser:

@@ -1,15 +1,15 @@
 """Draw the losses of a run, or of several to compare, from metrics.jsonl; the file's extension decides the format.
 
-python -m training.commands.loss_curve runs/demo docs/demo.svg
-python -m training.commands.loss_curve runs/hybrid runs/attention hybrid.png
+scripts/loss_curve.py runs/demo docs/demo.svg
+scripts/loss_curve.py runs/hybrid runs/attention hybrid.png
 """
 
-import sys
+from collections.abc import Sequence
 
-from training.commands import Arguments, command
-from training.commands.arguments import Parser, local
+from training.command_line.arguments import Parser, local
 from training.runs.directory import RunDirectory, RunError
-from training.runs.metrics import compare_losses, plot_losses, read_metrics
+from training.runs.loss_plots import compare_losses, plot_losses
+from training.runs.metrics import read_metrics
 
 
 def parser() -> Parser:
@@ -20,8 +20,7 @@ def parser() -> Parser:
     return main
 
 
-@command
-def loss_curve_main(argv: Arguments) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
     found = {}
@@ -37,7 +36,3 @@ def loss_curve_main(argv: Arguments) -> int:
         ((name, lines),) = found.items()
         plot_losses(lines, arguments.picture, title=name)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(loss_curve_main())

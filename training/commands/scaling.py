@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.reference import GPT2_124M
-from training.commands.arguments import Parser
+from training.command_line.arguments import Parser
 from training.loop.cost import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
@@ -34,8 +34,8 @@ from training.mesh.placement import Placement, shardings
 from training.mesh.shape import check_sizes, n_places
 from training.settings import REMAT, Settings
 from training.tasks import TASKS, settings_from
+from training.tasks.flops import mlp_flops, score_flops
 from training.tasks.models import init_model, model_config
-from training.tasks.task import mlp_flops, score_flops
 
 MIXTRAL_SIZES = {"N_V": 32000, "l_max": 4096, "L": 32, "H": 32, "H_kv": 8, "d_e": 4096}
 MODELS = {

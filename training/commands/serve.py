@@ -19,8 +19,8 @@ from pathlib import Path
 
 import uvicorn
 
-from training.commands import compilation_cache
-from training.commands.arguments import (
+from training.command_line import compilation_cache
+from training.command_line.arguments import (
     Parser,
     add_inference,
     add_markup,
@@ -31,7 +31,8 @@ from training.commands.arguments import (
     size,
     type_of,
 )
-from training.commands.terminal import model_of, say
+from training.command_line.named_models import model_of
+from training.command_line.terminal import say
 from training.data.chat import with_markup
 from training.disk import read_text, reason
 from training.generation.text import AnswerError

@@ -7,29 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, Source
 from training.data.chat import with_markup
 from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
+from training.data.decoder_tasks import SEPARATOR, as_pairs, task_store
 from training.data.files import read_corpus
 from training.data.formats import text_files
 from training.data.gato.batches import Modalities
 from training.data.gato.sequences import Vocabulary
 from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
-from training.data.records import (
-    Anew,
-    Corpus,
-    DataError,
-    Document,
-    Kind,
-    Labeled,
-    Pair,
-    fingerprint,
-    hash64,
-    record_key,
-)
+from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair, fingerprint, hash64, record_key
 from training.data.streams import HUB, streamed
 from training.data.token_store import (
     Splits,
@@ -60,7 +48,6 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # bytes of text that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
-SEPARATOR = "\t"  # of a source and its target, for a decoder that learns pairs, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,32 +260,3 @@ def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
         raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leaves a part empty")
     own = fingerprint(corpus.fingerprint, fold)
     return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)
-
-
-def as_pairs(corpus: Corpus[Any]) -> Corpus[Pair]:
-    """Return a corpus with every labeled text as a pair of the text and its label; pairs stay as they are."""
-
-    def pair(record: Pair | Labeled) -> Pair:
-        return Pair(record.text, record.label, record.where) if isinstance(record, Labeled) else record
-
-    return dataclasses.replace(corpus, **{part: [*map(pair, records)] for part, records in corpus.parts().items()})
-
-
-def task_store(records: Iterable[Pair], tokenizer: Tokenizer, *, part: str) -> TokenStore:
-    """Return pairs, tokenized separately, as a store of sequences for a decoder: bos, source, TAB, target, eos. The
-    loss is on target and eos, so `generate.py RUN --prompt "SOURCE<TAB>"` answers. Raises DataError for a source with a
-    TAB.
-    """
-    sources, targets = [], []
-    for record in records:
-        if SEPARATOR in record.source:
-            raise DataError(f"{record.where}: expected a source without TAB, which separates it from its target")
-        sources.append(record.source + SEPARATOR)
-        targets.append(record.target)
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
-    pairs = list(zip(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets), strict=True))
-    tokens = np.array([token for a, b in pairs for token in (bos, *a, *b, eos)], np.int32)
-    answers = np.array([answer for a, b in pairs for answer in (*[False] * (1 + len(a)), *[True] * (len(b) + 1))], bool)
-    offsets = np.cumsum([0, *(len(a) + len(b) + 2 for a, b in pairs)], dtype=np.int64)
-    own = fingerprint(tokenizer.N_V, tokens.tobytes(), offsets.tobytes())
-    return TokenStore(tokens, offsets, tokenizer.N_V, 0, own, part, exact=False, answers=answers)

@@ -47,17 +47,9 @@ from training.interchange.hub import downloaded
 from training.interchange.license import license_of
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
-from training.runs.directory import (
-    FORMAT,
-    FROZEN,
-    Description,
-    Run,
-    RunDirectory,
-    frozen_fingerprint,
-    load_run,
-    read_adapter,
-)
+from training.runs.directory import FORMAT, Description, Run, RunDirectory
 from training.runs.named_arrays import flatten, unflatten
+from training.runs.trained_model import FROZEN, frozen_fingerprint, load_run, read_adapter
 from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes, scale_of
@@ -101,7 +93,7 @@ def load_pretrained(path: str | Path, *, lines: Sequence[str] = ()) -> tuple[Any
 
 
 def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()) -> Run:
-    """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.directory.load_run` does, cast to
+    """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.trained_model.load_run` does, cast to
     `dtype`. Raises InterchangeError as `load_pretrained`.
     """
     with downloaded(str(path)) as local:

@@ -14,7 +14,8 @@ from training.data.tokenizers import Tokenizer
 from training.interchange import load_model
 from training.interchange.names import as_run
 from training.interchange.pretrained import TASK_OF, settings_of
-from training.runs.directory import FROZEN, RunDirectory, frozen_fingerprint
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams
 from training.tasks.low_rank import adapter_shapes

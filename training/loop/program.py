@@ -1,10 +1,7 @@
-"""What a training computes: its functions as a plan, the compiled ones with the settings that fit into memory, and why
-it cannot continue.
-"""
+"""What a training computes: its functions as a plan, and the compiled ones with the settings that fit into memory."""
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,12 +11,12 @@ import numpy as np
 from training.data.loading import RunData
 from training.evaluation.held_out import check_predicts, evaluate
 from training.loop import cost
+from training.loop.diagnosis import TrainingError, not_finite
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import TrainState, batch_loss, init_state, make_step
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
 from training.runs.directory import Description
-from training.runs.named_arrays import flatten
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.low_rank import init_adapter, merged, scale_of
@@ -28,12 +25,6 @@ from training.tasks.objectives import make_totals, resolved
 
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
 """Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
-STACKED = re.compile(r"(\w+\.)?layers\.|(en|de)coder\.(\w+_)?(attention|mlp|norm\d)\.")  # arrays stacked over layers
-NAMED = 3
-
-
-class TrainingError(RuntimeError):
-    """The training stopped; the message says what happened, where, and what is kept."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -237,34 +228,6 @@ class Program(NamedTuple):
         return evaluate(self.totals, model, held_out, tokens_per_byte=of_bytes, check=check)
 
 
-class Preview(NamedTuple):
-    """What an update would cost."""
-
-    parameters: int  # of the model, with what `vocabulary_multiple` adds
-    active: int  # of these, those that each token reads: of experts, only the chosen ones
-    trained: int  # trained parameters: all of the model's, or the low-rank ones
-    needed: int  # bytes on each device, by the compiler; 0 if it does not say
-    limit: int  # bytes available on each device
-    flops: int  # of the matrix products
-    peak: float  # FLOP/s of a large matrix product, on all devices
-    device: str  # description of the devices
-
-
-def preview(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], Any]], Any]) -> Preview:
-    """Compile the update without allocating its state, and return what it costs; `run` calls the compiler."""
-    model = plan.template.params if plan.frozen is None else plan.frozen
-    return Preview(
-        parameters=size(model),
-        active=cost.active_parameters(model),
-        trained=size(plan.template.params),
-        needed=cost.needed(run(plan.compiled_step)),
-        limit=cost.limit(plan.placement.n_local_devices),
-        flops=plan.flops,
-        peak=plan.peak(clock),
-        device=plan.placement.devices,
-    )
-
-
 def evaluated(state: TrainState) -> Any:
     """Return the parameters to evaluate: their moving average if there is one."""
     return state.params if state.ema is None else state.ema
@@ -273,31 +236,3 @@ def evaluated(state: TrainState) -> Any:
 def size(tree: Any) -> int:
     """Return the number of elements in a pytree's arrays."""
     return sum(array.size for array in jax.tree.leaves(tree))
-
-
-def _kept(checkpoint: int | None) -> str:
-    return "there is no checkpoint yet" if checkpoint is None else f"the last good checkpoint is of step {checkpoint}"
-
-
-def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: int | None) -> TrainingError:
-    """Return the error for an update with a non-finite loss or gradient; `gradient` is recomputed before the update."""
-    finite = {name: np.isfinite(array) for name, array in flatten(gradient).items()}
-    places = [  # with the first layer that is not finite of a stacked array
-        f"{name}[{np.argmin(array.reshape(len(array), -1).all(axis=1))}]" if STACKED.match(name) else name
-        for name, array in finite.items()
-        if not array.all()
-    ]
-    named = ", ".join(places[:NAMED]) + (f" and {len(places) - NAMED} more" if len(places) > NAMED else "")
-    where = f"the gradients of {named} are not finite" if places else "all gradients are finite, but their norm is not"
-    return TrainingError(
-        f"step {step}: the loss is {loss} and {where}, at learning rate {rate:.3g}. The update was not made; "
-        f"{_kept(checkpoint)}. Try a smaller learning_rate, a clip_norm, or dtype float32, in another directory"
-    )
-
-
-def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:
-    """Return the error for a loss, in nats per token, above the limit."""
-    return TrainingError(
-        f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
-        f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"
-    )

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 
 from training.disk import reason
-from training.loop.program import Plan, TrainingError, evaluated
+from training.loop.diagnosis import TrainingError
+from training.loop.program import Plan, evaluated
 from training.loop.train_step import TrainState
 from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint
 from training.runs.directory import RunDirectory
-from training.runs.metrics import EventFile, MetricsLog, Writer, cut, plot_losses, read_metrics, wandb_writer
+from training.runs.loss_plots import plot_losses
+from training.runs.metrics import EventFile, MetricsLog, Writer, cut, read_metrics, wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
 

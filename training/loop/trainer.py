@@ -17,7 +17,8 @@ import jax
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop.cost import is_exhausted, memory_in_use
-from training.loop.program import Plan, Program, TrainingError, explosion, size
+from training.loop.diagnosis import TrainingError, explosion
+from training.loop.program import Plan, Program, size
 from training.loop.run_store import Progress, Store
 from training.loop.train_step import StepMetrics, TrainState
 from training.mesh.processes import Processes

@@ -11,8 +11,9 @@ from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import arrays_of
 from algorithms.model.initialization import Scheme
 from algorithms.ops.linear import linear
+from training.tasks.flops import embedding_flops, layer_flops
 from training.tasks.objectives import Batch, Columns, Objective, in_sequence
-from training.tasks.task import Task, embedding_flops, layer_flops
+from training.tasks.task import Task
 
 
 class ClassifierParams(NamedTuple):

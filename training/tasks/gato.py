@@ -7,9 +7,10 @@ from jax import Array
 
 from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, init_gato
 from algorithms.gato import BINS
+from training.tasks.flops import layer_flops
 from training.tasks.objectives import Batch, Columns, Objective, next_tokens
 from training.tasks.paper import D
-from training.tasks.task import Task, layer_flops
+from training.tasks.task import Task
 
 
 def hidden_state(params: GatoParams, batch: Batch, **options: Any) -> Array:

@@ -14,8 +14,9 @@ from algorithms import (
     init_e_transformer,
     init_ed_transformer,
 )
+from training.tasks.flops import attention_flops, embedding_flops, layer_flops
 from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
-from training.tasks.task import Task, attention_flops, embedding_flops, layer_flops
+from training.tasks.task import Task
 
 
 def _d_columns(params, batch: Batch, keys, **options) -> Columns:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import training
+from training.command_line.train_flags import parser
 from training.commands.generate import parser as generate_parser
-from training.commands.train import parser
 from training.data.loading import load_run_data
 from training.runs.directory import RunDirectory
 from training.settings import flag

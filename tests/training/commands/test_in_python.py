@@ -9,7 +9,8 @@ import pytest
 import training
 from training import commands
 from training.commands import in_python
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 SETTINGS = {

@@ -9,11 +9,11 @@ from scripts.crosscheck import crosscheck_main
 from tests.cases import D, random_theta
 from tests.run_cases import BYTES, make_run
 from training import commands
-from training.commands.loss_curve import loss_curve_main
 from training.data.files import read_corpus
 from training.disk import local_path
 from training.interchange import load_pretrained, save_pretrained
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
+from training.runs.trained_model import load_run
 
 URL = "gs://bucket/x"
 SAID = f"expected a path on this machine, got {URL}; mount its bucket (with gcsfuse, s3fs or rclone) or copy the"
@@ -46,7 +46,7 @@ COMMANDS = {
     commands.induction_main: [[URL], ["--out", URL]],
     commands.gato_main: [[URL], ["run", "--pictures", URL]],
     commands.serve_main: [[URL]],
-    loss_curve_main: [[URL, "a.svg"], ["run", URL]],
+    commands.loss_curve_main: [[URL, "a.svg"], ["run", URL]],
     crosscheck_main: [["--json", URL], ["--html", URL]],
 }
 

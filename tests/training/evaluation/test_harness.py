@@ -17,7 +17,7 @@ from tests.run_cases import LETTERS, conversing, make_run
 from training import generation, interchange
 from training.data.tokenizers import LibraryTokenizer
 from training.generation.prompts import window_start
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 lm_eval = pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
 harness = importlib.import_module("training.evaluation.harness")

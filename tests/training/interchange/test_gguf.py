@@ -14,7 +14,7 @@ from tests import interchange_cases as cases
 from training.interchange import InterchangeError, convert, gguf_file, load_model, load_pretrained
 from training.interchange.gguf_file import GGUFFile
 from training.interchange.gguf_models import open_gguf
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 gguf = gguf_cases.gguf
 torch, transformers = cases.libraries()

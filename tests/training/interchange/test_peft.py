@@ -13,8 +13,9 @@ from tests import interchange_cases as cases
 from tests.run_cases import make_run
 from training.data.tokenizers import ByteTokenizer
 from training.interchange import InterchangeError, convert
-from training.runs.directory import FROZEN, Description, RunDirectory, frozen_fingerprint, load_run
+from training.runs.directory import Description, RunDirectory
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import FROZEN, frozen_fingerprint, load_run
 from training.settings import SettingsError
 from training.tasks import settings_from, settings_to_json
 from training.tasks.low_rank import adapter_shapes

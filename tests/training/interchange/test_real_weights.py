@@ -25,7 +25,7 @@ from training.generation.scoring import log_probabilities, sentence_embeddings
 from training.generation.text import Options, answerer_for
 from training.interchange import convert, load_model, load_pretrained
 from training.interchange.gguf_models import open_gguf
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 torch, transformers = cases.libraries()
 pytestmark = [

@@ -35,7 +35,7 @@ from tests.training.runs.test_directory import full_disk
 from training.generation.text import Options, answerer_for
 from training.interchange import InterchangeError, convert, load_model, load_pretrained, save_pretrained
 from training.interchange.encoder_decoder import VARIANTS
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.tasks.classify import ClassifierParams
 
 SIZES = {"N_V": 17, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 7}

@@ -24,7 +24,8 @@ from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, pictures, show
 from training.interpretability.page.look import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
-from training.runs.directory import Run, load_run
+from training.runs.directory import Run
+from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 

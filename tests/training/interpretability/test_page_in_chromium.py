@@ -10,7 +10,7 @@ from tests.browser import browser, luminance
 from tests.run_cases import make_run
 from training.interpretability.page import look, show
 from training.interpretability.page.look import Attended, Circuits, Look, Patched, Prediction, Written
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.end_to_end
 CHOSEN = "return document.querySelector('.strip [aria-current=true]').dataset.i"

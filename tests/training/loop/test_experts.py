@@ -14,7 +14,8 @@ from algorithms.lines import Experts
 from algorithms.model.variants import LLAMA
 from tests.run_cases import BYTES, make_run
 from tests.training_cases import make_trainer, settings_for
-from training.commands.load_of_experts import load_of_experts_main, loads
+from training.commands import load_of_experts_main
+from training.commands.load_of_experts import loads
 from training.generation import Generator, decoding
 from training.loop.cost import active_parameters
 from training.loop.train_step import batch_loss

@@ -13,7 +13,8 @@ import pytest
 from tests.training_cases import make_trainer, settings_for, untimed
 from training.loop.run_store import Progress
 from training.runs.checkpoints import saved_steps
-from training.runs.directory import RunDirectory, RunError, load_run
+from training.runs.directory import RunDirectory, RunError
+from training.runs.trained_model import load_run
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("as_most_callers")]
 OFTEN = {"rows": "chunks", "steps": 8, "eval_every": 2, "checkpoint_every": 3, "max_to_keep": 2, "learning_rate": 0.01}

@@ -12,9 +12,10 @@ from tests.training_cases import N_V, data_for, make_trainer, settings_for
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import LossScale, batch_loss, init_state, make_step
 from training.runs.checkpoints import read_checkpoint, saved_steps
-from training.runs.directory import FROZEN, Description, RunDirectory, RunError, frozen_fingerprint, load_run
+from training.runs.directory import Description, RunDirectory, RunError
 from training.runs.interrupts import Interrupted
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import FROZEN, frozen_fingerprint, load_run
 from training.settings import OPTIMIZERS, SettingsError
 from training.tasks import TASKS, settings_from
 from training.tasks.low_rank import LowRank, adapter_shapes, init_adapter, low_rank_of, merged

@@ -9,9 +9,10 @@ import pytest
 
 from tests.training_cases import make_trainer, settings_for
 from training.loop import cost as memory
-from training.loop.program import Plan, Program, TrainingError
-from training.runs.directory import load_run
+from training.loop.diagnosis import TrainingError
+from training.loop.program import Plan, Program
 from training.runs.metrics import read_metrics
+from training.runs.trained_model import load_run
 
 SETTINGS = {"rows": "chunks", "steps": 3, "eval_every": 3, "batch_size": 12, "l_max": 7}
 

@@ -12,8 +12,9 @@ import chex
 import pytest
 
 from tests.training_cases import untimed
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
 from training.runs.metrics import read_metrics
+from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.end_to_end
 ROOT = pathlib.Path(__file__).resolve().parents[3]

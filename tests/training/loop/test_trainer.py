@@ -18,13 +18,13 @@ from tests.training_cases import TIMED, data_for, make_trainer, settings_for, un
 from training.data.records import DataError
 from training.evaluation.held_out import evaluate
 from training.loop import program
-from training.loop.program import TrainingError, not_finite
+from training.loop.diagnosis import TrainingError, not_finite
 from training.loop.run_store import Progress
 from training.runs.checkpoints import read_checkpoint
-from training.runs.directory import load_run
 from training.runs.interrupts import Interrupted
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten, unflatten
+from training.runs.trained_model import load_run
 from training.tasks.models import init_model, model_shapes
 
 SHORT = {"rows": "chunks", "steps": 8, "eval_every": 3, "checkpoint_every": 7, "max_to_keep": 2, "learning_rate": 0.01}

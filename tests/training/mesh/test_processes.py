@@ -18,9 +18,10 @@ from jax._src import distributed
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
 from training.mesh import coordinator
 from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
 from training.runs.metrics import read_metrics
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 
 SIZES = {"l_max": 16, "L": 1, "H": 4, "d_e": 16, "d_mlp": 16, "batch-size": 8, "dropout": 0.1}
 FLAGS = {**SIZES, "tokenizer": "bytes", "optimizer": "adamw", "schedule": "cosine", "peak": 1e12}

@@ -13,8 +13,8 @@ from training.loop.run_store import Store
 from training.mesh.placement import Placement
 from training.mesh.shape import AXES, written
 from training.runs.checkpoints import read_checkpoint
-from training.runs.directory import load_run
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 
 SIZES = {"H": 8, "d_e": 16, "d_mlp": 16, "l_max": 8, "batch_size": 16, "vocabulary_multiple": 8}
 SETTINGS = SIZES | {"steps": 50, "learning_rate": 0.01, "dropout": 0.1, "eval_every": 25, "checkpoint_every": 50}

@@ -21,8 +21,10 @@ from training.data.tokenizers import ByteTokenizer
 from training.interpretability.saved import save_recorded
 from training.interpretability.steering import save_direction
 from training.runs.checkpoints import Checkpoints
-from training.runs.directory import Description, RunDirectory, RunError, load_run
-from training.settings import SettingsError, differences
+from training.runs.directory import Description, RunDirectory, RunError
+from training.runs.resuming import differences
+from training.runs.trained_model import load_run
+from training.settings import SettingsError
 from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import model_config, model_shapes
 

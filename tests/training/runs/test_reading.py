@@ -13,8 +13,9 @@ from tests.run_cases import make_run
 from training.generation import Generator
 from training.interchange import convert, load_model
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory, load_run
+from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import load_run
 
 SIZES = {"H": 4, "d_e": 32, "d_mlp": 48, "dropout": 0.0}
 

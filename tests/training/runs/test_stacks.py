@@ -9,8 +9,9 @@ from algorithms.lines import MLP, First
 from algorithms.model.theta import places
 from tests.cases import random_theta
 from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint
-from training.runs.directory import RunDirectory, RunError, _read_parameters
+from training.runs.directory import RunDirectory, RunError
 from training.runs.named_arrays import flatten
+from training.runs.trained_model import _read_parameters
 
 N, L = 2, 5
 ATTENTION = DEEPSEEK.attention.but(d_c=6, d_r=4, d_q=3)

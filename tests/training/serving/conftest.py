@@ -3,7 +3,7 @@
 import pytest
 
 from tests.run_cases import make_run
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 
 @pytest.fixture(scope="package")

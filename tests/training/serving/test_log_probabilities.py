@@ -5,7 +5,7 @@ import pytest
 
 from tests import serving_cases
 from tests.run_cases import conversing, make_run
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 SEEDS = range(6)
 

@@ -20,7 +20,7 @@ from training.generation.layout import bytes_of_token
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import PromptReader
 from training.generation.requests import Prompt, Request
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.serving.engine import Engine, Failed, Job, _Sequence
 from training.serving.memory import Budget, TooLargeError
 

@@ -11,7 +11,7 @@ from tests import serving_cases
 from tests.run_cases import conversing, make_run
 from training.data.chat import converser
 from training.mesh.placement import Placement
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 SIZES: dict[str, Any] = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}

@@ -9,7 +9,7 @@ from tests.run_cases import BYTES, conversing, make_run
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer
 from training.generation.grammars import Grammars
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 from training.serving.calls import HERMES, LLAMA, MISTRAL, CallReader, format_of
 
 openai = pytest.importorskip("openai")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.training_cases import settings_for
-from training.commands.progress import Display, Pace
+from training.command_line.progress import Display, Pace
 from training.loop.trainer import Facts
 
 FACTS = Facts(step=0, parameters=9, trained=9, tokens=99, epochs=1.0, device="cpu", seconds=5.0)

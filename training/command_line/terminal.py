@@ -6,19 +6,10 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Self, TextIO
 
 from tqdm import tqdm
 
-from training.data.hub_names import HUB
-from training.disk import local_path
-from training.interchange import load_quantized
-from training.interchange.gguf_file import SUFFIX, is_quantized
-from training.interchange.names import as_run
-from training.runs.directory import Run, load_run
-
-UNUSED = 30
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of writing."""
 
@@ -84,27 +75,3 @@ class Bar:
             self._said, seconds = now, now - self._begun
             left = f", {tqdm.format_interval(seconds / self._done * (total - self._done))} left" if total else ""
             say(f"{self._shown['desc']}: {self._done} of {total or 'an unknown number'}{left}", dated=True)
-
-
-def model_of(name: str, *, dtype: Any, placement: Any, lines: Sequence[str]) -> Run:
-    """Load the model that a name means, as `load_run` does: that of a quantized GGUF file, unless it is divided among
-    devices, with the file's blocks in memory, and others from the run that `run_of` returns.
-    """
-    path = local_path(name) if not name.startswith(HUB) else None
-    if placement is None and path is not None and path.suffix == SUFFIX and path.is_file() and is_quantized(path):
-        with Bar("reading") as bar:
-            return load_quantized(path, dtype=dtype, progress=bar.advance)
-    return load_run(run_of(name), dtype=dtype, placement=placement, lines=lines)
-
-
-def run_of(name: str, cache: Path | None = None) -> Path:
-    """Return the directory of the run that a name means, as `as_run` does, and show what is converted; models in the
-    cache that nothing has used for `UNUSED` days are removed then.
-    """
-
-    def converted(text: str) -> None:
-        say(f"{text}\nIt is kept there until {UNUSED} days after its last use, or until --clear-models.")
-
-    with Bar("reading") as bar:
-        unused_since = time.time() - UNUSED * 24 * 3600
-        return as_run(name, cache_dir=cache, unused_since=unused_since, say=converted, progress=bar.advance)

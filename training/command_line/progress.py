@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from training.commands.terminal import Bar, say
+from training.command_line.terminal import Bar, say
 from training.evaluation.report import sample
 from training.loop.trainer import Facts
 from training.runs.directory import Run

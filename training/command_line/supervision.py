@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from training.commands import called
-from training.commands.terminal import say
+from training.command_line.running import called
+from training.command_line.terminal import say
 from training.runs.interrupts import handling
 
 STREAMS = "FORMAL_ALGORITHMS_STREAMS"  # variable that gives the child the parent's descriptors of stdout and stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from training.commands.compiled_programs import Programs, keep_programs_in
-from training.commands.terminal import say
+from training.command_line.compiled_programs import Programs, keep_programs_in
+from training.command_line.terminal import say
 from training.data.token_store import default_cache_dir
 from training.interchange.names import clear
 

@@ -13,8 +13,8 @@ import pytest
 from jax._src import compilation_cache as private
 from jax._src import monitoring
 
-from training.commands import compilation_cache, compiled_programs
-from training.commands.compiled_programs import Programs
+from training.command_line import compilation_cache, compiled_programs
+from training.command_line.compiled_programs import Programs
 
 HIT, MISS = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
 SETTINGS = (

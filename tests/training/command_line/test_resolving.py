@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from training.commands.resolving import Given, Model, resolve
+from training.command_line.resolving import Given, Model, resolve
 from training.settings import Settings, SettingsError
 from training.tasks import objectives, settings_from
 

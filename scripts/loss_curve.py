@@ -1,0 +1,11 @@
+"""The command of training/commands/loss_curve.py, from a checkout: see --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout needs no installation
+
+from training.commands import loss_curve_main
+
+if __name__ == "__main__":
+    sys.exit(loss_curve_main())
