@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import conversing, make_run
-from tests.training.commands.test_progress import Terminal
+from tests.training.command_line.test_progress import Terminal
 from training.commands import generate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator

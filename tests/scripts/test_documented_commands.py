@@ -72,7 +72,7 @@ BENCHMARKS = {
     (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
 }
 
-ELSEWHERE = ("serve", "scaling")
+ELSEWHERE = ("load_of_experts", "loss_curve", "serve", "scaling")
 OF_THEIR_OWN = re.compile(
     "--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
@@ -83,10 +83,10 @@ HERE = [
     for command in FOUND
     if not (command[0] in ELSEWHERE or OF_THEIR_OWN.search(" ".join(command)))
 ]
-"""Not those of serve.py, of several processes and of foreign code, which are what test_serve_script.py,
-tests/training/mesh/test_processes.py and tests/project/test_examples.py run; scaling.py stands below. What needs a
-model of people, an adapter, images or several tasks is in test_chat_script.py, test_convert_script.py and
-test_practice.py."""
+"""Not those of load_of_experts.py, loss_curve.py, serve.py, several processes and foreign code, which are what
+tests/training/loop/test_experts.py, test_loss_curve.py, test_serve_script.py, tests/training/mesh/test_processes.py and
+tests/project/test_examples.py run; scaling.py stands below. What needs a model of people, an adapter, images or several
+tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,9 @@ from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import At, Recorded
 from algorithms.machinery.contract import check_key
 from training.generation import decoding, inputs, layout, prefilling, prompts, states
-from training.generation.cache import bucketed, capacity
+from training.generation.cache import bucketed, capacity, rows_of_parts
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
-from training.generation.layout import rows_of_parts
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, Read
 from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_of

@@ -17,7 +17,8 @@ from algorithms.layers import keeping, lines_of
 from algorithms.lines import Experts
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.cache import Cache, Kept, Known, Step, keys_of_distances, rows_of
+from training.generation.attending import Known, Step, keys_of_distances
+from training.generation.cache import Cache, Kept, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, Most, State, grow

@@ -15,9 +15,8 @@ from algorithms.lines import Attention
 from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.model.columnwise import check_columns
 from algorithms.model.theta import Apart, count_layers, of_each_layer, places, stacks_of
-from training.generation.cache import Projections, is_in_parts, sizes_of_heads
+from training.generation.projections import Projections, sizes_of_heads
 from training.generation.quantized import QuantizedMatrix
-from training.generation.slots import smallest_part
 
 Weights = DTransformerParams | EDTransformerParams  # as `unstacked` lays them out
 
@@ -140,14 +139,6 @@ def bytes_kept(theta: DTransformerParams) -> list[tuple[int, int]]:
 def bytes_of_token(theta: DTransformerParams) -> int:
     """Return the bytes of the keys and values of a token in all layers."""
     return sum(of_token for of_token, _ in bytes_kept(theta))
-
-
-def rows_of_parts(theta: Weights, B: int) -> int | None:
-    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part."""
-    sizes = sizes_of_layers(theta)
-    if sizes is None or not is_in_parts(jax.tree.leaves(theta.W_e)[0]):
-        return None
-    return smallest_part(B, len(theta.W_e), *sizes[:2])
 
 
 def apart(theta: DTransformerParams) -> DTransformerParams:

@@ -13,8 +13,7 @@ from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
 from algorithms.lines import Attention
 from algorithms.model.theta import Apart, count_layers, places, stacks_of
-from training.generation.cache import Cache, Kept, KeyValues, held
-from training.generation.layout import rows_of_parts
+from training.generation.cache import Cache, Kept, KeyValues, held, rows_of_parts
 from training.generation.states import Context, Most, State, begun, prompt_tokens
 
 

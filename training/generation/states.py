@@ -34,12 +34,13 @@ from training.generation.cache import (
     chosen_sequences,
     held,
     rows_of,
+    rows_of_parts,
     side_by_side,
-    sizes_of_heads,
     whole,
     with_room,
 )
-from training.generation.layout import Weights, rows_of_parts
+from training.generation.layout import Weights
+from training.generation.projections import sizes_of_heads
 from training.generation.sampling import History
 
 

@@ -14,7 +14,7 @@ from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.softmax import softmax
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Generator, cache, decoding, generate, prefilling, states
+from training.generation import Generator, attending, cache, decoding, generate, prefilling, states
 from training.generation.cache import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
@@ -390,7 +390,7 @@ def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypa
     expected = np.einsum("hbc,hbcd->hdb", weights, V.reshape(H, B, C, 7)).reshape(H * 7, B)
     for platform, rows in (("cpu", 1), ("tpu", 8)):
         monkeypatch.setattr(cache, "platform_of", lambda _, platform=platform: platform)
-        attend = functools.partial(cache.attend_cached, permitted=permitted)
+        attend = functools.partial(attending.attend_cached, permitted=permitted)
         np.testing.assert_allclose(attend(Q, cache.KeyValues(K, V)), expected, rtol=1e-12)
         assert f"f64[{H * B},{rows},{C}]" in str(jax.make_jaxpr(attend)(Q, cache.KeyValues(K, V)))
 

@@ -12,7 +12,7 @@ from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
 from tests.training.generation.test_rings import model
-from training.generation import Generator, Translator, cache, decoding, prefilling, states
+from training.generation import Generator, Translator, attending, cache, decoding, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
@@ -44,7 +44,7 @@ def test_parts_give_what_all_rows_give(slot, window):
     def added(start=0, n=None):
         return of_distances[..., start:][..., :n]
 
-    attend = functools.partial(cache.attend_cached, permitted=jnp.asarray(permitted), cap=3.0, of_distances=added)
+    attend = functools.partial(attending.attend_cached, permitted=jnp.asarray(permitted), cap=3.0, of_distances=added)
     expected = attend(queries(), rows)
     assert float(jnp.abs(expected.reshape(H, d_mid, B)[..., 2]).max()) == 0
     starts = np.cumsum([0, *SIZES])

@@ -200,7 +200,7 @@ def greedy(path, x, l_gen):
 import json, sys
 import jax, numpy as np
 from training.generation import generate
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 path, x, l_gen = json.loads(sys.argv[1])
 run = load_run(path)
 options = {"config": run.config, "l_gen": l_gen, "tau": 0.0, "key": jax.random.key(0)}

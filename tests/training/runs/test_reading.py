@@ -86,7 +86,7 @@ PEAK = """
 import resource, sys
 import jax
 from training.generation import Generator
-from training.runs.directory import load_run
+from training.runs.trained_model import load_run
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 jax.numpy.zeros(3).block_until_ready()

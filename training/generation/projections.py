@@ -1,0 +1,85 @@
+"""The weights of an attention, laid out for one column at a time, and what it reads of one."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from algorithms import AttentionParams, MHAttentionParams
+from algorithms.lines import Attention
+from algorithms.model.attention import Read
+from algorithms.model.positions import Table
+from algorithms.ops.products import product
+from training.generation.quantized import QuantizedMatrix
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Projections:
+    """The weights of one attention, laid out so that one product projects a column for all heads."""
+
+    W: Any  # [rows, d_e]: W_q of all heads, and for self-attention W_k and W_v below it
+    b: tuple[Any, ...]  # the biases of each of these, or None
+    W_o: Any  # [d_out, H*d_mid], the output projection
+    b_o: Any  # its bias, or None
+    gamma_q: Any  # the scale of the norm of queries, as in `MHAttentionParams`
+    gamma_k: Any  # the scale of the norm of keys
+    norm_out: Any  # the norm of the output
+    W_r: Any  # Transformer-XL's projection of distances
+    u: Any  # its bias of queries for the product with keys
+    v: Any  # its bias of queries for the product with distances
+    s: Any  # the sinks
+    of_positions: Any  # the parameters of positions of one's own
+    W_g: Any  # the projection of the gate of what the heads give
+    rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
+
+    @staticmethod
+    def of(params: MHAttentionParams, *, context: bool) -> "Projections":
+        """Lay out weights for self-attention or, if ``context``, for a context whose keys and values are known."""
+        h = params.heads
+        W, b = ((h.W_q,), (h.b_q,)) if context else ((h.W_q, h.W_k, h.W_v), (h.b_q, h.b_k, h.b_v))
+        of_all = QuantizedMatrix.stacked(W) if isinstance(W[0], QuantizedMatrix) else _stacked(*W)
+        return Projections(of_all, b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
+
+    @property
+    def heads(self) -> AttentionParams:
+        """The matrices and biases one by one, for a line of one's own (None: a known context's); not of int8."""
+        if not isinstance(self.W, jax.Array):
+            raise ValueError(
+                "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "
+                "itself; generate with the weights as they are"
+            )
+        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
+        W = [a.reshape(*n, a.shape[-1]) for a, n in zip(jnp.split(self.W, ends), self.rows, strict=True)]
+        of_each = [part for pair in zip(W, self.b, strict=True) for part in pair]
+        return AttentionParams(*of_each, *[None] * (6 - len(of_each)))
+
+    def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
+        """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""
+        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
+        found = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.rows, strict=True)]
+        if of_positions:
+            return tuple(found[:2])
+        found = [Y if b is None else Y + b[..., None] for Y, b in zip(found, self.b, strict=True)]
+        return (*found, None, None)[:3]
+
+
+def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> Read:
+    """Return what an attention reads of a column of zeros: for its shapes, and for the keys of distances."""
+    X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
+    return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
+
+
+def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:
+    """Return the number of heads of queries, and of keys and values, and the rows of a key and of a value."""
+    Q, K, V = jax.eval_shape(lambda W: read_of_a_column(line, W, d_e, dtype)[:3], W)
+    return Q.shape[0], K.shape[0], K.shape[1], V.shape[1]
+
+
+@jax.jit
+def _stacked(*W: Float[Array, "H _ d_e"]) -> Float[Array, "rows d_e"]:
+    return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in W])
