@@ -106,13 +106,14 @@ class Slots:
         permitted: Bool[Array, "B R"],
         cap: float | None,
         of_distances: Callable[..., Array] | None,
-        slot: Int[Array, ""],
+        slot: Int[Array, ""] | None,
         window: int | None,
-        sinks: Float[Array, "HB g _"] | None = None,
+        sinks: Float[Array, "HB g _"] | None,
     ) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4 for g queries of each head of each sequence, whose token is in `slot`.
         ``of_distances(start, n)`` is added to the scores of n rows, ``[HB, g, n]``; sinks are scores without a value.
         """
+        assert slot is not None
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)
         first = jnp.full((HB, g, 1), -jnp.inf, dtype), jnp.zeros((HB, g, 1), dtype)
