@@ -47,10 +47,11 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if os.environ["JAX_COMPILATION_CACHE_DIR"]:
-    keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print, seconds=0.2)
+    keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print)
 jaxtyping.install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("jax")
 gc.set_threshold(200_000, 20, 20)  # tracing makes many objects, and few cycles
 

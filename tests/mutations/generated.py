@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from algorithms.machinery.tags import tags_in, tags_of
+from training.crosscheck.edits import Offsets
 
 __all__ = ["ROOT", "Generated", "generated"]
 
@@ -59,7 +60,7 @@ def generated() -> dict[str, Generated]:
 
 
 def _of_file(file: str, text: str) -> Iterator[Generated]:
-    tags, where = tags_in(text), _Offsets(text)
+    tags, where = tags_in(text), Offsets(text)
     for function, statement in _statements(ast.parse(text), ""):
         tag = tags_of(statement, tags)
         by_hand = file.startswith("algorithms/ops/") and any(map(BY_HAND.search, function.split(".")))
@@ -73,26 +74,6 @@ def _of_file(file: str, text: str) -> Iterator[Generated]:
                 said = " ".join(f"{text[first:end]} → {new}".split())
                 name = f"{file.removeprefix('algorithms/')}: {function}, {line}: {said}"
                 yield Generated(name, file, first, end, new)
-
-
-class _Offsets:
-    """Where the nodes of a file are in its text."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.lines = text, text.splitlines(keepends=True)
-        self.starts = [0]
-        for line in self.lines:
-            self.starts.append(self.starts[-1] + len(line))
-
-    def span(self, node: ast.expr) -> tuple[int, int]:
-        return self._at(node.lineno, node.col_offset), self._at(node.end_lineno or 0, node.end_col_offset or 0)
-
-    def source(self, node: ast.expr) -> str:
-        first, end = self.span(node)
-        return self.text[first:end]
-
-    def _at(self, line: int, column: int) -> int:
-        return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
 
 
 def _statements(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.stmt]]:

@@ -2,13 +2,14 @@
 
 import ast
 import dataclasses
+import itertools
 import pathlib
 import re
 from collections.abc import Iterator
 
 from algorithms.machinery.tags import tags_in
 
-__all__ = ["Edit", "Planted"]
+__all__ = ["Edit", "Offsets", "Planted"]
 
 TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\w+|[^\s\w]""")
 COMPOUND = {ast.If: ("if", "test"), ast.While: ("while", "test"), ast.For: ("for", "iter")}
@@ -55,24 +56,39 @@ class Planted:
     variant: str | None = None
 
 
+class Offsets:
+    """Where the nodes of a file are in its text."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self._lines = text, text.splitlines(keepends=True)
+        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
+
+    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        """Return the first and last offset of a node."""
+        last = node.end_lineno or node.lineno
+        return self._at(node.lineno, node.col_offset), self._at(last, node.end_col_offset or 0)
+
+    def source(self, node: ast.stmt | ast.expr) -> str:
+        """Return the code of a node."""
+        first, end = self.span(node)
+        return self.text[first:end]
+
+    def _at(self, line: int, column: int) -> int:
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
+
+
 def spans(text: str, function: str, statement: str, old: str) -> list[tuple[int, int]]:
     """Return where a piece of code is in the statements of a function that a name or a tag means: first and last offset.
 
     `text`: the text of the file; `function`, `statement`, `old`: as in `Edit`.
     """
     tree, wanted = ast.parse(text), [token for token, _, _ in _tokens(old)]
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    lines, comments = text.splitlines(), tags_in(text)
-
-    def offset(line: int, column: int) -> int:
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
-
-    found = []
+    comments, where, found = tags_in(text), Offsets(text), []
     for names, node in _statements(_body(tree, function)):
         first, last = node.lineno, node.end_lineno or node.lineno
         tags = next((comments[n] for n in range(first, last + 1) if n in comments), ())
         if statement in names or statement in {tag.first for tag in tags}:
-            at, end = offset(first, node.col_offset), offset(last, node.end_col_offset or 0)
+            at, end = where.span(node)
             tokens = list(_tokens(text[at:end]))
             for i in range(len(tokens) - len(wanted) + 1):
                 if [token for token, _, _ in tokens[i : i + len(wanted)]] == wanted:
