@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.command_line import settings_table
-from training.command_line.given import given_by, with_task
-from training.command_line.resolving import resolve
+from training.command_line.resolving import given_by, resolve, with_task
 from training.command_line.train_flags import parser
 from training.loop.optimizers import optimizer_from
 from training.presets import PRESETS

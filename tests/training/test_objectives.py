@@ -16,6 +16,7 @@ from training.settings import REMAT
 from training.tasks import TASKS
 from training.tasks.classify import class_probabilities, init_classifier
 from training.tasks.models import model_config, model_shapes
+from training.tasks.objectives import Options
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -35,7 +36,8 @@ def model(task, **settings):
 def case(task):
     """The same, where each sequence has a row, and the compiled loss (params, batch, keys) with its gradient."""
     settings, data, config, theta = model(task, batch_size=6, **({"rows": "chunks"} if task == "d" else {}))
-    return settings, data, config, theta, jax.jit(jax.value_and_grad(TASKS[task].objective.loss))
+    value_and_grad = jax.value_and_grad(lambda *of: TASKS[task].objective.losses(*of).nats)
+    return settings, data, config, theta, jax.jit(value_and_grad)
 
 
 def probabilities(task, theta, batch):
@@ -93,8 +95,8 @@ def test_label_smoothing_spreads_its_share_over_all_classes():
     batch = data.train.batch(0)
     P = np.asarray(class_probabilities(batch["x"], theta, length=batch["length"]))
     Q = 0.1 / 2 + 0.9 * (batch["label"] == np.arange(2)[:, None])
-    loss = functools.partial(TASKS["classify"].objective.loss, label_smoothing=0.1)
-    np.testing.assert_allclose(jax.jit(loss)(theta, batch, None), -(Q * np.log(P)).sum(), rtol=1e-10)
+    losses = functools.partial(TASKS["classify"].objective.losses, label_smoothing=0.1)
+    np.testing.assert_allclose(jax.jit(losses)(theta, batch, None).nats, -(Q * np.log(P)).sum(), rtol=1e-10)
 
 
 def assert_same_loss(task, of_model, name, values):
@@ -147,7 +149,8 @@ def test_dropout_depends_on_the_step_and_on_the_sequence():
     assert losses[0] == losses[2] != losses[1]
     key = jax.random.key(1)
     keys = jnp.stack([key, key, jax.random.key(2), key])
-    X = jax.jit(functools.partial(TASKS["classify"].objective.columns, dropout=0.5))(theta, batch, keys).X
+    columns = functools.partial(TASKS["classify"].objective.columns, options=Options(dropout=0.5))
+    X = jax.jit(columns)(theta, batch, keys).X
     np.testing.assert_allclose(X[:, 0], X[:, 1], rtol=0, atol=1e-12)  # a matrix product may add its columns differently
     assert np.abs(X[:, 0] - X[:, 2]).max() > 0.01
 

@@ -131,7 +131,7 @@ class Display:
             self._bar.close()
 
 
-class Reading(Bar):
+class TokenizingBar(Bar):
     """Shows how much of the data is tokenized; without a terminal, by a line every so often."""
 
     def __init__(self, *, quiet: bool) -> None:

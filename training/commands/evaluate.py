@@ -16,7 +16,7 @@ from typing import Any
 from training.command_line import compilation_cache
 from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
 from training.command_line.named_models import run_of
-from training.command_line.progress import Reading
+from training.command_line.progress import TokenizingBar
 from training.command_line.terminal import Bar, print_table, say, show
 from training.data.loading import load_run_data
 from training.data.streams import at_commit
@@ -80,7 +80,7 @@ def main(arguments: argparse.Namespace) -> None:
     dtype = resolved(description.settings.dtype if arguments.dtype == "auto" else arguments.dtype)
     run = load_run(files.path, dtype=dtype, lines=arguments.lines)
     description = description._replace(settings=other_settings(arguments, run, description.settings))
-    with Reading(quiet=False) as reading:
+    with TokenizingBar(quiet=False) as reading:
         options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
         data = load_run_data(description.settings, **options, progress=reading.tokenized)
     if not arguments.data:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from training.command_line.arguments import did_you_mean
-from training.command_line.given import given_by
-from training.command_line.resolving import resolve
+from training.command_line.resolving import given_by, resolve
 from training.commands.train import train as train_by
 from training.mesh.cpu import as_devices
 from training.mesh.processes import Processes

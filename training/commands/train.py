@@ -20,10 +20,9 @@ import jax
 
 from training.command_line import compilation_cache
 from training.command_line.dry_run import described
-from training.command_line.given import FILES, at_commits, given_by, with_task
 from training.command_line.named_models import run_of
-from training.command_line.progress import Display, Reading
-from training.command_line.resolving import Given, Model, resolve
+from training.command_line.progress import Display, TokenizingBar
+from training.command_line.resolving import FILES, Given, Model, at_commits, given_by, resolve, with_task
 from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
 from training.command_line.terminal import say, show
@@ -127,7 +126,7 @@ def _prepared(
         given = given._replace(model=Model(start.name, start.sizes))
         settings = resolve(given)
         start = start.fitted(settings)
-    with Reading(quiet=arguments.quiet or not processes.is_main) as reading:
+    with TokenizingBar(quiet=arguments.quiet or not processes.is_main) as reading:
         options: dict[str, Any] = {
             "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
             "cache_dir": arguments.cache,

@@ -18,7 +18,7 @@ from training.runs.directory import Run, RunDirectory, RunError
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_shapes
-from training.tasks.objectives import Batch, Totals, cast
+from training.tasks.objectives import DEFAULT, Batch, Totals, cast
 
 
 def of_checkpoints(directory: str | Path, *, lines: Sequence[str] = ()) -> dict[int, Run]:
@@ -76,7 +76,7 @@ def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, B
     def totals(params, batch):
         logs = []
         for theta in params:
-            c = objective.columns(cast(theta, settings.dtype), batch, None, implementation="auto")
+            c = objective.columns(cast(theta, settings.dtype), batch, None, DEFAULT)
             logits = jnp.einsum("nd,dbl->nbl", c.W_u, c.X, preferred_element_type=jnp.float32)
             logits = logits if c.b_u is None else logits + c.b_u[:, None, None]
             logs.append(jax.nn.log_softmax(capped(logits, c.cap), axis=0))

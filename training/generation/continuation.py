@@ -26,7 +26,7 @@ from training.generation.states import Likeliest, State
 REMEMBERED = 1024  # initial room for tokens in a `History`, so that few programs are compiled
 
 
-class Requests(Sampling, total=False):
+class CallArguments(Sampling, total=False):
     """The arguments of `generate` that `Generator` takes for each call."""
 
     lengths: Required[Lengths]
@@ -61,7 +61,7 @@ class Generator:
         self.weights = layout.unstacked(self.apart, int8=int8)
         self.inside = Inside(changes or {}, names) if changes or names else None
 
-    def generate(self, prompts: Tokens, **requests: Unpack[Requests]) -> Int[Array, "B l_gen"]:
+    def generate(self, prompts: Tokens, **requests: Unpack[CallArguments]) -> Int[Array, "B l_gen"]:
         """Continue prompts; see the function `generate`."""
         continuation, l_gen = self.begin(prompts, **requests), requests["l_gen"]
         continuation.extend(l_gen)
@@ -69,7 +69,7 @@ class Generator:
         fill = max(0, int(continuation.sampling.eos[0, 0]))
         return jnp.asarray(np.pad(continuation.tokens, ((0, 0), (0, missing)), constant_values=fill))
 
-    def stream(self, prompts: Tokens, **requests: Unpack[Requests]) -> Iterator[np.ndarray]:
+    def stream(self, prompts: Tokens, **requests: Unpack[CallArguments]) -> Iterator[np.ndarray]:
         """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""
         yield from self.begin(prompts, **requests).columns(requests["l_gen"])
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from training.data.loading import RunData
 from training.evaluation.held_out import check_predicts, evaluate
@@ -36,6 +37,8 @@ class Plan:
     placement: Placement
     initial: Any  # the parameters to start from; None: random ones
     frozen: Any  # θ, if an adapter of it is trained; else None
+    schedule: optax.Schedule
+    optimizer: optax.GradientTransformation
 
     @staticmethod
     def of(description: Description, data: RunData, initial: Any = None) -> "Plan":
@@ -43,14 +46,15 @@ class Plan:
         ValueError.
         """
         settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
-        optimizer_from(settings)
+        schedule, optimizer = optimizer_from(settings)
         for sample in (0, settings.eval_batches):
             check_predicts(TASKS[settings.task].objective.weights, data.validation.evaluation_batches(sample=sample))
         if settings.lora_rank:
             theta = padded(initial, description.config.N_V, settings.vocabulary_multiple)
             frozen = jax.tree.map(jax.device_put, theta, shardings(placement.placed(theta)))
             initial = None
-        return Plan(description=description, data=data, placement=placement, initial=initial, frozen=frozen)
+        here = {"data": data, "placement": placement, "initial": initial, "frozen": frozen}
+        return Plan(description=description, **here, schedule=schedule, optimizer=optimizer)
 
     @property
     def settings(self) -> Settings:
@@ -86,7 +90,7 @@ class Plan:
             N_C = len(self.description.labels)
             params = init_model(key, s.task, config, scheme=s.init, N_C=N_C) if initial is None else initial
             params = padded(params, config.N_V, s.vocabulary_multiple)
-        return init_state(params, optimizer_from(s)[1], ema_decay=s.ema_decay, dtype=s.dtype)
+        return init_state(params, self.optimizer, ema_decay=s.ema_decay, dtype=s.dtype)
 
     @functools.cached_property
     def _init_key(self) -> Any:
@@ -127,8 +131,7 @@ class Plan:
 
     def compiled_step(self) -> Any:
         """Compile the update."""
-        schedule, optimizer = optimizer_from(self.settings)
-        step = make_step(self._objective, optimizer, schedule, self.settings, N_V=self._N_V)
+        step = make_step(self._objective, self.optimizer, self.schedule, self.settings, N_V=self._N_V)
         options = {"out_shardings": (shardings(self.template), None), "donate_argnums": 0}
         return self.placement.compiled(step, self.arguments(self.template, 0), **options)
 
