@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.comparison import Place
 from training.crosscheck.pseudocode import Line
 
 from .checking import Report, merged
+from .evidence import Departure
 
 __all__ = ["Verdict", "as_data", "as_junit", "print_report", "verdicts"]
 
@@ -26,14 +28,14 @@ class Verdict:
     line: Line
     verdict: str  # "DIFFERS" or one of `WORST`
     holders: list[str]  # the foreign tensors that hold its values, and their layouts
-    sources: list[tuple[str, int]]  # the file and line of each
+    places: list[Place]  # the source lines that compute these
+    departures: list[Departure]  # what the code has instead
 
 
 def verdicts(report: Report) -> list[Verdict]:
     """What is said of each line that the case has values of, by algorithm."""
-    walk, found = report.walk, []
+    walk, found, departures = report.walk, [], merged(report.departures)
     keys = {visit: seen.key for visit, seen in walk.run.lines.items()}
-    departed = {(d.algorithm, d.line) for d in report.departures}
     for n in sorted({key.algorithm for key in keys.values()}):
         for line in PSEUDOCODE[n].lines:
             own = [
@@ -45,8 +47,9 @@ def verdicts(report: Report) -> list[Verdict]:
             holders = list(dict.fromkeys(walk.layouts[visit] for visit in own if visit in walk.layouts))
             matches = [walk.run.lines[visit].match for visit in own]
             sources = [tensor.source for match in matches if match is not None for tensor in match.tensors]
-            there = dict.fromkeys(source for source in sources if source is not None)
-            found.append(Verdict(n, line, "DIFFERS" if (n, line.number) in departed else worst, holders, list(there)))
+            places = [Place(file, at, at, "") for file, at in dict.fromkeys(filter(None, sources))]
+            departed = [d for d in departures if (d.algorithm, d.line) == (n, line.number)]
+            found.append(Verdict(n, line, "DIFFERS" if departed else worst, holders, places, departed))
     return found
 
 
