@@ -9,8 +9,8 @@ from training.crosscheck.oracle.positions import alibi_slopes, sinusoid, t5_buck
 
 from .catalogue import choice
 from .formulas import sigmoid
-from .parts import Named, Parts, softmax
-from .run import LARGE, Key
+from .parts import Parts, softmax
+from .run import LARGE, Key, Named
 
 __all__ = ["Attention"]
 
@@ -24,49 +24,47 @@ class Attention(Parts):
     def attention(
         self,
         place: str,
-        X: Any,
-        Z: Any,
-        kx: Key,
-        kz: Key,
+        X: Named,
+        Z: Named,
         prefix: str,
         mask: Any,
         *,
         distances: str = "",
-        embedded: Any = None,
+        embedded: Named | None = None,
     ) -> Named:
         """Algorithm 5, and Algorithm 4 of every head (alone without W_o).
 
-        `kx`, `kz`: the lines of X and Z; `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x];
-        `distances`: the name of T5's table; `embedded`: the context before the encoder.
+        `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x]; `distances`: the name of T5's table;
+        `embedded`: the context before the encoder.
         """
         self.use("turns", place, Key(place, 4, "1"))
-        if kx is not kz and self.name("kv_reads", place) == "X":
-            mask = np.ones((X.shape[-1], X.shape[-1]), bool)
-        if self.p(prefix + "W_c") is not None:
-            Q, K, V, keys = self._latent(place, X, kx, prefix)
-        else:
-            Q, K, V, keys = self._read(place, X, Z, kx, kz, prefix, embedded)
-        H, d, d_e = Q.shape[-3], Q.shape[-2], X.shape[-2]
+        l_x = X.value.shape[-1]
+        if X is not Z and self.name("kv_reads", place) == "X":
+            mask = np.ones((l_x, l_x), bool)
+        W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
+        Q, K, V = self._read(place, X, Z, prefix, embedded) if W_c is None else self._latent(place, X, prefix)
+        H, d, d_e = *Q.value.shape[-3:-1], X.value.shape[-2]
         base = choice("scale", self.case.base.get("scale", "1/√d")).do(d, d_e, H)
-        S, ks = self._scores(place, Q, K, keys[:2], base * math.sqrt(d), prefix, distances)
-        A, ka = self._weights(place, S, ks, mask, base, (d, d_e, H), prefix)
-        W_g = self.p(prefix + "W_g")
-        kv, only_v = Key(place, 4, "return"), self.name("values", place) in ("ΣV", "mean", "V")
+        S = self._scores(place, Q, K, base * math.sqrt(d), prefix, distances)
+        A = self._weights(place, S, mask, base, (d, d_e, H), prefix)
+        only_v = self.name("values", place) in ("ΣV", "mean", "V")
         Y = self.line(
-            kv,
-            lambda: self._values(place, self._each(place, V, H), A),
-            [keys[2]] if only_v else [ka, keys[2]],
+            Key(place, 4, "return"),
+            lambda: self._values(place, self._each(place, V.value, H), A.value),
+            [V] if only_v else [A, V],
             parts=True,
         )
         if W_g is not None:
-            before, k_sum, kv = Y, kv, Key(place, 5, "2")
-            gate = sigmoid(self.product(W_g, X[:, None]))
-            Y = self.line(kv, lambda: self.rounded(before * gate), [k_sum, kx], parts=True)
-        W_o, b_o, ky, ko = self.p(prefix + "W_o"), self.p(prefix + "b_o"), Key(place, 5, "3"), Key(place, 5, "return")
+
+            def gated(before: Any = Y.value) -> Any:
+                return self.rounded(before * sigmoid(self.product(W_g, X.value[:, None])))
+
+            Y = self.line(Key(place, 5, "2"), gated, [Y, X], parts=True)
         if W_o is None:
-            return Y, kv
-        Y = self.line(ky, lambda: self.use("concat", place)(Y), [kv])
-        return self.line(ko, lambda: self.linear(self.use("out", place)(W_o), b_o, Y, "o_bias", place), [ky]), ko
+            return Y
+        Y = self.line(Key(place, 5, "3"), lambda before=Y.value: self.use("concat", place)(before), [Y])
+        out = Key(place, 5, "return")
+        return self.line(out, lambda: self.linear(self.use("out", place)(W_o), b_o, Y.value, "o_bias", place), [Y])
 
     def _each(self, place: str, A: Any, H: int) -> Any:
         """The keys or values of every head, where heads share them."""
@@ -79,65 +77,58 @@ class Attention(Parts):
             ("divided by the fourth root of d_attn", lambda Q: Q * r, lambda Q: Q / r),
         )
 
-    def _read(self, place: str, X: Any, Z: Any, kx: Key, kz: Key, prefix: str, embedded: Any) -> Any:
-        """Queries, keys and values, ready for line 4, and their lines."""
-        k = [Key(place, 4, line) for line in "123"]
-        d = self.p(prefix + "W_q").shape[-2]
+    def _read(self, place: str, X: Named, Z: Named, prefix: str, embedded: Named | None) -> tuple[Named, Named, Named]:
+        """Queries, keys and values, ready for line 4."""
 
         def project(i: int) -> Any:
-            def thunk() -> Any:
-                name, letter = self.use("weights", place)[i], "qkv"[i]
-                if i == 0:
-                    reads = (X, Z)[self.use("q_reads", place)] if kx is not kz else X
-                else:
-                    reads = (
-                        (Z, X, Z if embedded is None else embedded)[self.use("kv_reads", place)] if kx is not kz else Z
-                    )
-                W, b = self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}")
-                how = self.use("split", place)
-                if how != "mixed":
-                    W, b = how(W), None if b is None else how(b[..., None])[..., 0]
-                Y = self.linear(W, b, reads[:, None], f"{letter}_bias", place, f"{letter}_square")
-                if how == "mixed":  # [H, d, l] → [l, H d] → [H, l, d]
-                    R, H, d, l = Y.shape
-                    Y = np.swapaxes(np.moveaxis(Y.reshape(R, H * d, l), -1, -2).reshape(R, H, l, d), -1, -2)
-                return self.rounded(Y)
+            name, letter, reads = self.use("weights", place)[i], "qkv"[i], Z
+            if X is not Z:
+                reads = (
+                    (X, Z)[self.use("q_reads", place)] if i == 0 else (Z, X, embedded or Z)[self.use("kv_reads", place)]
+                )
+            W, b = self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}")
+            how = self.use("split", place)
+            if how != "mixed":
+                W, b = how(W), None if b is None else how(b[..., None])[..., 0]
+            Y = self.linear(W, b, reads.value[:, None], f"{letter}_bias", place, f"{letter}_square")
+            if how == "mixed":  # [H, d, l] → [l, H d] → [H, l, d]
+                R, H, d, l = Y.shape
+                Y = np.swapaxes(np.moveaxis(Y.reshape(R, H * d, l), -1, -2).reshape(R, H, l, d), -1, -2)
+            return self.rounded(Y)
 
-            return thunk
+        forms = self._forms(self.p(prefix + "W_q").shape[-2])
+        Q, K, V = (
+            self.line(Key(place, 4, "123"[i]), lambda i=i: project(i), [of], parts=True, forms=forms if i < 2 else ())
+            for i, of in enumerate((X, Z, Z))
+        )
+        Q, K = self._normalized(place, Q, "q", prefix), self._normalized(place, K, "k", prefix)
+        Q, K, V = (self._clipped(place, Y) for Y in (Q, K, V))
+        if self.use("rotation", place, Key(place, 4, "4")) is not None:
+            Q, K = self._turned(place, Q, 0), self._turned(place, K, 1)
+        return Q, K, V
 
-        forms = self._forms(d)
-        Q = self.line(k[0], project(0), [kx], parts=True, forms=forms)
-        K = self.line(k[1], project(1), [kz], parts=True, forms=forms)
-        V = self.line(k[2], project(2), [kz], parts=True)
-        Q, k[0] = self._normalized(place, Q, k[0], "q", prefix)
-        K, k[1] = self._normalized(place, K, k[1], "k", prefix)
-        Q, K, V = (self._clipped(place, Y, key) for Y, key in zip((Q, K, V), k, strict=True))
-        Q, K, keys = self._turned(place, Q, K, k)
-        return Q, K, V, keys
-
-    def _normalized(self, place: str, Y: Any, key: Key, letter: str, prefix: str) -> Named:
+    def _normalized(self, place: str, Y: Named, letter: str, prefix: str) -> Named:
         """Queries or keys, RMS-normalized where they have a γ, of d_attn rows or of all heads' rows."""
-        gamma, how = self.p(f"{prefix}gamma_{letter}"), self.use("qk_norm", place, key)
+        gamma, how = self.p(f"{prefix}gamma_{letter}"), self.use("qk_norm", place, Y.key)
         if how == "none" or (gamma is None and how != "rms"):
-            return Y, key
-        at, kn = f"{place}/{letter}", Key(place, 4, key.line, "normalized")
+            return Y
 
         def normalized() -> Any:
             self.use("qk_norm", place)
-            R, H, d, l = Y.shape
+            R, H, d, l = Y.value.shape
             together = gamma is not None and gamma.shape[-1] != d and how != "each"
-            E = Y.reshape(R, 1, H * d, l) if together else Y
-            E = E / self.use("norm_epsilon", at)((E * E).mean(-2, keepdims=True))
+            E = Y.value.reshape(R, 1, H * d, l) if together else Y.value
+            E = E / self.use("norm_epsilon", f"{place}/{letter}")((E * E).mean(-2, keepdims=True))
             if gamma is not None:
-                g = self.use("norm_gamma", at)(gamma)
+                g = self.use("norm_gamma", f"{place}/{letter}")(gamma)
                 E = E * (g.reshape(len(g), -1, E.shape[-2]) if g.shape[-1] != d else g[:, None])[..., None]
             return self.rounded(self.rounded(E.reshape(-1, H, d, l)))  # γ may have replicas that Y has not
 
-        return self.line(kn, normalized, [key], parts=True), kn
+        return self.line(Key(place, 4, Y.key.line, "normalized"), normalized, [Y], parts=True)
 
-    def _clipped(self, place: str, Y: Any, key: Key) -> Any:
-        c = self.use("clip", place, key)
-        return Y if c is None else np.where(np.real(Y) > c, c, np.where(np.real(Y) < -c, -c, Y))
+    def _clipped(self, place: str, Y: Named) -> Named:
+        c, y = self.use("clip", place, Y.key), Y.value
+        return Y if c is None else Y._replace(value=np.where(np.real(y) > c, c, np.where(np.real(y) < -c, -c, y)))
 
     def _rotate(self, place: str, Y: Any, t: Any, way: int = 1) -> Any:
         """Y turned at the positions t, rounded as tables made in float32 are; `way`: −1 is backwards."""
@@ -148,87 +139,83 @@ class Attention(Parts):
         out = turn(Y, way * (t + first), 2 * int(Y.shape[-2] * share / 2), scaling)
         return self.off(self.rounded(out), np.abs(Y).max(-2, keepdims=True), 1.0 + np.abs(t))
 
-    def _turned(self, place: str, Q: Any, K: Any, k: list[Key]) -> Any:
-        if self.use("rotation", place, Key(place, 4, "4")) is None:
-            return Q, K, k
-        turned = []
-        for Y, key, on in ((Q, k[0], 0), (K, k[1], 1)):
-            kt = Key(place, 4, key.line, "turned")
+    def _turned(self, place: str, Y: Named, on: int) -> Named:
+        """Queries (`on`: 0) or keys (1), rotated."""
+        y = Y.value
 
-            def thunk(Y: Any = Y, on: int = on) -> Any:
-                way = self.use("rotates", place)[on]
-                return self._rotate(place, Y, np.arange(Y.shape[-1]), way) if way else Y
+        def turned() -> Any:
+            way = self.use("rotates", place)[on]
+            return self._rotate(place, y, np.arange(y.shape[-1]), way) if way else y
 
-            turned.append((self.line(kt, thunk, [key], parts=True, forms=self._forms(Y.shape[-2])), kt))
-        (Q, kq), (K, kk) = turned
-        return Q, K, [kq, kk, k[2]]
+        key = Key(place, 4, Y.key.line, "turned")
+        return self.line(key, turned, [Y], parts=True, forms=self._forms(y.shape[-2]))
 
-    def _latent(self, place: str, X: Any, kx: Key, prefix: str) -> Any:
-        """Queries, keys and values of multi-head latent attention, and their lines."""
-        k = {w: Key(place, 4, w[0], w[2:]) for w in ("1", "2", "3", "2 c", "1 c_q", "2 W_kr X turned")}
+    def _latent(self, place: str, X: Named, prefix: str) -> tuple[Named, Named, Named]:
+        """Queries, keys and values of multi-head latent attention."""
+        t, W_cq = np.arange(X.value.shape[-1]), self.p(f"{prefix}W_cq")
 
-        def normed(name: str, W: Any, key: Key, reads: Any) -> Any:
+        def normed(name: str, line: str) -> Named:
             def thunk() -> Any:
-                C = self.product(W, reads)
+                C = self.product(self.p(f"{prefix}W_{name}"), X.value)
                 C = C / self.use("norm_epsilon", f"{place}/c")((C * C).mean(-2, keepdims=True))
                 return self.rounded(C * self.p(f"{prefix}gamma_{name}")[..., None])
 
-            return self.line(key, thunk, [kx])
+            return self.line(Key(place, 4, line, "c" if name == "c" else "c_q"), thunk, [X])
 
-        t, W_cq = np.arange(X.shape[-1]), self.p(f"{prefix}W_cq")
-        C = normed("c", self.p(f"{prefix}W_c"), k["2 c"], X)
-        C_q, kq = (X, kx) if W_cq is None else (normed("cq", W_cq, k["1 c_q"], X), k["1 c_q"])
+        def part(name: str, reads: Named) -> Any:
+            return self.product(self.p(prefix + name), reads.value[:, None])
+
+        C = normed("c", "2")
+        C_q = X if W_cq is None else normed("cq", "1")
         K_r = self.line(
-            k["2 W_kr X turned"], lambda: self._rotate(place, self.product(self.p(f"{prefix}W_kr"), X), t), [kx]
+            Key(place, 4, "2", "W_kr X turned"),
+            lambda: self._rotate(place, self.product(self.p(f"{prefix}W_kr"), X.value), t),
+            [X],
         )
-
-        def part(name: str, reads: Any) -> Any:
-            return self.product(self.p(prefix + name), reads[:, None])
 
         def queries() -> Any:
             return _stacked(part("W_q", C_q), self._rotate(place, part("W_qr", C_q), t))
 
         def keys() -> Any:
-            return _stacked(part("W_k", C), K_r[:, None])
+            return _stacked(part("W_k", C), K_r.value[:, None])
 
-        Q = self.line(k["1"], queries, [kq], parts=True)
-        K = self.line(k["2"], keys, [k["2 c"], k["2 W_kr X turned"]], parts=True)
-        V = self.line(k["3"], lambda: part("W_v", C), [k["2 c"]], parts=True)
-        return Q, K, V, [k["1"], k["2"], k["3"]]
+        Q = self.line(Key(place, 4, "1"), queries, [C_q], parts=True)
+        K = self.line(Key(place, 4, "2"), keys, [C, K_r], parts=True)
+        return Q, K, self.line(Key(place, 4, "3"), lambda: part("W_v", C), [C], parts=True)
 
-    def _scores(self, place: str, Q: Any, K: Any, keys: list[Key], times: float, prefix: str, distances: str) -> Named:
+    def _scores(self, place: str, Q: Named, K: Named, times: float, prefix: str, distances: str) -> Named:
         """KᵀQ, and what distances and a cap do to it; `times`: a variant's scale times √d_attn."""
-        H, d = Q.shape[-3], Q.shape[-2]
-        added = self.use("distances", place, Key(place, 4, "4"))
+        key, (H, d) = Key(place, 4, "4"), Q.value.shape[-3:-1]
+        added = self.use("distances", place, key)
         shifted = added is not None and added[0] == "Transformer-XL" and added[2] != "no u"
 
         def scores() -> Any:
             self.use("scale", place)
-            of = self.sum(Q, self.need(f"{prefix}u")[..., None] + 0 * Q) if shifted else Q
-            return times * self.product(np.swapaxes(self._each(place, K, H), -1, -2), of)
+            of = self.sum(Q.value, self.need(f"{prefix}u")[..., None] + 0 * Q.value) if shifted else Q.value
+            return times * self.product(np.swapaxes(self._each(place, K.value, H), -1, -2), of)
 
         forms = [("divided by √d_attn", lambda S: S * d**-0.5, lambda S: S * d**0.5)]
         forms += [("KᵀQ", lambda S: S / times, lambda S: S * times)] if times != 1 else []
-        k = Key(place, 4, "4")
-        S = self.line(k, scores, keys, parts=True, forms=forms)
+        S = self.line(key, scores, [Q, K], parts=True, forms=forms)
         if added is not None:
-            l_z, l_x = S.shape[-2:]
+            l_z, l_x = S.value.shape[-2:]
             apart = np.arange(l_z)[:, None] - np.arange(l_x)[None, :]
-            S4, k4, k = S, k, Key(place, 4, "5", "with distances")
 
-            def moved() -> Any:
+            def moved(before: Any = S.value) -> Any:
                 self.use("distances", place)
-                more = self._by_distance(place, added, apart, Q, prefix, distances, times)
-                return self.off(self.sum(S4, more + 0 * S4), np.abs(more), 1.0)
+                more = self._by_distance(place, added, apart, Q.value, prefix, distances, times)
+                return self.off(self.sum(before, more + 0 * before), np.abs(more), 1.0)
 
-            S = self.line(k, moved, [k4], parts=True, forms=forms)
-        cap = self.use("score_cap", place, k)
+            S = self.line(Key(place, 4, "5", "with distances"), moved, [S], parts=True, forms=forms)
+        cap = self.use("score_cap", place, S.key)
         if cap is not None:
-            before, kb, k, c = S, k, Key(place, 4, "5", "capped"), cap * math.sqrt(d)
-            self.use("score_cap", place, k)
-            S = self.line(k, lambda: self.rounded(c * np.tanh(before / c)), [kb], parts=True, forms=forms)
+            key, c = Key(place, 4, "5", "capped"), cap * math.sqrt(d)
+            self.use("score_cap", place, key)
+            S = self.line(
+                key, lambda before=S.value: self.rounded(c * np.tanh(before / c)), [S], parts=True, forms=forms
+            )
         self.use("score_cap", place, Key(place, 4, "5"))
-        return S, k
+        return S
 
     def _by_distance(
         self, place: str, added: Any, apart: Any, Q: Any, prefix: str, distances: str, times: float
@@ -252,8 +239,9 @@ class Attention(Parts):
         rows = np.einsum("...hde,zxe->...hdzx", W_r, r)
         return times * np.einsum("...hdzx,...hdx->...hzx", rows, Q + v[..., None])
 
-    def _weights(self, place: str, S: Any, ks: Key, mask: Any, base: float, sizes: Any, prefix: str) -> Named:
+    def _weights(self, place: str, scores: Named, mask: Any, base: float, sizes: Any, prefix: str) -> Named:
         """Line 5 and the softmax; `base`: a variant's scale; `sizes`: d_attn, d_e, H."""
+        S = scores.value
         fill, root = self.name("mask_fill", place), math.sqrt(sizes[0])
         l_z, l_x = S.shape[-2:]
 
@@ -269,13 +257,12 @@ class Attention(Parts):
                 return np.where(M, S, S + value * root)
             return np.where(M, S, value * root if np.isfinite(value) else value)
 
-        k5, ka = Key(place, 4, "5"), Key(place, 4, "return", "softmax")
         forms = [("divided by √d_attn", lambda S: S / root, lambda S: np.where(S <= LARGE, -np.inf, S * root))]
-        S5 = self.line(k5, masked, [ks], parts=True, forms=forms, show=fill not in LATER)
+        of_line = self.line(Key(place, 4, "5"), masked, [scores], parts=True, forms=forms, show=fill not in LATER)
 
         def probabilities() -> Any:
             axis = self.use("softmax_axis", place)
-            A = self.rounded(S5 * (self.use("scale", place)(*sizes) / base / root))
+            A = self.rounded(of_line.value * (self.use("scale", place)(*sizes) / base / root))
             P = self._softmax(A, axis, prefix, permitted() if fill == "exponentials" else None)
             if np.isneginf(np.real(A)).all(-2).any():
                 P = self._empty(place, P, A, S * (self.use("scale", place)(*sizes) / base / root))
@@ -283,7 +270,7 @@ class Attention(Parts):
                 P = P * (1 + self.noise(P.shape) * (2 + np.abs(np.where(np.isneginf(A), 0, A))))
             return np.where(permitted(), P, 0.0) if fill == "after" else P
 
-        return self.line(ka, probabilities, [k5], parts=True), ka
+        return self.line(Key(place, 4, "return", "softmax"), probabilities, [of_line], parts=True)
 
     def _empty(self, place: str, P: Any, A: Any, S: Any) -> Any:
         """P with the weights of tokens that have nothing to attend to; `S`: the scores before they are masked."""

@@ -8,6 +8,7 @@ updated.safetensors      float64: θ after one step of gradient descent
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -44,7 +45,7 @@ class Case:
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # prompt, tau, draws and the tokens y
     record: Any = None  # the variant as the library has it, in the process that made the case
 
-    @property
+    @functools.cached_property
     def lengths(self) -> dict[int, int]:
         """The numbers of tokens, each with that of the tokens that are not padding: these alone have values of lines."""
         padded = {"x": self.inputs.get("length"), "z": self.inputs.get("z_length")}

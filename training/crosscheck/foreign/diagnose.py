@@ -102,13 +102,15 @@ class Diagnosis:
         self.departures: list[Departure] = []
         self.is_lost = False
 
-    def run(self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None) -> Reference:
+    def run(
+        self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None, **like: Any
+    ) -> Reference:
         """A run of the reference that looks for its values among the foreign tensors."""
         self.runs += 1
         if self.runs % 50 == 0:
             self.tell(f"{self.at}, {self.runs} trials")
         options = {"pins": dict(pins or {}), "extras": self.extras, "budget": budget, "loose": self.loose}
-        return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options).go()
+        return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options, **like).go()
 
     def walk(self) -> Walk:
         """Adopt departures until all that the code shows is explained, or nothing explains the next line."""
@@ -323,11 +325,16 @@ class Diagnosis:
         then give; `look`: whether equals are judged by what follows.
         """
         choices, known = self.choices if choices is None else choices, set(score(run)[1])
-        budget, ties = self._budget(run, base), []
+        budget, ties, like = self._budget(run, base), [], self.run(choices, pins)
+        goal = instead[0].key.id if instead is not None else ""
         for combination in combinations:
+            if not any(use[:2] in like.asked for use in combination):
+                continue  # what reads it is known from the code
             new = {f"{slot}@{place}": name for slot, place, name in combination}
             try:
-                trial = self.run({**choices, **new}, pins, budget)
+                trial = self.run(
+                    {**choices, **new}, pins, budget, like=like, new=[use[:2] for use in combination], goal=goal
+                )
             except ERRORS:
                 continue
             rank = self._rank(trial, base, known, instead)
@@ -462,7 +469,7 @@ class Diagnosis:
                 continue
             values = group.values(bool(np.isneginf(value).any())).reshape(value.shape)
             match = Match([group], [np.arange(len(group.rows))], 0.0, values if seen.parts else values[0], np.inf)
-            taken = dataclasses.replace(seen, tolerance=0.0, match=match, form="taken as it is", replicas=None)
+            taken = dataclasses.replace(seen, tolerance=0.0, match=match, form="taken as it is", read=None)
             trial = self.run(self.choices, {**pins, visit: taken}, 10)
             first, evidence = score(trial)
             behind = list(trial.lines)[ids.index(visit) + 1 : first]

@@ -21,6 +21,9 @@ from .run import LARGE, real
 __all__ = ["Finder", "Group", "Match", "Observed", "layout"]
 
 FLOOR = 4e-16
+FIRST = 4
+"""How many rows are looked up in the tree before all are compared: in a narrow dtype, many are near the first."""
+
 LONGEST = 4
 """An axis with up to this many times ℓ numbers may begin with those of the tokens (a cache, padding)."""
 
@@ -121,16 +124,11 @@ class Finder:
     def _find(self, A: Any, radius: float, is_masked: bool) -> Match | None:
         if A.shape[-1] not in self.trees:
             return None
-        (tree, number), n = self.trees[A.shape[-1]], self.lengths[A.shape[-1]]
+        n = self.lengths[A.shape[-1]]
         groups, rows, values, worst = [], [], [], 0.0
         for whole, part in zip(A, real(A, self.lengths), strict=True):
             best = None
-            for g in (
-                np.unique(number[tree.query_ball_point(np.maximum(part[0], LARGE), radius, p=np.inf)])
-                if np.isfinite(part).all()
-                else ()
-            ):
-                group = self.groups[A.shape[-1]][g]
+            for group in self._near(part, A.shape[-1], radius) if np.isfinite(part).all() else ():
                 if len(group.rows) < len(part):
                     continue
                 theirs = (group.rows if is_masked else group.exact)[:, :n]
@@ -149,6 +147,16 @@ class Finder:
             values.append(np.concatenate([group.values(is_masked)[nearest], padding]))
             worst = max(worst, largest)
         return Match(groups, rows, worst, np.stack(values), radius)
+
+    def _near(self, part: Any, l: int, radius: float) -> Iterator[Group]:
+        """The groups that have the first rows of a part."""
+        (tree, number), found = self.trees[l], None
+        for row in np.maximum(part[:FIRST], LARGE):
+            near = set(number[tree.query_ball_point(row, radius, p=np.inf)].tolist())
+            found = near if found is None else found & near
+            if not found:
+                return
+        yield from (self.groups[l][g] for g in sorted(found or ()))
 
 
 def _groups(tensor: Observed, l: int, n: int) -> Iterator[Group]:

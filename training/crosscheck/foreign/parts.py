@@ -8,12 +8,12 @@ import numpy as np
 from training.crosscheck.oracle.lines import weights_of_experts
 
 from .formulas import sigmoid
-from .run import Key, Run
+from .run import Key, Named, Run
 
 __all__ = ["Parts", "softmax"]
 
-Named = tuple[Any, Key]
-"""A value, and the line that it is of."""
+INVERSE = "√(v + ε)", lambda x: 1 / x, lambda x: 1 / x
+"""A form of 1/√v."""
 
 
 def softmax(Y: Any, axis: tuple[int, ...]) -> Any:
@@ -39,55 +39,50 @@ class Parts(Run):
         return self.sum(Y, (self.use(bias, place) if bias else 1.0) * b[..., None] + 0 * Y)
 
     def norm(
-        self,
-        place: str,
-        X: Any,
-        source: Key,
-        names: tuple[str, str],
-        *,
-        around: Sequence[tuple[str, str]] = (),
-        extra: str = "",
+        self, place: str, X: Named, names: tuple[str, str], around: Sequence[tuple[str, str]] = (), *, extra: str = ""
     ) -> Named:
         """Algorithm 6 of the columns; `names`: of γ and β; `around`: of the norms around; `extra`: of one without γ.
 
         A norm whose γ is not in θ is not there, unless the model's has none.
         """
-        k1, k2, k3, kn, k4 = (
-            Key(place, 6, line, what)
-            for line, what in (("1", ""), ("2", ""), ("return", "1/√v"), ("return", "(e − m)/√v"), ("return", ""))
-        )
+        e, key = X.value, Key(place, 6, "return")
         is_lacking = self.p(names[0]) is None and self.name("norm_gamma", place) != "none"
-        if not extra and (is_lacking or not self.use("norm_here", place, k4)):
-            return X, source
-        is_rms = extra == "rms" or self.name("norm_kind", place) == "rms_norm"
-        m = self._mean(k1, place, X, source, is_rms)
+        if not extra and (is_lacking or not self.use("norm_here", place, key)):
+            return X
+        m = self._mean(place, X, extra == "rms" or self.name("norm_kind", place) == "rms_norm")
 
         def variance() -> Any:
             axis = self.use("norm_over", place)
-            e = self.sum(X, -m)
-            v = (e * e).mean(axis=axis, keepdims=True) + 0 * X[..., :1, :]
-            n = np.prod([X.shape[a] for a in axis])
-            return self.rounded(self.use("norm_variance", place)(v, n, X))
+            centred = self.sum(e, -m.value)
+            v = (centred * centred).mean(axis=axis, keepdims=True) + 0 * e[..., :1, :]
+            return self.rounded(self.use("norm_variance", place)(v, np.prod([e.shape[a] for a in axis]), e))
 
-        v = self.line(k2, variance, [k1, source], forms=(("√v", np.sqrt, np.square),))
+        v = self.line(Key(place, 6, "2"), variance, [m, X], forms=(("√v", np.sqrt, np.square),))
         epsilon = self.name("norm_epsilon", place)
-        forms = (("√(v + ε)", lambda x: 1 / x, lambda x: 1 / x),)
-        i = self.line(k3, lambda: self.rounded(1 / self.use("norm_epsilon", place)(v)), [] if epsilon == "one" else [k2],
-                      forms=() if epsilon == "0" or epsilon.startswith("no root") else forms)  # fmt: skip
-        n = self.line(
-            kn, lambda: self.rounded(self.sum(X, -self.use("norm_centre", place)(X, m) + 0 * X) * i), [k1, k3, source]
+        i = self.line(
+            Key(place, 6, "return", "1/√v"),
+            lambda: self.rounded(1 / self.use("norm_epsilon", place)(v.value)),
+            [] if epsilon == "one" else [v],
+            forms=() if epsilon == "0" or epsilon.startswith("no root") else (INVERSE,),
         )
-        return self.line(k4, lambda: self._scaled(place, n, names, around), [kn]), k4
 
-    def _mean(self, key: Key, place: str, X: Any, source: Key, is_rms: bool) -> Any:
+        def normalized() -> Any:
+            return self.rounded(self.sum(e, -self.use("norm_centre", place)(e, m.value) + 0 * e) * i.value)
+
+        n = self.line(Key(place, 6, "return", "(e − m)/√v"), normalized, [m, i, X])
+        return self.line(key, lambda: self._scaled(place, n.value, names, around), [n])
+
+    def _mean(self, place: str, X: Named, is_rms: bool) -> Named:
+        key, e = Key(place, 6, "1"), X.value
+
         def mean() -> Any:
             axis = self.use("norm_mean", place) or self.use("norm_over", place)
             is_centred = self.use("norm_kind", place) and not is_rms
-            m = X.mean(axis=axis, keepdims=True) + 0 * X[..., :1, :]
-            m = self.off(self.rounded(m), np.abs(X).mean(axis=axis, keepdims=True))
+            m = e.mean(axis=axis, keepdims=True) + 0 * e[..., :1, :]
+            m = self.off(self.rounded(m), np.abs(e).mean(axis=axis, keepdims=True))
             return m if is_centred else 0 * m
 
-        return self._evaluated(Key(key.place, 6, "2"), mean) if is_rms else self.line(key, mean, [source])
+        return Named(self._evaluated(Key(place, 6, "2"), mean), key) if is_rms else self.line(key, mean, [X])
 
     def _scaled(self, place: str, n: Any, names: tuple[str, str], around: Sequence[tuple[str, str]]) -> Any:
         """n ⊙ γ + β."""
@@ -101,19 +96,17 @@ class Parts(Run):
         Y = n * self.use("norm_gamma", place)(gamma)[..., None]
         return self.rounded(Y if beta is None else self.sum(Y, self.use("norm_beta", place)(beta)[..., None] + 0 * Y))
 
-    def extra_norm(self, place: str, X: Any, source: Key, algorithm: int, line: str) -> Named:
+    def extra_norm(self, place: str, X: Named, algorithm: int, line: str) -> Named:
         """A norm that the paper does not have."""
         how = self.use("extra_norm", place, Key(place, algorithm, line, "extra norm"))
-        return (X, source) if how is None else self.norm(place, X, source, ("", ""), extra=how)
+        return X if how is None else self.norm(place, X, ("", ""), extra=how)
 
     def embed(self, tokens: Sequence[int], algorithm: int, line: str, place: str = "", prefix: str = "") -> Named:
         """Algorithms 1 and 2, and what models add to them; `prefix`: of the context's own parameters."""
-        key = Key(place, algorithm, line)
-        kt, kp = Key(place, 1, "return"), Key(place, 2, "return")
+        key, kp = Key(place, algorithm, line), Key(place, 2, "return")
         if prefix:
             prefix = self.use("context_parameters", place, kp)
         W_e, own_p, l = self.of(prefix, "W_e"), self.of(prefix, "W_p"), len(tokens)
-
         length = self.case.inputs.get("z_length" if place == "encoder" else "length")
 
         def padded(P: Any) -> Any:
@@ -130,48 +123,52 @@ class Parts(Run):
             P = padded(table(W_e.shape[-2], t, self.case.sizes["l_max"])[None])
             return self.off(P, 1.0, 1.0 + np.abs(t))
 
-        e, p, sources = self.line(kt, token), 0.0, [kt]
+        read = [self.line(Key(place, 1, "return"), token)]
         self.use("position_table", place, kp)
         if self.name("position_table", place) != "none":
-            p, sources = self.line(kp, position), [kt, kp]
+            read.append(self.line(kp, position))
 
         def total() -> Any:
             self.use("position_table", place)
+            e, *p = (of.value for of in read)
             s = self.use("embedding_scale", place)(e.shape[-2])
-            X = self.sum(s * e, self.use("embedding_both", place)(s, e.shape[-2]) * p + 0 * e)
+            X = self.sum(s * e, self.use("embedding_both", place)(s, e.shape[-2]) * sum(p) + 0 * e)
             W_t, more = self.p("W_t"), self.use("embedding_extra", place)
             X = X if W_t is None else self.sum(X, W_t[..., :1] + 0 * X)
             return X if more is None else self.sum(X, more + 0 * X)
 
         own = f"{prefix}gamma_e" if self.p(f"{prefix}gamma_e") is not None else "gamma_e"
         at = f"{place}/embedding" if place else "embedding"
+        W_in, b_in = self.p("W_in"), self.p("b_in")
         has_norm = self.p(own) is not None or self.name("norm_gamma", at) == "none"
-        ke = Key(place, algorithm, line, "embedded") if has_norm or self.p("W_in") is not None else key
-        X, source = self.norm(at, self.line(ke, total, sources), ke, (own, own.replace("gamma", "beta")))
-        if self.p("W_in") is not None:
-            W_in, b_in, Y = self.p("W_in"), self.p("b_in"), X
-            X, source = self.line(key, lambda: self.linear(W_in, b_in, Y, "in_bias", place), [source]), key
-        return self.extra_norm(at, X, source, algorithm, line)
+        ke = key if W_in is None and not has_norm else Key(place, algorithm, line, "embedded")
+        X = self.norm(at, self.line(ke, total, read), (own, own.replace("gamma", "beta")))
+        if W_in is not None:
+            X = self.line(key, lambda Y=X: self.linear(W_in, b_in, Y.value, "in_bias", place), [X])
+        return self.extra_norm(at, X, algorithm, line)
 
-    def mlp(
-        self, place: str, X: Any, source: Key, prefix: str, numbers: tuple[str, str], algorithm: int, line: str
-    ) -> Named:
+    def mlp(self, place: str, X: Named, prefix: str, numbers: str, algorithm: int, line: str) -> Named:
         """W_mlp2 f(W_mlp1 X + b) + b, of a gate, or of experts; `numbers`: those of the paper's names."""
-        ko = Key(place, algorithm, line, "W_mlp2 … + b_mlp2")
+
+        def key(what: str) -> Key:
+            return Key(place, algorithm, line, what)
+
         if self.p(f"{prefix}W_router") is not None:
-            return self._experts(place, X, source, prefix, algorithm, line), ko
-        a, b = numbers
-        kh, ka, kg = (Key(place, algorithm, line, what) for what in ("W_mlp1 X + b_mlp1", "activated", "W_gate X"))
-        W1, b1, W2, b2, Wg, bg = (
-            self.p(prefix + n) for n in (f"W_mlp{a}", f"b_mlp{a}", f"W_mlp{b}", f"b_mlp{b}", "W_gate", "b_gate")
+            return self._experts(place, X, prefix, key)
+        (W1, b1), (W2, b2), (Wg, bg) = (
+            (self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}"))
+            for name in (*(f"mlp{n}" for n in numbers), "gate")
         )
-        U = self.line(kh, lambda: self.linear(W1, b1, X, "mlp1_bias", place, "mlp1_square"), [source])
+        U = self.line(
+            key("W_mlp1 X + b_mlp1"), lambda: self.linear(W1, b1, X.value, "mlp1_bias", place, "mlp1_square"), [X]
+        )
         if Wg is None:
-            A = self.line(ka, lambda: self._activated(self.use("activation", place)(U), U), [kh])
+            A = self.line(key("activated"), lambda: self._activated(place, U.value), [U])
         else:
-            G = self.line(kg, lambda: self.linear(Wg, bg, X, "gate_bias", place), [source])
-            A = self.line(ka, lambda: self._gated(place, G, U), [kh, kg])
-        return self.line(ko, lambda: self.linear(W2, b2, A, "mlp2_bias", place, "mlp2_square"), [ka]), ko
+            G = self.line(key("W_gate X"), lambda: self.linear(Wg, bg, X.value, "gate_bias", place), [X])
+            A = self.line(key("activated"), lambda: self._gated(place, G.value, U.value), [U, G])
+        ko = key("W_mlp2 … + b_mlp2")
+        return self.line(ko, lambda: self.linear(W2, b2, A.value, "mlp2_bias", place, "mlp2_square"), [A])
 
     def _gated(self, place: str, G: Any, U: Any) -> Any:
         c = self.use("mlp_clip", place)
@@ -180,26 +177,26 @@ class Parts(Run):
             U = np.where(np.real(U) > c, c, np.where(np.real(U) < -c, -c, U)) + 1
         return self.rounded(self.use("gate", place)(self.use("activation", place), G, U))
 
-    def _activated(self, A: Any, U: Any) -> Any:
+    def _activated(self, place: str, U: Any) -> Any:
+        A = self.use("activation", place)(U)
         return self.off(A, np.abs(A) + np.abs(U) * 0.5) if self.epsilon else A
 
-    def _experts(self, place: str, X: Any, source: Key, prefix: str, algorithm: int, line: str) -> Any:
+    def _experts(self, place: str, X: Named, prefix: str, key: Callable[[str], Key]) -> Named:
         """What the chosen experts give every token, weighted, and what the shared ones give it."""
-        kr, kw, ko = (Key(place, algorithm, line, what) for what in ("W_r X + b_r", "weights", "W_mlp2 … + b_mlp2"))
         W_r, b_r, b_choice = (self.p(prefix + n) for n in ("W_router", "b_router", "b_choice"))
-        router = self.line(kr, lambda: self.linear(W_r, b_r, X, "router_bias", place), [source])
+        router = self.line(key("W_r X + b_r"), lambda: self.linear(W_r, b_r, X.value, "router_bias", place), [X])
 
         def weights() -> Any:
-            how, G = self.use("experts", place), np.zeros_like(router)
+            how, G = self.use("experts", place), np.zeros_like(router.value)
             if how is None:
                 raise ValueError(f"{place}: expected a choice of experts, got none")
-            for r, t in np.ndindex(router.shape[0], router.shape[-1]):
+            for r, t in np.ndindex(G.shape[0], G.shape[-1]):
                 b = None if b_choice is None else b_choice[0]
-                for i, weight in weights_of_experts(router[r, :, t], b, how).items():
+                for i, weight in weights_of_experts(router.value[r, :, t], b, how).items():
                     G[r, i, t] = weight
             return self.rounded(G)
 
-        G = self.line(kw, weights, [kr])
+        G = self.line(key("weights"), weights, [router])
 
         def each(prefix: str, X: Any) -> Any:
             W = {n: self.p(prefix + n) for n in ("W_mlp1", "b_mlp1", "W_mlp2", "b_mlp2", "W_gate", "b_gate")}
@@ -208,62 +205,62 @@ class Parts(Run):
             return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
 
         def total() -> Any:
-            Y = self.rounded((G[..., None, :] * each(f"{prefix}experts/", X[:, None])).sum(1))
+            Y = self.rounded((G.value[..., None, :] * each(f"{prefix}experts/", X.value[:, None])).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
-                w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X)
+                w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X.value)
                 if w_s is not None and self.use("shared_gate", place):
-                    shared = shared * sigmoid(self.product(w_s[:, None], X))
+                    shared = shared * sigmoid(self.product(w_s[:, None], X.value))
                 Y = self.sum(Y, shared)
             return Y
 
-        return self.line(ko, total, [kw, source])
+        return self.line(key("W_mlp2 … + b_mlp2"), total, [G, X])
 
-    def unembed(self, X: Any, source: Key, algorithm: int) -> None:
+    def unembed(self, X: Named, algorithm: int) -> None:
         """Algorithm 7: the logits, and P, whose logarithm is kept."""
-        kl = Key("", algorithm, "return", "W_u X")
+        d = X.value.shape[-2]
 
         def logits() -> Any:
             W_u, is_tied = self.p("W_u"), self.use("unembed", "")
             W = np.swapaxes(self.p("W_e"), -1, -2) if is_tied or W_u is None else W_u
             W = np.real(W) if W is not W_u and "W_e in W_u" in self.detached else W
-            if W.shape[-1] != X.shape[-2]:
-                return np.full((self.R, W.shape[-2], X.shape[-1]), np.nan)
-            return self.product(self.use("u_square", "")(W), X)
+            if W.shape[-1] != d:
+                return np.full((self.R, W.shape[-2], X.value.shape[-1]), np.nan)
+            return self.product(self.use("u_square", "")(W), X.value)
 
-        Y = self.line(kl, logits, [source])
+        Y = self.line(Key("", algorithm, "return", "W_u X"), logits, [X])
 
         def then(what: str, slot: str, f: Callable[[Any], Any] | None) -> None:
-            nonlocal Y, kl
+            nonlocal Y
             self.use(slot, "", Key("", algorithm, "return"))
             if f is not None:
-                before, last, kl = Y, kl, Key("", algorithm, "return", what)
 
-                def thunk() -> Any:
+                def thunk(before: Any = Y.value) -> Any:
                     self.use(slot, "")
                     return self.rounded(f(before))
 
-                Y = self.line(kl, thunk, [last])
+                Y = self.line(Key("", algorithm, "return", what), thunk, [Y])
 
-        scale, more, c = (self.use(slot, "", kl) for slot in ("unembed_scale", "unembed_bias", "cap"))
-        b, d = self.p("b_u"), X.shape[-2]
+        scale, more, c = (self.use(slot, "", Y.key) for slot in ("unembed_scale", "unembed_bias", "cap"))
+        b = self.p("b_u")
         then("scaled", "unembed_scale", (lambda Y: scale(d) * Y) if scale(d) != 1 else None)
         then("W_u X + b_u", "u_bias", None if b is None else lambda Y: Y + self.use("u_bias", "") * b[..., None])
         then("W_u X + b", "unembed_bias", None if more is None else lambda Y: Y + more)
         then("capped", "cap", None if c is None else lambda Y: c * np.tanh(Y / c))
+        logit = Y.value
 
         def probabilities() -> Any:
             axis = self.use("last_softmax", "")
             if axis == "sigmoid":
-                return 1 / (1 + np.exp(-Y))
+                return 1 / (1 + np.exp(-logit))
             if axis == "sum of tokens":
-                E = np.exp(Y - np.real(Y).max(-2, keepdims=True))
+                E = np.exp(logit - np.real(logit).max(-2, keepdims=True))
                 return self.rounded(E / E.sum(-1, keepdims=True))
-            P = softmax(Y, (-2,) if axis == "twice" else axis)
+            P = softmax(logit, (-2,) if axis == "twice" else axis)
             P = softmax(P, (-2,)) if axis == "twice" else P
-            return self.off(P, P * (2 + np.abs(Y))) if self.epsilon else P
+            return self.off(P, P * (2 + np.abs(logit))) if self.epsilon else P
 
-        P = self.line(Key("", algorithm, "return"), probabilities, [kl], forms=(("log P", np.log, np.exp),))
+        P = self.line(Key("", algorithm, "return"), probabilities, [Y], forms=(("log P", np.log, np.exp),)).value
         self.log_P = np.log(np.where(np.real(P) <= 0, 1e-300, P))
         if self.name("last_softmax", "") == "vocabulary":
-            top = np.real(Y).max(-2, keepdims=True)
-            self.log_P = Y - top - np.log(np.exp(Y - top).sum(-2, keepdims=True))
+            E = logit - np.real(logit).max(-2, keepdims=True)
+            self.log_P = E - np.log(np.exp(E).sum(-2, keepdims=True))

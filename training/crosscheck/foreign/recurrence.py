@@ -6,8 +6,7 @@ import numpy as np
 
 from .attention import Attention
 from .formulas import gelu_tanh, merged, sigmoid, silu
-from .parts import Named
-from .run import Key
+from .run import Key, Named
 
 __all__ = ["Recurrence"]
 
@@ -18,23 +17,27 @@ RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"
 class Recurrence(Attention):
     """Attention of X to Z, or a recurrence over X."""
 
-    def recurrence(self, place: str, X: Any, kx: Key, prefix: str) -> Named:
+    def recurrence(self, place: str, X: Named, prefix: str) -> Named:
         """Mamba-2 if θ has D, and otherwise the gated delta rule, with a decay for each row if θ has W_a1."""
         W = {n: self.p(prefix + n) for n in OF_HEADS.split()}
         is_mamba, of_rows = W["D"] is not None, W["W_a1"] is not None
         kind = "Mamba2" if is_mamba else "KimiDelta" if of_rows else "GatedDelta"
-        kq, kk, kv = (Key(place, 10, "6", f"{letter} after its convolution") for letter in "qkv")
-        Q, K, V = (
-            self.line(key, lambda n=n: self._convolved(prefix, n, X), [kx], parts=True)
-            for n, key in (("q", kq), ("k", kk), ("v", kv))
-        )
-        ks, ko = Key(place, 10, "6", "Sᵀq"), Key(place, 10, "6", kind)
+        read = [
+            self.line(
+                Key(place, 10, "6", f"{n} after its convolution"),
+                lambda n=n: self._convolved(prefix, n, X.value),
+                [X],
+                parts=True,
+            )
+            for n in "qkv"
+        ]
+        Q, K, V = (of.value for of in read)
 
         def through(name: str) -> Any:
-            return self.product(W[f"W_{name}2"], self.product(W[f"W_{name}1"], X)[:, None])
+            return self.product(W[f"W_{name}2"], self.product(W[f"W_{name}1"], X.value)[:, None])
 
-        def read() -> Any:
-            rows = through("a") if of_rows else self.product(W["W_a"], X)
+        def through_time() -> Any:
+            rows = through("a") if of_rows else self.product(W["W_a"], X.value)
             rate = np.log(1 + np.exp(self.sum(rows, W["b_a"][..., None])))
             rate = rate if of_rows else rate[..., None, :]
             alpha, q, k = self.rounded(np.exp(-np.exp(W["a"][..., None, None]) * rate)), Q, K
@@ -45,60 +48,60 @@ class Recurrence(Attention):
                 )
                 q, beta = (
                     q * self.use("delta_scale", place)(Q.shape[-2]),
-                    self.rounded(self.use("delta_rate", place) * sigmoid(self.product(W["W_b"], X))),
+                    self.rounded(self.use("delta_rate", place) * sigmoid(self.product(W["W_b"], X.value))),
                 )
             v = rate * V if is_mamba else self.use("delta_new", place)(beta)[..., None, :] * V
             beta = beta if is_mamba else self.use("delta_corrected", place)(beta)
             q, k = (np.repeat(Y, V.shape[1] // Y.shape[1], axis=1) for Y in (q, k))
             return self._by_tokens(q, k, v, self.use("state_decay", place)(alpha), beta)
 
-        O = self.line(ks, read, [kq, kk, kv], parts=True)
+        O = self.line(Key(place, 10, "6", "Sᵀq"), through_time, read, parts=True)
 
         def written() -> Any:
-            rows = through("z") if of_rows else self.product(W["W_z"], X[:, None])
-            gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O
+            rows = through("z") if of_rows else self.product(W["W_z"], X.value[:, None])
+            gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O.value
             if is_mamba:
-                Y = self.rounded(O + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
+                Y = self.rounded(Y + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
                 Y = Y.reshape(len(Y), Q.shape[1], -1, Y.shape[-1])
             Y = Y / self.use("norm_epsilon", f"{place}/o")((Y * Y).mean(-2, keepdims=True))
             Y = merged(Y) * gamma[..., None] if is_mamba else merged(Y * gamma[:, None, :, None] * gate)
             return self.product(W["W_out"], self.rounded(Y))
 
-        return self.line(ko, written, [ks, kx]), ko
+        return self.line(Key(place, 10, "6", kind), written, [O, X])
 
-    def rg_lru(self, place: str, X: Any, kx: Key, prefix: str) -> Named:
+    def rg_lru(self, place: str, X: Named, prefix: str) -> Named:
         """The real-gated linear recurrent unit."""
         W = {n: self.p(prefix + n) for n in RG_LRU.split()}
-        ku, kh, ko = (Key(place, 10, "6", what) for what in ("u after its convolution", "h", "RGLRU"))
 
         def column(name: str, M: Any, of: Any) -> Any:
             return self.sum(M, W[name][..., None] + 0 * of)
 
         def read() -> Any:
-            rows = self.product(W["W_x"], X[:, None])
+            rows = self.product(W["W_x"], X.value[:, None])
             return self.rounded(column("b_c", self._taps(column("b_x", rows, rows), W["C"]), rows))
 
-        U = self.line(ku, read, [kx], parts=True)
+        U = self.line(Key(place, 10, "6", "u after its convolution"), read, [X], parts=True)
 
         def through_time() -> Any:
-            i, r = (sigmoid(column(f"b_{gate}", self.product(W[f"W_{gate}"], U), U)) for gate in "ir")
+            u = U.value
+            i, r = (sigmoid(column(f"b_{gate}", self.product(W[f"W_{gate}"], u), u)) for gate in "ir")
             i, r = self.use("lru_gates", place)(i, r)
             alpha = self.rounded(np.exp(-self.use("lru_decay", place)(r, W["a"][..., None])))
-            new, h, columns = self.rounded(i * U), 0.0 * U[..., 0], []
-            for t in range(X.shape[-1]):
+            new, h, columns = self.rounded(i * u), 0.0 * u[..., 0], []
+            for t in range(u.shape[-1]):
                 h = self.rounded(alpha[..., t] * h + self.use("lru_new", place)(alpha[..., t], t) * new[..., t])
                 columns.append(h)
             return np.stack(columns, axis=-1)
 
-        h = self.line(kh, through_time, [ku], parts=True)
+        h = self.line(Key(place, 10, "6", "h"), through_time, [U], parts=True)
 
         def written() -> Any:
-            rows = self.product(W["W_y"], X[:, None])
-            Y = merged(self.rounded(h * gelu_tanh(0.044715)(column("b_y", rows, rows))))
+            rows = self.product(W["W_y"], X.value[:, None])
+            Y = merged(self.rounded(h.value * gelu_tanh(0.044715)(column("b_y", rows, rows))))
             product = self.product(W["W_out"], Y)
             return self.sum(product, W["b_out"][..., None] + 0 * product)
 
-        return self.line(ko, written, [kh, kx]), ko
+        return self.line(Key(place, 10, "6", "RGLRU"), written, [h, X])
 
     def _by_tokens(self, q: Any, k: Any, v: Any, alpha: Any, beta: Any) -> Any:
         """S ← α ⊙ S; S ← S + k (v − β Sᵀk)ᵀ; Sᵀq."""

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from .catalogue import SLOTS, choice
-from .parts import Named
 from .recurrence import Recurrence
-from .run import Choices, Key, StopRun
+from .run import Choices, Key, Named, StopRun
 
 __all__ = ["Reference", "gradient"]
 
-Sublayer = Callable[[Any, Key], Named]
+Sublayer = Callable[[Named], Named]
 
 
 class Reference(Recurrence):
@@ -28,50 +27,43 @@ class Reference(Recurrence):
         try:
             if n in (8, 9, 10):
                 {8: self._ed_transformer, 9: self._e_transformer, 10: self._d_transformer}[n]()
-            elif n in (6, 7):
-                e = self._given("e")
-                if n == 6:
-                    self.norm("", e, Key("", 6, "e"), ("gamma", "beta"))
-                else:
-                    self.unembed(e, Key("", 7, "e"), 7)
+            elif n == 6:
+                self.norm("", self._given("e"), ("gamma", "beta"))
+            elif n == 7:
+                self.unembed(self._given("e"), 7)
             else:
-                X, Z, mask = self._given("X"), self._given("Z"), np.asarray(case.inputs["Mask"], bool)
-                self.attention("", X, Z, Key("", n, "X"), Key("", n, "Z"), "", mask)
+                self.attention("", self._given("X"), self._given("Z"), "", np.asarray(case.inputs["Mask"], bool))
         except StopRun:
             pass
         return self
 
-    def _given(self, name: str) -> Any:
+    def _given(self, name: str) -> Named:
         X = np.asarray(self.case.inputs[name], np.float64)[None]
-        return X + np.zeros((self.R, *X.shape[1:]))
+        return Named(X + np.zeros((self.R, *X.shape[1:])), Key("", self.case.algorithm, name))
 
-    def _sum(self, key: Key, place: str, X: Any, Xt: Any, A: Any, sources: list[Key]) -> Named:
-        def total() -> Any:
-            Y = self.use("residual", place)(X, Xt, A)
-            return self.off(Y, np.abs(X) + np.abs(Xt) + np.abs(A)) if self.epsilon else Y
-
+    def _sum(self, key: Key, place: str, X: Named, Xt: Named, A: Any, of: list[Named]) -> Named:
+        """The sum of X and A, which is of other lines; `place`: where the choice is; `Xt`: the normalized X."""
         how = self.name("residual", place)
-        return self.line(key, total, sources[:1] if how == "skip" else sources[1:] if how == "none" else sources), key
 
-    def _sublayer(self, order: str, X: Any, source: Key, norm: tuple[str, Any, Any], f: Sublayer, key: Key) -> Named:
-        """X + f(norm(X)) or norm(X + f(X)); `norm`: its place, its names, those around; `key`: of the sum."""
-        place, names, around = norm
+        def total() -> Any:
+            Y = self.use("residual", place)(X.value, Xt.value, A)
+            return self.off(Y, np.abs(X.value) + np.abs(Xt.value) + np.abs(A)) if self.epsilon else Y
+
+        return self.line(key, total, [X] if how == "skip" else of if how == "none" else [X, *of])
+
+    def _sublayer(self, order: str, X: Named, norm: tuple[str, Any, Any], f: Sublayer, key: Key) -> Named:
+        """X + f(norm(X)), X + norm(f(X)) or norm(X + f(X)); `norm`: its arguments; `key`: of the sum."""
+        place, *names = norm
         order = self.use("order", place, Key(place, 6, "return")) or order
-        if order == "norm_first":
-            Xt, kt = self.norm(place, X, source, names, around=around)
-            A, ka = f(Xt, kt)
-            return self._sum(key, key.place, X, Xt, A, [source, ka])
-        A, ka = f(X, source)
-        if order == "norm_out":
-            A, ka = self.norm(place, A, ka, names, around=around)
-            return self._sum(key, key.place, X, X, A, [source, ka])
-        X, source = self._sum(key, key.place, X, X, A, [source, ka])
-        return self.norm(place, X, source, names, around=around)
+        Xt = self.norm(place, X, *names) if order == "norm_first" else X
+        A = f(Xt)
+        A = self.norm(place, A, *names) if order == "norm_out" else A
+        X = self._sum(key, key.place, X, Xt, A.value, [A])
+        return X if order in ("norm_first", "norm_out") else self.norm(place, X, *names)
 
     def _out(self, place: str, prefix: str, name: str, A: Named) -> Named:
         """What a sublayer adds, with the norm that some models have there."""
-        names = f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out"
-        return self.norm(f"{place}/out", *A, names)
+        return self.norm(f"{place}/out", A, (f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out"))
 
     def _loop(self, name: str, L: int, key: Callable[[str], Key]) -> Iterator[tuple[str, str]]:
         """The places and the prefixes of layers, of which some may share their parameters."""
@@ -92,36 +84,34 @@ class Reference(Recurrence):
             before, pa, pm = X, f"{place}/{attention}", f"{place}/{mlp}"
             here: list[Named] = []
 
-            def attend(X: Any, k: Key, pa: str = pa, prefix: str = prefix) -> Named:
+            def attend(X: Named, pa: str = pa, prefix: str = prefix) -> Named:
                 if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
-                    return self.rg_lru(pa, X, k, prefix)
+                    return self.rg_lru(pa, X, prefix)
                 if self.p(f"{prefix}C_q") is not None:
-                    return self.recurrence(pa, X, k, prefix)
-                A = self.attention(
-                    pa, X, X, k, k, prefix, mask, distances="distances" if algorithm != 8 else "encoder_distances"
-                )
-                return self._out(pa, prefix, "attn", A)
+                    return self.recurrence(pa, X, prefix)
+                distances = "distances" if algorithm != 8 else "encoder_distances"
+                return self._out(pa, prefix, "attn", self.attention(pa, X, X, prefix, mask, distances=distances))
 
             def feed(
-                X: Any, k: Key, pm: str = pm, prefix: str = prefix, before: Named = before, here: Any = here
+                X: Named, pm: str = pm, prefix: str = prefix, before: Named = before, here: list[Named] = here
             ) -> Named:
                 reads = self.use("reads", pm, Key(pm, algorithm, mlp, "W_mlp1 X + b_mlp1"))
-                X, k = ((X, k), here[-1], before)[reads]
-                return self._out(pm, prefix, "mlp", self.mlp(pm, X, k, prefix, ("1", "2"), algorithm, mlp))
+                X = (X, here[-1], before)[reads]
+                return self._out(pm, prefix, "mlp", self.mlp(pm, X, prefix, "12", algorithm, mlp))
 
             ka, km = Key(place, algorithm, attention), Key(place, algorithm, mlp)
             first, second = (f"{place}/{norm1}", around[0], around), (f"{place}/{norm2}", around[1], around)
             has_mlp = any(f"{prefix}{W}" in self.theta for W in ("W_mlp1", "W_router"))
             if how := self.use("parallel", place, ka):
                 here.append(X)
-                normed = self.norm(first[0], *X, first[1], around=around)
-                A, kA = attend(*normed)
-                B, kB = feed(*(normed if how == "one" else self.norm(second[0], *X, second[1], around=around)))
-                X = self._sum(km, pm, X[0], X[0], self.use("side_by_side", pm, km)(A, B), [X[1], kA, kB])
+                normed = self.norm(first[0], X, *first[1:])
+                A = attend(normed)
+                B = feed(normed if how == "one" else self.norm(second[0], X, *second[1:]))
+                X = self._sum(km, pm, X, X, self.use("side_by_side", pm, km)(A.value, B.value), [A, B])
                 continue
-            X = self._sublayer(order, *X, first, attend, Key(pa, algorithm, attention))
+            X = self._sublayer(order, X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
-            X = self._sublayer(order, *X, second, feed, Key(pm, algorithm, mlp)) if has_mlp else X
+            X = self._sublayer(order, X, second, feed, Key(pm, algorithm, mlp)) if has_mlp else X
         return X
 
     def _d_transformer(self) -> None:
@@ -129,30 +119,32 @@ class Reference(Recurrence):
         causal = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :]
         X = self.embed(x, 10, "2")
         X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), causal, "norm_first")
-        self.unembed(*self.norm("10", *X, ("gamma", "beta")), 10)
+        self.unembed(self.norm("10", X, ("gamma", "beta")), 10)
 
     def _e_transformer(self) -> None:
         x = self.case.inputs["x"]
         X = self.embed(x, 9, "2")
         mask = _unpadded(len(x), len(x), self.case.inputs.get("length"))
         X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
-        X = self.extra_norm("9", *self.norm("9", *X, ("gamma_enc", "beta_enc")), 9, "9")
-        W_f, b_f = self.p("W_f"), self.p("b_f")
+        X = self.extra_norm("9", self.norm("9", X, ("gamma_enc", "beta_enc")), 9, "9")
+        W_f, b_f, of = self.p("W_f"), self.p("b_f"), X
         if W_f is not None:
-            (Y, source), kf, key = X, Key("10", 9, "10", "W_f X + b_f"), Key("10", 9, "10")
-            U = self.line(kf, lambda: self.linear(W_f, b_f, Y, "f_bias", "10", "f_square"), [source])
-            X = self.line(key, lambda: self._activated(self.use("activation", "10")(U), U), [kf]), key
-        self.unembed(*self.norm("11", *X, ("gamma", "beta")), 9)
+            U = self.line(
+                Key("10", 9, "10", "W_f X + b_f"),
+                lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
+                [of],
+            )
+            X = self.line(Key("10", 9, "10"), lambda: self._activated("10", U.value), [U])
+        self.unembed(self.norm("11", X, ("gamma", "beta")), 9)
 
     def _ed_transformer(self) -> None:
         z, x, sizes = self.case.inputs["z"], self.case.inputs["x"], self.case.sizes
-        Z = self.embed(z, 8, "2", "encoder", "context/")
-        embedded = Z[0]
+        embedded = self.embed(z, 8, "2", "encoder", "context/")
         length = self.case.inputs.get("z_length")
         mask = _unpadded(len(z), len(z), length)
-        Z = self._layers("enc", Z, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
-        Z = self.norm("9", *self.extra_norm("9/extra", *Z, 8, "9"), ("gamma_enc", "beta_enc"))
-        self.pending = [Z[1].id]
+        Z = self._layers("enc", embedded, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
+        Z = self.norm("9", self.extra_norm("9/extra", Z, 8, "9"), ("gamma_enc", "beta_enc"))
+        self.pending = [Z.key.id]
         X = self.embed(x, 8, "11", "decoder")
         causal, ones = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :], _unpadded(len(z), len(x), length)
         for place, prefix in self._loop("dec", sizes["L_dec"], lambda place: Key(place, 8, "14")):
@@ -160,28 +152,22 @@ class Reference(Recurrence):
             p14, p16, p18 = (f"{place}/{n}" for n in (14, 16, 18))
             across = prefix + self.use("shared", p16, Key(p16, 4, "1"))
 
-            def attend(X: Any, k: Key, place: str = p14, prefix: str = prefix) -> Named:
-                return self._out(
-                    place,
-                    prefix,
-                    "attn",
-                    self.attention(place, X, X, k, k, prefix, causal, distances="decoder_distances"),
-                )
+            def attend(X: Named, place: str = p14, prefix: str = prefix) -> Named:
+                A = self.attention(place, X, X, prefix, causal, distances="decoder_distances")
+                return self._out(place, prefix, "attn", A)
 
-            def cross(X: Any, k: Key, place: str = p16, prefix: str = across) -> Named:
-                return self._out(
-                    place, prefix, "attn", self.attention(place, X, Z[0], k, Z[1], prefix, ones, embedded=embedded)
-                )
+            def cross(X: Named, place: str = p16, prefix: str = across) -> Named:
+                return self._out(place, prefix, "attn", self.attention(place, X, Z, prefix, ones, embedded=embedded))
 
-            def feed(X: Any, k: Key, place: str = p18, prefix: str = prefix) -> Named:
-                return self._out(place, prefix, "mlp", self.mlp(place, X, k, prefix, ("3", "4"), 8, "18"))
+            def feed(X: Named, place: str = p18, prefix: str = prefix) -> Named:
+                return self._out(place, prefix, "mlp", self.mlp(place, X, prefix, "34", 8, "18"))
 
             steps: tuple[tuple[Sublayer, str, str], ...] = ((attend, p14, "14"), (cross, p16, "16"), (feed, p18, "18"))
             for i, (f, at, line) in enumerate(steps):
                 norm = f"{place}/{int(line) + 1}", around[i], around
-                X = self._sublayer("norm_last", *X, norm, f, Key(at, 8, line))
-        X = self.norm("20", *self.extra_norm("20/extra", *X, 8, "20"), ("gamma_dec", "beta_dec"))
-        self.unembed(*X, 8)
+                X = self._sublayer("norm_last", X, norm, f, Key(at, 8, line))
+        X = self.norm("20", self.extra_norm("20/extra", X, 8, "20"), ("gamma_dec", "beta_dec"))
+        self.unembed(X, 8)
         self.pending = []
 
     def loss(self, name: str) -> Any:
@@ -227,7 +213,7 @@ def gradient(
                 if n == name:
                     stack[r, i] += 1j * h
             theta[name] = stack.reshape(-1, *exact[name].shape[1:])
-        run = Reference(case, choices, theta=theta, **options).go()
+        run = Reference(case, choices or {}, theta=theta, **options).go()
         values[start : start + batch] = np.broadcast_to(np.imag(run.loss(loss)) / h, len(part))
     counted = 0
     for name, W in case.theta.items():

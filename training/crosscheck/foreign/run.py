@@ -9,20 +9,22 @@ spread is the tolerance of a line. In complex arithmetic the replicas are comple
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "Choices", "Key", "Run", "Seen", "kind_of", "real", "scope_of"]
+__all__ = ["LARGE", "Choices", "Key", "Named", "Run", "Seen", "kind_of", "real", "scope_of"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
 
 Choices = Mapping[str, str]
 """Scope → name of a choice; the scope is a slot, "slot@l1/6" (at one place) or "slot@l*/6" (there in every layer)."""
+
+REPLICAS = 5
 
 TABLES = 2.0**-23
 """The error of float32, in which tables of sines and cosines are often made, and softmax is often computed."""
@@ -48,6 +50,13 @@ class Key:
         return f"{self.place}:{self.algorithm}.{self.line}" + (f" {self.what}" if self.what else "")
 
 
+class Named(NamedTuple):
+    """A value, and the line that it is of."""
+
+    value: Any
+    key: Key
+
+
 @dataclasses.dataclass
 class Seen:
     """What became of a line in a run."""
@@ -59,7 +68,7 @@ class Seen:
     form: str  # in which form, such as "√v" for v
     inputs: list[str]  # the ids of the lines that it is computed from
     parts: bool  # whether heads are in front
-    replicas: Any = None  # the foreign value, with errors
+    read: Any = None  # what the lines behind read: the foreign value, with errors, if there is one
 
 
 @functools.cache
@@ -89,43 +98,40 @@ class StopRun(Exception):  # noqa: N818
     """The run has seen enough."""
 
 
+@dataclasses.dataclass
 class Run:
-    """The arithmetic and the lines of a run.
+    """The arithmetic and the lines of a run."""
 
-    `case`: what is run; `choices`: what stands in place of its base; `finder`: the foreign tensors; `epsilon`: of the
-    foreign dtype; `pins`: values of lines to go on from; `theta`: arrays [R, ...] in place of the case's; `extras`:
-    foreign biases by name; `budget`: how many lines in a row may be missed; `loose`: kinds of lines that the foreign
-    code computes in float32; `detached`: kinds of lines that no gradient passes; `backward`: choices of the gradient alone.
-    """
+    case: Any  # what is run
+    choices: Choices = dataclasses.field(default_factory=dict)  # what stands in place of its base
+    _: dataclasses.KW_ONLY
+    finder: Any = None  # of the foreign tensors
+    epsilon: float = 0.0  # of the foreign dtype
+    pins: Mapping[str, Seen] = dataclasses.field(default_factory=dict)  # values of lines to go on from
+    theta: Any = None  # arrays [R, ...] by name, in place of the case's
+    extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # foreign biases by name
+    budget: int | None = None  # how many lines in a row may be missed
+    loose: Collection[str] = ()  # kinds of lines that the foreign code computes in float32
+    detached: Collection[str] = ()  # kinds of lines that no gradient passes
+    backward: Choices = dataclasses.field(default_factory=dict)  # choices of the gradient alone
+    like: "Run | None" = None  # a run whose lines are taken over, until one depends on what is new
+    new: Sequence[tuple[str, str]] = ()  # the slots and places where its choices are others
+    goal: str = ""  # a line that must be found: where it is not, the run ends
 
-    def __init__(
-        self,
-        case: Any,
-        choices: Choices | None = None,
-        *,
-        finder: Any = None,
-        epsilon: float = 0.0,
-        pins: Mapping[str, Seen] | None = None,
-        theta: Mapping[str, Any] | None = None,
-        extras: Mapping[str, Any] | None = None,
-        budget: int | None = None,
-        loose: Sequence[str] | set[str] = (),
-        detached: frozenset[str] = frozenset(),
-        backward: Choices | None = None,
-        replicas: int = 5,
-    ) -> None:
-        self.case, self.choices, self.finder, self.epsilon = case, dict(choices or {}), finder, epsilon
-        self.pins, self.extras, self.loose = pins or {}, extras or {}, loose
+    def __post_init__(self) -> None:
+        self.choices = dict(self.choices)
         self.turns = any(scope.partition("@")[0] == "turns" for scope in self.choices)
-        self.theta = theta or {name: np.asarray(W, np.float64)[None] for name, W in case.theta.items()}
+        self.theta = self.theta or {name: np.asarray(W, np.float64)[None] for name, W in self.case.theta.items()}
         self.rng = np.random.default_rng(0)
-        self.R = replicas + 1 if epsilon else 1
+        self.R = REPLICAS + 1 if self.epsilon else 1
         self.lines: dict[str, Seen] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
+        self.asked: dict[tuple[str, str], int] = {}  # slot and place → how many lines there were before
         self.key: Key | None = None
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
-        self.misses, self.budget = 0, budget
-        self.detached, self.backward = detached, backward or {}
+        self.misses = 0
+        like = self.like
+        self.taken_over = 0 if like is None else min(like.asked.get(use, len(like.lines)) for use in self.new)
 
     def noise(self, shape: Sequence[int]) -> Any:
         """Random relative errors, none of replica 0."""
@@ -155,6 +161,7 @@ class Run:
 
     def name(self, slot: str, place: str) -> str:
         """The name of the choice at a place."""
+        self.asked.setdefault((slot, place), len(self.lines))
         found = _chosen(self.choices, slot, place)
         if found is None:
             is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
@@ -189,36 +196,37 @@ class Run:
         self,
         key: Key,
         thunk: Callable[[], Any],
-        inputs: Sequence[Key] = (),
+        inputs: Sequence[Named] = (),
         *,
         parts: bool = False,
         forms: Sequence[tuple[str, Any, Any]] = (),
         show: bool = True,
-    ) -> Any:
+    ) -> Named:
         """The value of a line: the foreign one where it was found.
 
-        `inputs`: the lines that it is computed from; `parts`: whether heads are in front; `forms`: in which other forms
-        code may hold it, a name, the form of the value, and its inverse; `show`: whether code may hold it at all.
+        `inputs`: what it is computed from; `parts`: whether heads are in front; `forms`: in which other forms code may hold
+        it, a name, the form of the value, and its inverse; `show`: whether code may hold it at all.
         """
-        pin = self.pins.get(key.id)
-        if pin is not None:
-            self.lines[key.id], self.misses = pin, 0
-            if pin.replicas is None or len(pin.replicas) != self.R:
-                pin.replicas = self._noisy(pin.match.values)
-            return pin.replicas
-        value = self._evaluated(key, thunk)
-        tolerance, match, form = 0.0, None, ""
-        if self.finder is not None and show:
-            tolerance, match, form = self._found(key, value, parts, forms)
-        self.lines[key.id] = Seen(key, value, tolerance, match, form, [k.id for k in inputs], parts)
-        if match is not None and match.values is not None:
-            self.misses = 0
-            return self._noisy(match.values)
-        if show and self.finder is not None:
-            self.misses += 1
-            if self.budget is not None and self.misses > self.budget:
-                raise StopRun
-        return value
+        seen = self.pins.get(key.id)
+        if seen is None and self.like is not None and len(self.lines) < self.taken_over:
+            seen = self.like.lines[key.id]
+        if seen is None:
+            value = self._evaluated(key, thunk)
+            found = self._found(key, value, parts, forms) if self.finder is not None and show else (0.0, None, "")
+            seen = Seen(key, value, *found, [source.key.id for source in inputs], parts)
+        if seen.read is None:
+            seen.read = seen.value if seen.match is None else self._noisy(seen.match.values)
+        self.lines[key.id] = seen
+        self._count(seen.match, show)
+        if key.id == self.goal and seen.match is None:
+            raise StopRun
+        return Named(seen.read, key)
+
+    def _count(self, match: Any, show: bool) -> None:
+        """Count the lines in a row that were not found, and stop when their budget is spent."""
+        self.misses = 0 if match is not None else self.misses + (show and self.finder is not None)
+        if self.budget is not None and self.misses > self.budget:
+            raise StopRun
 
     def _noisy(self, value: Any) -> Any:
         return value[None] * (1 + self.noise((1, *value.shape))) if self.epsilon else value[None]
