@@ -14,8 +14,10 @@ from training.loop.program import Plan, evaluated
 from training.loop.train_step import TrainState
 from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint
 from training.runs.directory import RunDirectory
+from training.runs.event_files import EventFile
 from training.runs.loss_plots import plot_losses
-from training.runs.metrics import EventFile, MetricsLog, Writer, cut, read_metrics, wandb_writer
+from training.runs.metrics import MetricsLog, Writer, cut, read_metrics
+from training.runs.weights_and_biases import wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
 

@@ -5,7 +5,8 @@ import struct
 
 import pytest
 
-from training.runs.metrics import EventFile, _checksum, read_metrics
+from training.runs.event_files import EventFile, _checksum
+from training.runs.metrics import read_metrics
 
 
 def test_a_last_line_without_its_end_is_left_out(tmp_path):

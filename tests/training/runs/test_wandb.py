@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tests.training_cases import make_trainer, settings_for
-from training.runs import metrics
+from training.runs import metrics, weights_and_biases
 
 SETTINGS = {"rows": "chunks", "eval_every": 2, "checkpoint_every": 2, "wandb": True, "schedule": "constant"}
 
@@ -74,4 +74,4 @@ def test_what_is_not_installed_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(RuntimeError, match=r"wandb is not installed: pip install 'formal-algorithms\[wandb\]'"):
-        metrics.wandb_writer(tmp_path, {})
+        weights_and_biases.wandb_writer(tmp_path, {})
