@@ -67,8 +67,7 @@ from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT
 from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OLMOE as OLMOE, QWEN3_MOE as QWEN3_MOE
 from algorithms.model.variants import MISTRAL as MISTRAL, NANOCHAT as NANOCHAT, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
 from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
-from algorithms.model.variants import MODERNBERT as MODERNBERT
-from algorithms.model.variants import OLMO_HYBRID as OLMO_HYBRID
+from algorithms.model.variants import LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT, OLMO_HYBRID as OLMO_HYBRID
 from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_NEXT as QWEN3_NEXT
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA
 

@@ -15,7 +15,7 @@ from algorithms.model.mixer import Given as Given, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
-from algorithms.model.positions import Rotary as Rotary, Yarn as Yarn
+from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn
 from algorithms.model.rg_lru import RGLRU as RGLRU
 from algorithms.model.unembedding import Unembedding as Unembedding
 from algorithms.model.variant import First as First

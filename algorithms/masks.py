@@ -93,13 +93,11 @@ class StructuralMask:
     def __and__(self, other: "Mask") -> "Mask":
         if not isinstance(other, StructuralMask):
             return _dense_and(self, other)
-        if self.documents_z is not None and other.documents_z is not None:
-            raise ValueError("cannot join two documents() masks: number the documents of both in one array instead")
         if self.blocks_z is not None and other.blocks_z is not None:
             raise ValueError(
                 "cannot join two blocks() masks: give one of them as an array, blocks(numbers).dense(l, l)"
             )
-        of_documents = self if self.documents_z is not None else other
+        documents_z, documents_x = _documents_of_both(self, other)
         of_blocks = self if self.blocks_z is not None else other
         unidirectional = self.unidirectional or other.unidirectional
         return StructuralMask(
@@ -107,8 +105,8 @@ class StructuralMask:
             width=_narrower(self.width, other.width, min),
             length=_narrower(self.length, other.length, jnp.minimum),
             prefix=None if unidirectional else _narrower(self.prefix, other.prefix, jnp.minimum),
-            documents_z=of_documents.documents_z,
-            documents_x=of_documents.documents_x,
+            documents_z=documents_z,
+            documents_x=documents_x,
             blocks_z=of_blocks.blocks_z,
             blocks_x=of_blocks.blocks_x,
             first=other.first if self.first is None else self.first,
@@ -168,6 +166,35 @@ def _narrower(a, b, narrower):
     if a is None or b is None:
         return b if a is None else a
     return narrower(a, b)
+
+
+def _documents_of_both(a: StructuralMask, b: StructuralMask) -> tuple[Any, Any]:
+    """Numbers of documents, of the context and of the primary tokens, that are equal where those of both masks are."""
+    if a.documents_z is None or b.documents_z is None:
+        of = b if a.documents_z is None else a
+        return of.documents_z, of.documents_x
+    if a.documents_x is a.documents_z and b.documents_x is b.documents_z:
+        both = _numbers_of_pairs(a.documents_z, b.documents_z)
+        return both, both
+    l_z = a.documents_z.shape[-1]
+    numbers = _numbers_of_pairs(*(_side_by_side(mask.documents_z, mask.documents_x) for mask in (a, b)))
+    return numbers[..., :l_z], numbers[..., l_z:]
+
+
+def _side_by_side(a: Any, b: Any) -> Array:
+    batch = jnp.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    return jnp.concatenate([jnp.broadcast_to(n, (*batch, n.shape[-1])) for n in (a, b)], axis=-1)
+
+
+def _numbers_of_pairs(a: Any, b: Any) -> Array:
+    """A number for each pair of a and b, by their order."""
+    a, b = jnp.broadcast_arrays(a, b)
+    order = jnp.lexsort((b, a))
+    a, b = (jnp.take_along_axis(n, order, axis=-1) for n in (a, b))
+    begins = (a[..., 1:] != a[..., :-1]) | (b[..., 1:] != b[..., :-1])
+    rank = jnp.cumsum(begins, axis=-1, dtype=jnp.int32)
+    rank = jnp.pad(rank, [(0, 0)] * (a.ndim - 1) + [(1, 0)])[..., : a.shape[-1]]
+    return jnp.take_along_axis(rank, jnp.argsort(order, axis=-1), axis=-1)
 
 
 def _dense_and(mask: StructuralMask, dense: Any) -> Array:
@@ -262,6 +289,8 @@ def _length(name: str, length: Any) -> Any:
 
 def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
     """Packed documents: a token may attend only to tokens of its own document; ``numbers`` has each token's.
+
+    Joined with another of these, it lets tokens attend that have the same number in both.
 
     Example:
         >>> documents(jnp.array([1, 1, 2])).dense(3, 3).astype(int).tolist()

@@ -143,6 +143,7 @@ DECODERS += (
     "NANOCHAT",
     "COHERE2",
     "MINIMAX_M2",
+    "LLAMA4",
     "MIXTRAL",
     "QWEN3_MOE",
     "QWEN3_NEXT",

@@ -13,7 +13,7 @@ VARIANTS = (
     "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3",
     "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRANITE_HYBRID", "GEMMA", "GEMMA2", "GEMMA3", "RECURRENT_GEMMA",
     "GLM4", "NANOCHAT", "COHERE2", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "MODERNBERT", "BART", "T5", "MARIAN", "MIXTRAL",
-    "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMOE", "MINIMAX_M2", "GPT_OSS", "DEEPSEEK", "KIMI_LINEAR",
+    "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMOE", "MINIMAX_M2", "LLAMA4", "GPT_OSS", "DEEPSEEK", "KIMI_LINEAR",
 )  # fmt: skip
 # An optimizer or schedule sets other defaults if it is not the task's own.
 OPTIMIZERS: dict[str, dict[str, Any]] = {

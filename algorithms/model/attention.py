@@ -17,7 +17,7 @@ from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range
-from algorithms.masks import Mask, StructuralMask, near
+from algorithms.masks import Mask, StructuralMask, documents, near
 from algorithms.model.mixer import Given, Mixer, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Positions, Table
@@ -59,6 +59,8 @@ class Attention(Mixer):
             the mask is unidirectional, these are itself and the w − 1 before it, as in Mistral and Gemma; elsewhere
             also the w − 1 after it, as in EmbeddingGemma (w = sliding_window/2 + 1 = 257) and ModernBERT
             (w = local_attention/2 + 1 = 65). Cross-attention has no window.
+        chunked: whether, of the tokens in its window, a token attends only to those in its chunk, ⌊t_z/w⌋ = ⌊t_x/w⌋, as
+            in Llama 4. Chunks count from the first token of each document.
         biases: whether there are biases: all, none, only b_q, b_k and b_v, or only b_o.
         normalize_heads: a norm of queries and keys, applied before their positions.
         heads_together: whether that norm is over all heads together, as in OLMo 2.
@@ -73,6 +75,7 @@ class Attention(Mixer):
     scale: Annotated[float | None, Range("a number > 0", lambda scale: scale > 0)] = None
     cap: Cap = None
     window: Annotated[int | None, Range("a width of at least 1 token", lambda width: width >= 1)] = None
+    chunked: bool = False
     biases: bool | Literal["qkv", "out"] = True
     normalize_heads: RMSNorm | None = None
     heads_together: bool = False
@@ -92,6 +95,12 @@ class Attention(Mixer):
         "windowed",
         "replaces_softmax",
     )
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.chunked and self.window is None:
+            self.refuse("chunked", "False where window = None")
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
@@ -118,7 +127,7 @@ class Attention(Mixer):
     ) -> tuple[Float[Array, "d_e *batch l_x"], Read]:
         """Algorithm 5 as the variant has it, and all that line 4 of Algorithm 4 reads."""
         options = {"implementation": given.implementation, "dropout": given.dropout, "key": given.key}
-        mask = self.windowed(mask) if context is None else mask
+        mask = self.windowed(mask, given.t, given.t) if context is None else mask
         return self._of_heads(lambda read: (of_sequences(read, mask, self, **options), read), X, W, given, context)
 
     def step(
@@ -169,7 +178,7 @@ class Attention(Mixer):
         U = P = None
         if self.positions is not None:
             if t_z is not None:
-                Q, K = self.positions.rotate(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
+                Q, K = self.positions.queries(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
             scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
             Q, U, P = self.positions.scores(Q, W, table, scale)
         if t_z is None:  # another sequence, which is at no distance
@@ -225,9 +234,18 @@ class Attention(Mixer):
         read = self.read(Z, Z, W, t_x=t, t_z=None, table=Table(), implementation=implementation)
         return read.K, read.V
 
-    def windowed(self, mask: Mask) -> Mask:
-        """The mask of self-attention, restricted to the sliding window."""
-        return mask if self.window is None else mask & near(self.window)
+    def windowed(self, mask: Mask, t_z: Any, t_x: Any) -> Mask:
+        """The mask of self-attention, restricted to the windows of tokens at these positions."""
+        if self.window is None:
+            return mask
+        mask = mask & near(self.window)
+        if not self.chunked:
+            return mask
+        z, x = ((t.reshape(-1) if t.size == t.shape[-1] else t) // self.window for t in (t_z, t_x))
+        if t_x is t_z:
+            is_one = isinstance(z, np.ndarray) and np.unique(z).size <= 1
+            return mask if is_one else mask & documents(jnp.asarray(z))
+        return mask & StructuralMask(documents_z=jnp.asarray(z), documents_x=x)
 
 
 class KeyValueSlots(NamedTuple):
@@ -248,18 +266,18 @@ class KeyValueSlots(NamedTuple):
         read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
         of_sequence = functools.partial(_from_slots, read, line, given.implementation)
         if read.U is None:
-            Y = of_sequence(read.Q, read.K, read.V, None, t[..., 0])
+            Y = of_sequence(read.Q, read.K, read.V, None, t)
         else:  # the distances of sequences differ
             for _ in range(t.ndim - 1):
                 of_sequence = jax.vmap(of_sequence, (2, 2, 2, 2, 0), 2)
-            Y = of_sequence(read.Q, read.K, read.V, read.U, t[..., 0])
+            Y = of_sequence(read.Q, read.K, read.V, read.U, t)
         return (Y if read.result is None else read.result(Y)), slots
 
 
-def _from_slots(read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, first: Any) -> Any:
-    """Lines 4 to the end of Algorithm 4 for queries from position ``first`` on."""
-    l_x, C = Q.shape[-1], K.shape[-1]
-    mask = line.windowed(StructuralMask(unidirectional=True, first=first))
+def _from_slots(read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, t: Any) -> Any:
+    """Lines 4 to the end of Algorithm 4 for queries at the positions t, which follow one another."""
+    l_x, C, first = Q.shape[-1], K.shape[-1], t[..., 0]
+    mask = line.windowed(StructuralMask(unidirectional=True, first=first), np.arange(C), t)
     P: Any = None if U is None else read.P(np.arange(1 - C, C + 1))
 
     def of_distances(_):

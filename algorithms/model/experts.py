@@ -38,6 +38,7 @@ class Experts(MLP):
         scores: how ``W_r X + b_r 1ᵀ`` becomes scores: by the softmax over all experts, or by σ, entry by entry.
         renormalized: whether the weights of the chosen are their scores divided by the sum of these, or their scores.
         factor: factor of the weights.
+        weighted: what the weights multiply: what the experts give, or what they read, as in Llama 4.
         router_bias: whether there is a b_r.
         choice_bias: whether b_choice is added to the scores by which experts are chosen, and not to the weights.
         groups: number of groups of consecutive experts.
@@ -53,6 +54,7 @@ class Experts(MLP):
     scores: Literal["softmax", "sigmoid"] = "softmax"
     renormalized: bool = True
     factor: float = 1.0
+    weighted: Literal["outputs", "inputs"] = "outputs"
     router_bias: bool = False
     choice_bias: bool = False
     groups: Count = 1
@@ -75,6 +77,8 @@ class Experts(MLP):
             self.refuse("k", f"at most the {self.n // self.groups * self.chosen_groups} experts to choose from")
         if self.shared_gate and not self.shared:
             self.refuse("shared_gate", "False where shared = 0")
+        if self.weighted == "inputs" and self.biases:
+            self.refuse("weighted", "'outputs' where experts have biases")
 
     def shapes(self) -> ExpertsParams:
         """The shapes of its parameters."""
@@ -116,9 +120,12 @@ class Experts(MLP):
         G = self.weights(scores, chosen)  # inside
         options: dict[str, Any] = {"f": f, "implementation": implementation, "rate": rate, "key": key}
         if implementation == "paper" or not are_numbers(*X.shape) or X.size == 0:
-            expert = super().__call__
-            each = jax.vmap(lambda W: expert(X, W, **options))(W.experts)
-            Y = jnp.einsum("i...,id...->d...", G.astype(X.dtype), each)
+            expert, G = super().__call__, G.astype(X.dtype)
+            if self.weighted == "inputs":
+                Y = jax.vmap(lambda g, W: expert(g[None] * X, W, **options))(G, W.experts).sum(0)
+            else:
+                each = jax.vmap(lambda W: expert(X, W, **options))(W.experts)
+                Y = jnp.einsum("i...,id...->d...", G, each)
         else:
             Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), **options)
         if W.shared is not None:
@@ -205,6 +212,8 @@ class Experts(MLP):
                 return Y + jnp.repeat(of_blocks, len(Y) // len(of_blocks), axis=0)
 
             of_rows = rows(X)
+            if self.weighted == "inputs":
+                of_rows, G = of_rows * spread(G.reshape(-1, 1).astype(X.dtype), blocks), jnp.ones_like(G)
             U = product(experts.W_mlp1, experts.b_mlp1, of_rows)
             gate = None if experts.W_gate is None else product(experts.W_gate, experts.b_gate, of_rows)
             hidden = self.hidden(U, gate, f, implementation)

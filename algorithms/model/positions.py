@@ -57,7 +57,7 @@ class Llama3(Record):
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The scaled frequencies, and a factor for sines and cosines."""
         rotations = self.l_original * frequencies / (2 * math.pi)
-        share = np.clip((rotations - self.low) / (self.high - self.low), 0, 1)
+        share = np.clip((rotations - self.low) / max(self.high - self.low, 1e-12), 0, 1)
         return frequencies * (share + (1 - share) / self.factor), 1.0
 
 
@@ -139,6 +139,12 @@ class Positions(Record):
         """The queries or keys of tokens at the positions t."""
         return Q
 
+    def queries(
+        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
+    ) -> Float[Array, "H d_attn *columns"]:
+        """The queries of tokens at the positions t, which are rotated as keys are."""
+        return self.rotate(Q, t, implementation)
+
     def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
         """The queries for the product with keys; and U and P of ``algorithms.ops.attention.distances``, which adds to
         that, P as a function of distances; None if nothing is added. With ``scale``, the factor 1/√d_attn of the scores
@@ -149,6 +155,31 @@ class Positions(Record):
     def __call__(self, Q: Any, t: Any, implementation: Any) -> Any:
         """The method ``rotate``."""
         return self.rotate(Q, t, implementation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Temperature(Positions):
+    """Queries grow with their position t, from 0: ``(1 + c ln(1 + ⌊(t + 1)/n⌋)) Q[:, t]``; keys stay as they are.
+
+    The softmax over a long context is then as sharp as over a short one.
+
+    Attributes:
+        c: how fast they grow.
+        n: after how many tokens they grow.
+
+    Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", as in Llama 4.
+    """
+
+    c: float = 0.1
+    n: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 8192
+
+    def queries(
+        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
+    ) -> Float[Array, "H d_attn *columns"]:
+        """The queries, multiplied by what their positions say."""
+        t = jnp.asarray(t).reshape(*(1,) * (Q.ndim - jnp.ndim(t)), *jnp.shape(t))
+        dtype = accumulation_dtype(Q.dtype)
+        return (Q * (1 + self.c * jnp.log1p(((t + 1) // self.n).astype(dtype)))).astype(Q.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from algorithms.model.latent import Latent
 from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Rotary, Yarn
+from algorithms.model.positions import Rotary, Temperature, Yarn
 from algorithms.model.rg_lru import RGLRU
 from algorithms.model.unembedding import Unembedding
 from algorithms.model.variant import VARIANTS, Variant
@@ -316,6 +316,31 @@ MINIMAX_M2 = LLAMA.but(
     mlp=Experts(n=256, k=8, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True),
 )
 """MiniMax 2025: LLAMA with norms of queries and keys across heads, and 8 of 256 MLPs by sigmoids."""
+
+_LLAMA4_CHUNKS = Attention(positions=Rotary(base=500_000.0, pairs="neighbors"), biases=False, window=8192, chunked=True)
+
+LLAMA4 = LLAMA.but(
+    attention=(*[_LLAMA4_CHUNKS] * 3, Attention(positions=Temperature(), biases=False)),
+    mlp=(
+        *LLAMA.mlps,
+        Experts(
+            n=128,
+            k=1,
+            activation="silu",
+            gated=True,
+            biases=False,
+            scores="sigmoid",
+            renormalized=False,
+            weighted="inputs",
+            shared=1,
+        ),
+    ),
+)
+"""Meta 2025 (Llama 4 Maverick, text): LLAMA with chunks in three of four layers, and one of 128 MLPs in every second.
+
+The fourth layers have no rotary positions, but a temperature. The MLPs of layers without experts are as wide as one
+expert; the published model's are twice as wide, ``MLP(d_mlp=16384, …)``.
+"""
 
 _GPT_OSS_ATTENTION = Attention(
     positions=Rotary(base=150_000.0, scaling=Yarn(factor=32.0, l_original=4096, truncate=False)), sinks=True

@@ -23,6 +23,7 @@ LINES = {
         n=6, k=2, scores="sigmoid", choice_bias=True, groups=3, chosen_groups=2, factor=2.5, shared=2, **SILU
     ),
     "QWEN3_NEXT": Experts(n=5, k=2, shared=1, shared_gate=True, **SILU),
+    "LLAMA4": Experts(n=5, k=2, scores="sigmoid", renormalized=False, weighted="inputs", shared=1, **SILU),
     "V2": Experts(n=6, k=2, groups=3, chosen_groups=2, best=1, **SILU),
     "GPT_OSS": Experts(n=5, k=2, router_bias=True, clip=0.7, activation="gelu_sigmoid", gated=True),
     "plain": Experts(n=3, k=2, activation="relu"),

@@ -20,6 +20,7 @@ from algorithms import (
     VARIANTS,
     blocks,
     d_inference,
+    d_logits,
     d_transformer,
     e_transformer,
     ed_inference,
@@ -129,12 +130,14 @@ MASKS = {
     "of each": np.random.default_rng(2).random((2, 13, 13)) < 0.7,
 }
 WINDOW = PAPER.but(attention=(Attention(), Attention(window=4)), norm=LayerNorm(epsilon=1e-3))
+CHUNKS = WINDOW.but(attention=(Attention(), Attention(window=4, chunked=True)))
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", ["row0", "encoder0", "encoder_decoder0"])
-def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a_context(name, mask):
-    theta, has_context = cases.theta_of(cases.config_of(name, variant=WINDOW, tied=False)), "decoder" in name
+@pytest.mark.parametrize("variant", [WINDOW, CHUNKS], ids=["window", "chunks"])
+def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a_context(name, variant, mask):
+    theta, has_context = cases.theta_of(cases.config_of(name, variant=variant, tied=False)), "decoder" in name
     if has_context:
         P = ed_transformer(X, X, theta, mask=mask, z_mask=mask)
     else:
@@ -142,8 +145,20 @@ def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a
     dense = np.broadcast_to(mask.dense(13, 13) if isinstance(mask, StructuralMask) else mask, (2, 13, 13))
     for b, x in enumerate(cases.X):
         context = {"z": x, "z_mask": dense[b]} if has_context else {}
-        logits = cases.oracle_logits(x, theta, WINDOW, mask=dense[b], **context)
+        logits = cases.oracle_logits(x, theta, variant, mask=dense[b], **context)
         np.testing.assert_allclose(jnp.log(P[:, b]), logits - np.log(np.exp(logits).sum(axis=0)), atol=1e-9)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "paper", "blockwise"])
+def test_chunks_and_temperatures_count_from_the_first_token_of_each_document(implementation, monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK", 5)
+    theta = cases.theta_of(cases.config_of("LLAMA4"))
+    segments = np.array([[7] * 11 + [3] * 2, [4] * 4 + [9] * 9])
+    positions = np.array([[*range(11), *range(2)], [*range(4), *range(9)]])
+    found = d_logits(X, theta, segments=segments, positions=positions, implementation=implementation)
+    for b, x in enumerate(cases.X):
+        expected = cases.oracle_logits(x, theta, theta.variant, documents=segments[b].tolist())
+        np.testing.assert_allclose(found[:, b], expected, atol=1e-9)
 
 
 @every_row

@@ -46,6 +46,8 @@ def test_a_window_and_documents_by_hand():
     assert join_masks(ones_mask(4, 4), window=2).tolist() == both_sides
     documents = [[t, f, f, f], [f, t, t, f], [f, f, t, t], [f, f, f, f]]
     assert join_masks(causal_mask(4), 2, 3, [0, 1, 1, 1], [0, 1, 1, 1]).tolist() == documents
+    chunks = [[t, f, f, f], [f, t, t, f], [f, f, t, f], [f, f, f, t]]
+    assert join_masks(causal_mask(4), 2, positions=[1, 2, 3, 4]).tolist() == chunks
 
 
 def random(shapes: dict) -> Any:

@@ -35,7 +35,7 @@ HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5", "RE
 HEADS |= dict.fromkeys(("GPT3", "BLOOM", "GPT_NEO", "GOPHER"), 128)
 HEADS |= dict.fromkeys(("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "OLMO2", "OLMO3", "GLM4", "NANOCHAT", "COHERE2"), 128)
 HEADS |= dict.fromkeys(("GRANITE", "OLMO_HYBRID"), 128)
-HEADS |= dict.fromkeys(("OPT", "MIXTRAL", "QWEN3_MOE", "OLMOE", "MINIMAX_M2", "DEEPSEEK", "KIMI_LINEAR"), 128)
+HEADS |= dict.fromkeys(("OPT", "MIXTRAL", "QWEN3_MOE", "OLMOE", "MINIMAX_M2", "LLAMA4", "DEEPSEEK", "KIMI_LINEAR"), 128)
 B, l = 2, 1024
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, blocks, documents, near, padding, prefix
+from algorithms.masks import StructuralMask
 
 NUMBERS = jnp.array([4, 4, 0, 0, 0, 9, 9])
 
@@ -50,12 +51,13 @@ MASKS = {
     "prefix 2": prefix(2),
     "prefix 4": prefix(jnp.asarray(4)),
     "documents": documents(NUMBERS),
+    "other documents": documents(jnp.asarray([5, 5, -1, 5, 5, 5, 2**31 - 1])),
     "blocks": blocks(NUMBERS),
 }
 
 
 def joinable(names):
-    return [pair for pair in names if set(pair) not in ({"documents"}, {"blocks"})]
+    return [pair for pair in names if set(pair) != {"blocks"}]
 
 
 @pytest.mark.parametrize(("a", "b"), joinable(itertools.product(MASKS, repeat=2)))
@@ -86,9 +88,18 @@ def test_a_unidirectional_window_has_one_side():
 def test_prefixes_join_to_the_shorter_and_vanish_in_a_unidirectional_mask():
     assert (prefix(3) & prefix(5)).prefix == 3
     assert UNIDIRECTIONAL & prefix(3) == prefix(3) & banded(2**30) == UNIDIRECTIONAL
-    for mask, what in ((documents(NUMBERS), "documents"), (blocks(NUMBERS), "blocks")):
-        with pytest.raises(ValueError, match=rf"cannot join two {what}\(\) masks: "):
-            mask & mask
+    with pytest.raises(ValueError, match=r"cannot join two blocks\(\) masks: "):
+        blocks(NUMBERS) & blocks(NUMBERS)
+
+
+def test_documents_of_another_context_join_and_those_of_each_sequence():
+    rng = np.random.default_rng(0)
+    a, b = (
+        StructuralMask(documents_z=rng.integers(0, 3, (*batch, 7)), documents_x=rng.integers(0, 3, 5))
+        for batch in ((2,), ())
+    )
+    np.testing.assert_array_equal((a & b).dense(7, 5), a.dense(7, 5) & b.dense(7, 5)[None])
+    assert (c := documents(NUMBERS) & documents(NUMBERS[::-1])).documents_z is c.documents_x
 
 
 def test_the_first_query_of_a_device_stays_so_when_masks_join():

@@ -101,7 +101,7 @@ def _held(variant: Any, field: str) -> Any:
     if part not in ("attention", "mlp"):
         return getattr(getattr(variant, part), name, None) if name else getattr(variant, part)
     lines = _attentions(variant) if part == "attention" else _mlps(variant)
-    held = list(dict.fromkeys(getattr(line, name, None) for line in lines)) or [None]
+    held = list(dict.fromkeys(getattr(line, name) for line in lines if hasattr(line, name))) or [None]
     if len(held) == 1:
         return held[0]
     return ", ".join("∞" if value is None else _text(value) for value in held) + " in turn"
@@ -163,6 +163,13 @@ def _rotation(variant: Any) -> str | None:
     return f"rows {rows} of the first d = {share} by t · base^(−2i/d){scaled}, base = {base}"
 
 
+def _temperature(variant: Any) -> str | None:
+    grows = [a.positions for a in _attentions(variant) if type(a.positions).__name__ == "Temperature"]
+    layers = _in_turn([type(a.positions).__name__ == "Temperature" for a in _attentions(variant)])
+    where = f" in layers l = {layers}, and 1 in the others" if layers else ""
+    return f"1 + {grows[0].c:g} ln(1 + ⌊t/{grows[0].n}⌋){where}" if grows else None
+
+
 def _latent(variant: Any) -> str | None:
     """What latent attention has in place of Algorithm 5."""
     line = _attentions(variant)[0]
@@ -196,7 +203,9 @@ def _experts(variant: Any) -> str | None:
     within = f", within {m.chosen_groups} of {m.groups} groups by their {m.best} best" if m.groups > 1 else ""
     share = ", divided by their sum" if m.renormalized else ""
     factor = "" if m.factor == 1 else f", times {m.factor:g}"
-    return f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
+    told = f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
+    layers = _in_turn([hasattr(m, "router_bias") for m in variant.mlps_in_turn])
+    return told if layers is None else f"{told}; only layers l = {layers} have experts, and the others one MLP"
 
 
 ACTIVATIONS = {"relu": "ReLU", "relu_squared": "ReLU²", "gelu": "GELU", "gelu_tanh": "GELU_tanh",
@@ -291,6 +300,7 @@ CHANGES: tuple[Change, ...] = (
     Change("H_kv", {5: "2"}, {r"𝓦_qkv\^h": "W_q^h, b_q^h, 𝓦_kv^g"}, "g = ⌈h H_kv/H⌉: heads share keys and values"),
     Change("attention.positions", {4: "4"}, {"KᵀQ": "(R_z K)ᵀ(R_x Q)"},
            "R_x turns the query at t = t_x, R_z the key at t = t_z: VALUE", _rotation),
+    Change("attention.positions", {4: "4"}, {"Q": "g Q"}, "g, of the query at t = t_x: VALUE", _temperature),
     Change("attention.positions", {4: "4"}, {"KᵀQ": "Kᵀ(Q + u 1ᵀ)"}, value=_has("TransformerXL")),
     Change("attention.clip", {4: "4"}, {"K(.*)Q": r"clip(K)\1clip(Q)"},
            "clip: entries below −c become −c, and those above c become c; c = VALUE"),
@@ -319,6 +329,8 @@ CHANGES: tuple[Change, ...] = (
     Change("attention.gated", {5: "2"}, {"← (.*)$": r"← σ(W_g^h X) ⊙ \1"}),
     Change("attention.window", {8: "14", 10: "6"}, {"t ≤ t'": "t' − w < t ≤ t'"}, "w = VALUE"),
     Change("attention.window", {8: "5", 9: "5"}, {" ≡ 1": "[t,t'] = ⟦|t − t'| < w⟧"}, "w = VALUE"),
+    Change("attention.chunked", {8: "14", 10: "6"}, {"t' − w < t ≤ t'": "t ≤ t', ⌈t/w⌉ = ⌈t'/w⌉"}),
+    Change("attention.chunked", {8: "5", 9: "5"}, {r"\|t − t'\| < w": "⌈t/w⌉ = ⌈t'/w⌉"}),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ VALUE(\1 | γ_l^out)"},
            value=lambda v: all(_with_norm(v.attentions)) and _norm(v)),
     Change("attention.normalize_output", ATTENTION, {r"\+ (MHAttention.*)$": r"+ norm_l(\1 | γ_l^out)"}, NORMED_IN,
@@ -339,6 +351,9 @@ CHANGES: tuple[Change, ...] = (
            {r"(\w+)\((W_gate[^)]*)\) ⊙ \((W_mlp[^)]*)\)": r"\1(min(\2, c)) ⊙ (1 + clip(\3, −c, c))"}, "c = VALUE"),
     Change("mlp", MLP, {r"([Wb]_(?:mlp\d|gate))\^l": r"\1^{l,i}", r"\+ (W_mlp.*)$": r"+ Σ_i G[i,:] ⊙ (\1)"},
            "G: VALUE", _experts),
+    Change("mlp.weighted", MLP,
+           {r"Σ_i G\[i,:\] ⊙ \((.*)\)$": r"Σ_i \1", "(W_\\w+\\^\\{l,i\\}) ([XZ]\u0303?)(?=[ )])": r"\1 (G[i,:] ⊙ \2)"},
+           value=lambda v: any(getattr(m, "weighted", "") == "inputs" for m in _mlps(v))),
     Change("mlp.shared", MLP, {"$": " + MLP(X̃ | 𝓦_l^shared)"},
            "MLP: line 8 without experts, which every token takes"),
     Change("mlp.shared_gate", MLP, {r"\+ (MLP\(.*)$": r"+ σ(w_s^lᵀ X̃) ⊙ \1"}),

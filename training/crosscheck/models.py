@@ -21,7 +21,7 @@ YARN = lines.Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
 
 
 KINDS = {"Rotary": "rotary", "TransformerXL": "transformer_xl", "Distances": "distances", "ALiBi": "alibi",
-         "Linear": "linear", "Llama3": "llama3", "Yarn": "yarn"}  # fmt: skip
+         "Temperature": "temperature", "Linear": "linear", "Llama3": "llama3", "Yarn": "yarn"}  # fmt: skip
 NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "original_length", "low": "low_freq_factor",
          "high": "high_freq_factor", "slow": "beta_slow", "fast": "beta_fast"}  # fmt: skip
 """What the oracle calls positions and scalings, and fields of them."""
@@ -48,7 +48,8 @@ def few(variant: Variant) -> Variant:
         if not _is(a, lines.Attention):
             return a
         rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
-        return dataclasses.replace(a, **rows, window=None if a.window is None else 5)
+        positions = a.positions.but(n=3) if _is(a.positions, lines.Temperature) else a.positions
+        return dataclasses.replace(a, **rows, window=None if a.window is None else 5, positions=positions)
 
     def mlp(m: Any) -> Any:
         if _is(m, lines.Experts):
@@ -179,11 +180,11 @@ def _line(a: Any) -> dict[str, Any]:
     if type(a) is lines.Latent:
         scores = getattr(getattr(a.positions, "scaling", None), "scores", 0.0)
         latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": scores}
-        return {"positions": _positions(a.positions), "window": a.window, **latent}
+        return {"positions": _positions(a.positions), "window": a.window, "chunked": a.chunked, **latent}
     norm = a.normalize_heads
     heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"
     line = {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
-    return {**line, "normalize_heads": heads}
+    return {**line, "normalize_heads": heads, "chunked": a.chunked}
 
 
 def _positions(record: Any) -> Any:
@@ -198,5 +199,5 @@ def _positions(record: Any) -> Any:
 
 
 def _experts(line: Any) -> dict[str, Any] | None:
-    names = ("k", "scores", "renormalized", "factor", "groups", "chosen_groups", "best")
+    names = ("k", "scores", "renormalized", "factor", "weighted", "groups", "chosen_groups", "best")
     return {name: getattr(line, name) for name in names} if type(line) is lines.Experts else None

@@ -94,7 +94,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     ),
     "model/attention.py": (
         ("keys not rotated", "Attention.read", "Q", "self.positions.rotate(K, t_z, implementation)", "K", 4, "4", "LLAMA"),
-        ("window off by one", "Attention.windowed", "return", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
+        ("window off by one", "Attention.windowed", "mask", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
         ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, implementation, self.heads_together)", "Q", 4, "4", "QWEN3"),

@@ -106,7 +106,9 @@ class Step(NamedTuple):
         cache = self.cache.stored(read.K, read.V, self.slot)
         distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
         permitted = self.t[:, None] + distances[None] >= 0
-        permitted = permitted if line.window is None else permitted & (-line.window < distances)[None]
+        if line.window is not None:
+            first = self.t[:, None] % line.window if line.chunked else line.window - 1
+            permitted &= -first <= distances[None]
 
         def of_distances(start: int = 0, n: int | None = None) -> Array:
             return scores_of_distances(read.U, self.P, distances[start:][:n])

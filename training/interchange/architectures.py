@@ -11,6 +11,7 @@ from training.interchange import (
     griffin,
     hybrids,
     kimi,
+    llama4,
     modernbert,
     olmo_hybrid,
     torch_transformer,
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     **granite.KINDS,
     **griffin.KINDS,
     **kimi.KINDS,
+    **llama4.KINDS,
     **olmo_hybrid.KINDS,
     **embedding_gemma.KINDS,
     **encoders.ARCHITECTURES,
@@ -35,7 +37,7 @@ ARCHITECTURES = {
 WRITTEN_AS = {
     "d": (
         *(*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS),
-        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS, *olmo_hybrid.KINDS),
+        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS, *llama4.KINDS, *olmo_hybrid.KINDS),
     ),
     "e": (*encoders.ARCHITECTURES, *modernbert.KINDS, *embedding_gemma.KINDS),
     "classify": ("bert",),

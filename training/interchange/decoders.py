@@ -265,16 +265,15 @@ def _attention(fields: Fields, kind: str, norm: Any, *, L: int, l_max: int) -> A
     of_layers = [lines[SLIDING if w else FULL] for w in in_window]
     if family.unplaced:
         fields.require("use_sliding_window", False, "windows in some layers")
-        placed = _placed(fields, kind, L)
+        placed = placed_layers(fields, fields.get("no_rope_layers"), family.unplaced, L)
         of_layers = [line if has else line.but(positions=None) for line, has in zip(of_layers, placed, strict=True)]
     return in_turn(of_layers)
 
 
-def _placed(fields: Fields, kind: str, L: int) -> list[bool]:
-    """Return whether each layer has positions."""
-    flags = fields.get("no_rope_layers")  # 1: has positions
+def placed_layers(fields: Fields, flags: Any, period: int, L: int) -> list[bool]:
+    """Return whether each layer has positions, 1 in the flags; None: all but every period-th, unless a field says."""
     if flags is None:
-        period = fields.integer("no_rope_layer_interval", FAMILIES[kind].unplaced)
+        period = fields.integer("no_rope_layer_interval", period)
         return [(l + 1) % period > 0 for l in range(L)]
     if not isinstance(flags, list) or len(flags) != L or not all(flag in (0, 1) for flag in flags):
         raise InterchangeError(

@@ -302,10 +302,10 @@ class Architecture(NamedTuple):
             return [f"valid config.json for it: {error}"]
         rows = unlike(config.d_mlp, found.d_mlp, f"MLP of {config.d_mlp} hidden units, only of {found.d_mlp}")
         needs = fields.needs if self.task == "d" else []
-        of_layers, explicit = self._of_layers, self._explicit(model, found.variant)
+        of_layers, explicit = self.of_layers, self._explicit(model, found.variant)
         return differences(of_layers(explicit, config), of_layers(found.variant, config)) + needs + rows
 
-    def _of_layers(self, variant: Variant, config: Any) -> Variant:
+    def of_layers(self, variant: Variant, config: Any) -> Variant:
         """Return a variant with the lines of this many layers: others, in longer cycles, have no effect."""
         after_first = variant.but(first=None)
         lines = [after_first.lines(l) for l in range(getattr(config, "L", variant.cycle))]

@@ -1,4 +1,4 @@
-"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, gpt-oss, DeepSeek, Granite, Kimi, as in files."""
+"""The mixtures of experts of Mixtral, Qwen 3, OLMoE, MiniMax-M2, Llama 4, gpt-oss, DeepSeek, Granite, Kimi in files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ class Mixture(NamedTuple):
     others: Mapping[str, Any] = {}  # attributes of `Experts` that no field decides
     # the names of two tensors that have all experts: of gate and first matrix, one below the other, and of the second
     stacked: str = ""
+    transposed: bool = False  # whether these have our rows as columns
     fused: bool = False  # whether one tensor has all experts, as in gpt-oss, which also clips and has biases
 
 
@@ -64,6 +65,15 @@ MIXTURES = {
         parts="w1 w3 w2",
         others={"scores": "sigmoid", "choice_bias": True},
     ),
+    "llama4_text": Mixture(
+        ("num_local_experts", 16),
+        1,
+        module="feed_forward",
+        router="router",
+        others={"scores": "sigmoid", "weighted": "inputs"},
+        stacked="experts.gate_up_proj experts.down_proj",
+        transposed=True,
+    ),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
     "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
     "granitemoehybrid": Mixture(
@@ -72,7 +82,7 @@ MIXTURES = {
         renormalized=True,
         module="block_sparse_moe",
         router="router.layer",
-        stacked="input_linear output_linear",
+        stacked="input_linear.weight output_linear.weight",
     ),
     "kimi_linear": Mixture(
         ("num_experts", 256),
@@ -135,9 +145,9 @@ def mixture_table(own: Mixture) -> dict[str, str]:
                 found[f"{module}.experts.{name}{suffix}"] = f"{ours}.experts.{letter}{leaves.format(letter)}"
         return found
     if own.stacked:
-        leaves = "W_gate&W_mlp1", "W_mlp2/W_mlp2"
-        of_all = {name: f"{ours}.experts.{leaf}" for name, leaf in zip(own.stacked.split(), leaves, strict=True)}
-        return found | {f"{module}.{name}.weight": leaf for name, leaf in of_all.items()}
+        axes, leaves = "^" if own.transposed else "", ("W_gate&W_mlp1", "W_mlp2/W_mlp2")
+        of_all = {name: f"{axes}{ours}.experts.{leaf}" for name, leaf in zip(own.stacked.split(), leaves, strict=True)}
+        return found | {f"{module}.{name}": leaf for name, leaf in of_all.items()}
     for name, shared, leaf in zip(own.parts.split(), own.of_shared.split(), OURS.split(), strict=True):
         found |= {f"{module}.experts.@.{name}.*": f"{ours}.experts.{leaf}"}
         found |= {f"{module}.{own.shared}.{shared}.*": f"{ours}.shared.{leaf}"}

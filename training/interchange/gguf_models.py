@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.lines import Llama3, Rotary
 from training.interchange.containers import Tensors
-from training.interchange.decoders import rotary_fields
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile, Metadata
@@ -29,11 +27,10 @@ from training.interchange.gguf_hybrids import (
     split,
     with_rates,
 )
+from training.interchange.gguf_rotary import ROPE_FACTORS, ROTARY, rotary_in, with_rotary
+from training.interchange.llama4 import CHUNKED
 from training.interchange.mapping import Entry
 from training.interchange.unsupported import NEEDS
-
-ROPE_FACTORS = "rope_freqs.weight"
-"""The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
 
 TIED = "tie_word_embeddings"
 """Our own key, for models whose tensor output.weight repeats token_embd.weight."""
@@ -62,6 +59,12 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 _MINIMAX = {**_LLAMA, "exp_probs_b": "block_sparse_moe.e_score_correction"}
+_LLAMA4 = {
+    **_LLAMA,
+    **{f"ffn_{a}": f"feed_forward.{a}_proj" for a in ("gate", "up", "down")},
+    **{f"ffn_{a}_shexp": f"feed_forward.shared_expert.{a}_proj" for a in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+}
 _GEMMA2 = {**_OLMO2, "ffn_norm": "pre_feedforward_layernorm"}
 _GPT_OSS = {
     **_LINEARS,
@@ -139,24 +142,14 @@ SOFTMAX, SIGMOID = 1, 2
 """What expert_gating_func says of the weights of experts."""
 
 
-_ROTARY = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
 _MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 _WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 _WINDOW = {"attention.sliding_window": "sliding_window"}
 _CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-_GPT_OSS_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_WINDOW, **_MIXTRAL}
+_GPT_OSS_FIELDS = {"expert_feed_forward_length": "intermediate_size", **ROTARY, **_WINDOW, **_MIXTRAL}
 _COHERE_FIELDS = {
-    **{key: field for key, field in _ROTARY.items() if field != "rms_norm_eps"},
+    **{key: field for key, field in ROTARY.items() if field != "rms_norm_eps"},
     **_WINDOW,
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "logit_scale": "logit_scale",
@@ -167,9 +160,16 @@ _FACTORS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-_MINIMAX_FIELDS = {"expert_feed_forward_length": "intermediate_size", **_ROTARY, **_MIXTRAL}
+_MINIMAX_FIELDS = {"expert_feed_forward_length": "intermediate_size", **ROTARY, **_MIXTRAL}
+_LLAMA4_FIELDS = {
+    **ROTARY,
+    **_MIXTRAL,
+    "feed_forward_length": "intermediate_size_mlp",
+    "expert_feed_forward_length": "intermediate_size",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+}
 _LATENTS = {
-    **{key: _ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
+    **{key: ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.kv_lora_rank": "kv_lora_rank",
     "rope.dimension_count": "qk_rope_head_dim",
@@ -193,7 +193,7 @@ _DEEPSEEK_FIELDS = {
     "expert_weights_norm": "norm_topk_prob",
 }
 _DELTA_FIELDS = {
-    **_ROTARY,
+    **ROTARY,
     **_CHOICE,
     **_WIDTH,
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -203,7 +203,7 @@ _DELTA_FIELDS = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }
 _MAMBA_FIELDS = {
-    **{key: field for key, field in _ROTARY.items() if key != "attention.head_count_kv"},
+    **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
     **_FACTORS,
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
@@ -238,59 +238,8 @@ _GPT2_FIELDS = {
 _PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
 
 
-def _with_rotary(m: Metadata, names: dict[str, str], base: float = 10_000.0, **defaults: float) -> dict[str, Any]:
-    """Return the fields of a model with rotary positions, by `names`; `base` is the default of theirs."""
-    d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
-    found = m.fields(names, num_key_value_heads=H, head_dim=max(d_e // H, 1), **defaults)
-    d_head = found["head_dim"]
-    if m.integer("attention.value_length", d_head) != d_head:
-        raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    found |= {"attention_bias": m.has("blk.0.attn_q.bias"), "mlp_bias": m.has("blk.0.ffn_gate.bias")}
-    return found | {"rope_parameters": _rotary(m, d_head, base)}
-
-
-def _rotary(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
-    """Return the field rope_parameters."""
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", base)}
-    turned = m.integer("rope.dimension_count", d_head)
-    if turned != d_head:
-        found["partial_rotary_factor"] = turned / d_head
-    if m.has(ROPE_FACTORS):
-        return found | _llama3(m, found["rope_theta"], turned)
-    kind = m.get("rope.scaling.type", "none")
-    if m.raw("rope.scale_linear") is not None:  # in files of 2023
-        return found | {"rope_type": "linear", "factor": m.number("rope.scale_linear")}
-    if kind == "none":
-        return found
-    found |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
-    if kind == "yarn":
-        found["original_max_position_embeddings"] = m.integer("rope.scaling.original_context_length")
-        said = [name for name in ("beta_fast", "beta_slow") if m.raw(f"rope.scaling.yarn_{name}") is not None]
-        found |= {name: m.number(f"rope.scaling.yarn_{name}") for name in said}
-    return found
-
-
-def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
-    """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same."""
-    factors = m.file.read(ROPE_FACTORS).reshape(-1)
-    positions = Rotary(base=base, scaling=Llama3(factor=float(factors.max())))
-    expected = factors_of(positions, d)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
-        raise InterchangeError(
-            f"{m.file.path} needs what this library does not have: frequencies other than Llama 3's ({ROPE_FACTORS})"
-        )
-    return rotary_fields(positions)
-
-
-def factors_of(positions: Rotary, d: int) -> np.ndarray:
-    """Return the divisor of each frequency of positions that rotate d rows, which `Llama3` scales."""
-    assert positions.scaling
-    frequencies = positions.base ** (-np.arange(0, d, 2) / d)
-    return frequencies / positions.scaling(frequencies, positions.base)[0]
-
-
 def _llama(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
-    found, window = _with_rotary(m, _ROTARY), m.get("attention.sliding_window")
+    found, window = with_rotary(m, ROTARY), m.get("attention.sliding_window")
     found |= {"model_type": "mistral", "sliding_window": window} if window else {}
     has_experts = m.has("blk.0.ffn_gate_inp.weight")
     return found | ({"model_type": "mixtral", **m.fields(_MIXTRAL)} if has_experts else {})
@@ -298,7 +247,7 @@ def _llama(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
 
 def _olmo2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; a file with windows is OLMo 3's, whose frequencies are not scaled in them."""
-    found, window = _with_rotary(m, _ROTARY), m.get("attention.sliding_window")
+    found, window = with_rotary(m, ROTARY), m.get("attention.sliding_window")
     if not window:
         return found
     rotary = found["rope_parameters"]
@@ -309,7 +258,7 @@ def _olmo2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
 
 def _cohere2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; every fourth layer attends to all tokens."""
-    found = _with_rotary(m, names)
+    found = with_rotary(m, names)
     return found | {"layer_types": _layer_types(m, found, 4)}
 
 
@@ -317,18 +266,34 @@ def _minimax(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; the weights of experts are sigmoids, divided by their sum."""
     if m.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise m.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)")
-    return _with_rotary(m, names, intermediate_size=m.integer("feed_forward_length"))
+    return with_rotary(m, names, intermediate_size=m.integer("feed_forward_length"))
+
+
+def _llama4(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields: chunks and a temperature of 8,192 tokens, unless the file has a window of 0, and norms of
+    queries and keys unless there are 128 experts, as in llama.cpp.
+    """
+    found = with_rotary(m, names)
+    if found["num_hidden_layers"] >= MOST_LAYERS:
+        raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
+    found["use_qk_norm"] = found["num_local_experts"] != 128
+    window = m.get("attention.sliding_window", 8192)
+    if window == 0:
+        return found | {"no_rope_layers": [1] * found["num_hidden_layers"], "attention_chunk_size": None}
+    if window != 8192:
+        raise m.wrong("attention.sliding_window", "0 or 8192")
+    return found
 
 
 def _qwen3_moe(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; the weights of the chosen experts are divided by their sum, as in llama.cpp."""
-    return _with_rotary(m, names) | {"norm_topk_prob": True}
+    return with_rotary(m, names) | {"norm_topk_prob": True}
 
 
 def _gpt_oss(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; every second layer attends to all tokens, and the rows of YaRN are not rounded."""
     width = m.integer("feed_forward_length")
-    found = _with_rotary(m, names, 150_000.0, intermediate_size=width, sliding_window=128)
+    found = with_rotary(m, names, 150_000.0, intermediate_size=width, sliding_window=128)
     if found["rope_parameters"]["rope_type"] == "yarn":
         found["rope_parameters"]["truncate"] = False
     return found
@@ -339,7 +304,7 @@ def _deepseek(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     among all experts, as in llama.cpp.
     """
     found = {**m.fields(_LATENTS), **{name: m.get(key) or none for key, (name, none) in _LATENTS_OPTIONAL.items()}}
-    gate, rotary = m.get("expert_gating_func") or SOFTMAX, _rotary(m, found["qk_rope_head_dim"], 10_000.0)
+    gate, rotary = m.get("expert_gating_func") or SOFTMAX, rotary_in(m, found["qk_rope_head_dim"], 10_000.0)
     if gate not in (SOFTMAX, SIGMOID):
         raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
     if gate == SIGMOID:
@@ -370,7 +335,7 @@ def _heads_of_latents(m: Metadata, found: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen3_next(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; every n-th layer has attention, and the weights of experts are divided by their sum."""
-    found = _with_rotary(m, names) | {"norm_topk_prob": True}
+    found = with_rotary(m, names) | {"norm_topk_prob": True}
     found["linear_value_head_dim"] = rows_of_values(m, found["linear_num_value_heads"])
     return found | {"full_attention_interval": m.integer("full_attention_interval", 4)}
 
@@ -378,7 +343,7 @@ def _qwen3_next(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
 def _granite_hybrid(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; without experts, the shared MLP is the only one."""
     types, H_kv = by_heads(m)
-    found = _with_rotary(m, names) | {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
+    found = with_rotary(m, names) | {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
     found["mamba_d_head"] = rows_of_values(m, found["mamba_n_heads"])
     found["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
     if m.get("rope.scaling.finetuned", True):
@@ -413,12 +378,12 @@ def _kimi(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
 
 def _gemma2(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    found = _with_rotary(m, names, sliding_window=4096, **caps)
+    found = with_rotary(m, names, sliding_window=4096, **caps)
     return found | _windows(m, found, 2, largest=46)
 
 
 def _gemma3(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
-    found = _with_rotary(m, {**_ROTARY, **_WINDOW}, 1_000_000.0, sliding_window=1024)
+    found = with_rotary(m, {**ROTARY, **_WINDOW}, 1_000_000.0, sliding_window=1024)
     in_windows = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)}
     found["rope_parameters"] = {"sliding_attention": in_windows, "full_attention": found["rope_parameters"]}
     found["final_logit_softcapping"] = m.get("final_logit_softcapping") or None
@@ -468,6 +433,12 @@ def _of_olmo(state: dict[str, Any]) -> dict[str, Any]:
 def _of_sigmoids(state: dict[str, Any]) -> dict[str, Any]:
     """Return those of experts whose weights are sigmoids."""
     return _of_heads(state) | {"expert_gating_func": SIGMOID}
+
+
+def _of_llama4(state: dict[str, Any]) -> dict[str, Any]:
+    """Return Llama 4's: a window of 0 if it has neither chunks nor layers without positions."""
+    is_plain = CHUNKED not in state["layer_types"] and all(state["no_rope_layers"])
+    return _of_heads(state) | ({"attention.sliding_window": 0} if is_plain else {})
 
 
 def _of_latents(state: dict[str, Any]) -> dict[str, Any]:
@@ -526,8 +497,8 @@ class Kind(NamedTuple):
     """How GGUF stores models of one architecture."""
 
     # the metadata, and `names` → the fields of config.json
-    fields: Callable[[Metadata, dict[str, str]], dict[str, Any]] = _with_rotary
-    names: dict[str, str] = _ROTARY  # keys of the metadata → the fields of config.json that they are
+    fields: Callable[[Metadata, dict[str, str]], dict[str, Any]] = with_rotary
+    names: dict[str, str] = ROTARY  # keys of the metadata → the fields of config.json that they are
     types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
     outer: dict[str, str] = _OUTER  # names of modules outside the layers → those in transformers
     inner: dict[str, str] = _LLAMA  # names of modules in a layer → those in transformers
@@ -581,24 +552,25 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
-    "llama": Kind(_llama, {**_ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
+    "llama": Kind(_llama, {**ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(permuted=True),
-    "granite": Kind(names={**_ROTARY, **_FACTORS}, permuted=True),
+    "granite": Kind(names={**ROTARY, **_FACTORS}, permuted=True),
     "qwen2": Kind(),
     "qwen3": Kind(),
-    "olmo2": Kind(_olmo2, {**_ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo, repeats=True),
+    "olmo2": Kind(_olmo2, {**ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo, repeats=True),
     "glm4": Kind(inner=_GLM4),
     "cohere2": Kind(_cohere2, _COHERE_FIELDS, inner=_LINEARS, ties=True),
     "minimax-m2": Kind(_minimax, _MINIMAX_FIELDS, ("minimax_m2",), inner=_MINIMAX, derived=_of_sigmoids, repeats=True),
-    "qwen3moe": Kind(_qwen3_moe, {**_ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
-    "olmoe": Kind(names={**_ROTARY, **_CHOICE}, inner=_QWEN_MOE, repeats=True, shares=False),
+    "llama4": Kind(_llama4, _LLAMA4_FIELDS, ("llama4_text",), inner=_LLAMA4, derived=_of_llama4),
+    "qwen3moe": Kind(_qwen3_moe, {**ROTARY, **_CHOICE, **_WIDTH}, ("qwen3_moe",), inner=_QWEN_MOE),
+    "olmoe": Kind(names={**ROTARY, **_CHOICE}, inner=_QWEN_MOE, repeats=True, shares=False),
     "gpt-oss": Kind(_gpt_oss, _GPT_OSS_FIELDS, ("gpt_oss",), inner=_GPT_OSS, repeats=True),
     "deepseek2": Kind(
         _deepseek, _DEEPSEEK_FIELDS, ("deepseek_v3", "deepseek_v2"), inner=_DEEPSEEK, derived=_of_latents
     ),
     "gemma": Kind(shifted=True, ties=True),
-    "gemma2": Kind(_gemma2, {**_ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True, ties=True),
-    "gemma3": Kind(_gemma3, {**_ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True, ties=True),
+    "gemma2": Kind(_gemma2, {**ROTARY, **_WINDOW, **_CAPS}, inner=_GEMMA2, shifted=True, ties=True),
+    "gemma3": Kind(_gemma3, {**ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True, ties=True),
     "qwen3next": Kind(
         _qwen3_next,
         _DELTA_FIELDS,

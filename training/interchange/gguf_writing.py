@@ -14,10 +14,11 @@ import numpy as np
 
 from algorithms.lines import Experts, Llama3, Rotary
 from training.interchange import gguf_hybrids, mapping
-from training.interchange.description import Architecture, Fields, Model, differences, in_turn
+from training.interchange.description import Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, ROPE_FACTORS, TIED, factors_of, part_of, state_of, written
+from training.interchange.gguf_models import KINDS, TIED, part_of, state_of, written
+from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
 from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
@@ -121,8 +122,8 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
         return ["W_u in llama.cpp, which takes W_eᵀ"]
     if not kind.shares and ours.H_kv != ours.H:
         return [f"keys shared by heads in llama.cpp (H_kv = {ours.H_kv})"]
-    attention = in_turn([ours.variant.attention_of(l) for l in range(ours.L)])
-    variant = ours.variant.but(attention=attention, unembedding=ours.variant.unembedding.but(tied=ours.tied))
+    variant = architecture.of_layers(ours.variant, ours)
+    variant = variant.but(unembedding=variant.unembedding.but(tied=ours.tied))
     if isinstance(variant.mlp, Experts):
         variant = variant.but(mlp=dataclasses.replace(variant.mlp, balance=0.0))  # which only training reads
     sizes = [

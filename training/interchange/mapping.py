@@ -152,7 +152,8 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
         of_experts = ours.startswith("^") or (".experts" in scope and "@" not in name)
         heads = f"{scope}{dot}{heads}" if heads else first if "&" in ours else ""
         is_table = leaf in TABLES
-        transposed = is_table or (leaf.startswith("W_") and ((of_experts and not heads) or (conv1d and bool(scope))))
+        turned = of_experts and (ours.startswith("^") or not heads)
+        transposed = is_table or (leaf.startswith("W_") and (turned or (conv1d and bool(scope))))
         others = [other if "." in other else f"{scope}{dot}{other}" for other in others]
         entry = Entry(name, (first, *others), None, transposed, heads=heads)
         lead, inner, behind = ((1,) if ours.startswith(mark) else () for mark in "[<{")

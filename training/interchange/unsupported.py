@@ -19,7 +19,7 @@ _KINDS = {
     "bottleneck layers": "mobilebert",
     "disentangled attention to contents and positions": "deberta deberta-v2",
     "embeddings of several widths, and a memory of earlier segments": "transfo-xl",
-    "images as input": "clip gemma3 vit",
+    "images as input": "clip gemma3 llama4 vit",
     "language embeddings": "xlm",
     "layers that pool their sequence": "funnel",
     "learned positions that start at 2 in a decoder, and scaled embeddings": "biogpt",

@@ -20,6 +20,7 @@ WINDOWED = Attention(positions=Rotary(base=20.0), biases=False, window=5)
 VARIANTS = {
     "one window": LLAMA.but(attention=WINDOWED),
     "two windows": LLAMA.but(attention=(WINDOWED, WINDOWED.but(window=11))),
+    "chunks": LLAMA.but(attention=(WINDOWED.but(chunked=True), WINDOWED.but(window=11, chunked=True))),
     "distances": LLAMA.but(attention=Attention(positions=ALiBi(), biases=False, window=70)),
     "not all": LLAMA.but(attention=(WINDOWED, WINDOWED.but(window=None))),
 }

@@ -52,6 +52,8 @@ KIMI = {"num_hidden_layers": 5, "num_key_value_heads": 6, "kv_lora_rank": 10, "n
 KIMI |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "num_shared_experts": 2}
 KIMI |= {"linear_num_heads": 3, "linear_head_dim": 5, "linear_conv_kernel_dim": 3}
 NEOX = {"hidden_size": 48, "head_dim": 8}
+LLAMA4 = {"num_hidden_layers": 5, "intermediate_size_mlp": 19, "num_local_experts": 5, "num_experts_per_tok": 2}
+LLAMA4 |= {"attention_chunk_size": 5, "floor_scale": 3, "attn_scale": 0.7}
 MODELS = {
     "gpt2": ("gpt2", {"n_inner": 7}),
     "gpt2, untied": ("gpt2", {"tie_word_embeddings": False}),
@@ -108,6 +110,11 @@ MODELS = {
     "minimax_m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "hidden_size": 60, "head_dim": 12, "rope_parameters": HALF},
+    ),
+    "llama4": ("llama4_text", {**LLAMA4, "interleave_moe_layer_step": 2, "use_qk_norm": False}),
+    "llama4, as Scout": (
+        "llama4_text",
+        {**LLAMA4, "num_experts_per_tok": 1, "rope_parameters": {**STRETCHED, "high_freq_factor": 1.0}},
     ),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS}),
@@ -236,6 +243,9 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, r"another choice of experts \(topk_method = 'noaux_tc'\)"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, r"layers without experts \(mlp_only_layers"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 5}, "expected chunked_attention or full_attention for each"),
+        ("llama4", {"moe_layers": [1, 5]}, r"moe_layers: expected numbers of layers from 0 to 4, got \[1, 5\]"),
+        ("llama4, as Scout", {"rope_parameters": YARN}, "use_qk_norm with yarn"),
         ("olmoe", {"clip_qkv": 0}, r"Attention.clip: expected a number > 0, or None, got 0.0"),
         ("olmoe", {"clip_qkv": "8"}, "clip_qkv: expected a number of at least 0, got '8'"),
         ("mixtral", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
@@ -265,6 +275,15 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
 )
 def test_what_is_lacking_is_said(name, fields, message, tmp_path):
     cases.assert_refused(make(name), tmp_path, message, **fields)
+
+
+def test_the_first_fields_of_llama_4_are_read(tmp_path):
+    """As in the published files: no lists of layers, and a number for whether queries grow."""
+    path = cases.saved(make("llama4"), tmp_path)
+    expected = load_pretrained(path)[1]
+    missing = dict.fromkeys(("layer_types", "moe_layers"))
+    cases.change_config(path, **missing, no_rope_layers=[], interleave_moe_layer_step=2, attn_temperature_tuning=4)
+    assert load_pretrained(path)[1] == expected
 
 
 @pytest.mark.parametrize("types", [5, [["global", 1 << 40]], [[["global"], 2]], [[["near"], 3]], [[[["global"]], 3]]])

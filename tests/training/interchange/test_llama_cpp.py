@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms import VARIANTS, DTransformerConfig, d_logits, init_d_transformer
-from algorithms.lines import MLP, Experts, First, KimiDelta, Rotary
+from algorithms.lines import MLP, Experts, First, KimiDelta, RMSNorm, Rotary
 from tests.training.interchange.test_gguf_tokenizer import bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
 from training.data.tokenizers import ByteTokenizer
@@ -23,11 +23,13 @@ pytestmark = pytest.mark.slow
 SIZES = {"N_V": 259, "l_max": 64, "L": 4, "H": 4, "H_kv": 2, "d_e": 64, "d_mlp": 96}
 OTHER_SIZES = {
     **{name: {"H_kv": 4} for name in ("GPT2", "DEEPSEEK", "OLMOE", "KIMI_LINEAR")},
+    "LLAMA4": {"L": 8},
     "GEMMA2": {"d_attn": 256, "d_mid": 256},
     "GEMMA3": {"d_attn": 256, "d_mid": 256, "L": 6},
 }
 NAMES = ("GPT2", "LLAMA", "MISTRAL", "MIXTRAL", "QWEN2", "QWEN3", "QWEN3_MOE", "SMOLLM3", "OLMO2", "OLMOE", "GPT_OSS")
 NAMES += ("GLM4", "OLMO3", "COHERE2", "MINIMAX_M2", "DEEPSEEK", "GEMMA", "GEMMA2", "GEMMA3")
+NAMES += ("LLAMA4", "LLAMA4_SCOUT")
 HYBRIDS = ("QWEN3_NEXT", "GRANITE_HYBRID", "KIMI_LINEAR")
 NAMES += HYBRIDS
 REFUSED = {("COHERE2", False), ("GEMMA", False), ("GEMMA2", False), ("GEMMA3", False)}
@@ -59,12 +61,23 @@ def variant_of(name):
     if name == "SMOLLM3":
         line = VARIANTS["LLAMA"].attentions[0]
         return VARIANTS["LLAMA"].but(attention=(line, line, line, line.but(positions=None)))
+    if name.startswith("LLAMA4"):
+        return of_llama4(scout=name == "LLAMA4_SCOUT")
     variant = VARIANTS[name]
     if name in HYBRIDS:
         return of_few_rows(variant)
     if name != "GPT_OSS":
         return variant
     return variant.but(attention=tuple(line.but(positions=Rotary(base=150_000.0)) for line in variant.attentions))
+
+
+def of_llama4(*, scout):
+    """Llama 4 with MLPs of their own width, or Scout: llama.cpp normalizes queries and keys unless n = 128."""
+    variant, experts = VARIANTS["LLAMA4"], VARIANTS["LLAMA4"].mlps[1]
+    if not scout:
+        return variant.but(mlp=(variant.mlps[0].but(d_mlp=128), experts))
+    chunks, full = variant.attentions[0].but(normalize_heads=RMSNorm(epsilon=1e-5, gamma=False)), variant.attentions[3]
+    return variant.but(attention=(chunks, chunks, chunks, full), mlp=experts.but(n=8))
 
 
 def of_few_rows(variant):

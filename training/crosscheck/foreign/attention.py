@@ -105,6 +105,8 @@ class Attention(Parts):
         Q, K, V = (self._clipped(place, Y) for Y in (Q, K, V))
         if self.use("rotation", place, Key(place, 4, "4")) is not None:
             Q, K = self._turned(place, Q, 0), self._turned(place, K, 1)
+        grow = self.use("temperature", place, Q.key)
+        Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(np.arange(Q.value.shape[-1]))))
         return Q, K, V
 
     def _normalized(self, place: str, Y: Named, letter: str, prefix: str) -> Named:

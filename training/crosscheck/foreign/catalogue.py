@@ -92,8 +92,20 @@ def _epsilon(name: str) -> Choice:
 
 
 def _window(name: str) -> Choice:
-    w = int(name.removeprefix("window "))
+    """Such as "window 3" or "chunk 3"."""
+    kind, width = name.split(" ")
+    w = int(width)
+    if kind == "chunk":
+        return Choice(f"a token attends within its chunk of {w} only", lambda M, t_z, t_x: M & (t_x // w == t_z // w))
     return Choice(f"a token attends to the last {w} only", lambda M, t_z, t_x: M & (abs(t_x - t_z) < w))
+
+
+def _temperature(name: str) -> Choice:
+    """Such as "0.1 8192"."""
+    c, n = map(float, name.split(" "))
+    return Choice(
+        f"queries are multiplied by 1 + {c:g} ln(1 + ⌊t/{n:g}⌋)", lambda t: 1 + c * np.log1p(np.floor((t + 1) / n))
+    )
 
 
 def _number(text: str) -> Callable[[str], Choice]:
@@ -136,6 +148,7 @@ def _experts(name: str) -> Choice:
     parts += [f"of the best {how['chosen_groups']} of {how['groups']} groups"] if how["groups"] > 1 else []
     parts += [f"weights are {weights} of the scores, {'' if how['renormalized'] else 'not '}divided by their sum"]
     parts += [f"times {how['factor']:g}"] if how["factor"] != 1 else []
+    parts += ["which multiply what experts read"] if how.get("weighted") == "inputs" else []
     return Choice(", ".join(parts), how)
 
 
@@ -292,6 +305,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "distances": {"none": Choice("scores do not depend on the distance", None), **{name: _distances(name) for name in ("ALiBi", "T5 32 128", "Transformer-XL 10000")}},
     "sinks": _rows(("s", "the softmax has the head's sink", True), ("none", "the sinks are left out", False)),
     "rotation": {"none": Choice("queries and keys are not rotated", None), **dict(_rotations())},
+    "temperature": {"none": Choice("queries do not grow with the position", None)},
     "rotates": _rows(("both", "queries and keys are rotated", (1, 1)), ("q", "only queries are rotated", (1, 0)), ("k", "only keys are rotated", (0, 1)),
         ("-q", "queries are rotated backwards, keys forwards", (-1, 1)), ("-k", "keys are rotated backwards, queries forwards", (1, -1))),
     "rotation_first": _rows(("0", "rotations count from 0", 0), ("1", "rotations count from 1", 1)),
@@ -382,6 +396,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
 
 MADE: dict[str, Callable[[str], Choice]] = {
     "norm_epsilon": _epsilon, "mask": _window, "cap": _number("logits are VALUE·tanh(logits/VALUE)"), "rotation": _rotation,
+    "temperature": _temperature,
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
@@ -423,8 +438,9 @@ def choice(slot: str, name: str) -> Choice:
 
 def related(slot: str, name: str) -> list[str]:
     """Choices beside one that has numbers, such as a window of one token more."""
-    if slot == "mask" and name.startswith("window"):
-        return [f"window {int(name.split()[1]) + more}" for more in (-1, 1)]
+    if slot == "mask" and name.startswith(("window", "chunk")):
+        kind, w = name.split(" ")
+        return [*(f"{kind} {int(w) + more}" for more in (-1, 1)), *([f"window {w}"] if kind == "chunk" else [])]
     if slot == "rotation" and name != "none":
         base, ways = name.split(" ")[1], ("", ", backwards", ", sin for cos")
         return [f"{pairs} {base} {e}{way}" for pairs in ("halves", "neighbours") for e in ROTATED for way in ways]
@@ -435,8 +451,8 @@ def related(slot: str, name: str) -> list[str]:
     if slot == "experts" and name != "none":
         said = json.loads(name)
         other = {"renormalized": not said["renormalized"], "k": said["k"] + 1, "factor": 1.0, "groups": 1,
-                 "scores": "sigmoid" if said["scores"] == "softmax" else "softmax"}  # fmt: skip
-        return [json.dumps({**said, key: value}) for key, value in other.items() if said[key] != value]
+                 "scores": "sigmoid" if said["scores"] == "softmax" else "softmax", "weighted": "outputs"}  # fmt: skip
+        return [json.dumps({**said, key: value}) for key, value in other.items() if said.get(key, value) != value]
     return []
 
 

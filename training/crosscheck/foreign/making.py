@@ -348,7 +348,7 @@ def _flags(case: Case) -> list[str]:
     told = {
         "a column that sees nothing": mask is not None and not np.all(np.any(mask, axis=0)),
         "grouped heads": s.get("H_kv", s.get("H")) != s.get("H"),
-        "window": any(name.startswith("window") for name in case.base.values()),
+        "window": any(name.startswith(("window", "chunk")) for name in case.base.values()),
         "tied": case.algorithm >= 8 and "W_u" not in case.theta,
         "masked tokens": "masked" in case.inputs,
         "padding": "length" in case.inputs or "z_length" in case.inputs,

@@ -205,7 +205,10 @@ class Parts(Run):
             return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
 
         def total() -> Any:
-            Y = self.rounded((G.value[..., None, :] * each(f"{prefix}experts/", X.value[:, None])).sum(1))
+            G_i, X_i = G.value[..., None, :], X.value[:, None]
+            if self.use("experts", place).get("weighted") == "inputs":
+                G_i, X_i = 1.0, self.rounded(G_i * X_i)
+            Y = self.rounded((G_i * each(f"{prefix}experts/", X_i)).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
                 w_s, shared = self.p(f"{prefix}w_s"), each(f"{prefix}shared/", X.value)
                 if w_s is not None and self.use("shared_gate", place):

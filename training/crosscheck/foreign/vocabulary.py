@@ -73,7 +73,9 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
     found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
     found |= {"state_gate": line["gate"]} if line.get("gate") else {}
-    found |= {"mask": f"window {line['window']}"} if line.get("window") is not None else {}
+    kind = "chunk" if line.get("chunked") else "window"
+    found |= {"mask": f"{kind} {line['window']}"} if line.get("window") is not None else {}
+    found |= {"temperature": f"{at['c']:g} {at['n']}"} if at["kind"] == "temperature" else {}
     if at["kind"] == "rotary":
         pairs, _, way = at.get("pairs", "halves").partition("_")
         found["rotation"] = f"{PAIRS[pairs]} {at['base']:.17g} 2i/d{', backwards' * bool(way)}"

@@ -16,10 +16,10 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
                      and experts
     activation       "relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu"; None: the algorithm's own (ReLU in 8, GELU in
                      9 and 10)
-    attention        a list of lines {"positions", "window", "scale", "cap", "clip"}, taken in turn, by layer l (from 0) line
-                     l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary", "base",
-                     "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
-                     "num_buckets", "max_distance"} or {"kind": "alibi"}
+    attention        a list of lines {"positions", "window", "chunked", "scale", "cap", "clip"}, taken in turn, by layer l
+                     (from 0) line l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary",
+                     "base", "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
+                     "num_buckets", "max_distance"}, {"kind": "temperature", "c", "n"} or {"kind": "alibi"}
     clip             c of gpt-oss's gate, see `mlp`; None: none
     experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
     residual_scale   what multiplies what a sublayer adds to X (Granite)
@@ -189,7 +189,8 @@ def through_layers(
         order = model["order"] or own_order
         f = ACTIVATIONS[model["activation"]] if model["activation"] else own_f
         line = model["attention"][l % len(model["attention"])]
-        mask = join_masks(base, line.get("window"), length, documents, documents)
+        chunks = positions if line.get("chunked") else None
+        mask = join_masks(base, line.get("window"), length, documents, documents, chunks)
 
         def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line, model: Model = model) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
@@ -305,8 +306,8 @@ def decode(
 ) -> Array:
     """Return lines 13 to 20 of Algorithm 8; cross-attention has no window (T5Gemma) and no positions (T5).
 
-    `Z`: the encoder's output; `masks`: function of a line's window that returns the masks of self-attention and
-    cross-attention.
+    `Z`: the encoder's output; `masks`: function of a line's window, and of the positions if it has chunks, that returns
+    the masks of self-attention and cross-attention.
     """
     model_of_all, s = model, model["residual_scale"]
     for l, W in enumerate(theta.decoder):  # line 13
@@ -315,7 +316,7 @@ def decode(
         line = model["attention"][l % len(model["attention"])]
         across = {name: line.get(name) for name in ("scale", "cap", "clip")}
         across |= {"own": line["own_across"]} if "own_across" in line else {}
-        self_mask, cross_mask = masks(line.get("window"))
+        self_mask, cross_mask = masks(line.get("window"), x_positions if line.get("chunked") else None)
         table = part(theta, "decoder_distances")
         norm3, norm4, norm5 = part(W, "norm3"), part(W, "norm4"), part(W, "norm5")
         here = {"x_positions": x_positions, "z_positions": x_positions, "bidirectional": False, "distances": table}
@@ -373,9 +374,9 @@ def ed_logits(
     Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
     Z = normalize(Z, part(theta, "encoder_norm"), model)  # line 9: not in the paper
 
-    def masks(window: int | None) -> tuple[Array, Array]:
+    def masks(window: int | None, chunks: Positions | None) -> tuple[Array, Array]:
         base = causal_mask(l_x) if mask is None else mask
-        within = join_masks(base, window, None, x_documents, x_documents)
+        within = join_masks(base, window, None, x_documents, x_documents, chunks)
         return within, join_masks(ones_mask(l_z, l_x), None, z_length, x_documents, z_documents)
 
     l_x = len(x)  # line 10

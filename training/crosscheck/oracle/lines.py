@@ -145,7 +145,8 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
     """Return what the chosen experts give every token, weighted, and what the shared ones give it.
 
     Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
-    DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16; Qwen3-Next, with sigma(w_s x) times the shared ones.
+    DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16; Qwen3-Next, with sigma(w_s x) times the shared ones; Llama 4,
+    Meta 2025, where "weighted" is "inputs", and the weight multiplies x.
 
     `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
     `mlp` takes), w_s? [d_e]; `line`: see `weights_of_experts`.
@@ -158,7 +159,8 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
         total = total if part(W, "w_s") is None else total / (1 + np.exp(-(W.w_s @ x)))
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
-            total = total + weight * mlp(x, SimpleNamespace(**arrays), f, clip)
+            before, after = (weight, 1) if line.get("weighted") == "inputs" else (1, weight)
+            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, clip)
         columns.append(total[:, 0])
     return np.stack(columns, axis=1)
 
@@ -233,9 +235,10 @@ def attention(
 
     A column that may attend to nothing gives zeros. Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv)
     (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the clip (OLMoE, Muennighoff
-    et al. 2024, clip_qkv), the rotation and Transformer-XL's u; in line 4, S = K^T Q is multiplied by sqrt(d_attn)
-    times the scale, for the last line divides by the former; before line 5 come what distance adds (Transformer-XL, T5,
-    ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
+    et al. 2024, clip_qkv), the rotation or the temperature, 1 + c ln(1 + floor((t + 1) / n)) times the query at t
+    (Nakanishi 2025, "Scalable-Softmax"; Llama 4, Meta 2025), and Transformer-XL's u; in line 4, S = K^T Q is multiplied
+    by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
+    (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
     Where W has sinks s [H], the softmax has one score more, s[h], whose weight no value takes (gpt-oss, Agarwal et al.
     2025).
     """
@@ -262,6 +265,8 @@ def attention(
         Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
     if positions["kind"] == "rotary":
         Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
+    if positions["kind"] == "temperature":
+        Q = Q * np.array([1 + positions["c"] * math.log(1 + (t + 1) // positions["n"]) for t in x_positions])
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
     is_relative = positions["kind"] == "transformer_xl"
     Q_u = Q + W.heads[h].u[:, None] if is_relative else Q
@@ -311,12 +316,13 @@ def mh_attention(
     """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
 
     `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
-    each head has these), gamma_q?, gamma_k?, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next), W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and
-    document 000: 1), "cap", "positions" (None, or a mapping of "kind": "rotary", "transformer_xl", "distances",
-    "alibi", and numbers of that kind), "clip" (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and
-    keys are normalized without gamma, each head by itself or all together), "own" (in place
-    of all this, a function of X, Z, W and the mask), "latent" (see `latent_attention`), "delta" (see
-    `gated_delta`), "mamba" (see `mamba2`), "lru" (see `rg_lru`); `model`: "epsilon" and
+    each head has these), gamma_q?, gamma_k?, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
+    W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a
+    mapping of "kind": "rotary", "temperature", "transformer_xl", "distances", "alibi", and numbers of that kind), "clip"
+    (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and keys
+    are normalized without gamma, each head by itself or all together), "own" (in place of all this, a function of X, Z,
+    W and the mask), "latent" (see `latent_attention`), "delta" (see `gated_delta`), "mamba" (see `mamba2`), "lru" (see
+    `rg_lru`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
     and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
     """
@@ -500,6 +506,7 @@ def join_masks(
     z_length: int | None = None,
     x_documents: Sequence[int] | None = None,
     z_documents: Sequence[int] | None = None,
+    positions: Positions | None = None,
 ) -> Array:
     """Return which positions may attend to which, the algorithm's own mask and all others together, boolean [l_z, l_x].
 
@@ -507,7 +514,8 @@ def join_masks(
     equation (3) t_x - window < t_z <= t_x (Child et al. 2019 and GPT-3, document 004: locally banded; Mistral, Jiang et
     al. 2023), in an encoder both sides (Warner et al. 2024, "ModernBERT": 64 tokens on each); `z_length`:
     t_z < z_length; what follows is padding; `x_documents`, `z_documents`: number of the document of each t_x, t_z; a
-    token attends within its own only.
+    token attends within its own only; `positions`: of t_x and t_z, if a token attends only within its chunk, of as many
+    positions as the window (Llama 4, Meta 2025).
     """
     l_z, l_x = base.shape
     joined = np.empty((l_z, l_x), dtype=bool)
@@ -520,6 +528,8 @@ def join_masks(
                 may = may and t_z < z_length
             if x_documents is not None and z_documents is not None:
                 may = may and x_documents[t_x] == z_documents[t_z]
+            if positions is not None and window is not None:
+                may = may and positions[t_z] // window == positions[t_x] // window
             joined[t_z, t_x] = may
     return joined
 

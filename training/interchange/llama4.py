@@ -1,0 +1,137 @@
+"""Llama 4's text model, by changed lines: chunks in layers with positions, a temperature in others, experts in some."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from algorithms.lines import MLP, Attention, Embedding, Experts, RMSNorm, Rotary, Temperature, Yarn
+from algorithms.model.variants import PAPER
+from training.interchange.decoders import (
+    FULL,
+    OF_SIZES,
+    OUTER,
+    SIZES,
+    heads_fields,
+    placed_layers,
+    read_scaling,
+    rotary_fields,
+    rotary_of,
+)
+from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
+from training.interchange.errors import InterchangeError
+from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
+from training.interchange.mapping import HEADS, rows
+
+KIND = "llama4_text"
+CHUNKED = "chunked_attention"
+PARTS = "gate_proj up_proj down_proj"
+
+
+def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    L, norm = found["L"], RMSNorm(epsilon=found["norm.epsilon"])
+    mlp = MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=False)
+    experts = read_mixture(fields, MIXTURES[kind], mlp, shared=1)
+    d_mlp = fields.integer("intermediate_size_mlp", 16_384)
+    mlp = mlp.but(d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
+    has_experts = _layers_with_experts(fields, L)
+    found |= {"norm": norm, "d_mid": found["d_attn"], "attention": in_turn(_attentions(fields, found, L))}
+    found["mlp"] = in_turn([experts if l in has_experts else mlp for l in range(L)])
+
+
+def _attentions(fields: Fields, found: dict[str, Any], L: int) -> list[Attention]:
+    """Return the attention of each layer."""
+    said = rotary_of(fields)
+    said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
+    scaling = read_scaling(said, found["l_max"])
+    norm = RMSNorm(epsilon=found["norm.epsilon"], gamma=False) if fields.flag("use_qk_norm", True) else None
+    if norm and isinstance(scaling, Yarn):
+        fields.needs.append("a norm of queries and keys after a rotation that scales them (use_qk_norm with yarn)")
+    rotary = Rotary(base=said.number("rope_theta", 500_000.0), pairs="neighbors", scaling=scaling)
+    temperature = Temperature(c=fields.number("attn_scale", 0.1), n=fields.integer("floor_scale", 8192))
+    grows = bool(fields.get("attn_temperature_tuning", True))  # 4 in the first files
+    line = Attention(biases=fields.flag("attention_bias", False))
+    of_placed = line.but(positions=rotary, normalize_heads=norm)
+    of_others = line.but(positions=temperature if grows else None)
+    placed = placed_layers(fields, fields.get("no_rope_layers") or None, 4, L)
+    width = fields.get("attention_chunk_size", None if fields.has("attention_chunk_size") else 8192)
+    width = width and fields.integer("attention_chunk_size", 8192)
+    types = fields.get("layer_types", [CHUNKED if has and width else FULL for has in placed])
+    if not isinstance(types, list) or len(types) != L or not set(types) <= {CHUNKED, FULL}:
+        raise InterchangeError(
+            f"{fields.path}: layer_types: expected {CHUNKED} or {FULL} for each of {L} layers, got {str(types)[:60]}"
+        )
+    lines = [of_placed if has else of_others for has in placed]
+    return [
+        line.but(window=width, chunked=True) if kind == CHUNKED else line
+        for line, kind in zip(lines, types, strict=True)
+    ]
+
+
+def _layers_with_experts(fields: Fields, L: int) -> list[int]:
+    """Return the numbers of the layers with experts, from 0."""
+    step = fields.integer("interleave_moe_layer_step", 1)
+    numbers = fields.get("moe_layers", list(range(step - 1, L, step)))
+    if not isinstance(numbers, list) or not set(numbers) <= set(range(L)):
+        raise InterchangeError(
+            f"{fields.path}: moe_layers: expected numbers of layers from 0 to {L - 1}, got {str(numbers)[:60]}"
+        )
+    return numbers
+
+
+def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    c = model.config
+    lines = [c.variant.lines(l) for l in range(c.L)]
+    experts = [l for l, line in enumerate(lines) if isinstance(line.mlp, Experts)]
+    mlp = next((line.mlp for line in lines if line.mlp and not isinstance(line.mlp, Experts)), None)
+    placed = [isinstance(line.attention.positions, Rotary) for line in lines]
+    chunks = [line.attention.window for line in lines]
+    rotary = lines[placed.index(True)].attention if True in placed else None
+    grows = next((p for line in lines if isinstance(p := line.attention.positions, Temperature)), None)
+    state |= mixture_fields(MIXTURES[kind], lines[experts[0]].mlp if experts else None, c.d_mlp)
+    state |= {"moe_layers": experts, "interleave_moe_layer_step": experts[0] + 1 if experts else 1}
+    state |= {"intermediate_size": c.d_mlp, "intermediate_size_mlp": (mlp and mlp.d_mlp) or c.d_mlp}
+    state["hidden_act"] = theirs(getattr(lines[0].mlp, "activation", None) or "gelu")
+    state["rope_parameters"] = rotary_fields(rotary and rotary.positions)
+    state["use_qk_norm"] = rotary is not None and rotary.normalize_heads is not None
+    state["no_rope_layers"] = list(map(int, placed))
+    state["layer_types"] = [FULL if width is None else CHUNKED for width in chunks]
+    state["attention_chunk_size"] = next((width for width in chunks if width), None)
+    state["attn_temperature_tuning"] = grows is not None
+    state |= {"attn_scale": grows.c, "floor_scale": grows.n} if grows else {}
+    state["attention_bias"] = lines[0].attention.biases is True
+    return []
+
+
+def _tensors() -> dict[str, str]:
+    layer, mlp = "model.layers.#", "layers.mlp"
+    return {
+        "model.embed_tokens.weight": "W_e",
+        **rows(layer, "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
+        **rows(f"{layer}.self_attn", "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
+        **rows(f"{layer}.feed_forward", PARTS, mlp, OURS),
+        **mixture_table(MIXTURES[KIND]),
+        **rows(f"{layer}.feed_forward.shared_expert", PARTS, f"{mlp}.shared", OURS),
+        **OUTER,
+    }
+
+
+KINDS = {
+    KIND: Architecture(
+        "d",
+        KIND,
+        PAPER.but(embedding=Embedding(positions=None)),
+        [
+            *written(model_type=KIND, architectures=["Llama4ForCausalLM"]),
+            *fields_of(SIZES, OF_SIZES),
+            *heads_fields(8, 128),
+            Field("rms_norm_eps", "norm.epsilon", 1e-5),
+            Field("tie_word_embeddings", "unembedding.tied", False),
+            *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
+        ],
+        _tensors(),
+        _read,
+        _write,
+        prefix="model.",
+        in_turn=True,
+    )
+}
+"""By model_type."""
