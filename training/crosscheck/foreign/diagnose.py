@@ -344,14 +344,21 @@ class Diagnosis:
             return None
         top = max(rank for rank, _ in ties)
         ties = sorted((t for t in ties if t[0][:2] == top[:2] and t[0][2] >= top[2] - 0.5), key=lambda t: -t[0][2])
-        if len(ties) > 1 and look:
-            ties = sorted(ties[:4], key=lambda t: self._explained(choices, t[1], pins), reverse=True)
-        return ties[0][1]
+        return self._farthest([new for _, new in ties[:4]], choices, pins) if len(ties) > 1 and look else ties[0][1]
 
-    def _explained(self, choices: Mapping[str, str], new: Mapping[str, str], pins: Pins) -> tuple[float, int]:
-        """How much new choices explain: a few departures later, and if they hold everywhere."""
-        wide = {scope.partition("@")[0]: name for scope, name in new.items()}
-        return self._lookahead({**choices, **new}, pins), self._scored({**choices, **wide})[0]
+    def _farthest(self, ties: list[dict[str, str]], choices: Mapping[str, str], pins: Pins) -> dict[str, str]:
+        """The new choices that explain most a few departures later; of equals, most if they hold everywhere."""
+
+        def everywhere(new: Mapping[str, str]) -> int:
+            return self._scored({**choices, **{scope.partition("@")[0]: name for scope, name in new.items()}})[0]
+
+        best, most = ties[0], -1.0
+        for new in sorted(ties, key=everywhere, reverse=True):
+            explained = self._lookahead({**choices, **new}, pins)
+            best, most = (new, explained) if explained > most else (best, most)
+            if most == np.inf:
+                break
+        return best
 
     def _scored(self, choices: Mapping[str, str]) -> tuple[int, list[str]]:
         """The score of a run with choices that may make no sense somewhere."""

@@ -121,17 +121,22 @@ class Run:
     def __post_init__(self) -> None:
         self.choices = dict(self.choices)
         self.turns = any(scope.partition("@")[0] == "turns" for scope in self.choices)
-        self.theta = self.theta or {name: np.asarray(W, np.float64)[None] for name, W in self.case.theta.items()}
         self.rng = np.random.default_rng(0)
         self.R = REPLICAS + 1 if self.epsilon else 1
         self.lines: dict[str, Seen] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
-        self.asked: dict[tuple[str, str], int] = {}  # slot and place → how many lines there were before
+        # slot and place → the name of the choice there, and how many lines there were before it was asked for
+        self.asked: dict[tuple[str, str], tuple[str, int]] = {}
         self.key: Key | None = None
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
-        self.misses = 0
-        like = self.like
-        self.taken_over = 0 if like is None else min(like.asked.get(use, len(like.lines)) for use in self.new)
+        self.misses = self.taken_over = 0
+        if self.like is not None:
+            self.theta, of_like = self.like.theta, self.like.asked
+            self.taken_over = min(of_like[use][1] if use in of_like else len(self.like.lines) for use in self.new)
+            if not self.turns:
+                self.asked = {use: of for use, of in of_like.items() if use not in self.new}
+        elif self.theta is None:
+            self.theta = {name: np.asarray(W, np.float64)[None] for name, W in self.case.theta.items()}
 
     def noise(self, shape: Sequence[int]) -> Any:
         """Random relative errors, none of replica 0."""
@@ -161,12 +166,13 @@ class Run:
 
     def name(self, slot: str, place: str) -> str:
         """The name of the choice at a place."""
-        self.asked.setdefault((slot, place), len(self.lines))
-        found = _chosen(self.choices, slot, place)
-        if found is None:
-            is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
-            found = _chosen(self.case.base, slot, self._next(place) if is_turned else place)
-        return paper(slot) if found is None else found
+        if (slot, place) not in self.asked:
+            found = _chosen(self.choices, slot, place)
+            if found is None:
+                is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
+                found = _chosen(self.case.base, slot, self._next(place) if is_turned else place)
+            self.asked[slot, place] = paper(slot) if found is None else found, len(self.lines)
+        return self.asked[slot, place][0]
 
     def _next(self, place: str) -> str:
         """The place in the layer behind; behind the last, in the first."""
@@ -238,9 +244,10 @@ class Run:
                 value = thunk()
                 used = self.uses.get(key.id, ()) if self.backward else ()
                 if any(scope_of(scope, *use) for scope in self.backward for use in used):
-                    own, self.choices = self.choices, {**self.choices, **self.backward}
+                    own = self.choices, self.asked
+                    self.choices, self.asked = {**self.choices, **self.backward}, {}
                     value = np.real(value) + 1j * np.imag(thunk())
-                    self.choices = own
+                    self.choices, self.asked = own
         finally:
             self.key = outer
         return np.real(value) + 0j if key.kind in self.detached else value
