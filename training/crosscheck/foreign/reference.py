@@ -201,19 +201,20 @@ def gradient(
     `at`: of which components only, flat indices by name; the result is flat then; `options`: of the run.
     """
     h, found = 1e-30, {}
-    exact = {name: np.asarray(W, np.float64)[None] for name, W in case.theta.items()}
+    exact = Reference(case, choices or {}, **options).go()
     steps = [(n, i) for n, W in case.theta.items() for i in (range(W.size) if at is None else at.get(n, ()))]
     values = np.zeros(len(steps))
     for start in range(0, len(steps), batch):
         part = steps[start : start + batch]
-        theta = dict(exact)
-        for name in {n for n, _ in part}:
-            stack = np.repeat(exact[name].reshape(1, -1).astype(complex), len(part), axis=0)
+        theta, new = dict(exact.theta), {("θ", n) for n, _ in part}
+        for _, name in new:
+            W = exact.theta[name]
+            stack = np.repeat(W.reshape(1, -1).astype(complex), len(part), axis=0)
             for r, (n, i) in enumerate(part):
                 if n == name:
                     stack[r, i] += 1j * h
-            theta[name] = stack.reshape(-1, *exact[name].shape[1:])
-        run = Reference(case, choices or {}, theta=theta, **options).go()
+            theta[name] = stack.reshape(-1, *W.shape[1:])
+        run = Reference(case, exact.choices, theta=theta, like=exact, new=new, **options).go()
         values[start : start + batch] = np.broadcast_to(np.imag(run.loss(loss)) / h, len(part))
     counted = 0
     for name, W in case.theta.items():

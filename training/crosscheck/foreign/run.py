@@ -115,7 +115,9 @@ class Run:
     detached: Collection[str] = ()  # kinds of lines that no gradient passes
     backward: Choices = dataclasses.field(default_factory=dict)  # choices of the gradient alone
     like: "Run | None" = None  # a run whose lines are taken over, until one depends on what is new
-    new: Sequence[tuple[str, str]] = ()  # the slots and places where its choices are others
+    new: Collection[
+        tuple[str, str]
+    ] = ()  # the slots and places where its choices are others; a parameter as ("θ", name)
     goal: str = ""  # a line that must be found: where it is not, the run ends
 
     def __post_init__(self) -> None:
@@ -131,7 +133,7 @@ class Run:
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses = self.taken_over = 0
         if self.like is not None:
-            self.theta, of_like = self.like.theta, self.like.asked
+            self.theta, of_like = self.theta or self.like.theta, self.like.asked
             self.taken_over = min(of_like[use][1] if use in of_like else len(self.like.lines) for use in self.new)
             if not self.turns:
                 self.asked = {use: of for use, of in of_like.items() if use not in self.new}
@@ -190,13 +192,15 @@ class Run:
 
     def p(self, name: str) -> Any:
         """A parameter, [R or 1, ...]; None if there is none."""
+        self.asked.setdefault(("θ", name), ("", len(self.lines)))
         return self.theta.get(name)
 
     def need(self, name: str) -> Any:
         """A parameter without which a choice makes no sense."""
-        if name not in self.theta:
+        W = self.p(name)
+        if W is None:
             raise KeyError(name)
-        return self.theta[name]
+        return W
 
     def line(
         self,
