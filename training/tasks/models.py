@@ -1,15 +1,13 @@
 """The model of each task: its configuration, also as JSON, and its initial parameters."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import Array
 from jaxtyping import Key
 
-from algorithms import Variant
-from algorithms.lines import MLP, Embedding, LayerNorm, RMSNorm, Unembedding
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Settings
 from training.tasks import TASKS
@@ -58,23 +56,4 @@ def config_from_json(task: str, state: dict[str, Any], lines: Sequence[str] = ()
     """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError; `lines` as
     in `training.tasks.own_lines`.
     """
-    written = {name: value for name, value in state["variant"].items() if name != "dropout"}  # until 0.1 a line
-    variant = variant_from_json(written, lines) if "record" in written else lines_from_flags(written)
-    return TASKS[task].config(**{**state, "variant": variant})
-
-
-def lines_from_flags(flags: Mapping[str, Any]) -> Variant:
-    """Return the variant that the flags of an older config.json describe, or raise KeyError or ValueError."""
-    norm = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[flags["norm"]]
-    named = {"scaled": "scale_embedding", "normalized": "normalize_embedding"}
-    named |= {name: name for name in ("positions", "first_position", "context_positions")}
-    return Variant(
-        embedding=Embedding(**{ours: flags[theirs] for ours, theirs in named.items()}),
-        norm=norm(epsilon=flags["epsilon"]),
-        mlp=MLP(activation=flags["activation"]),
-        order="norm_first" if flags["norm_first"] else None,
-        final_norm=flags["final_norm"] or None,
-        unembedding=Unembedding(tied=flags["tied"], bias=flags["unembedding_bias"]),
-        head=flags["head"],
-        pooler=flags["pooler"],
-    )
+    return TASKS[task].config(**{**state, "variant": variant_from_json(state["variant"], lines)})
