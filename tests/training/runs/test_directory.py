@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import safetensors
 
-from algorithms import LLAMA
 from algorithms.inside import at
 from tests import cases
 from tests.run_cases import files_end_at, make_run
@@ -52,16 +51,13 @@ def test_a_complete_run_is_read_back(tmp_path, task):
     assert run.config == model_config(without, N_V)  # a trained model is used without dropout
 
 
-def test_a_run_of_a_version_whose_variants_had_dropout_is_read_and_continues(tmp_path):
-    files, description, theta = begin(tmp_path / "run", variant="LLAMA", dropout=0.25)
-    files.save_parameters(theta)
+def test_a_variant_of_an_older_version_is_refused(tmp_path):
+    files, _, _ = begin(tmp_path / "run", variant="LLAMA")
     state = json.loads(files.config.read_text())
-    assert "dropout" not in state["model"]["variant"]
     state["model"]["variant"]["dropout"] = 0.25
     files.config.write_text(json.dumps(state))
-    files.check_continues(description)
-    run = load_run(tmp_path / "run")
-    assert (run.config, run.theta.variant) == (description.config, LLAMA)
+    with pytest.raises(RunError, match=r"config\.json cannot be read: .*dropout"):
+        files.description()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
