@@ -178,7 +178,7 @@ class Attention(Mixer):
         U = P = None
         if self.positions is not None:
             if t_z is not None:
-                Q, K = self.positions.queries(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
+                Q, K = self.positions.of_queries(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
             scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
             Q, U, P = self.positions.scores(Q, W, table, scale)
         if t_z is None:  # another sequence, which is at no distance

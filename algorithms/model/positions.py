@@ -139,7 +139,7 @@ class Positions(Record):
         """The queries or keys of tokens at the positions t."""
         return Q
 
-    def queries(
+    def of_queries(
         self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
     ) -> Float[Array, "H d_attn *columns"]:
         """The queries of tokens at the positions t, which are rotated as keys are."""
@@ -173,7 +173,7 @@ class Temperature(Positions):
     c: float = 0.1
     n: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 8192
 
-    def queries(
+    def of_queries(
         self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
     ) -> Float[Array, "H d_attn *columns"]:
         """The queries, multiplied by what their positions say."""
