@@ -4,6 +4,7 @@ All sizes are distinct primes, so that no two axes can be confused without an er
 stays at 0 or 1, so that none can be left out unnoticed.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,10 +58,15 @@ def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: flo
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
+@functools.cache
+def shapes_of(config: Any) -> Any:
+    """The shapes of the parameters of the model that a configuration describes."""
+    return jax.eval_shape(lambda key: initializer(config)(key, config), jax.random.key(0))
+
+
 def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
     """Random parameters of the model that a configuration describes."""
-    shapes = jax.eval_shape(lambda key: initializer(config)(key, config), jax.random.key(0))
-    return random_like(shapes, seed, dtype, scale)
+    return random_like(shapes_of(config), seed, dtype, scale)
 
 
 def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:

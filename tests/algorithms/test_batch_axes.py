@@ -351,7 +351,7 @@ def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients(architect
     each = [gradient(theta, x[b], z[b], l[b]) for b in range(3)]
     cases.assert_trees_close(gradient(theta, x, z, l), jax.tree.map(lambda *g: sum(g), *each))
     cases.assert_trees_close(
-        jax.vmap(gradient, (None, 0, 0, 0))(theta, x, z, l), jax.tree.map(lambda *g: jnp.stack(g), *each)
+        jax.vmap(gradient, (None, 0, 0, 0))(theta, x, z, l), jax.tree.map(lambda *g: np.stack(g), *each)
     )
 
 

@@ -212,7 +212,7 @@ def dot(a, b):
 
 
 def plus(a, step, b):
-    return jax.tree.map(lambda p, q: p + step * q, a, b)
+    return jax.tree.map(lambda p, q: np.asarray(p) + step * np.asarray(q), a, b)
 
 
 def scalar_of(name, implementation):
@@ -229,7 +229,13 @@ def scalar_of(name, implementation):
 def difference(f, arguments, direction, step=1e-4):
     """A fourth-order central difference along a direction."""
     terms = [
-        (w, jax.tree.map(lambda up, down: up - down, *(f(plus(arguments, s * k * step, direction)) for s in (1, -1))))
+        (
+            w,
+            jax.tree.map(
+                lambda up, down: np.asarray(up) - np.asarray(down),
+                *(f(plus(arguments, s * k * step, direction)) for s in (1, -1)),
+            ),
+        )
         for k, w in ((1, 2 / 3), (2, -1 / 12))
     ]
     return jax.tree.map(
@@ -269,10 +275,10 @@ def test_derivatives(name, implementation):
         assert_near(product, expected, f"{way}, by ")
 
     several = [arguments, plus(arguments, 0.1, v)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *several)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *several)
     mapped = jax.jit(jax.vmap(jax.grad(F)))(stacked)
     for b, example in enumerate(several):
-        own = jax.tree.map(lambda leaf, b=b: leaf[b], mapped)
+        own = jax.tree.map(lambda leaf, b=b: np.asarray(leaf)[b], mapped)
         assert_near(own, gradient(example)[1], f"example {b}, by ", 1e-11)
 
 

@@ -55,7 +55,7 @@ def layer_by_layer(theta, x, seen=None):
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise", "auto"])
 def test_values_and_gradients_are_those_of_single_layers(implementation):
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(11, *X.shape)))
-    score = jax.value_and_grad(lambda f, theta: (weights * f(theta)).sum(), argnums=1)
+    score = jax.jit(jax.value_and_grad(lambda f, theta: (weights * f(theta)).sum(), argnums=1), static_argnums=0)
     expected, of_loop = score(lambda theta: layer_by_layer(theta, X), THETA)
     found, gradients = score(lambda theta: alg.d_transformer(X, theta, implementation=implementation), THETA)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -63,8 +63,12 @@ def test_values_and_gradients_are_those_of_single_layers(implementation):
 
 
 def test_records_and_changes_count_all_layers():
-    expected = []
-    P = layer_by_layer(THETA, X, expected)
+    @jax.jit
+    def looped(theta, x):
+        seen = []
+        return layer_by_layer(theta, x, seen), seen
+
+    P, expected = looped(THETA, X)
     names = "X@8", "A", at("X@8", layer=3), at("X@8", layer=slice(1, 3)), "router", at("router", layer=0)
     found, seen = record(alg.d_transformer, *names)(X, THETA)
     np.testing.assert_allclose(found, P, atol=1e-12)

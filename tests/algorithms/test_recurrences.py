@@ -58,6 +58,15 @@ def given(implementation="auto", until=None):
     return Given(jnp.arange(L), implementation, until=until)
 
 
+def whole(line, implementation="auto", until=None):
+    """`line.whole` as one program, by chunks as they are now."""
+    return jax.jit(lambda X, W, mask: line.whole(X, W, mask, given(implementation, until)))
+
+
+def step(line):
+    return jax.jit(lambda x, W, kept: line.step(x, W, kept, given()))
+
+
 @pytest.fixture(params=[5, 64])
 def chunk(request, monkeypatch):
     monkeypatch.setattr(recurrence, "CHUNK", request.param)
@@ -67,7 +76,7 @@ def chunk(request, monkeypatch):
 @pytest.mark.parametrize("mask", [UNIDIRECTIONAL, UNIDIRECTIONAL & documents(NUMBERS)], ids=["one", "documents"])
 def test_the_rule_is_that_of_loops(case, implementation, mask, chunk):
     line, W, by_loops = case
-    Y, _ = line.whole(X, W, mask, given(implementation))
+    Y, _ = whole(line, implementation)(X, W, mask)
     assert_close(Y, by_loops(X, mask), 1e-10)
 
 
@@ -79,18 +88,19 @@ def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
         Y, _ = line.whole(X, W, mask, given(implementation))
         return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum()
 
-    assert_trees_close(*(jax.grad(score, (0, 1))(W, X, rule) for rule in RULES), 1e-9)
+    gradient = jax.jit(jax.grad(score, (0, 1)), static_argnums=2)
+    assert_trees_close(*(gradient(W, X, rule) for rule in RULES), 1e-9)
 
 
 def test_steps_continue_what_was_kept(case, chunk):
     """Prompts of different lengths, also shorter than the convolution."""
     line, W, by_loops = case
-    lengths, whole = np.array([9, 2]), by_loops(X, UNIDIRECTIONAL)
-    _, kept = line.whole(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)), given(until=lengths))
+    lengths, expected, next_step = np.array([9, 2]), by_loops(X, UNIDIRECTIONAL), step(line)
+    _, kept = whole(line, until=lengths)(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)))
     for i in range(4):
-        x = jnp.stack([X[:, b, lengths[b] + i] for b in range(B)], axis=1)
-        y, kept = line.step(x, W, kept, given())
-        assert_close(y, np.stack([whole[:, b, lengths[b] + i] for b in range(B)], axis=1), 1e-10)
+        x, y = (np.stack([a[:, b, lengths[b] + i] for b in range(B)], axis=1) for a in (np.asarray(X), expected))
+        found, kept = next_step(x, W, kept)
+        assert_close(found, y, 1e-10)
 
 
 @pytest.mark.parametrize("implementation", RULES)
@@ -98,10 +108,10 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
     """What is kept is that of the prompts alone, whatever documents follow; so are the columns before."""
     line, W, _ = case
     lengths, mask = np.array([9, 2]), UNIDIRECTIONAL & documents(NUMBERS)
-    Y, kept = line.whole(X, W, mask, given(implementation, until=lengths))
+    Y, kept = jax.tree.map(np.asarray, whole(line, implementation, lengths)(X, W, mask))
     for b, n in enumerate(lengths):
         alone = UNIDIRECTIONAL & documents(NUMBERS[b : b + 1, :n])
-        expected, state = line.whole(X[:, b : b + 1, :n], W, alone, given(implementation))
+        expected, state = whole(line, implementation)(X[:, b : b + 1, :n], W, alone)
         assert_close(Y[:, b : b + 1, :n], expected, 1e-10)
         assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], kept), state, 1e-10)
 
@@ -113,18 +123,18 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
 
 def test_steps_begin_with_nothing(case):
     line, W, by_loops = case
-    kept = line.begin(W, B)
+    kept, next_step, columns = line.begin(W, B), step(line), by_loops(X[..., :6], UNIDIRECTIONAL)
     for t in range(6):
-        y, kept = line.step(X[..., t], W, kept, given())
-        assert_close(y, by_loops(X[..., :6], UNIDIRECTIONAL)[..., t], 1e-10)
-    _, expected = line.whole(X[..., :6], W, UNIDIRECTIONAL, given())
+        y, kept = next_step(X[..., t], W, kept)
+        assert_close(y, columns[..., t], 1e-10)
+    _, expected = whole(line)(X[..., :6], W, UNIDIRECTIONAL)
     assert_trees_close(kept, expected, 1e-10)
 
 
 def test_no_token_reads_a_later_one_or_another_document(case):
     line, W, _ = case
     mask = UNIDIRECTIONAL & documents(NUMBERS[0])
-    of_token = jax.grad(lambda X: line.whole(X, W, mask, given())[0][:, 0, 9].sum())(X)[:, 0]
+    of_token = np.asarray(jax.jit(jax.grad(lambda X: line.whole(X, W, mask, given())[0][:, 0, 9].sum()))(X))[:, 0]
     assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
 
 
@@ -155,7 +165,7 @@ def test_a_row_that_forgets_nothing_has_finite_gradients():
     """√(1 − α²) is 0 at α = 1, where its derivative is not finite."""
     line, _ = LINES["lru"]
     W = parameters(line)._replace(a=jnp.full((3, 4), -1e3))
-    Y, of_W = jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, given())[0].sum())(W)
+    Y, of_W = jax.jit(jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, given())[0].sum()))(W)
     assert np.isfinite(Y)
     for gradient in of_W:
         assert np.isfinite(gradient).all()
@@ -183,5 +193,5 @@ def test_mamba_is_the_layer_of_granite():
     X = np.random.default_rng(2).standard_normal((12, 2, 17))
     expected = layer(torch.tensor(np.moveaxis(X, 0, 2))).detach().numpy()
     for implementation in RULES:
-        Y, _ = line.whole(jnp.asarray(X), W, UNIDIRECTIONAL, given(implementation))
+        Y, _ = whole(line, implementation)(jnp.asarray(X), W, UNIDIRECTIONAL)
         assert_close(Y, np.moveaxis(expected, 2, 0), 1e-5)

@@ -108,8 +108,8 @@ def test_through_jit_it_compiles_once_for_equal_variants(name):
 @every_model
 def test_through_vmap_of_several_models_and_scan_over_them(name):
     (theta, variant, f), (other, _, _) = model(name), model(name, seed=1)
-    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), theta, other)
-    expected = jnp.stack([f(theta), f(other)])
+    both = jax.tree.map(lambda a, b: np.stack([a, b]), theta, other)
+    expected = np.stack([f(theta), f(other)])
     cases.assert_close(jax.jit(jax.vmap(f))(both), expected, 1e-12)
     last, each = jax.lax.scan(lambda _, theta: (theta, f(theta)), theta, both)
     assert last.variant == both.variant == variant

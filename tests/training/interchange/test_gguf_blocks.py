@@ -54,15 +54,20 @@ def test_a_product_is_that_of_the_dequantized_numbers(form, dtype, rows, d_in, c
     assert (W.shape, W.dtype, W.ndim) == (exact.shape, np.dtype(dtype), exact.ndim)
     expected = np.tensordot(exact, np.asarray(X, np.float64), 1)
     near = {"rtol": 0, "atol": 2e-6 * np.abs(expected).max()}
-    np.testing.assert_allclose(jax.jit(lambda W, X: W.times(X, jnp.float32))(W, X), expected, **near)
-    if len(rows) == 1:
-        np.testing.assert_allclose(logits(X, W), expected, **near)
     b = normal(*rows, seed=2).astype(dtype)
-    Y = linear(W, X, b, "auto")
+
+    @jax.jit
+    def products(W, X, b):
+        return W.times(X, jnp.float32), linear(W, X, b, "auto"), logits(X, W) if len(rows) == 1 else None
+
+    product, Y, scores = products(W, X, b)
+    np.testing.assert_allclose(product, expected, **near)
+    if len(rows) == 1:
+        np.testing.assert_allclose(scores, expected, **near)
     assert Y.dtype == X.dtype
     expected = expected + np.asarray(b, np.float64).reshape(*rows, *(1 for _ in columns))
     near["atol"] = (2e-6 if dtype == "float32" else 2**-7) * np.abs(expected).max()
-    np.testing.assert_allclose(Y.astype(jnp.float32), expected, **near)
+    np.testing.assert_allclose(np.asarray(Y, np.float32), expected, **near)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,7 +76,7 @@ def test_products_of_many_vectors_are_those_of_each(form, x32):
         W, exact = matrix(form, *rows, d_in=d_in)
         X = normal(3, d_in, *columns, seed=1)
         expected = np.stack([np.tensordot(exact, np.asarray(x, np.float64), 1) for x in X])
-        np.testing.assert_allclose(jax.vmap(W.times)(X), expected, atol=2e-6 * np.abs(expected).max())
+        np.testing.assert_allclose(jax.jit(jax.vmap(W.times))(X), expected, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -153,7 +158,7 @@ def test_other_types_are_rounded_to_8_bits(tmp_path, x32):
     for name, W in flatten(load_pretrained(path)[0].layers).items():
         if name in found:
             rounded = gguf.dequantize(gguf.quants.quantize(np.asarray(W, np.float32), kind), kind)
-            values = np.asarray(jax.vmap(lambda W: W.values(W.arrays, W.dtype))(found[name]))
+            values = np.asarray(jax.jit(jax.vmap(lambda W: W.values(W.arrays, W.dtype)))(found[name]))
             np.testing.assert_allclose(values.swapaxes(1, 2).reshape(W.shape), rounded.reshape(W.shape), rtol=1e-6)
     assert len(found) == 7
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import sys
 import tracemalloc
 
@@ -42,10 +43,16 @@ SIZES = {"N_V": 17, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 7}
 CONFIG = DTransformerConfig(L=1, variant=GPT2, **SIZES)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "in"
+    save_pretrained(path, random_theta(CONFIG), CONFIG)
+    return path
+
+
 @pytest.fixture
-def path(tmp_path):
-    save_pretrained(tmp_path / "in", random_theta(CONFIG), CONFIG)
-    return tmp_path / "in"
+def path(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "in")
 
 
 def refused(path, tmp_path):

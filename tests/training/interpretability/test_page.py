@@ -78,7 +78,14 @@ def forward(theta, x, changes=None):
     W_o = theta.layers.attention.W_o.reshape(3, 8, 2, 4)  # layer, row, head, row of the head
     heads = np.einsum("ldhm,lhmt->lhdt", W_o, seen["Y@2"])
     stream = [np.asarray(seen["X@3"]), *np.asarray(seen["X@8"])]
-    return np.swapaxes(seen["A"], 2, 3), stream, heads, seen["X@8"] - seen["X@6"], np.log(P)
+    mlps = np.asarray(seen["X@8"]) - np.asarray(seen["X@6"])
+    return np.swapaxes(seen["A"], 2, 3), stream, heads, mlps, np.log(P)
+
+
+@pytest.fixture(scope="module")
+def whole(run):
+    """What Algorithm 10 computes of the prompt."""
+    return forward(run.theta, tokens_of(run, PROMPT))
 
 
 def unembed(theta, X):
@@ -89,9 +96,9 @@ def tokens_of(run, text):
     return np.array(run.tokenizer.framed(run.tokenizer.encode(text), ends=False))
 
 
-def test_the_weights_on_the_page_are_those_of_numpy(run, found):
+def test_the_weights_on_the_page_are_those_of_numpy(whole, found):
     data, arrays = read(found.html())
-    A = forward(run.theta, tokens_of(run, PROMPT))[0]
+    A = whole[0]
     assert arrays["A0"].shape == A.shape == (3, 2, 10, 10)
     np.testing.assert_allclose(arrays["A0"], A, atol=1 / 255)
     assert np.abs(arrays["A0"] - A).max() > 1e-6  # they are rounded, so this is what was carried
@@ -99,9 +106,9 @@ def test_the_weights_on_the_page_are_those_of_numpy(run, found):
     assert "3 layers" in data["facts"]
 
 
-def test_the_predictions_of_each_layer_are_those_of_numpy(run, found):
+def test_the_predictions_of_each_layer_are_those_of_numpy(run, whole, found):
     data, arrays = read(found.html())
-    _, stream, *_ = forward(run.theta, tokens_of(run, PROMPT))
+    _, stream, *_ = whole
     for row, X in enumerate(stream):
         P = softmax(unembed(run.theta, X))
         order = np.argsort(-P, axis=0, kind="stable")[:5].T
@@ -114,10 +121,10 @@ def test_the_predictions_of_each_layer_are_those_of_numpy(run, found):
     assert data["prediction"]["rows"] == ["embedding", "layer 0", "layer 1", "layer 2"]
 
 
-def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, found):
+def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, whole, found):
     _, arrays = read(found.html())
     theta = run.theta
-    _, stream, heads, mlps, logits = forward(theta, tokens_of(run, PROMPT))
+    _, stream, heads, mlps, logits = whole
     answers = logits.argmax(0)
     W_u = np.asarray(theta.W_e, np.float64).T
     centered = W_u - W_u.mean(0)
