@@ -5,7 +5,7 @@ stays at 0 or 1, so that none can be left out unnoticed.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -131,6 +131,22 @@ def common_factor(actual: Any, expected: Any) -> float:
     """The c for which ``c expected`` is nearest to ``actual``: an error that all entries share, not their rounding."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     return float(np.vdot(expected, actual) / np.vdot(expected, expected))
+
+
+def compilations(function: Callable[[], Any]) -> list[str]:
+    """The names of the programs that are compiled, or loaded in place of this, while the function runs."""
+    names = []
+
+    def note(event, _, fun_name="", **__):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        jax.block_until_ready(function())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return names
 
 
 def every_equation(jaxpr):

@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import d_transformer
 from algorithms.inside import at, gradients, intervene, record
+from tests import cases
 from tests.algorithms.test_inside import BATCH, D, X
 from tests.cases import assert_close
 from training.interpretability import patching
@@ -58,28 +59,13 @@ def runs(i):
     return ((X, D), (X_OTHER, D)) if i else ((X_OTHER, OTHER), (X, OTHER))
 
 
-def compilations(function):
-    """The number of programs that XLA compiles while the function runs."""
-    seen = []
-
-    def note(event, seconds, **_):
-        seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        jax.block_until_ready(function())
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
-    return seen.count("/jax/core/compile/backend_compile_duration")
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_made_and_called_again_nothing_is_traced_or_compiled(name):
     f, made = Counted(), CALLS[name]
     expected = [made(lambda *args, f=f: f(*args), i)(X, D) for i in (0, 1)]  # each a function of its own
     got = [made(f, 0)(X, D)]
     traces = f.traces
-    assert compilations(lambda: got.append(made(f, 1)(X, D))) == 0
+    assert cases.compilations(lambda: got.append(made(f, 1)(X, D))) == []
     assert f.traces == traces
     for one, other in zip(got, expected, strict=True):
         jax.tree.map(assert_close, one, other)
@@ -91,7 +77,7 @@ def test_patching_again_compiles_nothing(name):
     first = patched(f, 0)
     traces = f.traces
     results = []
-    assert compilations(lambda: results.append(patched(f, 1))) == 0
+    assert cases.compilations(lambda: results.append(patched(f, 1))) == []
     assert f.traces == traces
     jax.tree.map(assert_close, results[0], patched(Counted(), 1))
     assert any(jnp.abs(a - b).max() > 1e-6 for a, b in zip(*map(jax.tree.leaves, (first, results[0])), strict=True))

@@ -12,9 +12,10 @@ import pytest
 from algorithms import GPT2, LLAMA, PAPER, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.softmax import softmax
+from tests import cases
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Generator, attending, cache, decoding, generate, prefilling, states
+from training.generation import Generator, attending, cache, decoding, generate
 from training.generation.cache import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
@@ -139,15 +140,9 @@ def test_the_stream_yields_the_same_tokens():
 
 
 def test_prompts_of_a_bucket_share_what_is_compiled():
-    def compiled():
-        programs = prefilling.layer_read, states.begun, decoding.decode, states.grow
-        return sum(program._cache_size() for program in programs)
-
     x = np.zeros((2, 24), int)
     run(prompts=x, lengths=np.array([24, 20]), tau=0.3, l_gen=3)
-    before = compiled()
-    run(prompts=x[:, :17], lengths=np.array([17, 3]), tau=0.9, l_gen=5, eos=4)
-    assert compiled() == before
+    assert cases.compilations(lambda: run(prompts=x[:, :17], lengths=np.array([17, 3]), tau=0.9, l_gen=5, eos=4)) == []
 
 
 def test_buckets_waste_at_most_half():
@@ -388,11 +383,10 @@ def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypa
     weights = np.exp(scores) * np.asarray(permitted)
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
     expected = np.einsum("hbc,hbcd->hdb", weights, V.reshape(H, B, C, 7)).reshape(H * 7, B)
-    for platform, rows in (("cpu", 1), ("tpu", 8)):
+    for platform in ("cpu", "tpu"):
         monkeypatch.setattr(cache, "platform_of", lambda _, platform=platform: platform)
         attend = functools.partial(attending.attend_cached, permitted=permitted)
         np.testing.assert_allclose(attend(Q, cache.KeyValues(K, V)), expected, rtol=1e-12)
-        assert f"f64[{H * B},{rows},{C}]" in str(jax.make_jaxpr(attend)(Q, cache.KeyValues(K, V)))
 
 
 @pytest.mark.parametrize("variant", [PAPER, LLAMA], ids=["PAPER", "LLAMA"])

@@ -12,7 +12,7 @@ from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
 from tests.cases import random_theta
 from tests.training.generation.test_rings import model
-from training.generation import Generator, Translator, attending, cache, decoding, prefilling, states
+from training.generation import Generator, Translator, attending, cache, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
@@ -115,12 +115,11 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
     x = np.random.default_rng(5).integers(17, size=(4, 90)).astype(np.int32)
     lengths, key = np.array([90, 3, 65]), jax.random.key(6)
     begun = Generator(theta, config).begin(x[:3], lengths=lengths, l_gen=100, key=key, tau=1.0)
-    assert isinstance(begun._state.caches[-1], Slots)
-    assert len(begun._state.caches[-1].V) == 4
+    assert begun.slots == 256
     begun.extend(100)
     begun.join([Request(x[3, :40], jax.random.split(key, 1)[0], 180, {"tau": 1.0})], keep=[2, 3, 0])
     begun.extend(240)
-    assert len(begun._state.caches[-1].V) == 6
+    assert begun.slots == 512
     for r, prompt in enumerate((x[2, :65], x[3, :40], x[0])):
         start = begun.starts[r]
         assert_predicted(config, theta, prompt, begun.tokens[r, start:], begun.log_p[r, start:])
@@ -133,7 +132,6 @@ def test_a_kept_prefix_is_read_in_parts():
     for length in (150, 200):
         begun = generator.begin(x[:, :length], lengths=np.array([length]), l_gen=80, key=jax.random.key(8), tau=1.0)
         begun.extend(80)
-        assert len(begun._state.caches[0].V) > 1
         assert_predicted(config, theta, x[0, :length], begun.tokens[0], begun.log_p[0])
     assert generator.prefixes.found == 149
 
@@ -154,8 +152,6 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     monkeypatch.setattr(cache, "platform_of", lambda _: "tpu")
     for state in caches():
         assert state.caches[0].K.shape == (4, 256, 6)
-        step = functools.partial(decoding.step, context=None)
-        assert "cond[" not in str(jax.make_jaxpr(step)(weights, state=state))
     jax.clear_caches()
 
 
@@ -180,9 +176,12 @@ def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
     config, theta = model(LLAMA)
     divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
     x, lengths = np.arange(24)[None] % config.N_V, np.array([24])
-    for one, kind in ((theta, Slots), (divided, cache.KeyValues)):
+    found = []
+    for one in (theta, divided):
         generator = Generator(one, config, prefixes=prefixes and Prefixes(prefixes))
         for _ in range(2):
             begun = generator.begin(x, key=jax.random.key(0), lengths=lengths, l_gen=9)
             begun.join([Request(x[0], jax.random.key(1), 9, {"tau": 0.0})], keep=range(2))
-            assert isinstance(begun._state.caches[0], kind)
+            begun.extend(8)
+        found.append(begun.tokens)
+    np.testing.assert_array_equal(*found)

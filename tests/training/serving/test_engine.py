@@ -14,7 +14,7 @@ from algorithms import DTransformerConfig, d_inference, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Continuation, Generator, decoding, prefilling, prompts, states
+from training.generation import Continuation, Generator, prompts
 from training.generation.prompts import PromptReader
 from training.generation.requests import Request
 from training.generation.text import Continuer, Options
@@ -226,36 +226,26 @@ def test_another_way_of_drawing_compiles_nothing(model):
 
     asked(0.0)
     asked(0.9, top_p=0.9, repetition_penalty=1.1)
-    programs = decoding.decode, prefilling.layer_read, states.begun, states._placed_cache
-    before = [program._cache_size() for program in programs]
-    for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}):
-        asked(**how)
-    asked(1.1, top_k=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, no_repeat_ngram_size=3)
-    assert [program._cache_size() for program in programs] == before
+    every = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "no_repeat_ngram_size": 3}
+    for how in ({"tau": 0.3}, {"tau": 1.5, "top_k": 3}, {"tau": 0.7, "top_p": 0.5}, {"tau": 1.1, "top_k": 5, **every}):
+        assert cases.compilations(lambda how=how: asked(**how)) == []
 
 
 def test_what_was_compiled_for_a_join_is_not_compiled_again():
-    compiled_for = []
-
-    def note(event, _, fun_name="", **__):
-        if event.endswith("backend_compile_duration") and "decode" in fun_name:
-            compiled_for.append(fun_name)
-
     config = DTransformerConfig(N_V=13, l_max=64, L=1, H=1, d_e=5, d_mlp=7)
     one, two = (Request(np.arange(n), jax.random.key(n), 20, {"tau": 0.9}) for n in (3, 5))
     generator = Generator(cases.random_theta(config), config)
     continuation = generator.answer([one])
     continuation.extend(2)
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        read = prompts.read(generator, [two.tokens], more=1)
-        continuation.program(continuation.plan([two], keep=[0, 1], read=read), read)[1]()
-        before = len(compiled_for)
+    read = prompts.read(generator, [two.tokens], more=1)
+    ahead = continuation.program(continuation.plan([two], keep=[0, 1], read=read), read)[1]
+    assert any("decode" in name for name in cases.compilations(ahead))
+
+    def join():
         continuation.join([two], keep=[0, 1], read=read)
         continuation.extend(9)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
-    assert before == len(compiled_for) > 0
+
+    assert not any("decode" in name for name in cases.compilations(join))
 
 
 def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
