@@ -4,8 +4,9 @@ All sizes are distinct primes, so that no two axes can be confused without an er
 stays at 0 or 1, so that none can be left out unnoticed.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from algorithms import (
     init_e_transformer,
     init_ed_transformer,
 )
+from algorithms.ops.attention import blockwise, strips
 
 N_V, L_MAX = 17, 23
 SHARED = {"N_V": N_V, "l_max": L_MAX, "H": 3, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
@@ -131,6 +133,18 @@ def common_factor(actual: Any, expected: Any) -> float:
     """The c for which ``c expected`` is nearest to ``actual``: an error that all entries share, not their rounding."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     return float(np.vdot(expected, actual) / np.vdot(expected, expected))
+
+
+@contextlib.contextmanager
+def small_blocks(n: int, **of_strips: int) -> Iterator[None]:
+    """Blocks of n tokens, and strips of these sizes, so that small sequences have several, and some that a mask rules
+    out.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "BLOCK", n)
+        for name, size in of_strips.items():
+            patch.setattr(strips, name, size)
+        yield
 
 
 def compilations(function: Callable[[], Any]) -> list[str]:

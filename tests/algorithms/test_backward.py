@@ -11,7 +11,7 @@ import algorithms as alg
 from algorithms.alg03_attention import of_one_head
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.activation import activate
-from algorithms.ops.attention import blockwise, dispatch, strips
+from algorithms.ops.attention import dispatch
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from algorithms.ops.lookup import columns
@@ -25,12 +25,8 @@ F64 = 1e-9
 
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks():
-    """Blocks of a few tokens, so that small sequences have several of them, and blocks that no mask cuts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "BLOCK", 4)
-        patch.setattr(strips, "LEAST", 2)
-        patch.setattr(strips, "LARGEST", 2)
-        patch.setattr(strips, "RANGES", 3)
+    """Also blocks that no mask cuts."""
+    with cases.small_blocks(4, LEAST=2, LARGEST=2, RANGES=3):
         jax.clear_caches()
         yield
     jax.clear_caches()

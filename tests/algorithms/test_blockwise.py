@@ -19,6 +19,7 @@ from algorithms import (
 )
 from algorithms.ops.attention import blockwise
 from algorithms.ops.attention.scores import Scores
+from tests.cases import small_blocks
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -43,8 +44,9 @@ def masks():
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK", BLOCK)
+def _small_blocks():
+    with small_blocks(BLOCK):
+        yield
 
 
 def visited(blocks, i):

@@ -17,7 +17,6 @@ from jax.experimental import checkify
 
 import algorithms as alg
 from algorithms.layers import lines_of
-from algorithms.ops.attention import blockwise, strips
 from tests import cases
 from tests.algorithms.test_attention import head_params, mh_params
 
@@ -193,10 +192,7 @@ QUICK = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks():
-    """Blocks of a few tokens, so that small sequences have several of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "BLOCK", 2)
-        patch.setattr(strips, "LEAST", 2)
+    with cases.small_blocks(2, LEAST=2):
         jax.clear_caches()
         yield
     jax.clear_caches()

@@ -13,7 +13,6 @@ import pytest
 import algorithms as alg
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
 from algorithms.model.distances import Table
-from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
@@ -30,9 +29,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK", 5)
-    monkeypatch.setattr(strips, "LEAST", 3)
+def _small_blocks():
+    with cases.small_blocks(5, LEAST=3):
+        yield
 
 
 def variant_of(kind, **attention) -> alg.Variant:
@@ -111,9 +110,8 @@ def test_a_mesh_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_blockwise_never_forms_all_scores(kind, monkeypatch):
+def test_blockwise_never_forms_all_scores(kind):
     """No array of forward and backward has as many entries as there are scores; the lines as printed have one."""
-    monkeypatch.setattr(blockwise, "BLOCK", 128)
     l = 2048
     config = alg.DTransformerConfig(**{**SIZES, "l_max": l, "L": 1, "H": 2}, variant=variant_of(kind))
     shapes = jax.eval_shape(lambda: alg.init_d_transformer(jax.random.key(0), config))
@@ -125,7 +123,8 @@ def test_blockwise_never_forms_all_scores(kind, monkeypatch):
         jaxpr = jax.make_jaxpr(jax.grad(loss))(shapes, jax.ShapeDtypeStruct((l,), jnp.int32)).jaxpr
         return max(v.aval.size for eqn in cases.every_equation(jaxpr) for v in eqn.outvars if hasattr(v.aval, "size"))
 
-    assert largest("blockwise") < l * l / 8
+    with cases.small_blocks(128):
+        assert largest("blockwise") < l * l / 8
     assert largest("paper") >= l * l
     assert largest("dense") >= 2 * l * l
 

@@ -12,8 +12,8 @@ import pytest
 
 import algorithms as alg
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Unembedding
-from algorithms.ops.attention import blockwise
 from tests import family_cases
+from tests.cases import small_blocks
 from tests.training.test_flops import flops_in
 from training.generation import Generator
 
@@ -60,10 +60,10 @@ def case(name):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_blocks_are_the_documents(name, implementation, monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK", 5)
+def test_the_blocks_are_the_documents(name, implementation):
     _, theta, logits = case(name)
-    P = alg.d_transformer(jnp.asarray(family_cases.X), theta, implementation=implementation)
+    with small_blocks(5):
+        P = alg.d_transformer(jnp.asarray(family_cases.X), theta, implementation=implementation)
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 

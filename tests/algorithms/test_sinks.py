@@ -8,10 +8,9 @@ import pytest
 from algorithms import BIDIRECTIONAL
 from algorithms.lines import Attention
 from algorithms.model.mixer import Given
-from algorithms.ops.attention import blockwise
 from algorithms.ops.attention.dispatch import RULES
 from algorithms.ops.attention.scores import Scores
-from tests.cases import assert_trees_close, normal, random_like
+from tests.cases import assert_trees_close, normal, random_like, small_blocks
 
 LINE = Attention(sinks=True, biases=False, cap=1.5)
 SIZES = {"H": 4, "H_kv": 2, "d_e": 7, "d_attn": 5, "d_mid": 3}
@@ -31,9 +30,9 @@ def computed(how, dropout):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.thorough)])
-def test_every_rule_computes_what_is_printed(rule, dropout, monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK", 4)
-    (value, by), expected = computed(rule, dropout), computed("paper", dropout)
+def test_every_rule_computes_what_is_printed(rule, dropout):
+    with small_blocks(4):
+        (value, by), expected = computed(rule, dropout), computed("paper", dropout)
     assert_trees_close((value, by), expected)
     assert jnp.abs(by[1].s).max() > 1e-3
     assert jnp.all(value[1][:, :, 3] == 0)

@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -265,9 +264,9 @@ def test_an_exported_program_of_fixed_lengths(name, implementation):
         itertools.product(EXPORTED, EVERY, ("b, l", "l")),
     ),
 )
-def test_an_exported_program_of_symbolic_lengths_is_right_or_refused(name, implementation, axes, monkeypatch):
+@pytest.mark.usefixtures("as_for_users")  # beartype takes a symbol for no size
+def test_an_exported_program_of_symbolic_lengths_is_right_or_refused(name, implementation, axes):
     """Which kernel is the fastest may not be chosen as if the length were known."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it takes a symbol for no size
     f = jax.jit(functools.partial(EXPORTED[name], how=implementation))
     shape = jax.export.symbolic_shape(axes, constraints=["l >= 1", "l <= 331"])
     try:
@@ -284,9 +283,9 @@ def test_an_exported_program_of_symbolic_lengths_is_right_or_refused(name, imple
 
 
 @pytest.mark.parametrize("implementation", ["auto", "paper"])
-def test_an_exported_loss_of_the_next_tokens(implementation, monkeypatch):
+@pytest.mark.usefixtures("as_for_users")  # beartype cannot compare l − 1 with l − 1
+def test_an_exported_loss_of_the_next_tokens(implementation):
     """The sizes are then l − 1, which JAX does not know to be positive, and b·(l − 1)."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # which cannot compare l − 1 with l − 1
 
     def loss(theta, x):
         X = alg.d_hidden_state(x[..., :-1], theta, implementation=implementation)

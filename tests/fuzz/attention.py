@@ -18,7 +18,8 @@ from algorithms import (
     prefix,
     scaled_dot_product_attention,
 )
-from algorithms.ops.attention import blockwise, strips, tiles
+from algorithms.ops.attention import tiles
+from tests.cases import small_blocks
 from tests.fuzz.comparing import BOUNDS, assert_near, chance, normal, one_of
 
 __all__ = ["check", "random_mask"]
@@ -91,9 +92,7 @@ def check(rng: np.random.Generator) -> None:
     how = one_of(rng, "dense", "blockwise", "strips", "auto")
     what = f"{how}, {dtype}, Q {Q.shape}, K {K.shape}, {options.get('dropout', 0)}"
     with (
-        mock.patch.object(blockwise, "BLOCK", int(rng.integers(1, 7))),
-        mock.patch.object(strips, "LEAST", int(rng.integers(1, 7))),
-        mock.patch.object(strips, "RANGES", int(rng.integers(1, 4))),
+        small_blocks(int(rng.integers(1, 7)), LEAST=int(rng.integers(1, 7)), RANGES=int(rng.integers(1, 4))),
         mock.patch.object(tiles, "SMALL", one_of(rng, 4, 10**6)),
     ):
         jax.clear_caches()
