@@ -109,7 +109,7 @@ def test_one_step_of_training_descends_their_sum(name, implementation):
 def test_padding_and_invalid_targets_send_no_gradient():
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=1))
     padded = X.at[1, 3:].set(99)
-    of = jax.grad(lambda theta, x: alg.d_token_losses(x, theta, lengths=LENGTHS).sum())
+    of = jax.jit(jax.grad(lambda theta, x: alg.d_token_losses(x, theta, lengths=LENGTHS).sum()))
     cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)
 
 
@@ -130,8 +130,8 @@ def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
     weights = jnp.array([[0.5, 0, 2, 1, -1], [1, 0, 1, 1, 1]])
     invalid = options | {"weights": weights, "targets": jnp.where(weights == 0, 77, targets)}
     np.testing.assert_allclose(alg.d_token_losses(X, theta, **invalid), weights * expected, rtol=1e-9)
-    found = jax.grad(lambda theta: alg.d_token_losses(X, theta, **invalid).sum())(theta)
-    by_hand = jax.grad(lambda theta: (alg.d_token_losses(X, theta, **options) * weights).sum())(theta)
+    found = jax.jit(jax.grad(lambda theta: alg.d_token_losses(X, theta, **invalid).sum()))(theta)
+    by_hand = jax.jit(jax.grad(lambda theta: (alg.d_token_losses(X, theta, **options) * weights).sum()))(theta)
     cases.assert_trees_close(found, by_hand)
     assert alg.d_token_losses(X, theta, weights=weights > 0)[0, 4] == 0
     with pytest.raises(ValueError, match="targets: expected the ID of the token to predict for each column, since x"):
@@ -175,7 +175,7 @@ def test_large_logits_have_finite_logarithms_entropies_and_gradients(kind):
 
     exact = np.asarray(logits(theta), np.float64)
     exact = exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(0))
-    value, gradient = jax.value_and_grad(entropy)(theta)
+    value, gradient = jax.jit(jax.value_and_grad(entropy))(theta)
     np.testing.assert_allclose(value, -(np.exp(exact) * exact).sum() - exact.mean(), rtol=1e-4)
     assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
     assert jnp.isneginf(jnp.log(P(theta))).any()
