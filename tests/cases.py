@@ -23,6 +23,7 @@ from algorithms import (
     init_e_transformer,
     init_ed_transformer,
 )
+from algorithms.alg14_inference import sample
 from algorithms.ops.attention import blockwise, strips
 
 N_V, L_MAX = 17, 23
@@ -85,6 +86,29 @@ def padded(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Sequences as the rows of one array, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     return np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in rows]), lengths
+
+
+@jax.jit
+def _drawn(theta, x, lengths, tau, key):
+    """What Algorithm 14 draws behind each column t of each sequence r, with the key of its token t - lengths[r] + 1."""
+    i = jnp.maximum(jnp.arange(x.shape[1])[None] - lengths[:, None] + 1, 0)
+    keys = jax.vmap(lambda r, i_r: jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, r), i_r))
+    return sample(jnp.log(algorithms.d_transformer(x, theta)), tau, keys(jnp.arange(len(x)), i))
+
+
+def assert_drawn(
+    theta: Any, prompts: Sequence[Any], tokens: Sequence[Any], tau: float, key: jax.Array, columns: int | None = None
+) -> None:
+    """Algorithm 14 draws these tokens behind each prompt, each given those before it, and request r with
+    ``fold_in(key, r)``: columns do not see what stands behind, so one pass of this many columns has them all.
+    """
+    texts = [np.concatenate([prompt, of_prompt[:-1]]) for prompt, of_prompt in zip(prompts, tokens, strict=True)]
+    x = np.zeros((len(texts), columns or max(map(len, texts))), np.int32)
+    for row, text in zip(x, texts, strict=True):
+        row[: len(text)] = text
+    expected = np.asarray(_drawn(theta, x, np.array([len(prompt) for prompt in prompts]), tau, key))
+    for row, prompt, of_prompt in zip(expected, prompts, tokens, strict=True):
+        np.testing.assert_array_equal(of_prompt, row[len(prompt) - 1 :][: len(of_prompt)])
 
 
 def certain(theta: Any, token: int) -> Any:

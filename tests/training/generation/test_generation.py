@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from algorithms import GPT2, LLAMA, PAPER, DTransformerConfig, d_inference, d_transformer
-from algorithms.alg14_inference import sample, tempered
+from algorithms.alg14_inference import tempered
 from algorithms.ops.softmax import softmax
 from tests import cases
 from tests.cases import random_theta
@@ -37,23 +37,8 @@ def run(**options):
     return np.asarray(GENERATOR.generate(prompts, **options))
 
 
-@jax.jit
-def drawn(theta, x, lengths, tau):
-    """What Algorithm 14 draws behind each column t of each sequence r, with the key of its token t - lengths[r] + 1."""
-    P = d_transformer(x, theta)
-    i = jnp.maximum(jnp.arange(x.shape[1])[None] - lengths[:, None] + 1, 0)
-    keys = jax.vmap(lambda r, i_r: jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(KEY, r), i_r))
-    return sample(jnp.log(P), tau, keys(jnp.arange(len(x)), i))
-
-
 def assert_replayed(theta, tokens, tau):
-    """Algorithm 14 draws the same, each given those before it: columns do not see what stands behind."""
-    x = np.zeros((3, L_MAX), np.int32)
-    for r, l in enumerate(LENGTHS):
-        x[r, : l + len(tokens[r]) - 1] = np.concatenate([PROMPTS[r, :l], tokens[r, :-1]])
-    expected = drawn(theta, jnp.asarray(x), jnp.asarray(LENGTHS), tau)
-    for r, l in enumerate(LENGTHS):
-        np.testing.assert_array_equal(tokens[r], expected[r, l - 1 : l - 1 + len(tokens[r])])
+    cases.assert_drawn(theta, [x[:l] for x, l in zip(PROMPTS, LENGTHS, strict=True)], tokens, tau, KEY, L_MAX)
 
 
 @pytest.mark.parametrize("tau", [0.6, *(pytest.param(tau, marks=pytest.mark.slow) for tau in (0.0, 1.0, np.inf))])

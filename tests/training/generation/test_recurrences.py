@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from algorithms import LLAMA, DTransformerConfig, d_inference, d_token_losses, partition_specs
+from algorithms import LLAMA, DTransformerConfig, d_token_losses, partition_specs
 from algorithms.lines import Attention, GatedDelta, KimiDelta, Latent, Mamba2, Rotary
 from algorithms.machinery.record import Record
-from tests.cases import assert_trees_close, random_theta
+from tests.cases import assert_drawn, assert_trees_close, random_theta
 from training.generation import Generator
 
 pytestmark = pytest.mark.sampled(1, tests=1)
@@ -24,24 +24,21 @@ OF_KIMI = LLAMA.but(attention=(KIMI, Latent(d_c=6, d_r=4, positions=None)))
 CONFIG = DTransformerConfig(N_V=13, l_max=90, L=4, H=2, d_e=8, d_mlp=6, variant=HYBRID)
 THETA = random_theta(CONFIG)
 X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
+PROMPTS = [x[:n] for x, n in zip(X, LENGTHS, strict=True)]
 
 
 def test_tokens_are_algorithm_14s():
     """Of prompts of several lengths, also shorter than the convolution, past a chunk."""
     generator, key = Generator(THETA, CONFIG), jax.random.key(3)
     tokens = generator.generate(X, lengths=LENGTHS, l_gen=70, tau=0.8, key=key)
-    for r, n in enumerate(LENGTHS):
-        own = jax.random.fold_in(key, r)
-        assert tokens[r].tolist() == d_inference(jnp.asarray(X[r, :n]), THETA, l_gen=70, tau=0.8, key=own).tolist()
+    assert_drawn(THETA, PROMPTS, tokens, 0.8, key)
 
 
 def test_tokens_of_latents_without_positions_are_algorithm_14s():
     config, key = dataclasses.replace(CONFIG, variant=OF_KIMI), jax.random.key(3)
     theta = random_theta(config)
     tokens = Generator(theta, config).generate(X, lengths=LENGTHS, l_gen=20, tau=0.8, key=key)
-    for r, n in enumerate(LENGTHS):
-        own = jax.random.fold_in(key, r)
-        assert tokens[r].tolist() == d_inference(jnp.asarray(X[r, :n]), theta, l_gen=20, tau=0.8, key=own).tolist()
+    assert_drawn(theta, PROMPTS, tokens, 0.8, key)
 
 
 def test_the_heads_are_divided_by_a_mesh():

@@ -3,13 +3,12 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import LLAMA, DTransformerConfig, d_inference
+from algorithms import LLAMA, DTransformerConfig
 from algorithms.lines import ALiBi, Attention, Rotary
-from tests.cases import quick_of, random_theta
+from tests.cases import assert_drawn, quick_of, random_theta
 from training.generation import Generator, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
@@ -35,12 +34,6 @@ def model(variant):
     return config, random_theta(config)
 
 
-def alone(theta, config, x, *, l_gen, r):
-    """Algorithm 14's tokens of request r."""
-    key = jax.random.fold_in(KEY, r)
-    return d_inference(jnp.asarray(x), theta, l_gen=l_gen, tau=0.8, key=key).tolist()
-
-
 @pytest.mark.parametrize("name", quick_of(["one window"], VARIANTS))
 def test_tokens_far_behind_the_window_are_algorithm_14s(name):
     """Prompts longer and shorter than the window, and enough tokens for the slots to grow."""
@@ -48,8 +41,7 @@ def test_tokens_far_behind_the_window_are_algorithm_14s(name):
     generator = Generator(theta, config)
     begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY, tau=0.8)
     begun.extend(60)
-    for r, length in enumerate(LENGTHS.tolist()):
-        assert begun.tokens[r].tolist() == alone(theta, config, X[r, :length], l_gen=60, r=r)
+    assert_drawn(theta, [x[:n] for x, n in zip(X[:3], LENGTHS, strict=True)], begun.tokens, 0.8, KEY)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -78,9 +70,8 @@ def test_requests_join_in_a_ring():
         request = Request(X[r, :length], jax.random.fold_in(KEY, r), 40, {"tau": 0.8})
         begun.join([request], keep=range(r + 1))
         begun.extend(n)
-    for r, length in enumerate((9, 17, 2)):
-        found = begun.tokens[r, begun.starts[r] :].tolist()
-        assert found == alone(theta, config, X[r, :length], l_gen=len(found), r=r)
+    found = [begun.tokens[r, begun.starts[r] :] for r in range(3)]
+    assert_drawn(theta, [X[0, :9], X[1, :17], X[2, :2]], found, 0.8, KEY)
 
 
 @pytest.mark.thorough
@@ -94,7 +85,7 @@ def test_what_reads_all_tokens_keeps_all_of_them():
     other = np.concatenate([X[:1, :20], X[1:2, 20:41]], axis=1)
     found = generator.generate(other, lengths=np.array([41]), l_gen=9, key=KEY, tau=0.8)
     assert generator.prefixes.found == 20
-    assert found[0].tolist() == alone(theta, config, other[0], l_gen=9, r=0)
+    assert_drawn(theta, other, found, 0.8, KEY)
     recorded = Generator(theta, config, names=("A",)).begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
     recorded.extend(3)
     assert recorded.seen()[0]["A"].shape[-2:] == (43, 43)

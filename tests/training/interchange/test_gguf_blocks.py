@@ -24,7 +24,7 @@ from training.runs.named_arrays import flatten, name_of
 gguf = gguf_cases.gguf
 normal = functools.partial(cases.normal, dtype=jnp.float32)
 FORMS = ("Q8_0", "Q4_0", "Q4_1")
-SIZES = {"N_V": 259, "l_max": 64, "L": 4, "H": 4, "H_kv": 2, "d_e": 64, "d_mlp": 96}
+SIZES = {"N_V": 259, "l_max": 64, "L": 2, "H": 4, "H_kv": 2, "d_e": 64, "d_mlp": 96}
 OTHER_SIZES = {"GPT2": {"H_kv": 4}, "GEMMA3": {"d_attn": 256, "d_mid": 256, "L": 6}}
 
 
