@@ -1,7 +1,8 @@
 """How GGUF has hybrids: which layers are recurrences, and the shapes of what these have.
 
-A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`, `kimi-linear`); in `qwen3next`, every n-th
-layer has attention. In place of the logarithm a, a file has −e^a.
+A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`, `kimi-linear`); in `qwen3next` and
+`qwen35`, every n-th layer has attention. In place of the logarithm a, a file has −e^a. In `qwen35`, heads of values
+that share keys do not follow one another: the first of each key come first, then the second of each.
 """
 
 from typing import Any
@@ -20,6 +21,8 @@ TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 """The taps of convolutions: matrices here."""
 EXACT = (*FLAT, *TAPS)
 """What llama.cpp reads in float32."""
+OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
+"""What has rows of heads of values, or columns (`ssm_out`); `attn_qkv` and the taps have those of queries and keys first."""
 
 
 def flat(part: str, shape: Shape) -> Shape:
@@ -37,6 +40,18 @@ def with_rates(part: str, array: np.ndarray, *, write: bool) -> np.ndarray:
         return array
     array = array.astype(np.float32)
     return -np.exp(array) if write else np.log(-array)
+
+
+def with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
+    """Return a tensor with the heads of values in the order of `qwen35`, to `write`, or the other way round."""
+    n, n_keys = (state[f"linear_num_{kind}_heads"] for kind in ("value", "key"))
+    axis, first = int(part == "ssm_out"), 2 * n_keys * state["linear_key_head_dim"] * (part in ("attn_qkv", *TAPS))
+    if part not in OF_VALUES or (array.shape[axis] - first) % n or n % n_keys:
+        return array  # the mapping reports a wrong shape
+    before, values = np.split(np.moveaxis(array, axis, 0), [first])
+    heads = (n_keys, n // n_keys) if write else (n // n_keys, n_keys)
+    values = values.reshape(*heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    return np.moveaxis(np.concatenate([before, values]), 0, axis)
 
 
 def split(entry: Entry) -> list[Entry]:

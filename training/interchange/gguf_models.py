@@ -26,6 +26,7 @@ from training.interchange.gguf_hybrids import (
     rows_of_values,
     split,
     with_rates,
+    with_values_by_keys,
 )
 from training.interchange.gguf_rotary import ROPE_FACTORS, ROTARY, rotary_in, with_rotary
 from training.interchange.llama4 import CHUNKED
@@ -92,6 +93,12 @@ _QWEN3_NEXT = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+}
+_QWEN35 = {
+    **_QWEN3_NEXT,
+    **{f"ffn_{a}": f"mlp.{a}_proj" for a in ("gate", "up", "down")},
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
 }
 _GRANITE_HYBRID = {
     **_LLAMA,
@@ -194,13 +201,16 @@ _DEEPSEEK_FIELDS = {
 }
 _DELTA_FIELDS = {
     **ROTARY,
-    **_CHOICE,
-    **_WIDTH,
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
+}
+_QWEN3_NEXT_FIELDS = {
+    **_DELTA_FIELDS,
+    **_CHOICE,
+    **_WIDTH,
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _MAMBA_FIELDS = {
     **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
@@ -340,6 +350,21 @@ def _qwen3_next(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     return found | {"full_attention_interval": m.integer("full_attention_interval", 4)}
 
 
+def _qwen35(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields; the positions of a text are the same in all sections of the rotated rows."""
+    found = with_rotary(m, names)
+    found["linear_value_head_dim"] = rows_of_values(m, found["linear_num_value_heads"])
+    sections = _sections(m.integer("rope.dimension_count"))
+    if m.raw("rope.dimension_sections") != sections:
+        raise m.wrong("rope.dimension_sections", str(sections))
+    return found | {"full_attention_interval": m.integer("full_attention_interval", 4)}
+
+
+def _sections(d: int) -> list[int]:
+    """Return how many pairs of d rotated rows are of each of three positions, which take turns, and of a fourth."""
+    return [(d // 2 + 2) // 3, (d // 2 + 1) // 3, d // 2 // 3, 0]
+
+
 def _granite_hybrid(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields; without experts, the shared MLP is the only one."""
     types, H_kv = by_heads(m)
@@ -461,6 +486,12 @@ def _of_qwen3_next(state: dict[str, Any]) -> dict[str, Any]:
     return _of_heads(state) | {"ssm.inner_size": inner, **interval_of(state)}
 
 
+def _of_qwen35(state: dict[str, Any]) -> dict[str, Any]:
+    """Return Qwen 3.5's."""
+    found = _of_qwen3_next(state)
+    return found | {"rope.dimension_sections": _sections(found["rope.dimension_count"])}
+
+
 def _of_granite_hybrid(state: dict[str, Any]) -> dict[str, Any]:
     """Return Granite 4's."""
     found = _of_heads(state) | heads_of_layers(state, state["num_key_value_heads"])
@@ -505,6 +536,7 @@ class Kind(NamedTuple):
     layers: str = "model.layers"  # the name of the layers' module
     permuted: bool = False  # whether the rows of q and k have another order
     shifted: bool = False  # whether the scales of norms have 1 added
+    by_keys: bool = False  # whether the heads of values of recurrences have another order
     # what llama.cpp has of models of this kind: no W_u of their own, or one also of those that share W_e; heads that
     # share keys and values
     ties: bool = False
@@ -532,6 +564,7 @@ class Kind(NamedTuple):
         """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
         part = part_of(name)
         array = with_rates(part, array, write=write)
+        array = with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
         if self.permuted and heads:
             return _reordered(array, state[heads], write=write)
@@ -573,12 +606,22 @@ KINDS: dict[str, Kind] = {
     "gemma3": Kind(_gemma3, {**ROTARY, **_WINDOW, **_CAPS}, ("gemma3_text",), inner=_GEMMA2, shifted=True, ties=True),
     "qwen3next": Kind(
         _qwen3_next,
-        _DELTA_FIELDS,
+        _QWEN3_NEXT_FIELDS,
         ("qwen3_next",),
         inner=_QWEN3_NEXT,
         shifted=True,
         plain={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
         derived=_of_qwen3_next,
+    ),
+    "qwen35": Kind(
+        _qwen35,
+        _DELTA_FIELDS,
+        ("qwen3_5_text",),
+        inner=_QWEN35,
+        shifted=True,
+        by_keys=True,
+        plain={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+        derived=_of_qwen35,
     ),
     "granitehybrid": Kind(
         _granite_hybrid,
