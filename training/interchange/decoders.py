@@ -23,7 +23,16 @@ from training.interchange.description import (
     written,
 )
 from training.interchange.errors import InterchangeError
-from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
+from training.interchange.experts import (
+    MIXTURES,
+    OURS,
+    SHARED,
+    mixture_fields,
+    mixture_table,
+    of_shared_mlp,
+    read_mixture,
+    shared_experts,
+)
 from training.interchange.mapping import HEADS, rows
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -35,6 +44,7 @@ OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_h
 """Our names of sizes, and the fields', which have no defaults."""
 OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
 """The tensors after the layers."""
+GRANITES = "granite", "granitemoe", "granitemoeshared"
 FACTORS = [
     Field("embedding_multiplier", "embedding.factor", 1.0),
     Field("residual_multiplier", "residual_factor", 1.0),
@@ -130,6 +140,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "smollm3": Family("SmolLM3", H_kv=4, tied=True, unplaced=4),
     "granite": Family("Granite", fields=FACTORS),
+    "granitemoe": Family("GraniteMoe", fields=FACTORS),
+    "granitemoeshared": Family("GraniteMoeShared", fields=FACTORS),
     "gemma": Family("Gemma", gemma=True, norm=_GEMMA_NORM, H_kv=16, d_head=256),
     "gemma2": Family(
         "Gemma2",
@@ -217,8 +229,9 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         normalize_output=norm if family.norms.of_outputs else None,
     )
     if kind in MIXTURES:
-        mlp = read_mixture(fields, MIXTURES[kind], mlp)
         found["d_mlp"] = fields.integer(MIXTURES[kind].width)
+        shared = shared_experts(fields, found["d_mlp"]) if kind == "granitemoeshared" else 0
+        mlp = read_mixture(fields, MIXTURES[kind], mlp, shared=shared)
     found["attention"] = _attention(fields, kind, norm, L=L, l_max=found["l_max"])
     found |= {"d_mid": found["d_attn"], "norm": norm, "mlp": mlp}
     found["unembedding.cap"] = _cap(fields, _LOGITS, family)
@@ -235,7 +248,7 @@ def _cap(fields: Fields, name: str, family: Family) -> float | None:
 def _attention(fields: Fields, kind: str, norm: Any, *, L: int, l_max: int) -> Any:
     family = FAMILIES[kind]
     scale = fields.integer("query_pre_attn_scalar", 256) ** -0.5 if family.scalar else None
-    scale = fields.number("attention_multiplier", 1.0) if kind == "granite" else scale
+    scale = fields.number("attention_multiplier", 1.0) if kind in GRANITES else scale
     line = Attention(
         biases=family.biases or (fields.flag("attention_bias", family.biased) and family.decides),
         scale=scale,
@@ -393,7 +406,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 
 
 def _scale_fields(c: Any, line: Attention, kind: str) -> dict[str, Any]:
-    if kind == "granite":
+    if kind in GRANITES:
         return {"attention_multiplier": line.scale or c.d_attn**-0.5}
     return {"query_pre_attn_scalar": round((line.scale or c.d_attn**-0.5) ** -2)} if FAMILIES[kind].scalar else {}
 
@@ -406,6 +419,8 @@ def _mlp_fields(c: Any, kind: str) -> dict[str, Any]:
         found["hidden_activation" if FAMILIES[kind].scalar else "hidden_act"] = name
         if kind in ("llama", "smollm3", "granite"):
             found["mlp_bias"] = mlp.biases
+    if kind == "granitemoeshared":
+        found[SHARED] = c.d_mlp * getattr(mlp, "shared", 0)
     return found | (mixture_fields(MIXTURES[kind], mlp, c.d_mlp) if kind in MIXTURES else {})
 
 
@@ -439,6 +454,7 @@ def _architecture(kind: str, family: Family) -> Architecture:
         **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
         f"{layer}.self_attn.sinks": f"{attention}.s",
         **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
+        **(of_shared_mlp("layers.mlp.shared") if kind in GRANITES else {}),
         **OUTER,
     }
     return Architecture(

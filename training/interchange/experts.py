@@ -45,6 +45,16 @@ OF_KIMI = [
         *(2.446, 1, 1, 1),
     ),
 ]
+_GRANITE = Mixture(
+    ("num_local_experts", 8),
+    2,
+    renormalized=True,
+    module="block_sparse_moe",
+    router="router.layer",
+    stacked="input_linear.weight output_linear.weight",
+)
+SHARED = "shared_intermediate_size"
+"""The field with the hidden units of what every token takes, in Granite."""
 MIXTURES = {
     "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
     "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
@@ -76,14 +86,7 @@ MIXTURES = {
     ),
     "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
     "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
-    "granitemoehybrid": Mixture(
-        ("num_local_experts", 8),
-        2,
-        renormalized=True,
-        module="block_sparse_moe",
-        router="router.layer",
-        stacked="input_linear.weight output_linear.weight",
-    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE),
     "kimi_linear": Mixture(
         ("num_experts", 256),
         width="moe_intermediate_size",
@@ -118,6 +121,23 @@ def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Exper
         router_bias=own.fused,
         balance=balance,
     )
+
+
+def shared_experts(fields: Fields, d_mlp: int, default: int = 0) -> int:
+    """Return how many experts of Granite every token takes, by their hidden units, which are a multiple of d_mlp."""
+    rows = fields.integer(SHARED, default, least=0)
+    if rows % d_mlp:
+        fields.needs.append(f"a shared expert of {rows} hidden units, no multiple of {d_mlp}")
+    return rows // d_mlp
+
+
+def of_shared_mlp(ours: str) -> dict[str, str]:
+    """Return the tensors of what every token takes in a layer of Granite."""
+    shared = "model.layers.#.shared_mlp"
+    return {
+        f"{shared}.input_linear.weight": f"{ours}.W_gate+W_mlp1",
+        f"{shared}.output_linear.weight": f"{ours}.W_mlp2",
+    }
 
 
 def mixture_fields(own: Mixture, line: Any, d_mlp: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 EXACT = (*FLAT, *TAPS)
 """What llama.cpp reads in float32."""
 OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
-"""What has rows of heads of values, or columns (`ssm_out`); `attn_qkv` and the taps have those of queries and keys first."""
+"""What has rows of heads of values, or columns (`ssm_out`); `attn_qkv` and the taps have others before them."""
 
 
 def flat(part: str, shape: Shape) -> Shape:

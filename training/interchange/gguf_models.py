@@ -17,6 +17,7 @@ import numpy as np
 from training.interchange.containers import Tensors
 from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
+from training.interchange.experts import SHARED
 from training.interchange.gguf_file import GGUFFile, Metadata
 from training.interchange.gguf_hybrids import (
     by_heads,
@@ -109,6 +110,7 @@ _GRANITE_HYBRID = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_GRANITE_MOE = {name: theirs for name, theirs in _GRANITE_HYBRID.items() if not name.startswith("ssm_")}
 _KIMI = {
     **_DEEPSEEK,
     "ffn_gate_inp": "block_sparse_moe.gate",
@@ -145,6 +147,7 @@ IN_TRANSFORMERS = {
 }
 """The names in transformers of architectures that GGUF names differently."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+SHARED_LENGTH = "expert_shared_feed_forward_length"
 SOFTMAX, SIGMOID = 1, 2
 """What expert_gating_func says of the weights of experts."""
 
@@ -210,7 +213,7 @@ _QWEN3_NEXT_FIELDS = {
     **_DELTA_FIELDS,
     **_CHOICE,
     **_WIDTH,
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    SHARED_LENGTH: "shared_expert_intermediate_size",
 }
 _MAMBA_FIELDS = {
     **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
@@ -373,10 +376,17 @@ def _granite_hybrid(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
     found["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
     if m.get("rope.scaling.finetuned", True):
         found["position_embedding_type"] = "rope"
-    found["shared_intermediate_size"] = found["intermediate_size"]
+    found[SHARED] = found["intermediate_size"]
     if m.raw("expert_count"):
-        shared = {"expert_shared_feed_forward_length": "shared_intermediate_size"}
-        found |= m.fields({**_MIXTRAL, **shared})
+        found |= m.fields({**_MIXTRAL, SHARED_LENGTH: SHARED})
+    return found
+
+
+def _granite_moe(m: Metadata, names: dict[str, str]) -> dict[str, Any]:
+    """Return the fields, of a model with an MLP that every token takes if there is one."""
+    found = with_rotary(m, names)
+    if m.raw(SHARED_LENGTH):
+        return found | {"model_type": "granitemoeshared", SHARED: m.integer(SHARED_LENGTH)}
     return found
 
 
@@ -499,8 +509,13 @@ def _of_granite_hybrid(state: dict[str, Any]) -> dict[str, Any]:
     found |= {"rope.scaling.finetuned": state["position_embedding_type"] == "rope"}
     if state["num_local_experts"]:
         found |= {key: state[field] for key, field in _MIXTRAL.items()}
-        found["expert_shared_feed_forward_length"] = state["shared_intermediate_size"]
+        found[SHARED_LENGTH] = state[SHARED]
     return found
+
+
+def _of_granite_moe(state: dict[str, Any]) -> dict[str, Any]:
+    """Return those of Granite's with experts."""
+    return _of_heads(state) | ({SHARED_LENGTH: state[SHARED]} if state.get(SHARED) else {})
 
 
 def _of_kimi(state: dict[str, Any]) -> dict[str, Any]:
@@ -588,6 +603,14 @@ KINDS: dict[str, Kind] = {
     "llama": Kind(_llama, {**ROTARY, **_WINDOW, **_MIXTRAL}, ("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(permuted=True),
     "granite": Kind(names={**ROTARY, **_FACTORS}, permuted=True),
+    "granitemoe": Kind(
+        _granite_moe,
+        {**ROTARY, **_FACTORS, **_MIXTRAL},
+        ("granitemoe", "granitemoeshared"),
+        inner=_GRANITE_MOE,
+        permuted=True,
+        derived=_of_granite_moe,
+    ),
     "qwen2": Kind(),
     "qwen3": Kind(),
     "olmo2": Kind(_olmo2, {**ROTARY, **_WINDOW}, ("olmo2", "olmo3"), inner=_OLMO2, derived=_of_olmo, repeats=True),

@@ -27,7 +27,15 @@ from training.interchange.description import (
     unlike,
     written,
 )
-from training.interchange.experts import MIXTURES, mixture_fields, mixture_table, read_mixture
+from training.interchange.experts import (
+    MIXTURES,
+    SHARED,
+    mixture_fields,
+    mixture_table,
+    of_shared_mlp,
+    read_mixture,
+    shared_experts,
+)
 from training.interchange.hybrids import LINEAR, checked_types
 from training.interchange.mapping import HEADS, rows
 
@@ -35,7 +43,6 @@ KIND = "granitemoehybrid"
 MAMBA = "n n_keys d_key width"
 OF_MAMBA = "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv"
 DEFAULTS = 128, 1, 256, 4
-SHARED = "shared_intermediate_size"
 NAMES = {"mamba": LINEAR, "attention": FULL}
 """Of kinds of layers, in files from before transformers 5."""
 LIMITS = None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
@@ -61,9 +68,9 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     if fields.integer("num_local_experts", 8, least=0) == 0:
         found |= {"mlp": mlp, "d_mlp": shared}
         return
-    if shared % found["d_mlp"]:
-        fields.needs.append(f"a shared expert of {shared} hidden units, no multiple of {found['d_mlp']}")
-    found["mlp"] = read_mixture(fields, MIXTURES[kind], mlp, shared=max(shared // found["d_mlp"], 1))
+    found["mlp"] = read_mixture(
+        fields, MIXTURES[kind], mlp, shared=max(shared_experts(fields, found["d_mlp"], 1024), 1)
+    )
 
 
 def _mamba(fields: Fields, d_e: int, norm: RMSNorm) -> Mamba2:
@@ -103,7 +110,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str, str]:
     layer, attention = "model.layers.#", "layers.attention"
     is_mixture = isinstance(model.config.variant.mlp, Experts)
-    mamba, shared = f"{layer}.mamba", "layers.mlp.shared" if is_mixture else "layers.mlp"
+    mamba = f"{layer}.mamba"
     return {
         "model.embed_tokens.weight": "W_e",
         **rows(layer, "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
@@ -117,8 +124,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str, str]:
         f"{mamba}.norm.weight": f"{attention}.gamma",
         f"{mamba}.out_proj.weight": f"{attention}.W_out",
         **mixture_table(MIXTURES[kind]),
-        f"{layer}.shared_mlp.input_linear.weight": f"{shared}.W_gate+W_mlp1",
-        f"{layer}.shared_mlp.output_linear.weight": f"{shared}.W_mlp2",
+        **of_shared_mlp("layers.mlp.shared" if is_mixture else "layers.mlp"),
         **OUTER,
     }
 

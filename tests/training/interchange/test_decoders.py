@@ -81,6 +81,15 @@ MODELS = {
         {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
     ),
     "granite": ("granite", FACTORS),
+    "granite, experts": ("granitemoe", {**FACTORS, "head_dim": 2, "num_local_experts": 5, "num_experts_per_tok": 3}),
+    "granite, shared experts": (
+        "granitemoeshared",
+        {**FACTORS, "head_dim": 2, "num_local_experts": 5, "shared_intermediate_size": 34, "attention_bias": True},
+    ),
+    "granite, experts and none shared": (
+        "granitemoeshared",
+        {**FACTORS, "head_dim": 2, "num_local_experts": 5, "shared_intermediate_size": 0},
+    ),
     "granite_hybrid": ("granitemoehybrid", {**MAMBA, **FACTORS, "num_local_experts": 0}),
     "granite_hybrid, experts": ("granitemoehybrid", {**MAMBA, **EXPERTS, **ROTATED, "shared_intermediate_size": 34}),
     "recurrent_gemma": (

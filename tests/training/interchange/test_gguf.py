@@ -214,8 +214,8 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, granite, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, gpt-oss, "
-KNOWN += "deepseek2, gemma, gemma2, gemma3, qwen3next, qwen35, granitehybrid, kimi-linear and gpt2"
+KNOWN = "llama, smollm3, granite, granitemoe, qwen2, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, "
+KNOWN += "gpt-oss, deepseek2, gemma, gemma2, gemma3, qwen3next, qwen35, granitehybrid, kimi-linear and gpt2"
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
     "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms import VARIANTS, DTransformerConfig, d_logits, init_d_transformer
-from algorithms.lines import MLP, Experts, First, KimiDelta, RMSNorm, Rotary
+from algorithms.lines import MLP, Attention, Experts, First, KimiDelta, RMSNorm, Rotary
 from tests.training.interchange.test_gguf_tokenizer import bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
 from training.data.tokenizers import ByteTokenizer
@@ -29,8 +29,8 @@ OTHER_SIZES = {
 }
 NAMES = ("GPT2", "LLAMA", "MISTRAL", "MIXTRAL", "QWEN2", "QWEN3", "QWEN3_MOE", "SMOLLM3", "OLMO2", "OLMOE", "GPT_OSS")
 NAMES += ("GLM4", "OLMO3", "COHERE2", "MINIMAX_M2", "DEEPSEEK", "GEMMA", "GEMMA2", "GEMMA3")
-NAMES += ("LLAMA4", "LLAMA4_SCOUT")
-HYBRIDS = ("QWEN3_NEXT", "QWEN3_5", "GRANITE_HYBRID", "KIMI_LINEAR")
+NAMES += ("LLAMA4", "LLAMA4_SCOUT", "GRANITE", "GRANITE_MOE", "GRANITE_MOE_SHARED")
+HYBRIDS = ("QWEN3_NEXT", "QWEN3_5", "GRANITE_HYBRID", "GRANITE_HYBRID_MOE", "KIMI_LINEAR")
 NAMES += HYBRIDS
 REFUSED = {("COHERE2", False), ("GEMMA", False), ("GEMMA2", False), ("GEMMA3", False)}
 APART = dict.fromkeys(("GPT2", "GEMMA", "GEMMA2", "GEMMA3"), 4e-3)  # llama.cpp's GELU is a table in float16
@@ -63,12 +63,20 @@ def variant_of(name):
         return VARIANTS["LLAMA"].but(attention=(line, line, line, line.but(positions=None)))
     if name.startswith("LLAMA4"):
         return of_llama4(scout=name == "LLAMA4_SCOUT")
-    variant = VARIANTS[name]
+    variant = of_granite_moe(name) if "GRANITE" in name and "_MOE" in name else VARIANTS[name]
     if name in HYBRIDS:
         return of_few_rows(variant)
     if name != "GPT_OSS":
         return variant
     return variant.but(attention=tuple(line.but(positions=Rotary(base=150_000.0)) for line in variant.attentions))
+
+
+def of_granite_moe(name):
+    """Granite with experts, and an MLP that every token takes; the hybrid also with rotary positions."""
+    mlp = Experts(n=8, k=3, activation="silu", gated=True, biases=False, shared=0 if name == "GRANITE_MOE" else 2)
+    variant, rotary = VARIANTS[name.partition("_MOE")[0]], Rotary(base=500.0)
+    lines = (a.but(positions=rotary) if isinstance(a, Attention) else a for a in variant.attentions)
+    return variant.but(mlp=mlp, attention=tuple(lines))
 
 
 def of_llama4(*, scout):
