@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,7 +13,7 @@ from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.machinery.naming import numbered
 from algorithms.masks import Mask
-from algorithms.notation import Dropout, Implementation, OptionalKey
+from algorithms.notation import Options, implementation_of
 from algorithms.ops.attention.dispatch import attend
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
@@ -54,10 +54,7 @@ def attention(
     Z: Float[AnyArray, "d_z *#batch l_z"],
     W_qkv: AttentionParams,
     mask: Mask,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
+    **options: Unpack[Options],
 ) -> Float[Array, "... l_x"]:
     """Algorithm 4: Ṽ ← Attention(X, Z | 𝓦_qkv, Mask). Each token of X attends to the tokens of Z that the mask permits.
 
@@ -72,8 +69,7 @@ def attention(
         >>> attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W_qkv, BIDIRECTIONAL).tolist()
         [[2.0]]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key}
-    Q, K, V = projections(X, Z, W_qkv, functools.partial(linear, implementation=implementation))
+    Q, K, V = projections(X, Z, W_qkv, functools.partial(linear, implementation=implementation_of(options)))
     V_tilde = attend(of_one_head, Q, K, V, mask, heads=Q.ndim > X.ndim, **options)  # lines 4-5, return
     return V_tilde
 
@@ -110,10 +106,7 @@ def mh_attention(
     Z: Float[AnyArray, "d_z *#batch l_z"],
     W: MHAttentionParams,
     mask: Mask,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
+    **options: Unpack[Options],
 ) -> Float[Array, "d_out *batch l_x"]:
     """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attention heads in parallel, whose outputs W_o combines.
 
@@ -128,12 +121,11 @@ def mh_attention(
         >>> mh_attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W, BIDIRECTIONAL).tolist()
         [[21.0]]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key}
 
     def of_head(X, Z, W, mask):
         return attention(X, Z, W.heads, mask, **options)
 
-    return of_heads(of_head, combine, X, Z, W, mask, implementation)
+    return of_heads(of_head, combine, X, Z, W, mask, implementation_of(options))
 
 
 @numbered
@@ -164,10 +156,7 @@ def scaled_dot_product_attention(
     K: Float[AnyArray, "d_attn *#batch l_z"],
     V: Float[AnyArray, "d_mid *#batch l_z"],
     mask: Mask,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
+    **options: Unpack[Options],
 ) -> Float[Array, "d_mid *batch l_x"]:
     """Lines 4 to the end of Algorithm 4: ``V · softmax(KᵀQ/√d_attn)``, with −∞ where the mask is False.
 
@@ -179,5 +168,4 @@ def scaled_dot_product_attention(
         >>> scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL).tolist()
         [[1.0, 2.0]]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key}
     return attend(of_one_head, Q, K, V, mask, heads=False, **options)

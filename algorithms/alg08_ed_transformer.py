@@ -3,20 +3,20 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
 from algorithms.model.theta import EDTransformerParams
-from algorithms.notation import ContextLength, Dropout, Implementation, OptionalKey, Remat, Unroll
+from algorithms.notation import ContextLength, LoopOptions, Options
 from algorithms.ops.activation import relu
-from algorithms.ops.dropout import fold_in
+from algorithms.ops.dropout import of_part
 
 
 @algorithm(8, "EDTransformer")
@@ -25,22 +25,17 @@ def ed_transformer(
     x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     z_length: ContextLength = None,
     mask: PrimaryMask = UNIDIRECTIONAL,
     z_mask: ContextMask = BIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
+    **options: Unpack[Options],
 ) -> Float[Array, "N_V *batch l_x"]:
     """Algorithm 8: P ← EDTransformer(z, x | θ). The encoder-decoder transformer, the original one.
 
     z is the context, such as a sentence in English, and x the primary sequence, such as its German translation. Column
-    t of P is the distribution P̂(x[t+1] | x[1:t], z) of the next token.
-
-    ``mask``, ``z_mask`` and ``cross_mask`` replace the masks of lines 14, 5 and 16. In addition, tokens of z from
-    ``z_length`` on are masked.
-
+    t of P is the distribution P̂(x[t+1] | x[1:t], z) of the next token. ``mask``, ``z_mask`` and ``cross_mask`` replace
+    the masks of lines 14, 5 and 16, where tokens of z from ``z_length`` on are masked, too.
     Departures: none with ``theta.variant == PAPER``. Whatever depends on a token ID outside [0, N_V) is NaN.
 
     Example:
@@ -51,33 +46,10 @@ def ed_transformer(
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    options = {"implementation": implementation, "dropout": dropout, "z_length": z_length}
-    Z = ed_encoding(z, theta, z_mask=z_mask, key=fold_in(key, 0), **options)  # lines 1-9
-    X = ed_decoding(Z, x, theta, mask=mask, cross_mask=cross_mask, key=fold_in(key, 1), **options)  # lines 10-20
+    masks: Any = {"z_length": z_length, "mask": mask, "z_mask": z_mask, "cross_mask": cross_mask}
+    X = ed_hidden_state(z, x, theta, **masks, **options)  # lines 1-20
     P = theta.variant.unembedding(X, theta)  # return
     return P
-
-
-@compiled
-def ed_logits(
-    z: Integer[AnyArray, "*#batch l_z"],
-    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
-    theta: EDTransformerParams,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    z_length: ContextLength = None,
-    mask: PrimaryMask = UNIDIRECTIONAL,
-    z_mask: ContextMask = BIDIRECTIONAL,
-    cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
-) -> Float[Array, "N_V *batch l_x"]:
-    """The logits of Algorithm 8, before the softmax of its last line, as `d_logits`."""
-    options: dict[str, Any] = {"implementation": implementation, "dropout": dropout, "key": key, "z_length": z_length}
-    options |= {"mask": mask, "z_mask": z_mask, "cross_mask": cross_mask, "remat": remat, "unroll": unroll}
-    return theta.variant.unembedding.logits(ed_hidden_state(z, x, theta, **options), theta)
 
 
 @compiled
@@ -85,17 +57,12 @@ def ed_encoding(
     z: Integer[AnyArray, "*batch l_z"] | Float[AnyArray, "d_e *batch l_z"],
     theta: EDTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     z_length: ContextLength = None,
     z_mask: ContextMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    options = {"length": z_length, "remat": remat, "unroll": unroll}
-    f = lines_of("encoder of Algorithm 8", z, theta, implementation, dropout, key, **options)
+    f = lines_of("encoder of Algorithm 8", z, theta, length=z_length, **options)
     Z = f.embedding(z, of_context(theta))  # lines 1-3
 
     @f.each_layer(Z, theta.encoder, z_mask)  # line 4
@@ -116,18 +83,13 @@ def ed_decoding(
     x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     z_length: ContextLength = None,
     mask: PrimaryMask = UNIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    options = {"z_length": z_length, "remat": remat, "unroll": unroll}
-    f = lines_of("decoder of Algorithm 8", x, theta, implementation, dropout, key, **options)
+    f = lines_of("decoder of Algorithm 8", x, theta, z_length=z_length, **options)
     return ed_decoder_lines(f, Z, x, theta, mask, cross_mask)
 
 
@@ -158,21 +120,24 @@ def ed_hidden_state(
     x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     z_length: ContextLength = None,
     mask: PrimaryMask = UNIDIRECTIONAL,
     z_mask: ContextMask = BIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    options: dict[str, Any] = {"implementation": implementation, "dropout": dropout, "z_length": z_length}
-    options |= {"remat": remat, "unroll": unroll}
-    Z = ed_encoding(z, theta, z_mask=z_mask, key=fold_in(key, 0), **options)
-    return ed_decoding(Z, x, theta, mask=mask, cross_mask=cross_mask, key=fold_in(key, 1), **options)
+    Z = ed_encoding(z, theta, z_length=z_length, z_mask=z_mask, **of_part(0, options))  # lines 1-9
+    masks: Any = {"z_length": z_length, "mask": mask, "cross_mask": cross_mask}
+    X = ed_decoding(Z, x, theta, **masks, **of_part(1, options))  # lines 10-20
+    return X
+
+
+@compiled
+@takes_what(ed_hidden_state)
+def ed_logits(z: Any, x: Any, theta: EDTransformerParams, **options: Any) -> Float[Array, "N_V *batch l_x"]:
+    """The logits of Algorithm 8, before the softmax of its last line, as `d_logits`."""
+    return theta.variant.unembedding.logits(ed_hidden_state(z, x, theta, **options), theta)
 
 
 def of_context(theta: EDTransformerParams) -> EDTransformerParams:

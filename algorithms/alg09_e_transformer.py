@@ -3,18 +3,18 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.theta import ETransformerParams
-from algorithms.notation import Dropout, Implementation, Length, OptionalKey, Remat, Unroll
+from algorithms.notation import Length, LoopOptions, Options
 from algorithms.ops.activation import gelu
 
 
@@ -23,18 +23,15 @@ def e_transformer(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
+    **options: Unpack[Options],
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 9: P ← ETransformer(x | θ). The encoder-only transformer, BERT's.
 
     Column t of P is the distribution of the token at position t, which may be masked in x. ``mask`` replaces the mask
     of line 5.
-
     Departures: W_u is [N_V, d_f] (the paper prints [N_V, d_e], but multiplies it by d_f rows). Otherwise none with
     ``theta.variant == PAPER``. A token ID outside [0, N_V) makes all columns NaN.
 
@@ -45,8 +42,7 @@ def e_transformer(
         >>> e_transformer(jnp.array([3, 2, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length}
-    X = e_hidden_state(x, theta, mask=mask, types=types, **options)  # lines 1-11
+    X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11
     P = theta.variant.unembedding(X, theta)  # return
     return P
 
@@ -69,42 +65,17 @@ def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: 
 
 
 @compiled
-def e_logits(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
-    theta: ETransformerParams,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    length: Length = None,
-    types: Integer[AnyArray, "*#batch l"] | None = None,
-    mask: SelfMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
-) -> Float[Array, "N_V *batch l"]:
-    """The logits of Algorithm 9, before the softmax of its last line, as `d_logits`."""
-    options: Any = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "types": types}
-    options |= {"mask": mask, "remat": remat, "unroll": unroll}
-    return theta.variant.unembedding.logits(e_hidden_state(x, theta, **options), theta)
-
-
-@compiled
 def e_hidden_state(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    options = {"length": length, "remat": remat, "unroll": unroll}
-    f = lines_of("Algorithm 9", x, theta, implementation, dropout, key, **options)
+    f = lines_of("Algorithm 9", x, theta, length=length, **options)
     X = e_lines(f, x, theta, mask, types)  # lines 1-9
     X = f.projection(X, theta, gelu)  # line 10
     X = f.layer_norm(X, theta.norm)  # line 11
@@ -112,24 +83,26 @@ def e_hidden_state(
 
 
 @compiled
+@takes_what(e_hidden_state)
+def e_logits(x: Any, theta: ETransformerParams, **options: Any) -> Float[Array, "N_V *batch l"]:
+    """The logits of Algorithm 9, before the softmax of its last line, as `d_logits`."""
+    return theta.variant.unembedding.logits(e_hidden_state(x, theta, **options), theta)
+
+
+@compiled
 def e_encoding(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts.
 
     ``types`` are the tokens' types, such as BERT's first and second sentence, if the parameters embed them; None: all
     tokens have type 0.
     """
-    options = {"length": length, "remat": remat, "unroll": unroll}
-    f = lines_of("Algorithm 9", x, theta, implementation, dropout, key, **options)
+    f = lines_of("Algorithm 9", x, theta, length=length, **options)
     return e_lines(f, x, theta, mask, types)

@@ -3,18 +3,18 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import algorithm, compiled
+from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
 from algorithms.model.theta import DTransformerParams
-from algorithms.notation import Dropout, Implementation, Length, OptionalKey, Remat, Unroll
+from algorithms.notation import Length, LoopOptions, Options
 from algorithms.ops.activation import gelu
 
 
@@ -23,16 +23,13 @@ def d_transformer(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
+    **options: Unpack[Options],
 ) -> Float[Array, "N_V *batch l"]:
     """Algorithm 10: P ← DTransformer(x | θ). The decoder-only transformer, GPT's.
 
     Column t of P is the distribution P̂(x[t+1] | x[1:t]) of the next token. ``mask`` replaces the mask of line 6.
-
     Departures: none with ``theta.variant == PAPER``. A token ID outside [0, N_V) makes its column and all later ones
     NaN (and, since 0 · NaN is NaN, possibly earlier ones).
 
@@ -43,8 +40,7 @@ def d_transformer(
         >>> d_transformer(jnp.array([3, 0, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    options = {"implementation": implementation, "dropout": dropout, "key": key, "length": length}
-    X = d_hidden_state(x, theta, mask=mask, **options)  # lines 1-10
+    X = d_hidden_state(x, theta, length=length, mask=mask, **options)  # lines 1-10
     P = theta.variant.unembedding(X, theta)  # return
     return P
 
@@ -67,45 +63,15 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
 
 
 @compiled
-def d_logits(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
-    theta: DTransformerParams,
-    *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    length: Length = None,
-    mask: SelfMask = UNIDIRECTIONAL,
-    positions: Integer[AnyArray, "*#batch l"] | None = None,
-    segments: Integer[AnyArray, "*#batch l"] | None = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
-) -> Float[Array, "N_V *batch l"]:
-    """The logits of Algorithm 10, before the softmax of its last line: ``W_u X + b_u 1ᵀ``, capped.
-
-    b_u and the cap are the variant's, as is the scale of a tied W_u; the logits are in at least float32. For
-    log-probabilities use ``jax.nn.log_softmax(d_logits(x, theta), axis=0)``, since the logarithm of `d_transformer`'s
-    probabilities is −∞ where these underflow. ``positions`` and ``segments`` are those of `d_hidden_state`.
-    """
-    options: Any = {"implementation": implementation, "dropout": dropout, "key": key, "length": length, "mask": mask}
-    options |= {"positions": positions, "segments": segments, "remat": remat, "unroll": unroll}
-    return theta.variant.unembedding.logits(d_hidden_state(x, theta, **options), theta)
-
-
-@compiled
 def d_hidden_state(
     x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_e *batch l"],
     theta: DTransformerParams,
     *,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
     length: Length = None,
     mask: SelfMask = UNIDIRECTIONAL,
     positions: Integer[AnyArray, "*#batch l"] | None = None,
     segments: Integer[AnyArray, "*#batch l"] | None = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
@@ -113,6 +79,17 @@ def d_hidden_state(
     each token's position in its document.
     """
     mask = mask if segments is None else mask & documents(segments)
-    options = {"length": length, "positions": positions, "remat": remat, "unroll": unroll}
-    f = lines_of("Algorithm 10", x, theta, implementation, dropout, key, **options)
+    f = lines_of("Algorithm 10", x, theta, length=length, positions=positions, **options)
     return d_lines(f, x, theta, mask)
+
+
+@compiled
+@takes_what(d_hidden_state)
+def d_logits(x: Any, theta: DTransformerParams, **options: Any) -> Float[Array, "N_V *batch l"]:
+    """The logits of Algorithm 10, before the softmax of its last line: ``W_u X + b_u 1ᵀ``, capped.
+
+    b_u and the cap are the variant's, as is the scale of a tied W_u; the logits are in at least float32. For
+    log-probabilities use ``jax.nn.log_softmax(d_logits(x, theta), axis=0)``, since the logarithm of `d_transformer`'s
+    probabilities is −∞ where these underflow. The arguments are those of `d_hidden_state`.
+    """
+    return theta.variant.unembedding.logits(d_hidden_state(x, theta, **options), theta)

@@ -25,6 +25,7 @@ from algorithms.notation import (
     Epochs,
     Implementation,
     Lengths,
+    Options,
     PrimaryLengths,
     Probability,
     Rate,
@@ -63,7 +64,7 @@ def ed_training(
         [1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: Any = {"implementation": implementation}
+    options: Options = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -74,7 +75,7 @@ def ed_training(
 
             def loss(theta):
                 X = ed_hidden_state(z_n, x_n, theta, z_length=l_z, **options)  # line 4, up to the softmax
-                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, implementation).sum()  # line 5
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, options).sum()  # line 5
                 return loss
 
             theta = descend(loss, theta, eta)  # line 6
@@ -114,7 +115,7 @@ def e_training(
         0
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
-    options: Any = {"implementation": implementation}
+    options: Options = {"implementation": implementation}
     draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
     @for_each(N_epochs, theta)  # line 1
@@ -128,7 +129,7 @@ def e_training(
 
             def loss(theta):
                 X = e_hidden_state(x_tilde, theta, length=l, **options)  # line 8, up to the softmax
-                loss = losses_of(X, theta, x_n, T_tilde, implementation).sum()  # line 9
+                loss = losses_of(X, theta, x_n, T_tilde, options).sum()  # line 9
                 return loss
 
             theta = descend(loss, theta, eta)  # line 10
@@ -163,7 +164,7 @@ def d_training(
         [0, 1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: Any = {"implementation": implementation}
+    options: Options = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -174,7 +175,7 @@ def d_training(
 
             def loss(theta):
                 X = d_hidden_state(x_n, theta, **options)  # line 4, up to the softmax
-                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, implementation).sum()  # line 5
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, options).sum()  # line 5
                 return loss
 
             theta = descend(loss, theta, eta)  # line 6

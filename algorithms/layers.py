@@ -288,7 +288,7 @@ def lines_of(
     algorithm: str,
     x: Tokens | Columns,
     theta: Any,
-    implementation: Implementation,
+    implementation: Implementation = "auto",
     dropout: float = 0.0,
     key: OptionalKey = None,
     *,

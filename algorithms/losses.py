@@ -1,6 +1,6 @@
 """The loss of every token, from tokens and θ of any variant: lines 4 and 5 of Algorithms 11 and 13, 8 and 9 of 12."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -16,13 +16,11 @@ from algorithms.masks import UNIDIRECTIONAL, SelfMask
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
     ContextLength,
-    Dropout,
-    Implementation,
     Length,
-    OptionalKey,
+    LoopOptions,
+    Options,
     PrimaryLength,
-    Remat,
-    Unroll,
+    implementation_of,
     mask_token,
 )
 from algorithms.ops.log_loss import token_losses
@@ -36,11 +34,7 @@ def ed_token_losses(
     *,
     z_lengths: ContextLength = None,
     x_lengths: PrimaryLength = None,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l_x"]:
     """``−log P[x[t+1], t]`` with ``P = EDTransformer(z, x | θ)``, for every token that has a next one; 0 for others.
 
@@ -57,9 +51,8 @@ def ed_token_losses(
 
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 11.
     """
-    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll}
-    X = ed_hidden_state(z, x, theta, z_length=z_lengths, implementation=implementation, **options)
-    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), is_before(x, x_lengths, 1), implementation)
+    X = ed_hidden_state(z, x, theta, z_length=z_lengths, **options)
+    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), is_before(x, x_lengths, 1), options)
 
 
 @compiled
@@ -70,11 +63,7 @@ def e_token_losses(
     x_tilde: Integer[AnyArray, "*batch l"],
     lengths: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l"]:
     """``−log P[x[t], t]`` with ``P = ETransformer(x̃ | θ)``, for every token that x̃ masks; 0 for others.
 
@@ -82,10 +71,9 @@ def e_token_losses(
 
     Source: Phuong and Hutter 2022, lines 7 to 9 of Algorithm 12.
     """
-    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll, "types": types}
-    X = e_hidden_state(x_tilde, theta, length=lengths, implementation=implementation, **options)
+    X = e_hidden_state(x_tilde, theta, length=lengths, types=types, **options)
     masked = x_tilde == mask_token(theta.W_e.shape[1])
-    return losses_of(X, theta, x, masked & is_before(x, lengths), implementation)
+    return losses_of(X, theta, x, masked & is_before(x, lengths), options)
 
 
 @compiled
@@ -99,11 +87,7 @@ def d_token_losses(
     lengths: Length = None,
     positions: Integer[AnyArray, "*#batch l"] | None = None,
     segments: Integer[AnyArray, "*#batch l"] | None = None,
-    implementation: Implementation = "auto",
-    dropout: Dropout = 0.0,
-    key: OptionalKey = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
+    **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l"]:
     """``−log P[x[t+1], t]`` with ``P = DTransformer(x | θ)``, for every token that has a next one; 0 for others.
 
@@ -114,15 +98,14 @@ def d_token_losses(
 
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 13.
     """
-    options: Any = {"dropout": dropout, "key": key, "remat": remat, "unroll": unroll, "mask": mask}
-    options |= {"length": lengths, "positions": positions, "segments": segments}
-    X = d_hidden_state(x, theta, implementation=implementation, **options)
+    where: Any = {"length": lengths, "mask": mask, "positions": positions, "segments": segments}
+    X = d_hidden_state(x, theta, **where, **options)
     counted = is_before(X[0], lengths, 0 if targets is not None else 1)
     if targets is None and segments is not None:
         counted = counted & (segments == jnp.roll(segments, -1, axis=-1))
     if weights is not None:
         counted = counted & (weights != 0)
-    losses = losses_of(X, theta, jnp.roll(x, -1, axis=-1) if targets is None else targets, counted, implementation)
+    losses = losses_of(X, theta, jnp.roll(x, -1, axis=-1) if targets is None else targets, counted, options)
     return losses if weights is None else weights.astype(losses.dtype) * losses
 
 
@@ -131,13 +114,13 @@ def losses_of(
     theta: Any,
     targets: Integer[Array, "*batch l"],
     counted: Bool[Array, "*batch l"],
-    implementation: Implementation,
+    options: Options,
 ) -> Float[Array, "*batch l"]:
     """``−log P[targets[t], t]``, with P the unembedding of the hidden state X, for the counted t; 0 for others."""
     line = theta.variant.unembedding
     X, targets = jnp.where(counted[None], X, 0), jnp.where(counted, as_ids(targets), 0)
-    options: Any = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation}
-    return jnp.where(counted, token_losses(X, line.matrix(theta), targets, **options), 0)
+    of_logits: Any = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation_of(options)}
+    return jnp.where(counted, token_losses(X, line.matrix(theta), targets, **of_logits), 0)
 
 
 def is_before(x: Shaped[Array, "*batch l"], lengths: Any, n: int = 0) -> Bool[Array, "*batch l"]:

@@ -98,13 +98,13 @@ component by component.
 
 import re
 import typing
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from jax import Array
 from jaxtyping import Float, Integer, Key
 
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import LEGEND, UpTo
+from algorithms.machinery.contract import LEGEND, Default, UpTo
 from algorithms.machinery.record import Range
 
 for names, meaning in re.findall(
@@ -151,6 +151,26 @@ IMPLEMENTATIONS: tuple[str, ...] = typing.get_args(Implementation)
 
 Except with ``"paper"``, the backward passes of all other operations are derived by hand, too.
 """
+
+
+class Options(TypedDict, total=False):
+    """Options of attention, and of everything that contains it."""
+
+    implementation: Annotated[Implementation, Default("auto")]
+    dropout: Annotated[Dropout, Default(0.0)]
+    key: OptionalKey
+
+
+class LoopOptions(Options, total=False):
+    """Options of what contains the loop over the layers."""
+
+    remat: Annotated[Remat, Default(False)]
+    unroll: Annotated[Unroll, Default(False)]
+
+
+def implementation_of(options: Options) -> Implementation:
+    """The implementation among options, ``"auto"`` if it is left out."""
+    return options.get("implementation", "auto")
 
 
 def mask_token(N_V: int) -> int:

@@ -13,6 +13,8 @@ an annotation                           means
 ``Annotated[float, Range(…)]``          allowed values, checked if they are at hand
 ``Annotated[int, UpTo("l")]``           one or several numbers of tokens, at most the size of the axis l
 ``Annotated[Any, A, B]``                A or B, hidden from type checkers
+``**options: Unpack[Options]``          options by name, the fields of a record that several functions share
+``Annotated[bool, Default(False)]``     of such a field: what it is if it is left out; without, None
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
@@ -43,6 +45,7 @@ from algorithms.machinery.record import Range, alternatives, as_number, fits, re
 from algorithms.machinery.sharding import explicit_mesh, spec_of, with_auto_axes
 
 P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -50,6 +53,12 @@ class UpTo(NamedTuple):
     """At least 0, and at most the number of tokens of the sequences with this axis."""
 
     axis: str
+
+
+class Default(NamedTuple):
+    """The value of an option that is left out."""
+
+    value: Any
 
 
 Role = Literal["matrix", "embedding", "unembedding", "kernel", "vector"]
@@ -346,6 +355,32 @@ def relation(*functions: str) -> Callable[[Callable[..., None]], Callable[..., N
     return register
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature; the fields of the record of its ``**options`` are the first of its options."""
+    signature, by_name = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    arguments = list(signature.parameters.values())
+    if arguments[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+        return signature
+    (record,) = typing.get_args(arguments.pop().annotation)
+    at = next((i for i, p in enumerate(arguments) if p.kind is by_name), len(arguments))
+    for name, annotation in reversed(record.__annotations__.items()):
+        notes = [note for kind in alternatives(annotation) for note in kind.notes]
+        default = next((note.value for note in notes if isinstance(note, Default)), None)
+        arguments.insert(at, inspect.Parameter(name, by_name, default=default, annotation=annotation))
+    return signature.replace(parameters=arguments)
+
+
+def takes_what(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """``@takes_what(f)``: a function has the arguments of the public function f, to which it passes them."""
+
+    def declare(function: Any) -> Any:
+        returns = inspect.signature(function).return_annotation
+        function.__signature__ = signature_of(plain(other)).replace(return_annotation=returns)
+        return function
+
+    return declare
+
+
 class Contract:
     """What the signature of a function states.
 
@@ -354,7 +389,7 @@ class Contract:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.name, self.signature = function.__name__, inspect.signature(function)
+        self.name, self.signature = function.__name__, signature_of(function)
         self.annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
         self.static = tuple(name for name, annotation in self.annotations.items() if is_static(annotation))
         kinds = [(name, k) for name, a in self.annotations.items() if name not in self.static for k in alternatives(a)]
@@ -493,7 +528,7 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(public, method, getattr(jitted, method))
     shown: Any = public
-    shown.__signature__, shown.__doc__ = _readable(contract.signature), _explained(function)
+    shown.__signature__, shown.__doc__ = _readable(contract.signature), _explained(function, contract.signature)
     return shown
 
 
@@ -559,10 +594,10 @@ def _readable(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
 
 
-def _explained(function: Callable[..., Any]) -> str:
+def _explained(function: Callable[..., Any], signature: inspect.Signature) -> str:
     """A docstring with the meanings of the arguments from the legend, unless it explains them itself."""
     text = inspect.getdoc(function) or ""
-    found = [f"{name}: {LEGEND[name]}" for name in inspect.signature(function).parameters if name in LEGEND]
+    found = [f"{name}: {LEGEND[name]}" for name in signature.parameters if name in LEGEND]
     if not found or "\nArgs:" in text:
         return text
     lines = [textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in found]

@@ -41,6 +41,11 @@ def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
     return fold(key, data)
 
 
+def of_part(i: int, options: Any) -> Any:
+    """Options whose key, if they have one, is that of part i."""
+    return {**options, "key": fold_in(options.get("key"), i)}
+
+
 def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"] | None) -> Float[Array, "d *columns"]:
     """X ``[d, *batch, l]`` with each entry set to 0 with probability ``rate``, and the others divided by 1 − rate.
 

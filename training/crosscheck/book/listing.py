@@ -116,4 +116,5 @@ def _excerpt(root: pathlib.Path, file: str, lineno: int, places: list[tuple[Plac
 def _signature(function: ast.FunctionDef) -> str:
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     names += ["*", *(argument.arg for argument in function.args.kwonlyargs)] if function.args.kwonlyargs else []
+    names += [f"**{function.args.kwarg.arg}"] if function.args.kwarg else []
     return f"{function.name}({', '.join(names)})"
