@@ -36,7 +36,6 @@ def positional_embedding(
     """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position; of several, the columns of a matrix.
 
     W_p is learned, or comes from ``sinusoidal_positional_embedding``.
-
     Departures: positions start at 0; one outside [0, l_max) gives NaN.
 
     Example:

@@ -30,7 +30,6 @@ def single_query_attention(
 
     ``ṽ = Σ_t α_t v_t`` with ``α_t = exp(qᵀk_t/√d_attn) / Σ_u exp(qᵀk_u/√d_attn)``, for the current token e and the
     context tokens e_t, which are the columns of E.
-
     Departures: none.
 
     Example:
@@ -59,14 +58,11 @@ def attention(
     """Algorithm 4: Ṽ ← Attention(X, Z | 𝓦_qkv, Mask). Each token of X attends to the tokens of Z that the mask permits.
 
     ``Ṽ = V · softmax(S/√d_attn)`` with ``S = KᵀQ``, and −∞ where the mask is False.
-
     Departures: a token with nothing to attend to outputs 0 (the formula is 0/0). Heads may share keys and values.
 
     Example:
-        >>> from algorithms import BIDIRECTIONAL
-        >>> I, o = jnp.eye(1), jnp.zeros(1)
-        >>> W_qkv = AttentionParams(I, o, I, o, I, o)
-        >>> attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W_qkv, BIDIRECTIONAL).tolist()
+        >>> I, o, Z = jnp.eye(1), jnp.zeros(1), jnp.array([[1.0, 3.0]])
+        >>> attention(jnp.zeros((1, 1)), Z, AttentionParams(I, o, I, o, I, o), BIDIRECTIONAL).tolist()
         [[2.0]]
     """
     Q, K, V = projections(X, Z, W_qkv, functools.partial(linear, implementation=implementation_of(options)))
@@ -111,11 +107,9 @@ def mh_attention(
     """Algorithm 5: Ṽ ← MHAttention(X, Z | 𝓦, Mask). H attention heads in parallel, whose outputs W_o combines.
 
     ``Ṽ = W_o [Y¹; …; Y^H] + b_o 1ᵀ`` with ``Y^h = Attention(X, Z | 𝓦_qkv^h, Mask)``, equation (4).
-
     Departures: a token with nothing to attend to outputs b_o (the formula is 0/0).
 
     Example:
-        >>> from algorithms import BIDIRECTIONAL
         >>> I, o = jnp.ones((1, 1, 1)), jnp.zeros((1, 1))
         >>> W = MHAttentionParams(AttentionParams(I, o, I, o, I, o), W_o=jnp.full((1, 1), 10.0), b_o=jnp.ones(1))
         >>> mh_attention(jnp.zeros((1, 1)), jnp.array([[1.0, 3.0]]), W, BIDIRECTIONAL).tolist()
@@ -163,7 +157,6 @@ def scaled_dot_product_attention(
     Departures: a token with nothing to attend to outputs 0 (the formula is 0/0).
 
     Example:
-        >>> from algorithms import UNIDIRECTIONAL
         >>> Q, K, V = jnp.array([[0.0, 0.0]]), jnp.array([[1.0, 1.0]]), jnp.array([[1.0, 3.0]])
         >>> scaled_dot_product_attention(Q, K, V, UNIDIRECTIONAL).tolist()
         [[1.0, 2.0]]

@@ -22,7 +22,6 @@ def layer_norm(
     """Algorithm 6: ê ← layer_norm(e | γ, β). Normalizes each token's activations to mean 0 and variance 1.
 
     ``ê = (e − m)/√(v + ε) ⊙ γ + β`` with ``m = Σ e[i]/d_e`` and ``v = Σ (e[i] − m)²/d_e``, in float32 at least.
-
     Departures: none with ε = 0; a token whose activations are all equal then gives 0/0 = NaN, as in the paper.
 
     Example:

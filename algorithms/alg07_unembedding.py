@@ -20,14 +20,11 @@ def unembedding(
 ) -> Float[Array, "N_V *batch"]:
     """Algorithm 7: p ← softmax(W_u e). Turns a token's representation into a distribution over the vocabulary.
 
-    Not in the paper: an output bias b_u, p ← softmax(W_u e + b_u), as in BERT; and a ``cap`` c, which replaces the
-    logits by c tanh((W_u e + b_u)/c), as in Gemma.
-
+    Not in the paper: an output bias b_u, p ← softmax(W_u e + b_u), as in BERT; and a ``cap``, as in Gemma.
     Departures: none (subtracting the largest logit before the exponential changes no value). For bfloat16 and float16
     arrays, probabilities are float32, so that few of them are equal.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> unembedding(jnp.array([1.0]), jnp.zeros((4, 1))).tolist()
         [0.25, 0.25, 0.25, 0.25]
     """

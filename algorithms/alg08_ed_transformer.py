@@ -39,8 +39,6 @@ def ed_transformer(
     Departures: none with ``theta.variant == PAPER``. Whatever depends on a token ID outside [0, N_V) is NaN.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from algorithms import EDTransformerConfig, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> ed_transformer(jnp.array([0, 1]), jnp.array([3, 1, 0]), theta).sum(axis=0).round(3).tolist()

@@ -36,8 +36,6 @@ def e_transformer(
     ``theta.variant == PAPER``. A token ID outside [0, N_V) makes all columns NaN.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from algorithms import ETransformerConfig, init_e_transformer
         >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> e_transformer(jnp.array([3, 2, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]

@@ -34,8 +34,6 @@ def d_transformer(
     NaN (and, since 0 · NaN is NaN, possibly earlier ones).
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from algorithms import DTransformerConfig, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> d_transformer(jnp.array([3, 0, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]

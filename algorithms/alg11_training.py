@@ -52,11 +52,9 @@ def ed_training(
 
     ``θ ← θ − η ∇loss(θ)`` for every pair, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]`` and η = ``eta``. Sequences
     are padded at the end to the same length; each x begins with bos_token and ends with eos_token.
-
     Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
-        >>> from algorithms import EDTransformerConfig, ed_transformer, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=50, eta=0.1)
@@ -103,11 +101,9 @@ def e_training(
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]``, a sum over the masked
     tokens. Each token is masked with probability ``p_mask``; epoch i draws those of sequence n with
     ``fold_in(fold_in(key, i), n)``.
-
     Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
-        >>> from algorithms import ETransformerConfig, e_transformer, init_e_transformer
         >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> x = jnp.array([[3, 0, 1, 4]])
         >>> theta_hat = e_training(x, theta, N_epochs=100, eta=0.05, p_mask=0.5, key=jax.random.key(1))
@@ -153,11 +149,9 @@ def d_training(
     """Algorithm 13: θ̂ ← DTraining(x, θ). Trains Algorithm 10 to predict each next token, by plain SGD.
 
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``.
-
     Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=50, eta=0.1)
         >>> d_transformer(jnp.array([3, 0, 1]), theta_hat).argmax(axis=0).tolist()

@@ -39,11 +39,9 @@ def d_inference(
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
     likeliest token, 1 samples faithfully, inf uniformly. A batch has one τ, or one per prompt. Token i = 0 … l_gen − 1
     is drawn with ``fold_in(key, i)``.
-
     Departures: none (columns past the last token are computed but ignored; of P, only log p is computed).
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_training, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
         >>> theta_hat = d_training(jnp.array([[3, 0, 1, 4]]), theta, N_epochs=50, eta=0.1)
         >>> d_inference(jnp.array([3]), theta_hat, l_gen=3, tau=0.0, key=jax.random.key(1)).tolist()
@@ -78,15 +76,11 @@ def ed_inference(
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``EDTransformer(z, x̂ | θ̂)``, as in Algorithm
-    14. ``l_max``, the longest output including bos_token, defaults to that of the parameters.
-
-    Returns:
-        x̂ from bos_token to eos_token, padded with eos_token to l_max; and its number of tokens before the padding.
-
+    14. ``l_max``, the longest output including bos_token, defaults to that of the parameters. Returns
+    x̂ from bos_token to eos_token, padded with eos_token to l_max, and its number of tokens before the padding.
     Departures: stops at l_max tokens, while the paper continues until eos_token.
 
     Example:
-        >>> from algorithms import EDTransformerConfig, ed_training, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)
         >>> theta_hat = ed_training(jnp.array([[0, 1]]), jnp.array([[3, 1, 4]]), theta, N_epochs=50, eta=0.1)

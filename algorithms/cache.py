@@ -46,7 +46,6 @@ def empty_cache(
     every token. A dtype as wide as that of θ, such as JAX's default (None), changes no value.
 
     Example:
-        >>> from algorithms import DTransformerConfig
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> [a.shape for a in jax.tree.leaves(empty_cache(config, 7))]  # [L, H_kv, d, batch, l_max]
         [(1, 2, 3, 7, 4), (1, 2, 3, 7, 4)]
@@ -74,7 +73,6 @@ def read_tokens(
     the room of the cache is NaN. A layer that is no attention computes the columns one after another.
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_logits
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_d_transformer(jax.random.key(0), config)
         >>> logits, cache = read_tokens(theta, empty_cache(config), jnp.array([3, 0]), 0)

@@ -18,4 +18,3 @@ from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Posit
 from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn
 from algorithms.model.rg_lru import RGLRU as RGLRU
 from algorithms.model.unembedding import Unembedding as Unembedding
-from algorithms.model.variant import First as First

@@ -42,8 +42,6 @@ def ed_token_losses(
     Algorithm 11.
 
     Example:
-        >>> import jax
-        >>> from algorithms import EDTransformerConfig, init_ed_transformer
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
         >>> theta = init_ed_transformer(jax.random.key(0), config)._replace(W_u=jnp.zeros((5, 6)))
         >>> print(ed_token_losses(jnp.array([0, 1]), jnp.array([3, 1, 4]), theta))

@@ -90,7 +90,8 @@ call, those of JAX arrays only if a CPU has them ready: no check waits for a com
 token's embedding.
 
 A docstring adds what is specific to its function: the paper's line, its departures from the paper, and the source,
-unless that is the numbered algorithm. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers",
+unless that is the numbered algorithm. Examples follow ``from algorithms import *`` and
+``import jax, jax.numpy as jnp``. "Phuong and Hutter 2022" is the paper, "Formal Algorithms for Transformers",
 arXiv:2207.09238. The backward passes follow "Transformer and GPT", incml.github.io/2023/03/05/Transformer-GPT (cited
 as incml 2023), in matrix form, and Valentin Radu, "Vectors of Meaning", vom.radval.me, 2026 (cited as Radu 2026),
 component by component.

@@ -29,7 +29,6 @@ def roles_of(theta: Any) -> Any:
         ValueError: for an array that no line declares.
 
     Example:
-        >>> from algorithms import DTransformerConfig, init_d_transformer
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=2, H=2, d_e=6, d_mlp=8)
         >>> roles = roles_of(init_d_transformer(jax.random.key(0), config))
         >>> roles.W_e, roles.layers.attention.W_o, roles.W_u, roles.norm.gamma
@@ -96,7 +95,6 @@ def partition_specs(
         ValueError: if the mesh lacks a name, other than one of the defaults.
 
     Example:
-        >>> from algorithms import DTransformerConfig, init_d_transformer
         >>> config = DTransformerConfig(N_V=8, l_max=4, L=2, H=2, d_e=4, d_mlp=8)
         >>> theta = jax.eval_shape(lambda: init_d_transformer(jax.random.key(0), config))
         >>> mesh = jax.sharding.AbstractMesh((4, 2), ("dp", "tp"))

@@ -107,7 +107,6 @@ def record(f: Callable[P, R], *names: str) -> Callable[P, tuple[R, Recorded]]:
         names: see `algorithms.inside`.
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> from algorithms.inside import at
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> P, seen = record(d_transformer, "A", at("X@8", layer=-1))(jnp.array([3, 0, 1]), theta)
@@ -139,7 +138,6 @@ def intervene(f: Callable[P, R], changes: Mapping[str, Any] | Mapping[At, Any]) 
             of the value in one layer, ``[H, rows, *batch, columns]``. Changes are applied in their order.
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> from algorithms.inside import at
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> without = intervene(d_transformer, {at("Y@2", layer=1, head=0): 0.0})
@@ -173,7 +171,6 @@ def gradients(f: Callable[P, R], *names: str) -> Callable[P, tuple[R, Recorded, 
         names: see `algorithms.inside`.
 
     Example:
-        >>> from algorithms import DTransformerConfig, d_transformer, init_d_transformer
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=2, H=3, d_e=6, d_mlp=8))
         >>> def loss(x):
         ...     return -jnp.log(d_transformer(x, theta)[2, -1])

@@ -61,7 +61,6 @@ def count_params(init: Callable, config: TransformerConfig) -> int:
     """The number of parameters that an initializer makes for a configuration.
 
     Example:
-        >>> from algorithms import GPT2
         >>> gpt2 = DTransformerConfig(N_V=50257, l_max=1024, L=12, H=12, d_e=768, d_mlp=3072, variant=GPT2)
         >>> count_params(init_d_transformer, gpt2)
         124439808

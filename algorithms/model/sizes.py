@@ -52,10 +52,10 @@ class TransformerConfig:
         self._set_default(d_attn=d, d_mid=d, H_kv=self.H, tied=tied)
         if self.H % self.H_kv:
             self._refuse("H_kv", f"expected a divisor of H = {self.H}, got {self.H_kv}; change one of them")
-        first = self.variant.first
-        if first is not None and getattr(self, "L", first.n + 1) <= first.n:
-            self._refuse("L", f"expected more than the {first.n} layers of variant.first, got {getattr(self, 'L', 0)}")
+        n = len(self.variant.first)
         for layers in _LAYERS:
+            if getattr(self, layers, n + 1) <= n:
+                self._refuse(layers, f"expected more than the {n} layers of variant.first, got {getattr(self, layers)}")
             if getattr(self, layers, 0) % self.shared_layers:
                 self._refuse(
                     layers,

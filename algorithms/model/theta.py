@@ -219,8 +219,6 @@ def _check_kind(kind: Any, variant: Variant) -> None:
             "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
             "rows, as line 10 of Algorithm 9 does, got True"
         )
-    if variant.first is not None and kind is not DTransformerParams:
-        raise ValueError("variant.first: expected None in Algorithms 8 and 9, whose MLPs are all alike, got a First")
     if not variant.first_norm and kind is not ETransformerParams:
         raise ValueError("variant.first_norm: expected True in Algorithms 8 and 10, whose norms are alike, got False")
     own = dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)

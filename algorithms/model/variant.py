@@ -21,29 +21,6 @@ from algorithms.model.unembedding import Unembedding
 Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class First(Record):
-    """The first layers of Algorithm 10, where their MLPs are others than those of the rest, as in DeepSeek.
-
-    Attributes:
-        n: number of these layers, fewer than there are.
-        mlp: line 8 in them.
-        d_mlp: hidden units of their MLPs.
-    """
-
-    __expected__: ClassVar[str] = "a First, such as First(n=1, mlp=MLP(), d_mlp=64)"
-
-    n: Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
-    mlp: MLP
-    d_mlp: Annotated[int, Range("a number >= 1", lambda d: d >= 1)]
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        super().__post_init__()
-        if self.mlp.sizes():
-            self.refuse("mlp", "an MLP without axes of its own, such as one of experts")
-
-
 class LayerLines(NamedTuple):
     """The lines of a layer that others may not have."""
 
@@ -99,7 +76,7 @@ class Variant(Record):
         attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n. They may
             have different parameters, and need not be attentions.
         mlp: line 8; None for attention-only layers. If there are n, the layers cycle through them, too.
-        first: another line 8 for the first layers of Algorithm 10; None: these are as all others.
+        first: line 8 of the first layers, one for each, where it is another than in the rest, as in DeepSeek.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input, and have norms of their own;
             ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
@@ -121,7 +98,7 @@ class Variant(Record):
     norm: LayerNorm = LayerNorm()
     attention: Mixer | tuple[Mixer, ...] = Attention()
     mlp: MLP | tuple[MLP | None, ...] | None = MLP()
-    first: First | None = None
+    first: tuple[MLP | None, ...] = ()
     order: Order | tuple[Order, ...] | None = None
     residual_factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
     first_norm: bool = True
@@ -146,8 +123,6 @@ class Variant(Record):
             sizes = [(name, size) for line in lines if line for name, size in line.sizes().items()]
             if len(dict(sizes)) < len(set(sizes)):
                 self.refuse(field, "lines whose axes of the same name have the same size")
-        if self.first is not None and self.mlp is None:
-            self.refuse("first", "None, since there are no MLPs")
 
     def __hash__(self) -> int:
         """The hash of the fields, computed once: every call with θ asks for it."""
@@ -178,9 +153,8 @@ class Variant(Record):
 
     @property
     def mlps(self) -> tuple[MLP | None, ...]:
-        """All MLPs: those in turn, and then that of the first layers."""
-        first = () if self.first is None else (self.lines(0).mlp,)
-        return *self.mlps_in_turn, *first
+        """All MLPs: those in turn, and then those of the first layers."""
+        return *self.mlps_in_turn, *self.first
 
     @property
     def orders(self) -> tuple[Order | None, ...]:
@@ -219,7 +193,7 @@ class Variant(Record):
     @property
     def apart(self) -> int:
         """How many of the first layers are not like the others."""
-        return max(0 if self.first is None else self.first.n, int(not self.first_norm))
+        return max(len(self.first), int(not self.first_norm))
 
     def of_every_layer(self, stacked: Any) -> Any:
         """The stacked parameters of all L layers, shared ones repeated, from those that a stack of θ has."""
@@ -228,10 +202,8 @@ class Variant(Record):
     def lines(self, l: int) -> LayerLines:
         """The lines of layer l = 0, 1, …."""
         mlps, orders = self.mlps_in_turn, self.orders
-        mlp, order = mlps[l % len(mlps)], orders[l % len(orders)]
-        if self.first is not None and l < self.first.n:
-            mlp = self.first.mlp.but(d_mlp=self.first.d_mlp)
-        return LayerLines(self.attention_of(l), mlp, order, l > 0 or self.first_norm)
+        mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
+        return LayerLines(self.attention_of(l), mlp, orders[l % len(orders)], l > 0 or self.first_norm)
 
     def parts(self, L: int | None) -> tuple[Part, ...]:
         """The loops that compute L layers, in order; with None, the first layers and one cycle."""

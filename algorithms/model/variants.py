@@ -363,7 +363,7 @@ DEEPSEEK = LLAMA.but(
 )
 """DeepSeek-AI 2024 (V3): LLAMA with latent attention, a shared MLP, and 8 of 256 MLPs by sigmoids.
 
-All layers are alike; the published model adds ``first=First(n=3, …)``, MLPs in the first layers.
+All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the first layers.
 """
 
 KIMI_LINEAR = DEEPSEEK.but(
@@ -376,7 +376,7 @@ KIMI_LINEAR = DEEPSEEK.but(
 )
 """Kimi Team 2025: DEEPSEEK with gated delta rules that decay row by row in three of four layers, and no positions.
 
-All layers have experts; the published model adds ``first=First(n=1, …)``, and ends with latent attention.
+All layers have experts; the published model adds ``first=(…,)``, and ends with latent attention.
 """
 
 VARIANTS.update({name: line for name, line in globals().items() if isinstance(line, Variant)})

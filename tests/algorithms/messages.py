@@ -48,7 +48,7 @@ def names() -> dict[str, Any]:
     own = {"D": D, "E": E, "ED": ED, "d": d, "e": e, "ed": ed, "RMS": RMS, "KEY": KEY, "X": X, "SIZES": sizes}
     own |= {"SINKS": SINKS, "LATENT": LATENT, "EXPERTS": experts, "family": family_cases}
     own |= {
-        "FIRST": LLAMA.but(mlp=experts, first=lines.First(n=1, mlp=gated, d_mlp=9)),
+        "FIRST": LLAMA.but(mlp=experts, first=(gated.but(d_mlp=9),)),
         "SHARED": PAPER.but(shared_layers=2),
         "by": lambda line: PAPER.but(embedding=lines.Embedding(positions=None), attention=line),
         "theta": lambda config, **fields: cases.random_theta(config)._replace(**fields),

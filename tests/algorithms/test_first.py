@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms as alg
 from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
-from algorithms.lines import MLP, Attention, Experts, First, Rotary
+from algorithms.lines import MLP, Attention, Experts, Rotary
 from tests.cases import random_theta
 from training.generation import Generator, generate
 from training.generation.prefixes import Prefixes
@@ -22,7 +22,7 @@ N, L = 2, 5
 GATED = MLP(activation="silu", gated=True, biases=False)
 EXPERTS = Experts(n=4, k=2, activation="silu", gated=True, biases=False, shared=1)
 LINE = Attention(positions=Rotary(base=100.0), biases=False)
-VARIANT = alg.LLAMA.but(mlp=EXPERTS, first=First(n=N, mlp=GATED, d_mlp=9), attention=(LINE.but(window=2), LINE))
+VARIANT = alg.LLAMA.but(mlp=EXPERTS, first=(GATED.but(d_mlp=9),) * N, attention=(LINE.but(window=2), LINE))
 CONFIG = alg.DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT)
 THETA = random_theta(CONFIG)
 X = jnp.array([[1, 3, 4, 2], [5, 5, 0, 7]])
@@ -104,7 +104,7 @@ def test_counts_and_the_mesh_know_both_kinds():
     of_experts = 3 * 8 * 6
     inactive = (L - N) * 2 * of_experts
     assert active_parameters(THETA) == alg.count_params(alg.init_d_transformer, CONFIG) - inactive
-    alike = alg.DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT.but(first=None))
+    alike = alg.DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT.but(first=()))
     more = 2 * 3 * 8 * 9 - 2 * (3 * of_experts + 4 * 8)  # an MLP for two chosen experts, a shared one, and a router
     assert TASKS["d"].flops(CONFIG, 7) - TASKS["d"].flops(alike, 7) == N * 7 * more
     specs = alg.partition_specs(THETA, jax.sharding.AbstractMesh((2, 2), ("data", "model")))

@@ -9,7 +9,7 @@ import pytest
 
 import algorithms
 from algorithms import DEEPSEEK, PAPER
-from algorithms.lines import MLP, Attention, First
+from algorithms.lines import MLP, Attention
 from tests.own_lines import loops
 from tests.own_lines.experts import Experts
 from tests.own_lines.sinks import Sinks
@@ -22,7 +22,7 @@ from training.crosscheck.report import summary
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 HYBRID = "tests.own_lines.retention:HYBRID"
 IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="silu", gated=True, biases=False))
-FIRST = DEEPSEEK.but(first=First(n=1, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=5))
+FIRST = DEEPSEEK.but(first=(MLP(activation="silu", gated=True, biases=False, d_mlp=5),))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
 

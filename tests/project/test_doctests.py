@@ -9,6 +9,8 @@ import pathlib
 import jax
 import pytest
 
+import algorithms
+
 pytestmark = pytest.mark.end_to_end
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,9 +33,10 @@ def test_examples_in_docstrings(path, capsys):
         pytest.importorskip(extra)
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    given = {"jax": jax, "jnp": jax.numpy, **vars(algorithms)} if path.is_relative_to(ROOT / "algorithms") else {}
     with jax.enable_x64(False):
         for name, line, text in docstrings(path):
-            runner.run(doctest.DocTestParser().get_doctest(text, dict(vars(module)), name, str(path), line))
+            runner.run(doctest.DocTestParser().get_doctest(text, given | vars(module), name, str(path), line))
     assert runner.failures == 0, capsys.readouterr().out
 
 

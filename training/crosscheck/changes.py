@@ -358,7 +358,7 @@ CHANGES: tuple[Change, ...] = (
            "MLP: line 8 without experts, which every token takes"),
     Change("mlp.shared_gate", MLP, {r"\+ (MLP\(.*)$": r"+ σ(w_s^lᵀ X̃) ⊙ \1"}),
     Change("first", {10: "8"}, {"$": "; for l ≤ VALUE: X ← X + MLP(X̃ | 𝓦_l^first)"},
-           "MLP: line 8 without experts, in the first layers", lambda v: v.first and v.first.n),
+           "MLP: line 8 without experts, in the first layers", lambda v: len(v.first)),
     Change("mlp", {10: "7"}, DROP_NORM, value=lambda v: v.mlp is None),
     Change("mlp", MLP, {r" \+ W_mlp.*": ""}, value=lambda v: v.mlp is None),
     Change("residual_factor", ATTENTION, ADDED, value=_residual_factor),

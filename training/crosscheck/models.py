@@ -57,12 +57,11 @@ def few(variant: Variant) -> Variant:
             return dataclasses.replace(m, n=6, k=min(m.k, 3), **groups)
         return m if m is None or m.d_mlp is None else m.but(d_mlp=9)
 
-    first = None if variant.first is None else dataclasses.replace(variant.first, n=1, d_mlp=9)
     shared_layers = 1 if variant.shared_layers == 1 else LAYERS
     return variant.but(
         attention=tuple(map(line, variant.attentions)),
         mlp=tuple(map(mlp, variant.mlps_in_turn)),
-        first=first,
+        first=tuple(map(mlp, variant.first[:1])),
         shared_layers=shared_layers,
     )
 

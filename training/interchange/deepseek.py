@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Embedding, Experts, First, Latent, RMSNorm, Rotary, Yarn
+from algorithms.lines import MLP, Embedding, Experts, Latent, RMSNorm, Rotary, Yarn
 from algorithms.model.variants import PAPER
 from training.interchange.decoders import OF_SIZES, OUTER, SIZES, read_scaling, rotary_fields, rotary_of
 from training.interchange.description import Architecture, Field, Fields, Model, fields_of, value_at, written
@@ -33,13 +33,12 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     found |= {"mlp": _experts(fields, kind), "first": first}
 
 
-def first_layers(fields: Fields, n: int, L: int, d_mlp: int) -> First | None:
-    """Return the first n of L layers, which have an MLP in place of experts; `d_mlp`: its hidden units by default."""
+def first_layers(fields: Fields, n: int, L: int, d_mlp: int) -> tuple[MLP, ...]:
+    """Return the MLPs of the first n of L layers, in place of experts; `d_mlp`: their hidden units by default."""
     if n >= L:
         fields.needs.append(f"no layer with experts (first_k_dense_replace = {n}, num_hidden_layers = {L})")
-        return None
-    d_mlp = fields.integer("intermediate_size", d_mlp)
-    return First(n=n, mlp=plain_mlp(fields), d_mlp=d_mlp) if n else None
+        return ()
+    return (plain_mlp(fields).but(d_mlp=fields.integer("intermediate_size", d_mlp)),) * n
 
 
 def plain_mlp(fields: Fields) -> MLP:
@@ -74,7 +73,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
         return ["attention and MLPs other than latent attention and experts"]
     state["rope_parameters"] = rotary_fields(line.positions)
     if v.first:
-        state["intermediate_size"] = v.first.d_mlp
+        state["intermediate_size"] = v.first[0].d_mlp
     state |= {**mixture_fields(MIXTURES[kind], mlp, c.d_mlp), "pad_token_id": None}
     scaling = getattr(line.positions, "scaling", None)
     if isinstance(scaling, Yarn):
@@ -118,7 +117,7 @@ def _architecture(kind: str) -> Architecture:
         Field("rms_norm_eps", "norm.epsilon", 1e-6),
         Field("tie_word_embeddings", "unembedding.tied", False),
         *written(rope_parameters=None, hidden_act="silu", attention_bias=False, attention_dropout=0.0),
-        *written(first_k_dense_replace=lambda c: c.variant.first.n if c.variant.first else 0),
+        *written(first_k_dense_replace=lambda c: len(c.variant.first)),
     ]
     return Architecture(
         "d",

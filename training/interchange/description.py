@@ -307,7 +307,7 @@ class Architecture(NamedTuple):
 
     def of_layers(self, variant: Variant, config: Any) -> Variant:
         """Return a variant with the lines of this many layers: others, in longer cycles, have no effect."""
-        after_first = variant.but(first=None)
+        after_first = variant.but(first=())
         lines = [after_first.lines(l) for l in range(getattr(config, "L", variant.cycle))]
         attention, mlp, order = (in_turn([line[i] for line in lines]) for i in range(3))
         return variant.but(attention=attention, mlp=mlp, order=order if len(order) > 1 else next(iter(order)))

@@ -75,9 +75,9 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     state["layer_types"] = [LINEAR if isinstance(line, KimiDelta) else FULL for line in lines]
     state |= dict(zip(OF_DELTA[1].split(), (delta.n, delta.d_key, delta.width), strict=True))
     state |= {"kv_lora_rank": latent.d_c, "qk_rope_head_dim": latent.d_r, "q_lora_rank": latent.d_q}
-    n = 0 if v.first is None else v.first.n
+    n = len(v.first)
     state["mlp_layer_types"] = [DENSE] * n + [SPARSE] * (c.L - n)
-    state["intermediate_size"] = c.d_mlp if v.first is None else v.first.d_mlp
+    state["intermediate_size"] = v.first[0].d_mlp if n else c.d_mlp
     state |= {**mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp), "hidden_act": "silu"}
     return []
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms import VARIANTS, DTransformerConfig, d_logits, init_d_transformer
-from algorithms.lines import MLP, Attention, Experts, First, KimiDelta, RMSNorm, Rotary
+from algorithms.lines import MLP, Attention, Experts, KimiDelta, RMSNorm, Rotary
 from tests.training.interchange.test_gguf_tokenizer import bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
 from training.data.tokenizers import ByteTokenizer
@@ -100,8 +100,8 @@ def of_few_rows(variant):
     attention = tuple(line.but(**rows.get(type(line).__name__, {})) for line in (kinds[0], *kinds))
     if not isinstance(variant.mlp, Experts):
         return variant.but(attention=attention)
-    mlp = MLP(activation="silu", gated=True, biases=False)
-    first = First(n=1, mlp=mlp, d_mlp=128) if isinstance(kinds[0], KimiDelta) else None
+    mlp = MLP(activation="silu", gated=True, biases=False, d_mlp=128)
+    first = (mlp,) if isinstance(kinds[0], KimiDelta) else ()
     return variant.but(attention=attention, mlp=variant.mlp.but(n=8, k=3), first=first)
 
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from algorithms import DEEPSEEK, d_hidden_state
-from algorithms.lines import MLP, First
+from algorithms.lines import MLP
 from tests import interchange_cases as cases
 from tests.run_cases import make_run
 from training.data.tokenizers import ByteTokenizer
@@ -122,7 +122,7 @@ def test_an_adapter_of_layers_in_two_stacks_goes_out_and_comes_back(tmp_path):
     variant = DEEPSEEK.but(
         attention=DEEPSEEK.attention.but(d_c=6, d_r=4, d_q=5),
         mlp=DEEPSEEK.mlp.but(n=4, k=2, groups=1, chosen_groups=1),
-        first=First(n=1, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=12),
+        first=(MLP(activation="silu", gated=True, biases=False, d_mlp=12),),
     )
     base = make_run(tmp_path / "base", "d", ByteTokenizer(), **SIZES, L=3, variant=variant.to_json())
     run = adapted_run(tmp_path / "run", base, lora_matrices=("W_o",))

@@ -27,7 +27,7 @@ from algorithms import (
     EDTransformerConfig,
     ETransformerConfig,
 )
-from algorithms.lines import First, Unembedding
+from algorithms.lines import Unembedding
 from tests.algorithms.test_first import GATED
 from tests.cases import random_theta
 from tests.interchange_cases import change_config, tensors_of
@@ -153,7 +153,7 @@ def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, 
 
 def test_the_wrong_number_of_layers_of_several_stacks_is_said(tmp_path):
     mlp = dataclasses.replace(DEEPSEEK.mlp, n=4, k=2, groups=2, chosen_groups=1)
-    variant = DEEPSEEK.but(first=First(n=1, mlp=GATED, d_mlp=9), mlp=mlp)
+    variant = DEEPSEEK.but(first=(GATED.but(d_mlp=9),), mlp=mlp)
     config = DTransformerConfig(L=3, variant=variant, **SIZES)
     save_pretrained(tmp_path / "in", random_theta(config), config)
     change_config(tmp_path / "in", num_hidden_layers=1_000_000_000)

@@ -5,20 +5,21 @@ import numpy as np
 import pytest
 
 from algorithms import DEEPSEEK, DTransformerConfig
-from algorithms.lines import MLP, First
+from algorithms.lines import MLP
 from algorithms.model.theta import places
 from tests.cases import random_theta
 from training.runs.checkpoints import CheckpointError, Checkpoints, read_checkpoint
 from training.runs.directory import RunDirectory, RunError
 from training.runs.named_arrays import flatten
 from training.runs.trained_model import _read_parameters
+from training.tasks.own_lines import variant_from_json
 
 N, L = 2, 5
 ATTENTION = DEEPSEEK.attention.but(d_c=6, d_r=4, d_q=3)
 VARIANT = DEEPSEEK.but(
     attention=ATTENTION,
     mlp=DEEPSEEK.mlp.but(n=4, k=2, groups=1, chosen_groups=1),
-    first=First(n=N, mlp=MLP(activation="silu", gated=True, biases=False), d_mlp=7),
+    first=(MLP(activation="silu", gated=True, biases=False, d_mlp=7),) * N,
 )
 THETA = random_theta(DTransformerConfig(N_V=11, l_max=8, L=L, H=2, d_e=6, d_mlp=5, variant=VARIANT))
 SHAPES = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), THETA)
@@ -54,6 +55,11 @@ def test_checkpoints_of_then_and_now_are_read(tmp_path):
     with Checkpoints(tmp_path / "now", max_to_keep=1) as checkpoints:
         checkpoints.save(3, {"params": THETA}, {})
     assert_equal(read_checkpoint(tmp_path / "now", 3, {"params": SHAPES}).trees["params"], THETA)
+
+
+def test_the_variant_of_then_is_read():
+    first = {"record": "First", "n": N, "mlp": VARIANT.first[0].but(d_mlp=None).to_json(), "d_mlp": 7}
+    assert variant_from_json(VARIANT.to_json() | {"first": first}) == VARIANT
 
 
 def test_a_checkpoint_of_another_model_is_not_taken_for_one_of_then(tmp_path):
