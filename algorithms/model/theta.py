@@ -6,7 +6,7 @@ Initializers, checks, counts and the mesh derive from the shapes.
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from algorithms.parameters import (
     LayerNormParams,
     TransformerLayerParams,
 )
+
+C = TypeVar("C", bound=type)
 
 Layers = Any
 """The parameters of layers: a TransformerLayerParams or EDDecoderLayerParams, stacked, if those of all layers have
@@ -106,7 +108,15 @@ def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
     return {f"{L}_{i}": size for i, size in enumerate(rows)}
 
 
-@serializable
+def of_a_variant(kind: C) -> C:
+    """Give a class of θ the shapes that its variant declares; in ``__shapes__``, of the arrays that it has."""
+    methods: Any = kind
+    methods.__shapes__ = lambda theta: shapes_of(theta)  # noqa: PLW0108 - it is defined below
+    methods.__declared__ = lambda theta: theta_shapes(kind, theta.variant, theta=theta)
+    return serializable(kind)
+
+
+@of_a_variant
 class EDTransformerParams(NamedTuple):
     """θ of Algorithm 8. Fields from ``context`` on are not in the paper.
 
@@ -129,14 +139,8 @@ class EDTransformerParams(NamedTuple):
     decoder_distances: Array | None = None
     variant: Variant = PAPER
 
-    def __shapes__(self) -> "EDTransformerParams":
-        return shapes_of(self)
 
-    def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant, theta=self)
-
-
-@serializable
+@of_a_variant
 class ETransformerParams(NamedTuple):
     """θ of Algorithm 9. Fields from ``embedding_norm`` on are not in the paper: BERT, ALBERT and others add them.
 
@@ -165,14 +169,8 @@ class ETransformerParams(NamedTuple):
     encoder_norm: LayerNormParams | None = None
     variant: Variant = PAPER
 
-    def __shapes__(self) -> "ETransformerParams":
-        return shapes_of(self)
 
-    def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant, theta=self)
-
-
-@serializable
+@of_a_variant
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
@@ -189,12 +187,6 @@ class DTransformerParams(NamedTuple):
     embedding_norm: LayerNormParams | None = None
     distances: Array | None = None
     variant: Variant = PAPER
-
-    def __shapes__(self) -> "DTransformerParams":
-        return shapes_of(self)
-
-    def __declared__(self) -> Any:
-        return theta_shapes(type(self), self.variant, theta=self)
 
 
 def declared(tree: Any) -> dict[Any, Shape]:

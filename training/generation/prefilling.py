@@ -35,7 +35,7 @@ def prefill(
     caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
         attention, mlp, order, _ = variant.lines(l)
-        of_all = {"embedding": variant.embedding.of_later_layers(), "first": None, "shared_layers": 1}
+        of_all = {"embedding": variant.embedding.of_later_layers(), "first": (), "shared_layers": 1}
         turn = variant.but(attention=attention, mlp=mlp, order=order, **of_all)
         of_layer = theta._replace(layers=Apart((layer,)), norm=None, embedding_norm=None, variant=turn)
         R, is_last = most[l] if most else None, l == len(theta.layers) - 1

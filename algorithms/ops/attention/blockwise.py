@@ -205,9 +205,8 @@ def _backward_of_tile(Q, K, V, V_tilde, E, log_sum_exp, scores):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    where D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c the scores are
-    C = c tanh(S/(c √d_attn)), and ∂F/∂S is multiplied by 1 − C²/c². Scores by distance are part of S; their rule is
-    ``scores_by_distance_backward``. The factor 1/√d_attn is applied to the sums over all blocks.
+    with D and what else becomes of the scores in `Block.backward`. The factor 1/√d_attn is applied to the sums over all
+    blocks.
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.
     """

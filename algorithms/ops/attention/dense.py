@@ -40,11 +40,7 @@ def _backward_of_tile(Q, K, V, A, E, scores):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    With a cap c, C = c tanh(S/(c √d_attn)) replaces S/√d_attn, and ∂F/∂S = (1 − C²/c²) ⊙ ∂F/∂C /√d_attn. Scores by
-    distance are part of S; their rule is ``scores_by_distance_backward``.
-
-    With dropout, D is 0 or 1/(1 − rate): the first line has A ⊙ D in place of A, and ∂F/∂A = D ⊙ (Vᵀ E). The mask needs
-    no term, since A is 0 where it is False.
+    Dropout, a cap, scores by distance and the mask are in `Block.backward`.
 
     Source: incml 2023, whose Q and K are the K and Q of the paper; Radu 2026, §12.4.6.
     """

@@ -132,7 +132,12 @@ class Block(NamedTuple):
         g: Float[Array, "rows columns"],
         delta: Float[Array, "#rows #columns"],
     ) -> Float[Array, "rows columns"]:
-        """``√d_attn ∂F/∂S = A ⊙ (g − δ)`` for g = D ⊙ VᵀE; with a cap, times ``1 − C²/c²`` of the scaled scores S."""
+        """``√d_attn ∂F/∂S = A ⊙ (g − δ)`` for g = D ⊙ VᵀE, in which δ is aᵀg of each column.
+
+        D is 1, or with dropout 0 or 1/(1 − rate), drawn again from the seed. With a cap c, the scores are
+        C = c tanh(S/(c √d_attn)), and ∂F/∂S has the factor 1 − C²/c². Scores by distance are part of S; their rule is
+        `by_distance_backward`. The mask needs no term, since A is 0 where it is False.
+        """
         dS = A * (g - delta)
         return dS if self.cap is None else dS * capped_derivative(S, self.cap)
 
