@@ -125,10 +125,9 @@ def ed_hidden_state(
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    Z = ed_encoding(z, theta, z_length=z_length, z_mask=z_mask, **of_part(0, options))  # lines 1-9
+    Z = ed_encoding(z, theta, z_length=z_length, z_mask=z_mask, **of_part(0, options))
     masks: Any = {"z_length": z_length, "mask": mask, "cross_mask": cross_mask}
-    X = ed_decoding(Z, x, theta, **masks, **of_part(1, options))  # lines 10-20
-    return X
+    return ed_decoding(Z, x, theta, **masks, **of_part(1, options))
 
 
 @compiled

@@ -99,6 +99,20 @@ def test_the_signature_of_algorithm_10_is_readable():
     assert shown.endswith("= StructuralMask(unidirectional=True)) -> Float[N_V *batch l]")
 
 
+def test_a_record_of_options_is_part_of_the_signature():
+    of, like = (inspect.signature(f).parameters for f in (algorithms.d_hidden_state, algorithms.d_logits))
+    assert [str(p) for p in like.values()] == [str(p) for p in of.values()]
+    assert [*like][:7] == ["x", "theta", "implementation", "dropout", "key", "remat", "unroll"]
+    assert (like["implementation"].default, like["remat"].default, like["key"].default) == ("auto", False, None)
+    (x, theta), _ = arguments(10)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'remats'"):
+        algorithms.d_logits(x, theta, remats=True)
+    with pytest.raises(ValueError, match="remat: expected one of False, True"):
+        algorithms.d_logits(x, theta, remat=3)
+    given = algorithms.d_logits(x, theta, implementation="paper", length=2, remat=True)
+    np.testing.assert_allclose(given, algorithms.d_logits(x, theta, length=2), atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "shown",
     [
