@@ -48,7 +48,7 @@ PRODUCTS = ("dot_general", "ragged_dot_general")
 
 
 class Lines(NamedTuple):
-    """The lines of θ's variant as functions of arrays, named as in the paper.
+    """The lines of θ's variant as functions of arrays, named as in the paper, made by `lines_of`.
 
     The fields hold everything else that the lines need; the legend describes most of them.
     """
@@ -58,15 +58,15 @@ class Lines(NamedTuple):
     t: Any  # the positions of the columns
     table: Table  # what the attentions of all layers share
     implementation: Implementation
-    dropout: float
-    key: OptionalKey  # for the dropout of all layers
-    length: Any  # of each sequence, if it is padded
-    z_length: Any  # of each context, if it is padded
-    remat: Remat
-    unroll: Unroll
-    kept: Kept  # of earlier columns; then the columns follow these, and otherwise are whole sequences
-    keep: Keep | None  # of whole sequences; None: nothing
-    until: Any  # of how many tokens of each
+    dropout: float = 0.0
+    key: OptionalKey = None  # for the dropout of all layers
+    length: Any = None  # of each sequence, if it is padded
+    z_length: Any = None  # of each context, if it is padded
+    remat: Remat = False
+    unroll: Unroll = False
+    kept: Kept = Kept()  # of earlier columns; then the columns follow these, and otherwise are whole sequences
+    keep: Keep | None = None  # of whole sequences; None: nothing
+    until: Any = None  # of how many tokens of each
     slots: bool = False  # whether ``kept`` has slots, and the columns are several of each sequence
     keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
@@ -289,18 +289,9 @@ def lines_of(
     x: Tokens | Columns,
     theta: Any,
     implementation: Implementation = "auto",
-    dropout: float = 0.0,
-    key: OptionalKey = None,
     *,
-    length: Any = None,
-    z_length: Any = None,
     positions: Any = None,
-    remat: Remat = False,
-    unroll: Unroll = False,
-    kept: Kept = Kept(),  # noqa: B008
-    keep: Keep | None = None,
-    until: Any = None,
-    slots: bool = False,
+    **fields: Any,
 ) -> Lines:
     """The lines of θ's variant for a sequence x, tokens or columns of embeddings, with its positions.
 
@@ -316,8 +307,7 @@ def lines_of(
     t = positions_in(x) if positions is None else positions
     in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
     table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
-    options = dropout, key, length, z_length, remat, unroll, kept, keep, until, slots
-    return Lines(variant, own.orders[0], t, table, implementation, *options)
+    return Lines(variant, own.orders[0], t, table, implementation, **fields)
 
 
 def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any, *, alone: bool) -> Callable[..., Any]:

@@ -17,12 +17,7 @@ from algorithms.machinery.contract import Shape, array
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.parameters import (
-    EDDecoderLayerParams,
-    EmbeddingParams,
-    LayerNormParams,
-    TransformerLayerParams,
-)
+from algorithms.parameters import EDDecoderLayerParams, EmbeddingParams, LayerNormParams, TransformerLayerParams
 
 C = TypeVar("C", bound=type)
 
