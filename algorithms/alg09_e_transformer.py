@@ -8,13 +8,12 @@ from typing import Any, Unpack
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.layers import Lines, lines_of
+from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
-from algorithms.machinery.naming import numbered
 from algorithms.masks import BIDIRECTIONAL, SelfMask
 from algorithms.model.theta import ETransformerParams
-from algorithms.notation import Length, LoopOptions, Options
+from algorithms.notation import Length, LoopOptions, Options, implementation_of
 from algorithms.ops.activation import gelu
 
 
@@ -45,9 +44,18 @@ def e_transformer(
     return P
 
 
-@numbered
-def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: Any) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-9 of Algorithm 9, with the lines f of θ's variant."""
+@compiled
+def e_encoding(
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
+    theta: ETransformerParams,
+    *,
+    length: Length = None,
+    types: Integer[AnyArray, "*#batch l"] | None = None,
+    mask: SelfMask = BIDIRECTIONAL,
+    **options: Unpack[LoopOptions],
+) -> Float[Array, "d_e *batch l"]:
+    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts."""
+    f = lines_of("Algorithm 9", x, theta, length=length, **options)
     X = f.embedding(x, theta, types)  # lines 1-3
 
     @f.each_layer(X, theta.layers, mask)  # line 4
@@ -63,18 +71,11 @@ def e_lines(f: Lines, x: Any, theta: ETransformerParams, mask: SelfMask, types: 
 
 
 @compiled
-def e_hidden_state(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
-    theta: ETransformerParams,
-    *,
-    length: Length = None,
-    types: Integer[AnyArray, "*#batch l"] | None = None,
-    mask: SelfMask = BIDIRECTIONAL,
-    **options: Unpack[LoopOptions],
-) -> Float[Array, "d_f *batch l"]:
+@takes_what(e_encoding)
+def e_hidden_state(x: Any, theta: ETransformerParams, **options: Any) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
-    f = lines_of("Algorithm 9", x, theta, length=length, **options)
-    X = e_lines(f, x, theta, mask, types)  # lines 1-9
+    X = e_encoding(x, theta, **options)  # lines 1-9
+    f = lines_of("Algorithm 9", x, theta, implementation_of(options))
     X = f.projection(X, theta, gelu)  # line 10
     X = f.layer_norm(X, theta.norm)  # line 11
     return X
@@ -85,22 +86,3 @@ def e_hidden_state(
 def e_logits(x: Any, theta: ETransformerParams, **options: Any) -> Float[Array, "N_V *batch l"]:
     """The logits of Algorithm 9, before the softmax of its last line, as `d_logits`."""
     return theta.variant.unembedding.logits(e_hidden_state(x, theta, **options), theta)
-
-
-@compiled
-def e_encoding(
-    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
-    theta: ETransformerParams,
-    *,
-    length: Length = None,
-    types: Integer[AnyArray, "*#batch l"] | None = None,
-    mask: SelfMask = BIDIRECTIONAL,
-    **options: Unpack[LoopOptions],
-) -> Float[Array, "d_e *batch l"]:
-    """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts.
-
-    ``types`` are the tokens' types, such as BERT's first and second sentence, if the parameters embed them; None: all
-    tokens have type 0.
-    """
-    f = lines_of("Algorithm 9", x, theta, length=length, **options)
-    return e_lines(f, x, theta, mask, types)

@@ -47,7 +47,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("final norm of the encoder dropped", "ed_encoding", "9", "f.end(Z, theta.encoder_norm)", "+Z", 8, "9", "T5"),
     ),
     "alg09_e_transformer.py": (
-        ("no residual", "e_lines.X", "7", "X + f.mlp", "f.mlp", 9, "7", None),
+        ("no residual", "e_encoding.X", "7", "X + f.mlp", "f.mlp", 9, "7", None),
     ),
     "alg10_d_transformer.py": (
         ("residual of the normalized X", "d_lines.X", "6", "X = X + f.mh_attention(", "X = X_tilde + f.mh_attention(", 10, "6", None),
