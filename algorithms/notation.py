@@ -99,7 +99,8 @@ component by component.
 
 import re
 import typing
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypedDict
 
 from jax import Array
 from jaxtyping import Float, Integer, Key
@@ -169,7 +170,7 @@ class LoopOptions(Options, total=False):
     unroll: Annotated[Unroll, Default(False)]
 
 
-def implementation_of(options: Options) -> Implementation:
+def implementation_of(options: Mapping[str, Any]) -> Implementation:
     """The implementation among options, ``"auto"`` if it is left out."""
     return options.get("implementation", "auto")
 
