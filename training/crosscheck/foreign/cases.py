@@ -17,16 +17,14 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
+from .match import MARGIN, Finder
 from .reference import Reference
 
-__all__ = ["EPSILON", "MARGIN", "Case", "read_case", "tolerances"]
+__all__ = ["EPSILON", "Case", "read_case", "tolerances"]
 
 FORMAT = 1
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 """The relative rounding error of each dtype."""
-
-MARGIN = 2.0
-"""How far beyond the spread of its replicas a value may lie."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +62,9 @@ class Case:
         return dataclasses.replace(self, theta={n: W.astype(to).astype(np.float32) for n, W in self.theta.items()})
 
 
-class _Nothing:
-    def find(self, value: Any, tolerance: float) -> None:
-        """Nothing is found."""
-
-
 def tolerances(case: Case, dtype: str) -> dict[str, float]:
     """The largest error of each line in a whole run in a dtype, by its id."""
-    run = Reference(case.rounded(dtype), epsilon=EPSILON[dtype], finder=_Nothing()).go()
+    run = Reference(case.rounded(dtype), epsilon=EPSILON[dtype], finder=Finder([], case.lengths)).go()
     return {visit: MARGIN * seen.tolerance for visit, seen in run.lines.items()}
 
 

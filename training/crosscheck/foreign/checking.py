@@ -114,9 +114,7 @@ def _item(case: Case, item: str) -> dict[str, str]:
         return {scope: name}
     if item.endswith(".json"):
         return json.loads(pathlib.Path(item).read_text("utf-8"))
-    from .vocabulary import named_choices  # noqa: PLC0415
-
-    known = {name: choices for name, (n, choices) in named_choices(_layers(case)).items() if n == case.algorithm}
+    known = _variants(case)
     if item not in known:
         names = ", ".join(known)
         raise ValueError(
@@ -125,23 +123,24 @@ def _item(case: Case, item: str) -> dict[str, str]:
     return known[item]
 
 
-def _layers(case: Case) -> int:
-    return case.sizes.get("L", case.sizes.get("L_enc", 1))
+def _variants(case: Case) -> dict[str, dict[str, str]]:
+    """The named variants of a case's algorithm, and their choices."""
+    from .vocabulary import named_choices  # noqa: PLC0415
+
+    known = named_choices(case.sizes.get("L", case.sizes.get("L_enc", 1)))
+    return {name: choices for name, (n, choices) in known.items() if n == case.algorithm}
 
 
 def _variant_of(case: Case, choices: Mapping[str, str]) -> str:
     """Which named variant changes these lines."""
     if case.variant != "PAPER" or case.algorithm < 8:
         return ""
-    from .vocabulary import named_choices  # noqa: PLC0415
-
-    known = named_choices(_layers(case))
     mine, best = set(choices.items()) - set(case.base.items()), ("", 0)
-    for name, (n, of) in known.items():
+    for name, of in _variants(case).items():
         theirs = set(of.items()) - set(case.base.items())
-        if n == case.algorithm and theirs and theirs == mine:
+        if theirs and theirs == mine:
             return f"together these are the lines that {name} changes"
-        if n == case.algorithm and theirs <= mine and len(theirs) > max(best[1], 1):
+        if theirs <= mine and len(theirs) > max(best[1], 1):
             best = name, len(theirs)
     return f"among these are all the lines that {best[0]} changes" if best[0] else ""
 

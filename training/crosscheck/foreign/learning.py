@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .cases import EPSILON, MARGIN
+from .cases import EPSILON
 from .catalogue import BACKWARD, DECODING, SLOTS, choice
 from .diagnose import Diagnosis, Walk
 from .evidence import Departure
+from .match import MARGIN
 from .reference import Reference, gradient
 from .run import Key, kind_of
 

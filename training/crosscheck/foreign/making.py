@@ -122,7 +122,7 @@ def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, off
 
 
 def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int], edge: str) -> Case:
-    algorithm = algorithm_of(name) if name != "PAPER" else algorithm
+    algorithm = ARCHITECTURES.get(name, 10) if name != "PAPER" else algorithm
     s = dict(SIZES)
     is_rotary = any("Rotary" in type(a.positions).__name__ for a in variant.attentions)
     # small, since there are six experts, whose rows PyTorch wants in multiples of four
@@ -165,11 +165,6 @@ def _with_edge(case: Case, edge: str, rng: Any) -> Case:
         inputs["sequences"] = {n: [inputs[n], rng.permutation(inputs[n]).tolist()] for n in "zx" if n in inputs}
     case = dataclasses.replace(case, inputs=inputs)
     return dataclasses.replace(case, sampling=_sampled(case, rng))
-
-
-def algorithm_of(variant: str) -> int:
-    """The number of the algorithm whose lines a named variant changes."""
-    return ARCHITECTURES.get(variant, 10)
 
 
 def config_of(case: Case) -> Any:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from scipy.spatial import KDTree
 
-from .cases import MARGIN
 from .run import LARGE, real
 
-__all__ = ["Finder", "Group", "Match", "Observed", "layout"]
+__all__ = ["MARGIN", "Finder", "Group", "Match", "Observed", "layout"]
+
+MARGIN = 2.0
+"""How far beyond the spread of its replicas a value may lie."""
 
 FLOOR = 4e-16
 FIRST = 4
