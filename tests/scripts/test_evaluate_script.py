@@ -23,6 +23,8 @@ from training.evaluation.report import bleu
 from training.runs.directory import RunDirectory
 from training.runs.trained_model import load_run
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
 TRAIN = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(200))
 HELD_OUT = "A paragraph that says: 7 and 8 are 15. The next says that 9 and 10 are 19.\n" * 4
 SIZES = {"--tokenizer": "bytes", "--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 32}

@@ -14,6 +14,8 @@ from training.data.tokenizers import CharacterTokenizer
 from training.runs.directory import RunDirectory
 from training.runs.trained_model import load_run
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
 LINES = CharacterTokenizer("\t\nabcdefghij .")
 TEXT = "".join(f"{'abcdefghij'[n % 10]}{'abcdefghij'[n // 10 % 10]} fade{'abcd'[n % 4]}. big\n\n" for n in range(300))
 SIZES = {"--L": 1, "--H": 2, "--d_e": 8, "--d_mlp": 8, "--l_max": 16, "--batch-size": 4, "--peak": 1e9}

@@ -12,6 +12,8 @@ from training.data.tokenizers import build_tokenizer
 from training.interchange import convert
 from training.runs.trained_model import load_run
 
+pytestmark = pytest.mark.usefixtures("compile_once")
+
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(60))
 LABELED = "".join(f"{('even', 'odd')[n % 2]}\tthe number {n} is what it is\n" for n in range(80))
 BERT = {"variant": "BERT", "d_e": 12, "H": 3, "l_max": 40, "dropout": 0.0}
