@@ -27,16 +27,16 @@ def of_run(model, *, converse=None, **limits):
 
 
 @contextlib.contextmanager
-def serving(what, *, begun=None, queue=20, most=50, patience=30.0, idle=75.0, **options):
+def serving(what, *, begun=None, rows=8, queue=20, most=50, patience=30.0, idle=75.0, **options):
     """The port of a server in this process.
 
-    `what`: is served; `begun`: takes an item for every batch that has ended; `queue`: the most continuations that wait;
-    `most`: connections; `patience`: seconds to send a request in; `idle`: between requests; `options`: of the
-    application.
+    `what`: is served; `begun`: takes an item for every batch that has ended; `rows`: the most continuations side by
+    side; `queue`: that wait; `most`: connections; `patience`: seconds to send a request in; `idle`: between requests;
+    `options`: of the application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):
-        engine = Engine(what.model.generator, what.tokenizer, rows=8, queue=queue, budget=what.model.budget)
+        engine = Engine(what.model.generator, what.tokenizer, rows=rows, queue=queue, budget=what.model.budget)
         if begun is not None:
             begin = engine._empty
             engine._empty = lambda: begun.append(1) or begin()
