@@ -77,22 +77,21 @@ ACROSS = BOTH_WAYS | {"embedding": ("learned", "sinusoidal_halves", None), "posi
 
 def covering_array(values: Mapping[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Rows in which every value of each field meets every value of every other field at least once."""
-    names = tuple(values)
-    pairs = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i in range(len(values[a]))
-        for j in range(len(values[b]))
-    }
-    rng = np.random.default_rng(0)
-    rows = []
-    while pairs:
-        (a, i), (b, j) = min(pairs)
-        candidates = [{n: int(rng.integers(len(values[n]))) for n in names} | {a: i, b: j} for _ in range(200)]
-        covered = [pairs & set(itertools.combinations(row.items(), 2)) for row in candidates]
-        best = max(range(len(candidates)), key=lambda n: len(covered[n]))
-        pairs -= covered[best]
-        rows.append({n: values[n][k] for n, k in candidates[best].items()})
+    names, sizes = tuple(values), [len(of_field) for of_field in values.values()]
+    A, B = np.array([*itertools.combinations(range(len(names)), 2)]).T
+    left = np.zeros((len(A), max(sizes), max(sizes)), bool)  # of two fields, which values have not met
+    for of_fields, a, b in zip(left, A, B, strict=True):
+        of_fields[: sizes[a], : sizes[b]] = True
+    pairs = sorted(((names[A[p]], i), (names[B[p]], j), p) for p, i, j in np.argwhere(left).tolist())
+    rng, rows = np.random.default_rng(0), []
+    for (a, i), (b, j), p in pairs:
+        if left[p, i, j]:
+            candidates = np.array([[rng.integers(n) for n in sizes] for _ in range(200)])
+            candidates[:, [names.index(a), names.index(b)]] = i, j
+            met = np.arange(len(A)), candidates[:, A], candidates[:, B]
+            best = candidates[left[met].sum(axis=1).argmax()]
+            left[met[0], best[A], best[B]] = False
+            rows.append({n: values[n][k] for n, k in zip(names, best, strict=True)})
     return rows
 
 
