@@ -20,7 +20,9 @@ from tests.interchange_cases import libraries
 from training.commands.crosscheck import main
 from training.crosscheck import oracle, record_jax
 from training.crosscheck.foreign.cases import read_case
+from training.crosscheck.foreign.catalogue import SLOTS
 from training.crosscheck.foreign.checking import diagnose
+from training.crosscheck.foreign.diagnose import ERRORS
 from training.crosscheck.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
 from training.crosscheck.foreign.reference import Reference, gradient
 from training.interchange import load_pretrained
@@ -89,6 +91,25 @@ def test_a_wrong_reference_is_noticed():
     wrong = dataclasses.replace(case, base={**case.base, "softmax_axis": "queries"})
     with pytest.raises(ArithmeticError, match=r"l1/6:4.return: expected .* the oracle's value"):
         oracle_lines(wrong)
+
+
+@pytest.mark.parametrize("algorithm", [pytest.param(8, marks=pytest.mark.thorough), 10])
+def test_lines_that_a_trial_takes_over_are_as_in_a_whole_run(algorithm):
+    case, taken_over = make_case(algorithm, **TINY), 0
+    like = Reference(case).go()
+    for slot, place in like.asked:
+        for name in [] if slot == "θ" else list(SLOTS[slot])[1:2]:
+            choices = {f"{slot}@{place}": name}
+            try:
+                whole = Reference(case, choices).go()
+            except ERRORS:
+                continue
+            trial = Reference(case, choices, like=like, new=[(slot, place)]).go()
+            assert list(trial.lines) == list(whole.lines)
+            for visit, seen in whole.lines.items():
+                np.testing.assert_array_equal(trial.lines[visit].value, seen.value, f"{choices}, {visit}")
+            taken_over += trial.taken_over > 0
+    assert taken_over > 50
 
 
 @pytest.mark.parametrize("algorithm", [8, 9, 10])
