@@ -22,8 +22,8 @@ KINDS: dict[str, Callable[[int], bool]] = {
 """Kinds of paths that are not regular files."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """Errors of file systems without locks, such as Lustre without flock."""
-UNFINISHED = re.compile(r"\.unfinished-(?:(?P<name>.+)-[0-9a-f]{8}|(?P<locked>.+)\.lock|(?P<other>.+))")
-"""Names of what writers write beside NAME, of their locks, and of what earlier versions left."""
+UNFINISHED = re.compile(r"\.unfinished-(?:(?P<name>.+)-[0-9a-f]{8}|(?P<locked>.+)\.lock)")
+"""Names of what writers write beside NAME, and of their locks."""
 
 
 def reason(error: OSError) -> str:

@@ -42,8 +42,7 @@ def test_what_a_killed_writer_left_is_removed_and_not_what_a_living_one_writes(t
     living.start()
     assert begun.wait(60)
     kill_a_writer(tmp_path / "killed", kind)
-    (tmp_path / ".unfinished-of_old").mkdir()  # as an earlier version named them
-    assert len(list(tmp_path.glob(".unfinished-*"))) == 5  # two with locks
+    assert len(list(tmp_path.glob(".unfinished-*"))) == 4  # with locks
     remove_unfinished(tmp_path)
     assert {re.match(r"\.unfinished-(\w+)", path.name)[1] for path in tmp_path.iterdir()} == {"living"}
     kill_a_writer(tmp_path / "killed", kind)
