@@ -10,7 +10,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
+from algorithms.lines import Given
 from tests import cases
+from tests.algorithms import test_recurrences
 from tests.algorithms.test_attention import head_params, mh_params
 from tests.algorithms.test_batch_axes import ED, D, E
 from tests.algorithms.test_sharding import mesh_of
@@ -212,6 +214,21 @@ def test_a_models_training_loss(architecture, implementation, n, ways):
         return alg.log_loss(X, theta.W_u, targets, implementation=implementation) + 0 * weights.sum()
 
     assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
+
+
+@pytest.mark.parametrize("name", cases.quick_of(["delta"], test_recurrences.LINES))
+@pytest.mark.parametrize("implementation", test_recurrences.RULES)
+def test_a_recurrence(name, implementation):
+    """Its rule by hand and by tokens, of packed documents."""
+    line, _ = test_recurrences.LINES[name]
+
+    def loss(W, X, numbers):
+        given = Given(jnp.arange(L_X), implementation)
+        return sum_of_cubes(line.whole(X, W, CAUSAL & alg.documents(numbers), given)[0])
+
+    data = cases.normal(test_recurrences.D_E, B, L_X), jnp.sort(NUMBERS, axis=-1)
+    W = test_recurrences.parameters(line)
+    assert_devices_are_one(loss, (COLUMNS, ROWS), W, *data, n=4, ways=tuple(WAYS))
 
 
 @pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))  # here "auto" is "dense"
