@@ -7,7 +7,7 @@ import pytest
 
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
-from tests.cases import padded, random_theta
+from tests.cases import assert_drawn, padded, random_theta
 from training.generation import Generator, decoding, prefilling, prefixes
 from training.generation.prefixes import Prefixes
 
@@ -83,7 +83,7 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :40]])
     rows = [TEXTS[1, :33], np.concatenate([TEXTS[0, :25], TEXTS[2, :20]]), TEXTS[0, :40], TEXTS[2, :3], TEXTS[0, :17]]
-    np.testing.assert_array_equal(tokens(model, rows), plain(name, rows))
+    assert_drawn(THETAS[name], rows, tokens(model, rows), 1.0, KEY, L_MAX)
     assert model.prefixes.found == 25 + 39 + 16
 
 
@@ -94,9 +94,8 @@ def test_what_was_generated_is_not_read_again(name, monkeypatch):
     begun.extend(12)
     begun.keep(0)
     more = np.concatenate([text, begun.tokens[0], TEXTS[1, :6]])
-    expected = plain(name, [more])
     read = columns_read(monkeypatch)
-    np.testing.assert_array_equal(tokens(model, [more]), expected)
+    assert_drawn(THETAS[name], [more], tokens(model, [more]), 1.0, KEY, L_MAX)
     assert model.prefixes.found == 20 + 12 - 1  # the last token was drawn, but not read
     assert read == [prefixes.FEW]
 
