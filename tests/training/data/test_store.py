@@ -186,8 +186,7 @@ def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
 def test_what_killed_processes_left_is_removed(tmp_path):
     """Whether there is something to write or not."""
     for _ in range(2):
-        for name in (".unfinished-abcd_12x", f".unfinished-{'0' * 32}-0123abcd"):
-            (tmp_path / "tokens" / name / "train").mkdir(parents=True)
+        (tmp_path / "tokens" / f".unfinished-{'0' * 32}-0123abcd" / "train").mkdir(parents=True)
         tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
         assert len(list((tmp_path / "tokens").iterdir())) == 1
 
