@@ -92,6 +92,34 @@ def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
     assert_trees_close(*(gradient(W, X, rule) for rule in RULES), 1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_round_what_comes_out_and_the_gradients_alone(case, dtype):
+    """The rule itself is in float32: within eight roundings of the same numbers in float64, also by steps."""
+    line, W, _ = case
+    mask, size = UNIDIRECTIONAL & documents(NUMBERS), float(jnp.finfo(dtype).eps)
+    narrow = jax.tree.map(lambda a: a.astype(dtype), (W, X))
+
+    def score(W, X):
+        Y, kept = line.whole(X, W, mask, given())
+        return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum(), (Y, kept)
+
+    @jax.jit
+    def of_numbers(numbers):
+        (_, (Y, _)), gradients = jax.value_and_grad(score, (0, 1), has_aux=True)(*numbers)
+        kept, columns = line.begin(numbers[0], B), []
+        for t in range(6):
+            y, kept = line.step(numbers[1][..., t], numbers[0], kept, given())
+            columns.append(y)
+        return {"Y": Y, "steps": jnp.stack(columns, axis=-1), "gradients": gradients}
+
+    found, expected = of_numbers(narrow), of_numbers(jax.tree.map(lambda a: a.astype(float), narrow))
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == dtype, path
+        error = np.linalg.norm(np.asarray(a, float) - b) / np.linalg.norm(b)
+        cancels = isinstance(line, Mamba2) and path[0].key == "gradients"  # much of what a norm of products gets back
+        assert error < (64 if cancels else 8) * size, (jax.tree_util.keystr(path), error / size)
+
+
 def test_steps_continue_what_was_kept(case, chunk):
     """Prompts of different lengths, also shorter than the convolution."""
     line, W, by_loops = case
