@@ -16,7 +16,6 @@ from training.settings import REMAT
 from training.tasks import TASKS
 from training.tasks.classify import class_probabilities, init_classifier
 from training.tasks.models import model_config, model_shapes
-from training.tasks.objectives import Options
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -63,7 +62,7 @@ def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     batch = data.train.batch(0)
     P, targets, predicted = (np.asarray(a) for a in probabilities(task, theta, batch))
     nats = -np.log(np.take_along_axis(P, targets[None], axis=0)[0])[predicted].sum()
-    np.testing.assert_allclose(value_and_grad(theta, batch, None)[0], nats, rtol=1e-10)
+    np.testing.assert_allclose(value_and_grad(theta, batch)[0], nats, rtol=1e-10)
     totals = jax.jit(TASKS[task].objective.totals)(theta, batch)
     np.testing.assert_allclose(totals.nats, nats, rtol=1e-10)
     correct = (P.argmax(axis=0) == targets)[predicted].sum()
@@ -81,7 +80,7 @@ def test_padding_and_empty_rows_count_nothing(task):
             assert padding.any()
             assert padding.all(axis=1).any()
             other[tokens] = np.where(padding, 5, batch[tokens])
-    results = [value_and_grad(theta, b, None) for b in (batch, other)]
+    results = [value_and_grad(theta, b) for b in (batch, other)]
     chex.assert_tree_all_finite(results[0])
     chex.assert_trees_all_equal(*results)
     empty = batch["x_length" if task == "ed" else "length"] == 0
@@ -96,7 +95,7 @@ def test_label_smoothing_spreads_its_share_over_all_classes():
     P = np.asarray(class_probabilities(batch["x"], theta, length=batch["length"]))
     Q = 0.1 / 2 + 0.9 * (batch["label"] == np.arange(2)[:, None])
     losses = functools.partial(TASKS["classify"].objective.losses, label_smoothing=0.1)
-    np.testing.assert_allclose(jax.jit(losses)(theta, batch, None).nats, -(Q * np.log(P)).sum(), rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(losses)(theta, batch).nats, -(Q * np.log(P)).sum(), rtol=1e-10)
 
 
 def assert_same_loss(task, of_model, name, values):
@@ -149,8 +148,8 @@ def test_dropout_depends_on_the_step_and_on_the_sequence():
     assert losses[0] == losses[2] != losses[1]
     key = jax.random.key(1)
     keys = jnp.stack([key, key, jax.random.key(2), key])
-    columns = functools.partial(TASKS["classify"].objective.columns, options=Options(dropout=0.5))
-    X = jax.jit(columns)(theta, batch, keys).X
+    columns = TASKS["classify"].objective.columns
+    X = jax.jit(lambda *of: columns(*of, {"dropout": 0.5, "key": keys}))(theta, batch).X
     np.testing.assert_allclose(X[:, 0], X[:, 1], rtol=0, atol=1e-12)  # a matrix product may add its columns differently
     assert np.abs(X[:, 0] - X[:, 2]).max() > 0.01
 

@@ -76,7 +76,7 @@ def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, B
     def totals(params, batch):
         logs = []
         for theta in params:
-            c = objective.columns(cast(theta, settings.dtype), batch, None, DEFAULT)
+            c = objective.columns(cast(theta, settings.dtype), batch, DEFAULT)
             logits = jnp.einsum("nd,dbl->nbl", c.W_u, c.X, preferred_element_type=jnp.float32)
             logits = logits if c.b_u is None else logits + c.b_u[:, None, None]
             logs.append(jax.nn.log_softmax(capped(logits, c.cap), axis=0))

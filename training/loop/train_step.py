@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from algorithms.ops.dropout import by_own_key
 from training.settings import Settings
 from training.tasks.low_rank import merged, scale_of
-from training.tasks.objectives import Objective, Options, cast
+from training.tasks.objectives import Objective, cast, options_of
 
 FIRST_SCALE = 2.0**15  # initial loss scale: gradients in float16 would underflow below 6e-8
 GROWTH = 2000  # consecutive updates with finite gradients after which the scale doubles
@@ -90,7 +90,7 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
         def part_loss(params, part, keys):
             theta = params if frozen is None else merged(frozen, params, scale_of(settings))
             smoothing = {"label_smoothing": settings.label_smoothing, "N_V": N_V}
-            losses = objective.losses(cast(theta, settings.dtype), part, keys, Options.of(settings), **smoothing)
+            losses = objective.losses(cast(theta, settings.dtype), part, options_of(settings, keys), **smoothing)
             losses = jax.tree.map(lambda loss: loss / weight if scale is None else loss / weight * scale, losses)
             return losses.nats if losses.balance is None else losses.nats + losses.balance, losses
 

@@ -1,6 +1,6 @@
 """Text classification: a linear map of the first token's encoding by Algorithm 9 (Radu 2026, §12.7)."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -10,9 +10,10 @@ from algorithms import ETransformerConfig, ETransformerParams, e_encoding, init_
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import arrays_of
 from algorithms.model.initialization import Scheme
+from algorithms.notation import LoopOptions
 from algorithms.ops.linear import linear
 from training.tasks.flops import embedding_flops, layer_flops
-from training.tasks.objectives import Batch, Columns, Objective, Options, in_sequence
+from training.tasks.objectives import Batch, Columns, Objective, in_sequence
 from training.tasks.task import Task
 
 
@@ -52,8 +53,8 @@ def pooled(X: Float[Array, "d_e *batch 1"], encoder: ETransformerParams) -> Floa
     return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool, "auto"))
 
 
-def _columns(params: ClassifierParams, batch: Batch, keys: Any, options: Options) -> Columns:
-    X = e_encoding(batch["x"], params.encoder, key=keys, length=batch["length"], **options._asdict())[..., :1]
+def _columns(params: ClassifierParams, batch: Batch, options: LoopOptions) -> Columns:
+    X = e_encoding(batch["x"], params.encoder, length=batch["length"], **options)[..., :1]
     return Columns(pooled(X, params.encoder), params.W_c, params.b_c, jnp.maximum(batch["label"], 0)[:, None])
 
 

@@ -1,30 +1,29 @@
 """Gato: text, digits and control as one sequence, for the decoder of Algorithm 10 (Phuong and Hutter 2022, §6)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
 from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, init_gato
 from algorithms.gato import BINS
+from algorithms.notation import LoopOptions
 from training.tasks.flops import layer_flops
-from training.tasks.objectives import DEFAULT, Batch, Columns, Objective, Options, next_tokens
+from training.tasks.objectives import DEFAULT, Batch, Columns, Objective, next_tokens
 from training.tasks.paper import D
 from training.tasks.task import Task
 
 
-def hidden_state(params: GatoParams, batch: Batch, keys: Any = None, options: Options = DEFAULT) -> Array:
+def hidden_state(params: GatoParams, batch: Batch, options: LoopOptions = DEFAULT) -> Array:
     """Return lines 1 to 10 for a batch of the data set `Modalities`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places = jnp.moveaxis(batch["places"], 2, 0)
     x = batch.get("x_read", batch["x"])
     X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params)
     packed = {"positions": batch["positions"], "segments": batch["segment_ids"]}
-    return d_hidden_state(X, params.transformer, **packed, key=keys, **options._asdict())
+    return d_hidden_state(X, params.transformer, **packed, **options)
 
 
-def _columns(params: GatoParams, batch: Batch, keys: Any, options: Options) -> Columns:
-    X = hidden_state(params, batch, keys, options)
+def _columns(params: GatoParams, batch: Batch, options: LoopOptions) -> Columns:
+    X = hidden_state(params, batch, options)
     return Columns.of(X, params.transformer, next_tokens(batch["x"]))
 
 

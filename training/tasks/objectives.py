@@ -26,30 +26,16 @@ from algorithms import Variant, log_loss
 from algorithms.inside import record
 from algorithms.lines import Experts
 from algorithms.machinery.sharding import Shares
+from algorithms.notation import LoopOptions
 from algorithms.ops.chunked_log_loss import logits_of_rows
 from training.settings import REMAT, Settings
 
 Batch = Mapping[str, Array]
 
+DEFAULT: LoopOptions = {}
+"""How hidden states are computed where nothing else is said."""
 FIRST_WITH_BFLOAT16 = 8
 """The compute capability of NVIDIA's first GPUs with products of bfloat16: Ampere."""
-
-
-class Options(NamedTuple):
-    """How hidden states are computed: arguments of `d_hidden_state` and its like."""
-
-    dropout: float = 0.0  # probability; it needs keys
-    remat: bool | str = False
-    unroll: bool = False
-    implementation: str = "auto"
-
-    @staticmethod
-    def of(settings: Settings) -> "Options":
-        """Return those of a training."""
-        return Options(settings.dropout, REMAT[settings.remat], settings.unroll)
-
-
-DEFAULT = Options()
 
 
 class Columns(NamedTuple):
@@ -87,8 +73,8 @@ class Totals(NamedTuple):
 class Objective:
     """The objective of a task."""
 
-    # (parameters, batch, keys of the sequences or None for no dropout, options) → Columns
-    columns: Callable[[Any, Batch, Any, Options], Columns]
+    # (parameters, batch, options, with a key for each sequence if there is dropout) → Columns
+    columns: Callable[[Any, Batch, LoopOptions], Columns]
     weights: Callable[[Batch], Array]  # batch → weight of each column, 0 if nothing is predicted there
     # number of the line with the MLP → (batch → 1 for each of its columns that is in a sequence, 0 for padding)
     routed: Mapping[str, Callable[[Batch], Array]]
@@ -97,34 +83,33 @@ class Objective:
         self,
         params: Any,
         batch: Batch,
-        keys: Key[Array, "B"] | None,
-        options: Options = DEFAULT,
+        options: LoopOptions = DEFAULT,
         *,
         label_smoothing: float = 0,
         N_V: int | None = None,
     ) -> Losses:
         """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`, and the balancing loss if the model has
-        experts and a coefficient of it. Dropout needs keys, one for each sequence; tokens from N_V on are padding.
+        experts and a coefficient of it. Dropout needs a key for each sequence; tokens from N_V on are padding.
         """
         lines = variant_of(params).mlps
         line = next((line for line in lines if isinstance(line, Experts)), None)
         weights, balance = self.weights(batch), None
         if line is not None and line.balance:
             names = [f"{symbol}@{number}" for number in self.routed for symbol in ("router", "G")]
-            c, seen = record(self.columns, *names)(params, batch, keys, options)
+            c, seen = record(self.columns, *names)(params, batch, options)
             each = [
                 line.balancing_loss(seen[f"router@{number}"], seen[f"G@{number}"], counted(batch))
                 for number, counted in self.routed.items()
             ]
             balance = line.balance * weights.sum() * sum(each)
         else:
-            c = self.columns(params, batch, keys, options)
+            c = self.columns(params, batch, options)
         smoothing = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
         return Losses(log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, **smoothing), balance)
 
     def totals(self, params: Any, batch: Batch, *, N_V: int | None = None) -> Totals:
         """Return the sums over a batch, without dropout and label smoothing."""
-        c = self.columns(params, batch, None, DEFAULT)
+        c = self.columns(params, batch, DEFAULT)
         weights = self.weights(batch)
         nats = log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, N_V=N_V, cap=c.cap)
         return Totals(nats, weights.sum(), jnp.sum(weights * (likeliest(c.X, c.W_u, c.b_u, N_V) == c.targets)))
@@ -155,6 +140,11 @@ def has_next(x: Int[Array, "B l"], length: Int[Array, "B"]) -> Float[Array, "B l
 def next_tokens(x: Int[Array, "B l"]) -> Int[Array, "B l"]:
     """Return x[t + 1] in column t; the last column has no next token, and must have weight 0."""
     return jnp.roll(x, -1, axis=1)
+
+
+def options_of(settings: Settings, keys: Key[Array, "B"] | None) -> LoopOptions:
+    """Return how a training computes hidden states; dropout needs a key for each sequence."""
+    return {"key": keys, "dropout": settings.dropout, "remat": REMAT[settings.remat], "unroll": settings.unroll}
 
 
 def resolved(dtype: str) -> str:

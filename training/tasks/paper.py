@@ -1,7 +1,5 @@
 """The tasks of the paper: next tokens (Algorithm 13), masked tokens (12), and sequence to sequence (11)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,14 +14,15 @@ from algorithms import (
     init_e_transformer,
     init_ed_transformer,
 )
+from algorithms.notation import LoopOptions
 from training.tasks.flops import attention_flops, embedding_flops, layer_flops
-from training.tasks.objectives import Batch, Columns, Objective, Options, has_next, in_sequence, next_tokens
+from training.tasks.objectives import Batch, Columns, Objective, has_next, in_sequence, next_tokens
 from training.tasks.task import Task
 
 
-def _d_columns(params, batch: Batch, keys: Any, options: Options) -> Columns:
+def _d_columns(params, batch: Batch, options: LoopOptions) -> Columns:
     packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
-    X = d_hidden_state(batch.get("x_read", batch["x"]), params, key=keys, **packed, **options._asdict())
+    X = d_hidden_state(batch.get("x_read", batch["x"]), params, **packed, **options)
     return Columns.of(X, params, next_tokens(batch["x"]))
 
 
@@ -56,8 +55,8 @@ D = Task(
 )
 
 
-def _e_columns(params, batch: Batch, keys: Any, options: Options) -> Columns:
-    X = e_hidden_state(batch["x_masked"], params, key=keys, length=batch["length"], **options._asdict())
+def _e_columns(params, batch: Batch, options: LoopOptions) -> Columns:
+    X = e_hidden_state(batch["x_masked"], params, length=batch["length"], **options)
     return Columns.of(X, params, batch["x"])
 
 
@@ -77,9 +76,9 @@ E = Task(
 )
 
 
-def _ed_columns(params, batch: Batch, keys: Any, options: Options) -> Columns:
+def _ed_columns(params, batch: Batch, options: LoopOptions) -> Columns:
     x = batch.get("x_read", batch["x"])
-    X = ed_hidden_state(batch["z"], x, params, key=keys, z_length=batch["z_length"], **options._asdict())
+    X = ed_hidden_state(batch["z"], x, params, z_length=batch["z_length"], **options)
     return Columns.of(X, params, next_tokens(batch["x"]))
 
 

@@ -54,7 +54,7 @@ def test_the_balancing_loss_is_that_of_the_loops(theta):
         p, columns = p + scores, columns + 1
         f[chosen] += 1
     predicted = (np.asarray(BATCH["length"]) - 1).sum()
-    losses = TASKS["d"].objective.losses(theta, BATCH, None)
+    losses = TASKS["d"].objective.losses(theta, BATCH)
     expected = BALANCE * predicted * N * (f / columns) @ (p / columns)
     np.testing.assert_allclose(losses.balance, expected, rtol=1e-6)
 

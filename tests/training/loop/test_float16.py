@@ -23,7 +23,7 @@ class Scalar:
     def __init__(self, f):
         self.f = f
 
-    def losses(self, params, batch, keys, options, **_):
+    def losses(self, params, batch, options, **_):
         return Losses(self.f(params["w"]).astype(jnp.float32), None)
 
     def weights(self, batch):
