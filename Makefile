@@ -41,7 +41,7 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
-# A tenth of these and of the quick tests, which TEST_SEED draws, another each time, with all of XLA's optimizations, as
+# A fifteenth of these and of the quick tests, which TEST_SEED draws, another each time, with all of XLA's optimizations, as
 # users have them; the others without, which takes half the time. What fails runs once more, since tests with deadlines can
 # miss them on a busy machine.
 end-to-end: export TEST_SEED := $(or $(TEST_SEED),$(shell date +%s))

@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
     leave_to_thorough(items)
     for item in items:
         is_left_out = any(map(item.get_closest_marker, ("slow", "thorough", "compilers")))
-        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 10 == 0:
+        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 15 == 0:
             item.add_marker(pytest.mark.optimized)
 
 
@@ -89,7 +89,7 @@ def of_commit():
 
 
 SEED = os.environ.get("TEST_SEED") or of_commit()
-"""Draws the quick cases of the tests marked sampled(n), and the tenth of these and of whole commands that is marked
+"""Draws the quick cases of the tests marked sampled(n), and the fifteenth of these and of whole commands that is marked
 optimized: the same for a commit, so that its result is, and others in the next, so that not the same run for ever.
 """
 
