@@ -181,15 +181,19 @@ class Parts(Run):
         A = self.use("activation", place)(U)
         return self.off(A, np.abs(A) + np.abs(U) * 0.5) if self.epsilon else A
 
+    def _choice_of_experts(self, place: str) -> Any:
+        how = self.use("experts", place)
+        if how is None:
+            raise ValueError(f"{place}: expected a choice of experts, got none")
+        return how
+
     def _experts(self, place: str, X: Named, prefix: str, key: Callable[[str], Key]) -> Named:
         """What the chosen experts give every token, weighted, and what the shared ones give it."""
         W_r, b_r, b_choice = (self.p(prefix + n) for n in ("W_router", "b_router", "b_choice"))
         router = self.line(key("W_r X + b_r"), lambda: self.linear(W_r, b_r, X.value, "router_bias", place), [X])
 
         def weights() -> Any:
-            how, G = self.use("experts", place), np.zeros_like(router.value)
-            if how is None:
-                raise ValueError(f"{place}: expected a choice of experts, got none")
+            how, G = self._choice_of_experts(place), np.zeros_like(router.value)
             for r, t in np.ndindex(G.shape[0], G.shape[-1]):
                 b = None if b_choice is None else b_choice[0]
                 for i, weight in weights_of_experts(router.value[r, :, t], b, how).items():
@@ -206,7 +210,7 @@ class Parts(Run):
 
         def total() -> Any:
             G_i, X_i = G.value[..., None, :], X.value[:, None]
-            if self.use("experts", place).get("weighted") == "inputs":
+            if self._choice_of_experts(place).get("weighted") == "inputs":
                 G_i, X_i = 1.0, self.rounded(G_i * X_i)
             Y = self.rounded((G_i * each(f"{prefix}experts/", X_i)).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:
