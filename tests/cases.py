@@ -100,7 +100,7 @@ def assert_drawn(
     theta: Any, prompts: Sequence[Any], tokens: Sequence[Any], tau: float, key: jax.Array, columns: int | None = None
 ) -> None:
     """Algorithm 14 draws these tokens behind each prompt, each given those before it, and request r with
-    ``fold_in(key, r)``: columns do not see what stands behind, so one pass of this many columns has them all.
+    ``fold_in(key, r)``: a token attends to none after it, so one pass over this many columns gives them all.
     """
     texts = [np.concatenate([prompt, of_prompt[:-1]]) for prompt, of_prompt in zip(prompts, tokens, strict=True)]
     x = np.zeros((len(texts), columns or max(map(len, texts))), np.int32)

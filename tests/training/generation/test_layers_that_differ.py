@@ -58,7 +58,7 @@ def test_what_is_recorded_and_changed_is_that_of_whole_texts():
     assert (begun.tokens != Generator(THETA, CONFIG).generate(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY)).any()
     of_text = record(intervene(d_transformer, changes), *names)
     for x, n, y, seen in zip(X, LENGTHS, begun.tokens, begun.seen(), strict=True):
-        padded = np.pad(np.concatenate([x[:n], y])[:-1], (0, 9 - n))  # no column sees what stands behind it
+        padded = np.pad(np.concatenate([x[:n], y])[:-1], (0, 9 - n))  # no token attends to those after it
         whole = jax.tree.map(lambda a, b: np.asarray(b)[tuple(map(slice, a.shape))], seen, of_text(padded, THETA)[1])
         assert_trees_close(seen, whole, 1e-8)
 
