@@ -1,6 +1,7 @@
 """Causal attention, forward and backward: all implementations, compared with the paper's lines and PyTorch's SDPA."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,16 +15,18 @@ from training.benchmarks import reference
 from training.benchmarks.timing import (
     Timing,
     alternate,
-    matrix_product_peak,
     pytorch,
     pytorch_device,
     table,
     temporary_bytes,
 )
+from training.loop.cost import matmul_peak
 
 SIZES = ((12, 1024, 64), (12, 2048, 64), (64, 256, 32))
 SMALL_SIZES = ((8, 32, 32), (256, 32, 32), (8, 64, 64), (64, 64, 32), (12, 128, 64), (64, 128, 32), (12, 512, 64))
 GPU_SIZES = tuple((16, l, d) for d in (64, 128) for l in (1024, 2048, 4096, 8192, 16384))
+IN_A_ROW = 20
+"""Calls that are timed together on an accelerator, which computes one while the host starts the next."""
 # Matrix products of l x l x d; causal attention needs half of them.
 PRODUCTS = {"forward": 2, "forward and backward": 7}
 
@@ -33,7 +36,7 @@ def run(rounds: int) -> str:
     on_gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if on_gpu else jnp.float32
     implementations: list[Implementation] = ["auto", "blockwise"] if on_gpu else ["paper", "dense", "blockwise", "auto"]
-    peak = matrix_product_peak(dtype)
+    peak = matmul_peak(time.perf_counter, jnp.dtype(dtype).name)
     title = f"{jnp.dtype(dtype).name}, causal; matrix products peak at {peak / 1e9:.0f} GFLOP/s."
     cases: list[Any] = [(title, GPU_SIZES if on_gpu else SIZES, implementations, rounds)]
     cases += [] if on_gpu else [("small.", SMALL_SIZES, ["paper", "auto"], 3 * rounds)]
@@ -72,12 +75,15 @@ def timings(
     """Return the times of the implementations, of "plain" JAX by a kernel of `reference.attention` if one is given, and
     of "torch" if it is installed, for (heads, tokens, rows).
     """
-    candidates: dict[str, Callable[[], object]] = {name: _ours(name, *size, dtype, passes) for name in implementations}
+    n = 1 if jax.default_backend() == "cpu" else IN_A_ROW
+    candidates: dict[str, Callable[[], object]] = {
+        name: _ours(name, *size, dtype, passes, n) for name in implementations
+    }
     if plain:
-        candidates["plain"] = _plain(plain, *size, dtype, passes)
-    if (torch_call := _pytorch(*size, dtype, passes)) is not None:
+        candidates["plain"] = _plain(plain, *size, dtype, passes, n)
+    if (torch_call := _pytorch(*size, dtype, passes, n)) is not None:
         candidates["torch"] = torch_call
-    return alternate(candidates, rounds)
+    return {name: timing.of_each(n) for name, timing in alternate(candidates, rounds).items()}
 
 
 def flops(heads: int, l: int, d: int, passes: str) -> float:
@@ -104,7 +110,7 @@ def windows(rounds: int) -> str:
     for l in (2048, 4096, 8192):
         candidates = {
             "dense": _ours("dense", 1, l, 64, jnp.float32, passes),
-            "window": _ours("blockwise", 1, l, 64, jnp.float32, passes, banded(width)),
+            "window": _ours("blockwise", 1, l, 64, jnp.float32, passes, mask=banded(width)),
         }
         timing = alternate(candidates, rounds)
         ratio = timing["dense"].median / timing["window"].median
@@ -129,19 +135,22 @@ def _passes(attend: Callable[..., jax.Array], passes: str) -> Callable:
     return jax.jit((lambda Q, K, V, E: attend(Q, K, V)) if passes == "forward" else jax.grad(objective, (0, 1, 2)))
 
 
-def _ours(implementation: Implementation, heads, l, d, dtype, passes: str, mask=UNIDIRECTIONAL) -> Callable[[], object]:
+def _ours(
+    implementation: Implementation, heads: int, l: int, d: int, dtype: Any, passes: str, n: int = 1, mask=UNIDIRECTIONAL
+) -> Callable[[], object]:
+    """Return n calls; so do the next two."""
     inputs = [jax.random.normal(jax.random.key(i), (d, heads, l), dtype) for i in range(4)]
     compiled = _compiled(implementation, passes, mask)
-    return lambda: jax.block_until_ready(compiled(*inputs))
+    return lambda: jax.block_until_ready([compiled(*inputs) for _ in range(n)])
 
 
-def _plain(kernel: str, heads: int, l: int, d: int, dtype: Any, passes: str) -> Callable[[], object]:
+def _plain(kernel: str, heads: int, l: int, d: int, dtype: Any, passes: str, n: int) -> Callable[[], object]:
     inputs = [jax.random.normal(jax.random.key(i), (1, l, heads, d), dtype) for i in range(4)]
     compiled = _passes(functools.partial(reference.attention, kernel=kernel), passes)
 
     def call():
         with reference.in_use():
-            return jax.block_until_ready(compiled(*inputs))
+            return jax.block_until_ready([compiled(*inputs) for _ in range(n)])
 
     return call
 
@@ -151,7 +160,7 @@ def _temporary_bytes(implementation: Implementation, l: int, mask: StructuralMas
     return temporary_bytes(_compiled(implementation, "forward and backward", mask), *inputs)
 
 
-def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Callable[[], object] | None:
+def _pytorch(heads: int, l: int, d: int, dtype: Any, passes: str, n: int) -> Callable[[], object] | None:
     torch = pytorch()
     if torch is None:
         return None
@@ -161,11 +170,11 @@ def _pytorch(heads: int, l: int, d: int, dtype: jnp.dtype, passes: str) -> Calla
     E = torch.randn(1, heads, l, d, **options)
 
     def call():
-        out = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=True)
-        if backward:
-            out = torch.autograd.grad((out * E).sum(), (Q, K, V))
+        for _ in range(n):
+            out = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=True)
+            if backward:
+                out = torch.autograd.grad((out * E).sum(), (Q, K, V))
         if options["device"] == "cuda":
             torch.cuda.synchronize()
-        return out
 
     return call

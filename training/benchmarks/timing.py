@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 PAUSE = 0.01
 """Seconds between the calls of two candidates."""
@@ -21,6 +20,10 @@ class Timing(NamedTuple):
     median: float
     low: float  # lower quartile
     high: float  # upper quartile
+
+    def of_each(self, n: int) -> "Timing":
+        """Return the seconds of each of n calls."""
+        return Timing(*(seconds / n for seconds in self))
 
     def __str__(self) -> str:
         digits = 1 if self.median >= 0.01 else 3
@@ -43,19 +46,6 @@ def alternate(candidates: Mapping[str, Callable[[], object]], rounds: int) -> di
             call()
             seconds[name].append(time.perf_counter() - start)
     return {name: Timing(statistics.median(s), *statistics.quantiles(s, n=4)[::2]) for name, s in seconds.items()}
-
-
-def matrix_product_peak(dtype: jnp.dtype, size: int = 2048) -> float:
-    """Return the FLOP/s of a large square matrix product, the best of ten."""
-    A = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    product = jax.jit(jnp.matmul)
-    product(A, A).block_until_ready()
-    best = float("inf")
-    for _ in range(10):
-        start = time.perf_counter()
-        product(A, A).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 def pytorch() -> Any:

@@ -16,12 +16,12 @@ from algorithms.notation import Implementation
 from training.benchmarks import reference
 from training.benchmarks.timing import (
     alternate,
-    matrix_product_peak,
     pytorch,
     pytorch_device,
     table,
     temporary_bytes,
 )
+from training.loop.cost import matmul_peak
 from training.mesh.cpu import keep_memory
 
 SIZES: dict[str, Any] = {"N_V": 256, "l_max": 256, "L": 6, "H": 8, "d_e": 256, "d_mlp": 1024}
@@ -42,7 +42,7 @@ def run(rounds: int) -> str:
     if (theirs := hugging_face(SIZES, BATCH)) is not None:
         candidates["Hugging Face GPT-2, PyTorch SDPA"] = theirs
     timing = alternate(candidates, rounds)
-    peak = matrix_product_peak(jnp.float32)
+    peak = matmul_peak(time.perf_counter, "float32")
     theirs, rows = timing.get("Hugging Face GPT-2, PyTorch SDPA"), []
     for name, t in timing.items():
         row = [name, str(t), f"{BATCH * SIZES['l_max'] / t.median:.0f}", f"{_flops() / t.median / peak:.0%}"]

@@ -5,8 +5,10 @@ On a CPU, a self-test: the kernels that a CPU has, and small sizes.
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import optax
 
 from algorithms import GPT2, DTransformerConfig
 from training.benchmarks import attention, decode, kernels, reference, training_step
-from training.benchmarks.timing import Timing, alternate, machine, matrix_product_peak, table
+from training.benchmarks.timing import Timing, alternate, machine, table
 from training.command_line.terminal import Bar, say
 from training.commands import scaling
 from training.loop.cost import matmul_peak
@@ -85,12 +87,12 @@ def run(rounds: int) -> int:
 
 
 def _checked(platform: str, wrong: list[str]) -> str:
-    """Return the table of kernels, and add a sentence for each wrong one."""
+    """Return the table of kernels, and add a sentence for each wrong one. Several checks compile side by side."""
     jax.clear_caches()  # so that each kernel is traced as it is now
     all_checks, results = kernels.checks(platform), []
-    with Bar("checking kernels", every=EVERY) as bar:
-        for check in all_checks:
-            results += kernels.found(check, platform)
+    with Bar("checking kernels", every=EVERY) as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for of_check in pool.map(lambda check: [*kernels.found(check, platform)], all_checks):
+            results += of_check
             bar.advance(1, len(all_checks))
     wrong += [result.wrong for result in results if result.wrong]
     title = "Values and gradients beside the oracle's: the largest error of a token, as a share of its norm or, if"
@@ -127,7 +129,7 @@ def step(sizes: Sizes, rounds: int) -> str:
 def attentions(sizes: Sizes, rounds: int) -> str:
     """Return a table of causal attention, forward and backward, beside plain JAX and PyTorch."""
     kernel, dtype, rows = _plain_kernel(), jnp.dtype(resolved("auto")), []
-    peak = matrix_product_peak(dtype)
+    peak = matmul_peak(time.perf_counter, dtype.name)
     for size in sizes.attention:
         for passes in attention.PRODUCTS:
             timing = attention.timings(["auto"], rounds, size, dtype, passes, kernel)
@@ -193,9 +195,9 @@ def _plain_updates(sizes: Sizes) -> Callable[[], object]:
     kernel, optimizer = _plain_kernel(), optax.adamw(1e-4)
     of_theta = functools.partial(reference.loss, H=sizes.model["H"], kernel=kernel, remat=False)
     plain = jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
-    theta = jax.device_put(reference.random_parameters(sizes.model), jax.NamedSharding(reference.one_device(), jax.P()))
-    x = jax.random.randint(jax.random.key(0), (sizes.B, sizes.model["l_max"]), 0, sizes.model["N_V"])
-    carried = [theta, optimizer.init(theta)]
+    theta, x = reference.random_parameters(sizes.model), (sizes.B, sizes.model["l_max"])
+    x = jax.random.randint(jax.random.key(0), x, 0, sizes.model["N_V"])
+    carried = [*jax.device_put((theta, optimizer.init(theta)), jax.NamedSharding(reference.one_device(), jax.P()))]
 
     def call() -> None:
         with reference.in_use():
