@@ -58,7 +58,8 @@ def _merged(A: Array, axes: Sequence[int]) -> Array:
 
 
 def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, dtype: jnp.dtype | None) -> Array:
-    """The product ``at_once(A, B)``, summed over these axes, in ``dtype``, or by default in the factors' dtype.
+    """The product ``at_once(A, B)``, summed over these axes, in ``dtype``, or by default in the factors' dtype; axes of
+    None are those of a batch of products.
 
     XLA's CPU backend lacks some products whose results are wider than their factors; widening the factors first gives
     the same sums. It also widens bfloat16 for a narrow result, unless the processor multiplies bfloat16 itself.
@@ -77,7 +78,7 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
 
 def _is_native(A: Array, B: Array, axes: Any) -> bool:
     """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none too narrow, on one device."""
-    if A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
+    if axes is None or A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
         return False
     if not (multiplies_bfloat16() and for_this_machine()):
         return False
@@ -104,4 +105,4 @@ def _groups(W) -> int:
 def _by_groups(groups: int, dtype, W, X):
     W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
     at_once = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    return _accumulated(at_once, W_g, X_g, ((2,), (1,)), dtype).reshape(*W.shape[:-1], *X.shape[1:])
+    return _accumulated(at_once, W_g, X_g, None, dtype).reshape(*W.shape[:-1], *X.shape[1:])

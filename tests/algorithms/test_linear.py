@@ -56,8 +56,12 @@ def test_groups_of_rows_are_for_processors_only():
     assert "tensor<2x256x256xf32>" not in of_platform["cuda"] + of_platform["tpu"]
 
 
+BFLOAT16_SIZES = [((2, 17), 23, (3, 19)), ((16,), 16, (16,)), ((64,), 64, (2,)), ((2048,), 512, (1,))]
+"""Rows, terms and columns; the last product is one of 16 groups of rows."""
+
+
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize(("rows", "d_in", "columns"), [((2, 17), 23, (3, 19)), ((16,), 16, (16,)), ((64,), 64, (2,))])
+@pytest.mark.parametrize(("rows", "d_in", "columns"), BFLOAT16_SIZES)
 def test_products_of_bfloat16_are_sums_in_float32(rows, d_in, columns, native, monkeypatch):
     monkeypatch.setattr(module, "multiplies_bfloat16", lambda: native)
     shapes = (d_in, math.prod(rows)), (d_in, *columns), (*rows, *columns)
