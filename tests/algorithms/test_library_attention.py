@@ -55,6 +55,13 @@ AS_ARRAYS = {
     "blocks": alg.blocks(NUMBERS),
     "a window to both sides": alg.near(9) & alg.padding(jnp.array([0, 77], jnp.int32)),
 }
+OF_CUDNN = {
+    "nothing": alg.BIDIRECTIONAL,
+    "the future": alg.UNIDIRECTIONAL,
+    "the future and padding": PADDED,
+    "a window": alg.banded(40),
+    "a window and padding": alg.banded(40) & alg.padding(jnp.array([0, 77], jnp.int32)),
+}
 MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 slow = pytest.mark.slow
 
@@ -242,18 +249,25 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
     assert "tensor<1x1x256x64xbf16>" in text  # one head of one sequence
 
 
-@pytest.mark.parametrize("mask", AS_ARRAYS.values(), ids=AS_ARRAYS)
-def test_masks_that_cudnn_takes_as_arrays(mask, monkeypatch):
-    """By what JAX computes for the same call without cuDNN, which needs a GPU."""
+@pytest.mark.parametrize("rows", [(16, 16), (12, 9), (8, 16)], ids=str)
+@pytest.mark.parametrize("mask", (AS_ARRAYS | OF_CUDNN).values(), ids=AS_ARRAYS | OF_CUDNN)
+def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
+    """By what JAX computes for the same call without cuDNN, which needs a GPU, with what was seen on one: a window is
+    the past's bound alone.
+    """
     by_xla = jax.nn.dot_product_attention
 
     def dot_product_attention(*matrices, implementation, **options):
-        assert (implementation, options["mask"].shape) == ("cudnn", (2, 1, 128, 128))
+        as_array = any(mask is other for other in AS_ARRAYS.values())
+        assert (implementation, "mask" in options) == ("cudnn", as_array)
+        assert {a.shape[-1] for a in matrices} == {16}
+        if "local_window_size" in options:
+            options["local_window_size"] = (options["local_window_size"][0], 128)
         return by_xla(*matrices, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", dot_product_attention)
-    matrices = tiles(d=16, H=4, H_kv=2)
-    E = jnp.asarray(np.random.default_rng(1).normal(size=(4, 16, 2, 128)), jnp.float32)
+    matrices = tiles(d=rows[0], d_mid=rows[1], H=4, H_kv=2)
+    E = jnp.asarray(np.random.default_rng(1).normal(size=(4, rows[1], 2, 128)), jnp.float32)
 
     def value_and_gradients(attention):
         out, pullback = jax.vjp(attention, *matrices)
@@ -271,9 +285,8 @@ def test_masks_that_cudnn_takes_as_arrays(mask, monkeypatch):
     [
         (cudnn_refuses, "cpu", {}, "runs on an NVIDIA GPU, and the platform is cpu"),
         (cudnn_refuses, "gpu", {}, "bfloat16 or float16 throughout, got float32"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 12}, "multiple of 8, got d_attn = 12"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 32}, "d_attn = d_mid"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d": 136}, "at most 128 rows, got d_attn = 136"),
+        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 129}, "got d_attn = 64 and d_mid = 129"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_x": 127, "mask": alg.prefix(9)}, "even lengths for such"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": jnp.ones((128, 127), bool), "l_x": 127}, "even lengths"),
@@ -299,14 +312,11 @@ def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
     [
         ("9.0", 91200, (256, 256), None),
         ("9.0", 91200, (192, 128), None),
-        ("9.0", 91200, (264, 128), "d_attn and d_mid, at most 256"),
-        ("9.0", 91200, (128, 124), "a multiple of 8, got d_attn = 128 and d_mid = 124"),
-        ("9.0", 90800, (192, 128), "d_attn = d_mid, at most 256"),
+        ("9.0", 91200, (257, 128), "at most 256 rows, got d_attn = 257 and d_mid = 128, compute capability 9.0"),
+        ("9.0", 91200, (128, 124), None),
         ("9.0", None, (256, 256), None),
-        ("9.0", None, (192, 128), "cuDNN unknown"),
-        ("8.9", 91200, (128, 128), None),
-        ("8.9", 91200, (256, 256), "at most 128 and a multiple of 8, got d_attn = 256"),
-        ("8.0", 91200, (128, 64), "d_attn = d_mid"),
+        ("8.9", 91200, (128, 64), None),
+        ("8.9", 91200, (256, 256), "at most 128 rows, got d_attn = 256"),
         ("7.5", 91200, (64, 64), "does not run on a GPU of compute capability 7.5"),
         ("10.3", 91001, (64, 64), "does not run on a GPU of compute capability 10.3"),
         ("10.3", 91100, (64, 64), None),

@@ -101,6 +101,7 @@ def cases(platform: str) -> list[Case]:
         Case("documents", UNIDIRECTIONAL & documents(numbers)),
         Case("documents and padding", documents(numbers) & padding(lengths)),
         Case("a window, documents and padding", joined),
+        Case("a window and padding", banded(40) & padding(lengths)),
         Case("padding", padding(lengths)),
         Case("a window to both sides", near(40)),
         Case("a prefix", prefix(jnp.array([9, 60], jnp.int32))),
@@ -110,6 +111,7 @@ def cases(platform: str) -> list[Case]:
         Case("heads of 128 rows", UNIDIRECTIONAL, d_attn=128, d_mid=128),
         Case("heads of 256 rows", UNIDIRECTIONAL, H=2, H_kv=1, d_attn=256, d_mid=256),
         Case("heads of 192 and 128 rows", UNIDIRECTIONAL, H=2, H_kv=1, d_attn=192, d_mid=128),
+        Case("heads of 12 and 20 rows", banded(40), d_attn=12, d_mid=20),
     ]
 
 

@@ -69,18 +69,16 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -
 
 
 def _refused_heads(d_attn: int, d_mid: int, gpu: Numbers | None, cudnn: Numbers) -> str | None:
-    """Why cuDNN's kernel cannot compute heads of these sizes, or None if it can, by the limits that JAX checks."""
+    """Why cuDNN's kernel cannot compute heads of these sizes, or None if it can."""
     if gpu is None:
         return "it runs on an NVIDIA GPU, and this one is of another maker"
     if () < gpu < (8, 0) or (gpu == (10, 3) and cudnn < (9, 11)):
         return f"it does not run on a GPU of compute capability {_dotted(gpu)} with cuDNN {_dotted(cudnn)}"
-    most, is_latent = 256 if gpu >= (9, 0) else 128, gpu >= (9, 0) and cudnn >= (9, 10)
-    if (d_attn == d_mid or is_latent) and max(d_attn, d_mid) <= most and not (d_attn % 8 or d_mid % 8):
+    most = 256 if gpu >= (9, 0) else 128
+    if max(d_attn, d_mid) <= most:
         return None
-    sizes = "d_attn and d_mid" if is_latent else "d_attn = d_mid"
-    found = f" (compute capability {_dotted(gpu)}, cuDNN {_dotted(cudnn)})" if gpu else ""
-    got = f"d_attn = {d_attn} and d_mid = {d_mid}{found}"
-    return f"it needs {sizes}, at most {most} and a multiple of 8, got {got}"
+    found = f", compute capability {_dotted(gpu)}" if gpu else ""
+    return f"it takes heads of at most {most} rows, got d_attn = {d_attn} and d_mid = {d_mid}{found}"
 
 
 def _compute_capability() -> Numbers | None:
@@ -230,19 +228,23 @@ def _(f, primals, tangents):
 
 
 def cudnn_attention(
-    Q: Float[Array, "H d B l_x"],
-    K: Float[Array, "H_kv d B l_z"],
-    V: Float[Array, "H_kv d B l_z"],
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
     mask: Mask,
     cap: None,
-) -> Float[Array, "H d B l_x"]:
-    """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores."""
-    B, l_x, l_z = Q.shape[2], Q.shape[-1], K.shape[-1]
-    q, k, v = (a.transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
-    options: dict[str, Any] = {}
+) -> Float[Array, "H d_mid B l_x"]:
+    """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores.
+
+    JAX wants queries, keys and values of as many rows, a multiple of 8, so zeros follow the shorter ones.
+    """
+    (d_attn, B, l_x), d_mid, l_z = Q.shape[1:], V.shape[1], K.shape[-1]
+    d = -(-max(d_attn, d_mid) // 8) * 8
+    q, k, v = (_in_rows(a, d).transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
+    options: dict[str, Any] = {"scale": d_attn**-0.5}
     if isinstance(mask, StructuralMask) and not _is_array(mask):
-        options["is_causal"] = mask.unidirectional and mask.width is None
-        if mask.width is not None:
+        options["is_causal"] = mask.unidirectional
+        if mask.width is not None:  # alone, the kernel would take it as the past's bound and allow all of the future
             options["local_window_size"] = (mask.width - 1, 0)
         if mask.length is not None:
             options["key_value_seq_lengths"] = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
@@ -252,7 +254,13 @@ def cudnn_attention(
             options["is_causal"] = mask.unidirectional  # so that the kernel skips the future
             mask = mask.dense(l_z, l_x)
         options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
-    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options).transpose(2, 3, 0, 1)
+    v_tilde = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
+    return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
+
+
+def _in_rows(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
+    """The same, with zeros below up to d rows."""
+    return a if a.shape[1] == d else jnp.pad(a, ((0, 0), (0, d - a.shape[1]), (0, 0), (0, 0)))
 
 
 def pallas_attention(
