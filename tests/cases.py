@@ -50,13 +50,18 @@ def initializer(config: Any) -> Any:
     }[type(config)]
 
 
+def _array(values: Any, dtype: Any) -> jax.Array:
+    """These values, without a program for each shape, as ``jnp.asarray`` compiles."""
+    return jax.device_put(np.asarray(values).astype(dtype))
+
+
 def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
     """A pytree of normal arrays; the scales γ vary around 1."""
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
         is_gamma = any(getattr(entry, "name", None) == "gamma" for entry in path)
-        return jnp.asarray(is_gamma + scale * rng.standard_normal(leaf.shape), dtype)
+        return _array(is_gamma + scale * rng.standard_normal(leaf.shape), dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
@@ -74,12 +79,12 @@ def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: fl
 
 def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
     """Token IDs, the three special ones among them."""
-    return jnp.asarray(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)
+    return _array(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     """A normal array."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return _array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def padded(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -159,12 +164,21 @@ def common_factor(actual: Any, expected: Any) -> float:
     return float(np.vdot(expected, actual) / np.vdot(expected, expected))
 
 
+_traced_as = jax.make_user_context(default_value=None)
+"""What a test has changed of the library: what is traced under one value is not found again under another."""
+
+
+def traced_anew() -> contextlib.AbstractContextManager[None]:
+    """Trace and lower inside of it what has been traced before, and find nothing of it again afterwards."""
+    return _traced_as(object())
+
+
 @contextlib.contextmanager
 def small_blocks(n: int, **of_strips: int) -> Iterator[None]:
     """Blocks of n tokens, and strips of these sizes, so that small sequences have several, and some that a mask rules
     out.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _traced_as((n, *sorted(of_strips.items()))):
         patch.setattr(blockwise, "BLOCK", n)
         for name, size in of_strips.items():
             patch.setattr(strips, name, size)

@@ -32,7 +32,7 @@ def make_run(
     files.begin(Description(settings, config, labels, {"tokenizer": tokenizer.fingerprint()}), tokenizer)
     theta = init_model(jax.random.key(3), task, config, scheme="glorot", N_C=len(labels))
     rng = np.random.default_rng(4)
-    noisy = jax.tree.map(lambda a: np.asarray(a + 0.3 * rng.standard_normal(a.shape), np.float32), theta)
+    noisy = jax.tree.map(lambda a: (np.asarray(a) + 0.3 * rng.standard_normal(a.shape)).astype(np.float32), theta)
     files.save_parameters(noisy)
     return path
 

@@ -27,9 +27,7 @@ F64 = 1e-9
 def small_blocks():
     """Also blocks that no mask cuts."""
     with cases.small_blocks(4, LEAST=2, LARGEST=2, RANGES=3):
-        jax.clear_caches()
         yield
-    jax.clear_caches()
 
 
 def value_and_gradients(f):

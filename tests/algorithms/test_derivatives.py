@@ -193,9 +193,7 @@ QUICK = (
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks():
     with cases.small_blocks(2, LEAST=2):
-        jax.clear_caches()
         yield
-    jax.clear_caches()
 
 
 def normal_like(tree, seed):

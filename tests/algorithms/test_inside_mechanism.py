@@ -19,6 +19,7 @@ import algorithms
 from algorithms import UNIDIRECTIONAL, alg03_attention, d_transformer, mh_attention
 from algorithms.inside import at, intervene, record
 from algorithms.machinery import naming
+from tests import cases
 from tests.algorithms.test_inside import D, X
 
 ROOT = pathlib.Path(algorithms.__file__).parent
@@ -105,8 +106,8 @@ def lines_run(f):
 
 def test_a_tracer_sees_the_same_lines():
     """Coverage is a tracer: what it reports of a test that records is what it reports of one that does not."""
-    jax.clear_caches()  # what is compiled already is not run again
-    plain, named = lines_run(plainly), lines_run(looked_at)
+    with cases.traced_anew():  # what is compiled already is not run again
+        plain, named = lines_run(plainly), lines_run(looked_at)
     assert len(plain) > 15
     assert named == plain
 

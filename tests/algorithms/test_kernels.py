@@ -15,7 +15,7 @@ import pytest
 import algorithms as alg
 from algorithms.model.variants import VARIANTS
 from algorithms.ops.attention import dispatch, vendor
-from tests.cases import initializer
+from tests import cases
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -59,7 +59,7 @@ def config_of(name):
 
 def traced(name):
     config = config_of(name)
-    theta = jax.eval_shape(lambda key: initializer(config)(key, config), jax.random.key(0))
+    theta = jax.eval_shape(lambda key: cases.initializer(config)(key, config), jax.random.key(0))
     theta = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), theta)
     x, lengths = jax.ShapeDtypeStruct((B, l), jnp.int32), jax.ShapeDtypeStruct((B,), jnp.int32)
     jax.eval_shape(loss_of(name), theta, x, lengths)
@@ -82,8 +82,7 @@ def row(name):
             found[machine][kernel] = None
         return "dense"
 
-    with mock.patch.object(dispatch, "automatic", chosen):
-        jax.clear_caches()
+    with mock.patch.object(dispatch, "automatic", chosen), cases.traced_anew():
         traced(name)
     cells = [f"`{name}`", *map(", ".join, (heads, *found.values(), reasons))]
     return "| " + " | ".join(cells).rstrip() + " |"

@@ -10,7 +10,7 @@ import pytest
 
 from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
-from tests.cases import random_theta
+from tests.cases import random_theta, traced_anew
 from tests.training.generation.test_rings import model
 from training.generation import Generator, Translator, attending, cache, prefilling, states
 from training.generation.prefixes import Prefixes
@@ -148,11 +148,10 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
 
     assert all(isinstance(state.caches[0], Slots) for state in caches())
     assert isinstance(caches(most=(40,) * config.L)[0].caches[0], cache.KeyValues)
-    jax.clear_caches()
     monkeypatch.setattr(cache, "platform_of", lambda _: "tpu")
-    for state in caches():
-        assert state.caches[0].K.shape == (4, 256, 6)
-    jax.clear_caches()
+    with traced_anew():
+        for state in caches():
+            assert state.caches[0].K.shape == (4, 256, 6)
 
 
 def test_several_devices_share_a_cache_in_one_part():
