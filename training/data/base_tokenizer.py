@@ -62,8 +62,9 @@ class Tokenizer(abc.ABC):
         return self._special.all()
 
     def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
-        """Return a text's token IDs as a model reads them: after bos, and before eos if the text `ends`."""
-        return self._special.framed(ids, ends=ends)
+        """Return a text's token IDs as a model reads them: after bos (at least), and before eos if it `ends`."""
+        special = self._special
+        return [*special.before, *ids, *(special.after if ends else ())] or [special.token("bos")]
 
     def are_mostly_unknown(self, ids: Sequence[int]) -> bool:
         """Return whether more than half of the tokens stand for text outside the vocabulary."""

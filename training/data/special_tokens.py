@@ -1,6 +1,5 @@
 """The special tokens of a model that was trained elsewhere, which may have any IDs."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from training.data.records import DataError
@@ -29,10 +28,6 @@ class SpecialTokens(NamedTuple):
         """Return the tokens that never occur in text."""
         own = {token for token in (self.mask, self.bos, self.eos) if token is not None}
         return tuple(sorted(own | {*self.before, *self.after, *self.others, *self.ends}))
-
-    def framed(self, ids: Sequence[int], *, ends: bool) -> list[int]:
-        """Return the token IDs of a text with the tokens before it and, if it `ends`, after it; at least bos."""
-        return [*self.before, *ids, *(self.after if ends else ())] or [self.token("bos")]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name; `ends` only if not empty, since older files lack it."""

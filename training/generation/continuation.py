@@ -19,7 +19,7 @@ from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, Read
-from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_of
+from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_arrays
 from training.generation.sampling import History, Sampling
 from training.generation.states import Likeliest, State
 
@@ -71,7 +71,7 @@ class Generator:
 
     def stream(self, prompts: Tokens, **requests: Unpack[CallArguments]) -> Iterator[np.ndarray]:
         """Yield the columns of what `generate` returns as they are generated, until all sequences have ended."""
-        yield from self.begin(prompts, **requests).columns(requests["l_gen"])
+        yield from self.begin(prompts, **requests).columns()
 
     def begin(
         self,
@@ -107,16 +107,17 @@ class Generator:
         in_full = self.prefixes is not None or self.inside is not None
         return () if in_full else states.windows(self.config.variant, self.config.L)
 
-    def read(
-        self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, prefill: Callable[..., State] = prefilling.prefill
-    ) -> State:
-        """Read prompts, padded on the right, with `prefill`, into caches with room for at least `room` more tokens."""
+    def read(self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, reading: Reading | None = None) -> State:
+        """Read prompts, padded on the right, into caches with room for at least `room` more tokens; `reading` records
+        what it is to.
+        """
         x = bucketed(x, self.config.l_max)
         C = capacity(x.shape[1] + 1 + room)
+        if reading is not None:
+            return reading.prefill(self.theta, x, lengths, C=C, most=self.most)
         if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self, x, lengths, C=C)
-        theta = self.apart if self.inside is None else self.theta
-        return prefill(theta, x, lengths, C=C, most=self.most)
+        return prefilling.prefill(self.apart, x, lengths, C=C, most=self.most)
 
 
 class Plan(NamedTuple):
@@ -154,7 +155,7 @@ class Continuation:
         self._state: Any = None
         if requests:
             self._begin()
-            self._state = self._read_all()
+            self._read_windows()
             self._remember(self._remembered(self._requests, self.starts))
 
     def extend(self, n: int) -> None:
@@ -162,7 +163,7 @@ class Continuation:
         while self.tokens.shape[1] < n and not self.ended:
             done = self.tokens.shape[1]
             if not self.left.min():
-                self._begin_windows()
+                self._read_windows()
             first = int(self._state.slot)
             last = first + min(1 if self._permits else n - done, int(self.left.min()))
             begins = self._begins if done in self.starts else None
@@ -175,9 +176,14 @@ class Continuation:
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 
-    def columns(self, n: int) -> Iterator[np.ndarray]:
-        """Yield the first n columns of tokens as they are generated, or those until all sequences have ended."""
-        for i in range(n):
+    @property
+    def wanted(self) -> int:
+        """How many tokens there are when every request has all that it asked for."""
+        return self.tokens.shape[1] + self._missing(self._requests, self.starts)
+
+    def columns(self) -> Iterator[np.ndarray]:
+        """Yield the columns of tokens as they are generated, until all sequences have ended or what they asked for."""
+        for i in range(self.wanted):
             self.extend(i + 1)
             if self.tokens.shape[1] == i:
                 return
@@ -258,7 +264,7 @@ class Continuation:
         """Return what decides which program generates the next tokens of a plan, and a function that compiles it, which
         another thread may call.
         """
-        sampling = sampling_of(plan.requests, self._model.config.N_V)
+        sampling = sampling_arrays(plan.requests, self._model.config.N_V)
         begins, T = begins_of(plan.requests, self._model.config.N_V), plan.T if sampling.uses_history else 0
         B, drawn = len(plan.requests), (sampling.eos.shape[1], sampling.logit_bias is None)
         given = [jax.eval_shape(lambda state: state, read.state if read else self._state)]
@@ -285,7 +291,7 @@ class Continuation:
         """Lay out how the tokens of all requests are drawn."""
         N_V, self.ended = self._model.config.N_V, False
         self._keys = jnp.stack([request.key for request in self._requests])
-        self.sampling = sampling_of(self._requests, N_V)
+        self.sampling = sampling_arrays(self._requests, N_V)
         self._permits = any(request.permits is not None for request in self._requests)
         self._begins = begins_of(self._requests, N_V)
 
@@ -306,9 +312,9 @@ class Continuation:
         """What `record` gives of each request for one pass over its tokens, past l_max of its window, but the last."""
         return [] if self._reading is None else self._reading.seen()
 
-    def _read_all(self) -> State:
+    def _read_windows(self) -> None:
         """Read the windows of all texts, with room for what is still to be generated."""
-        l_max = self._model.config.l_max
+        before, l_max = self._state, self._model.config.l_max
         read = prompts.read(self._model, self._texts(), more=self._missing(self._requests, self.starts))
         self.left = l_max - np.asarray(read.state.lengths)[read.rows].astype(np.int64) + 1
         if self._reading is not None:
@@ -319,16 +325,15 @@ class Continuation:
             shape = (*state.tokens.shape, self._N)
             likeliest = Likeliest(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, state.log_p.dtype))
             state = state._replace(likeliest=likeliest)
-        return state
+        if before is not None:
+            drawn = jax.device_put(self._drawn().astype(np.int32))
+            state = state._replace(drawn=drawn, ended=before.ended, history=before.history)
+        self._state = state
 
     def _missing(self, requests: Sequence[Request], starts: np.ndarray) -> int:
         """Return the most tokens that a request has still asked for."""
         n = self.tokens.shape[1]
         return max(request.l_gen - n + int(start) for request, start in zip(requests, starts, strict=True))
-
-    def _begin_windows(self) -> None:
-        before, drawn = self._state, jax.device_put(self._drawn().astype(np.int32))
-        self._state = self._read_all()._replace(drawn=drawn, ended=before.ended, history=before.history)
 
     def _remembered(self, requests: Sequence[Request], starts: np.ndarray) -> int:
         """Return how many tokens a history of these requests has room for."""

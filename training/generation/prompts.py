@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import inputs, prefilling, states
+from training.generation import inputs, states
 from training.generation.inside import Reading
 from training.generation.prefixes import Parts, Prefixes
 from training.generation.states import State
@@ -43,26 +43,25 @@ def window_start(t: int, l_max: int) -> int:
 
 
 def windows_of(texts: Sequence[np.ndarray], l_max: int) -> tuple[list[np.ndarray], list[int]]:
-    """Return the different windows that the next tokens of texts are predicted from, and which of them each has."""
+    """Return the windows that the next tokens of texts are predicted from, and which of them each has: a power of two
+    of different ones, or one for each text if that is no more.
+    """
     of_texts = [np.asarray(text[window_start(len(text), l_max) :], np.int32) for text in texts]
     numbers: dict[bytes, int] = {}
     rows = [numbers.setdefault(window.tobytes(), len(numbers)) for window in of_texts]
-    return [of_texts[rows.index(i)] for i in range(len(numbers))], rows
+    different = inputs.to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
+    return (different, rows) if len(different) < len(texts) else (of_texts, list(range(len(texts))))
 
 
 def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
     """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`."""
     l_max = model.config.l_max
     windows, rows = windows_of(texts, l_max)
-    padded = inputs.to_power_of_two(windows)
-    if len(padded) >= len(texts):  # no fewer rows than texts
-        padded, rows = [windows[r] for r in rows], list(range(len(texts)))
-    x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(padded))
+    x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
-    inside = None if model.inside is None else Reading(model.inside)
-    prefill = prefilling.prefill if inside is None else inside.prefill
-    state = model.read(x, lengths, room=room, prefill=prefill)
-    return Read(state, rows, [] if inside is None else inside.latest)
+    reading = None if model.inside is None else Reading(model.inside)
+    state = model.read(x, lengths, room=room, reading=reading)
+    return Read(state, rows, [] if reading is None else reading.latest)
 
 
 class PromptReader:

@@ -58,7 +58,7 @@ def begins_of(requests: Sequence[Request], N_V: int) -> Bool[Array, "N_V B"] | N
     return jnp.asarray(np.stack([every if r.begins is None else r.begins for r in requests], axis=1))
 
 
-def sampling_of(requests: Sequence[Request], N_V: int) -> SamplingArrays:
+def sampling_arrays(requests: Sequence[Request], N_V: int) -> SamplingArrays:
     """Return how requests are drawn, with biases for what `permits` forbids."""
     sampling = SamplingArrays.of([request.sampling for request in requests], N_V)
     if sampling.logit_bias is not None or all(request.permits is None for request in requests):

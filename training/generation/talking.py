@@ -60,10 +60,10 @@ class Talker(Continuer):
     def reply(self, *, number: int = 1) -> Generator[str, None, None]:
         """Yield the pieces of the next answer; if it is closed early, the pieces so far are the answer."""
         prompt = Prompt(self._tokens, answers=True)
-        continuation, l_gen, _ = self._continued([prompt], number)
+        continuation = self._begun([prompt], number)
         pieces = []
         try:
-            tokens = (int(column[0]) for column in continuation.columns(l_gen))
+            tokens = (int(column[0]) for column in continuation.columns())
             for piece in pieces_of(tokens, self._pieces(prompt), self.ends.tokens):
                 pieces.append(piece)
                 yield piece
@@ -75,7 +75,7 @@ class Talker(Continuer):
 
     def replies(self, *, number: int = 1) -> list[Answer]:
         """Return the next answers; the conversation continues with the first."""
-        (answers,) = self._answers(*self._continued([Prompt(self._tokens, answers=True)] * self.n, number))
+        (answers,) = self._answers([Prompt(self._tokens, answers=True)], number)
         self._say(answers[0]["text"])
         return answers
 

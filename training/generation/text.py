@@ -179,30 +179,26 @@ class Continuer(Answerer):
         """Which tokens begin with a space within a text."""
         return np.array([self.tokenizer.spelled(v).startswith(b" ") for v in range(self.config.N_V)])
 
-    def _begin(self, texts: Sequence[str], number: int) -> tuple[Continuation, int, Sequence[Prompt]]:
-        """Begin n continuations of each text; see `_continued`."""
-        prompts = [self.prompt(text, number=i) for i, text in enumerate(texts, number) for _ in range(self.n)]
-        return self._continued(prompts, number)
-
     def _l_gen(self, prompts: Sequence[Prompt]) -> int:
         """Return the most tokens of a continuation of these prompts."""
         return L_GEN if self.options.l_gen is None else self.options.l_gen
 
-    def _continued(self, prompts: Sequence[Prompt], number: int) -> tuple[Continuation, int, Sequence[Prompt]]:
-        """Return a `Continuation` of prompts, its most tokens, and the prompts."""
+    def _begun(self, prompts: Sequence[Prompt], number: int) -> Continuation:
+        """Return the `Continuation` of n prompts for each text, from text number `number` on."""
         l_gen, first = self._l_gen(prompts), (number - 1) * self.n
         keys = keys_of(jax.random.key(self.options.seed or 0), len(prompts), first)
         sampling = sampling_of(self.options, self.ends.tokens)
         of_prompts = zip(prompts, keys, strict=True)
-        requests = [Request(prompt.tokens, key, l_gen, sampling, prompt.begins) for prompt, key in of_prompts]
-        return self.generator.answer(requests), l_gen, prompts
+        return self.generator.answer([Request(p.tokens, key, l_gen, sampling, p.begins) for p, key in of_prompts])
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """As `Answerer.answers`, with the log-probabilities of the tokens."""
-        return self._answers(*self._begin(texts, first))
+        return self._answers([self.prompt(text, number=i) for i, text in enumerate(texts, first)], first)
 
-    def _answers(self, continuation: Continuation, l_gen: int, prompts: Sequence[Prompt]) -> list[list[Answer]]:
-        continuation.extend(l_gen)
+    def _answers(self, of_texts: Sequence[Prompt], first: int) -> list[list[Answer]]:
+        prompts = [prompt for prompt in of_texts for _ in range(self.n)]
+        continuation = self._begun(prompts, first)
+        continuation.extend(continuation.wanted)
         of_rows = zip(continuation.tokens, continuation.log_p, prompts, strict=True)
         answers = [self._answer(tokens.tolist(), log_p, prompt) for tokens, log_p, prompt in of_rows]
         return [answers[i : i + self.n] for i in range(0, len(answers), self.n)]
@@ -227,8 +223,8 @@ class Continuer(Answerer):
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
         """As `Answerer.stream`."""
-        continuation, l_gen, (prompt,) = self._begin([text], number)
-        tokens = (int(column[0]) for column in continuation.columns(l_gen))
+        prompt = self.prompt(text, number=number)
+        tokens = (int(column[0]) for column in self._begun([prompt], number).columns())
         return pieces_of(tokens, self._pieces(prompt), self.ends.tokens)
 
 
