@@ -15,7 +15,7 @@ import numpy as np
 from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
 from training.benchmarks.timing import Timing, alternate, pytorch, pytorch_device, table
 from training.generation import Generator, Sampling, decoding, states
-from training.generation.cache import capacity
+from training.generation.buckets import capacity
 from training.generation.prompts import ROOM
 from training.generation.sampling import SamplingArrays
 

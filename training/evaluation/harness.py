@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from training.generation import Generator
-from training.generation.inputs import padded_rows
+from training.generation.buckets import padded_rows
 from training.generation.pieces import Ends, Pieces
 from training.generation.requests import Request
 from training.generation.scoring import scored

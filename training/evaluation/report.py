@@ -26,8 +26,8 @@ from training.evaluation import gato
 from training.evaluation.baselines import compressed_bits_per_byte, ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
 from training.generation import Generator
+from training.generation.buckets import padded_rows
 from training.generation.gato import of_text
-from training.generation.inputs import padded_rows
 from training.generation.scoring import classify
 from training.generation.text import TAU, TOP_P, Options, answerer_for
 from training.runs.directory import Description, Run

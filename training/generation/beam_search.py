@@ -8,7 +8,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from training.generation import decoding, states
-from training.generation.cache import capacity, chosen_sequences
+from training.generation.buckets import capacity
+from training.generation.cache import chosen_sequences
 from training.generation.layout import Weights
 from training.generation.states import Context, State
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -24,30 +23,6 @@ from training.generation.layout import Weights, sizes_of_layers
 from training.generation.slots import Slots, smallest_part
 
 EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
-SMALLEST_BUCKET, SMALLEST_CAPACITY = 16, 64
-
-
-def bucket(n: int) -> int:
-    """Return the least of 16, 24, 32, 48, 64, 96, … that is at least n.
-
-    Example:
-      >>> [bucket(n) for n in (1, 17, 33, 64, 1000)]
-      [16, 24, 48, 64, 1024]
-    """
-    size = SMALLEST_BUCKET
-    while size < n:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
-    return size
-
-
-def bucketed(x: np.ndarray, l_max: int) -> np.ndarray:
-    """Return tokens ``[B, l]`` padded on the right to the bucket of l, or to l_max if that is less."""
-    return np.pad(x, ((0, 0), (0, min(bucket(x.shape[1]), l_max) - x.shape[1])))
-
-
-def capacity(n: int) -> int:
-    """Return the first number of slots for n tokens, a power of two, since each is compiled; it doubles when full."""
-    return 1 << (max(n, SMALLEST_CAPACITY) - 1).bit_length()
 
 
 def held(slot: Any, R: int) -> Int[Array, "R"]:

@@ -1,6 +1,5 @@
 """A decoder that generates, and the continuations of a batch of prompts: their tokens, and the state to go on."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Required, Unpack
 
@@ -14,7 +13,8 @@ from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import At, Recorded
 from algorithms.machinery.contract import check_key
 from training.generation import decoding, inputs, layout, prefilling, prompts, states
-from training.generation.cache import bucketed, capacity, rows_of_parts
+from training.generation.buckets import bucketed, capacity
+from training.generation.cache import rows_of_parts
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
@@ -164,15 +164,16 @@ class Continuation:
             done = self.tokens.shape[1]
             if not self.left.min():
                 self._read_windows()
-            first = int(self._state.slot)
-            last = first + min(1 if self._permits else n - done, int(self.left.min()))
-            begins = self._begins if done in self.starts else None
-            decode = decoding.decode if self._reading is None else self._reading.decode
-            options = {"keys": self._keys, "sampling": self.sampling, "begins": begins}
+            if self.is_full:
+                self._state = states.grow(self._state, C=2 * self.slots, most=self._model.most)
+            first, sampling = int(self._state.slot), self.sampling
+            last = min(first + min(1 if self._permits else n - done, int(self.left.min())), self.slots - 1)
             if self._permits:
-                options["sampling"] = permitting(self.sampling, self._requests, self._generated())
-            advance = functools.partial(decode, self._model.weights, None, **options)
-            self._state = decoding.grown_until(last, self._state, advance, self._model.most)
+                sampling = permitting(sampling, self._requests, self._generated())
+            decode = decoding.decode if self._reading is None else self._reading.decode
+            begins = self._begins if done in self.starts else None
+            options = {"keys": self._keys, "stop": np.int32(last), "sampling": sampling, "begins": begins}
+            self._state = decode(self._model.weights, None, self._state, **options)
             self._take(first + 1, int(self._state.slot) + 1)
             self.ended = int(self._state.slot) < last or bool(np.asarray(self._state.ended).all())
 

@@ -21,7 +21,7 @@ from training.generation.attending import Known, Step, keys_of_distances
 from training.generation.cache import Cache, Kept, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
-from training.generation.states import Context, Likeliest, Most, State, grow
+from training.generation.states import Context, Likeliest, State, grow
 
 
 def step(weights: Weights, context: Context | None, state: State) -> tuple[Float[Array, "N_V B"], tuple[Cache, ...]]:
@@ -157,7 +157,7 @@ def _appended(state: State, P: Float[Array, "N_V B"], y: Int[Array, "B"], eos: I
     )
 
 
-def grown_until(stop: int, state: State, advance: Callable[..., State], most: Most = ()) -> State:
+def grown_until(stop: int, state: State, advance: Callable[..., State]) -> State:
     """Return what ``advance(state, stop=…)``, called for each capacity, makes of a state up to slot `stop`."""
     while True:
         C = state.tokens.shape[1]
@@ -165,4 +165,4 @@ def grown_until(stop: int, state: State, advance: Callable[..., State], most: Mo
         state = advance(state, stop=np.int32(here))
         if here == stop or int(state.slot) < here:
             return state
-        state = grow(state, C=2 * C, most=most)
+        state = grow(state, C=2 * C)

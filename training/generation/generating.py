@@ -20,7 +20,7 @@ from algorithms import DTransformerConfig, DTransformerParams, EDTransformerConf
 from algorithms.notation import bos_token, eos_token
 from training.generation import decoding, inputs, layout, prefilling, states
 from training.generation.beam_search import beam_search
-from training.generation.cache import bucketed, capacity
+from training.generation.buckets import bucketed, capacity
 from training.generation.continuation import Generator
 from training.generation.inputs import Lengths, Tokens
 from training.generation.requests import keys_of

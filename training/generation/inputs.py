@@ -1,7 +1,6 @@
 """Checks of the values that callers give to generation: nothing is repaired, cut or skipped."""
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,6 @@ from algorithms.machinery.contract import check_key
 from algorithms.model.sizes import TransformerConfig
 from algorithms.model.theta import shapes_of
 
-T = TypeVar("T")
 Tokens = Int[Array, "B l"] | np.ndarray
 Lengths = Int[Array, "B"] | np.ndarray
 
@@ -76,20 +74,6 @@ def checked(
                 f"expected one in [0, N_V) = [0, {N_V})"
             )
     return x[:, : lengths.max()].astype(np.int32), lengths.astype(np.int32)
-
-
-def padded_rows(rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[Int[np.ndarray, "B l"], Int[np.ndarray, "B"]]:
-    """Return rows of tokens, padded on the right with 0, and their lengths."""
-    lengths = np.array([len(row) for row in rows])
-    x = np.zeros((len(rows), lengths.max()), np.int64)
-    for of_x, row in zip(x, rows, strict=True):
-        of_x[: len(row)] = row
-    return x, lengths
-
-
-def to_power_of_two(rows: list[T]) -> list[T]:
-    """Return rows, with the first one repeated at the end up to a power of two, so that few batch sizes compile."""
-    return rows + rows[:1] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
 
 def check_room(lengths: np.ndarray, l_gen: int, l_max: int) -> None:

@@ -21,8 +21,8 @@ from algorithms.lines import Attention
 from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
 from training.generation import prefilling, states
-from training.generation.cache import KeyValues, capacity, chosen_sequences, rows_of_parts, whole
-from training.generation.inputs import to_power_of_two
+from training.generation.buckets import capacity, to_power_of_two
+from training.generation.cache import KeyValues, chosen_sequences, rows_of_parts, whole
 from training.generation.layout import bytes_of_token
 from training.generation.states import State
 

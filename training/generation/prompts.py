@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import inputs, states
+from training.generation import states
+from training.generation.buckets import padded_rows, to_power_of_two
 from training.generation.inside import Reading
 from training.generation.prefixes import Parts, Prefixes
 from training.generation.states import State
@@ -49,7 +50,7 @@ def windows_of(texts: Sequence[np.ndarray], l_max: int) -> tuple[list[np.ndarray
     of_texts = [np.asarray(text[window_start(len(text), l_max) :], np.int32) for text in texts]
     numbers: dict[bytes, int] = {}
     rows = [numbers.setdefault(window.tobytes(), len(numbers)) for window in of_texts]
-    different = inputs.to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
+    different = to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
     return (different, rows) if len(different) < len(texts) else (of_texts, list(range(len(texts))))
 
 
@@ -57,7 +58,7 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
     """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`."""
     l_max = model.config.l_max
     windows, rows = windows_of(texts, l_max)
-    x, lengths = (array.astype(np.int32) for array in inputs.padded_rows(windows))
+    x, lengths = (array.astype(np.int32) for array in padded_rows(windows))
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
     reading = None if model.inside is None else Reading(model.inside)
     state = model.read(x, lengths, room=room, reading=reading)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Key
 from algorithms import DTransformerConfig
 from algorithms.ops.dropout import by_own_key
 from training.generation import inputs
+from training.generation.buckets import padded_rows
 from training.generation.sampling import DRAWN_FAITHFULLY, Sampling, SamplingArrays
 
 
@@ -44,7 +45,7 @@ class Request(NamedTuple):
 
 def check_requests(requests: Sequence[Request], config: DTransformerConfig) -> None:
     """Raise TypeError or ValueError for an empty prompt, an unknown token, or an invalid l_gen or `Sampling`."""
-    inputs.checked("prompts", *inputs.padded_rows([request.tokens for request in requests]), config, sliding=True)
+    inputs.checked("prompts", *padded_rows([request.tokens for request in requests]), config, sliding=True)
     for request in requests:
         inputs.check_count("l_gen", request.l_gen)
         inputs.check_sampling({**DRAWN_FAITHFULLY, **request.sampling}, config.N_V)

@@ -33,7 +33,7 @@ from algorithms import (
 from algorithms.layers import zero_padding
 from algorithms.machinery.arrays import accumulation_dtype
 from training.generation import inputs
-from training.generation.cache import bucketed
+from training.generation.buckets import bucketed, padded_rows
 from training.generation.inputs import Lengths, Tokens
 from training.tasks.classify import ClassifierParams, class_probabilities
 
@@ -127,7 +127,7 @@ def bits_per_byte(
     nats = 0.0
     for i in range(0, len(starts), batch_size):
         windows = [text[start : start + l_max] for start in starts[i : i + batch_size]]
-        x, lengths = inputs.padded_rows(windows + [text[:1]] * (batch_size - len(windows)))
+        x, lengths = padded_rows(windows + [text[:1]] * (batch_size - len(windows)))
         log_p = log_probabilities(theta, x, lengths=lengths, config=config)
         for start, of_window in zip(starts[i : i + batch_size], log_p, strict=False):
             nats -= float(of_window[0 if start == 0 else l_max - stride - 1 :].sum(dtype=np.float64))

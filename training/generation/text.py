@@ -15,7 +15,8 @@ import numpy as np
 from algorithms import d_hidden_state
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
-from training.generation import Continuation, Generator, Sampling, Translator, inputs
+from training.generation import Continuation, Generator, Sampling, Translator
+from training.generation.buckets import padded_rows
 from training.generation.gato import of_text
 from training.generation.generating import LENGTH_PENALTY
 from training.generation.pieces import Ends, Pieces, pieces_of
@@ -120,7 +121,7 @@ class Answerer(abc.ABC):
                     f"l_max = {self.config.l_max}: shorten it"
                 )
             rows.append(row)
-        return inputs.padded_rows(rows)
+        return padded_rows(rows)
 
     def _encoded(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from training.generation import Generator
-from training.generation.cache import capacity
+from training.generation.buckets import capacity
 from training.generation.layout import bytes_kept
 from training.generation.prefixes import SMALLEST
 from training.generation.states import Most

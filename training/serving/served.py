@@ -11,9 +11,9 @@ from numpy import ndarray
 from training.data.chat import converser, ends_of_turn
 from training.data.tokenizers import Tokenizer
 from training.generation import Generator
+from training.generation.buckets import padded_rows, to_power_of_two
 from training.generation.gato import of_text
 from training.generation.grammars import Grammars
-from training.generation.inputs import padded_rows, to_power_of_two
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Prompt
 from training.generation.scoring import scored, sentence_embeddings

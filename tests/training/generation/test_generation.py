@@ -16,7 +16,7 @@ from tests import cases
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
 from training.generation import Generator, attending, cache, decoding, generate
-from training.generation.cache import bucket
+from training.generation.buckets import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
 
