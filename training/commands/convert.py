@@ -46,10 +46,10 @@ def parser() -> Parser:
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    with downloaded(arguments.source) as source:
-        options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
-        options |= {"quantize": arguments.quantize}
-        options |= {"lines": arguments.lines, "origin": origin_of(arguments.source, source)}
-        with Bar("reading") as bar:
-            done = convert(source, arguments.target, **options, progress=bar.advance)
-        show(done)
+    source = downloaded(arguments.source)
+    options = {"to": arguments.to, "dtype": arguments.dtype, "merge": arguments.merge, "adapted": arguments.adapted}
+    options |= {"quantize": arguments.quantize, "lines": arguments.lines}
+    with Bar("reading") as bar:
+        origin = origin_of(arguments.source, source)
+        done = convert(source, arguments.target, **options, origin=origin, progress=bar.advance)
+    show(done)

@@ -6,6 +6,7 @@ MLPs, W_e and W_u; those of other mixers and of experts are dequantized.
 """
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def kept(tensors: GGUFTensors, entries: Sequence[Entry], template: Any, prefix: 
             kind = next(iter(types[group])) if len(types[group]) == 1 and types[group] <= {*BLOCKS} else ROUNDED
             in_blocks |= set(entry.leaves)
             for name in found[entry.name]:
-                tensors.keep(name, SIZE, lambda file, name, kind=kind: _blocks(file, name, kind))
+                tensors.keep(name, SIZE, functools.partial(_blocks, tensors.file, kind))
 
     def shape(path: Any, leaf: Any) -> Any:
         name, axes = name_of(path), list(leaf.shape)
@@ -85,7 +86,7 @@ def _group(leaf: str) -> str:
     return leaf
 
 
-def _blocks(file: GGUFFile, name: str, kind: str) -> np.ndarray:
+def _blocks(file: GGUFFile, kind: str, name: str) -> np.ndarray:
     """Return the blocks of each row of a tensor, of the given type."""
     gguf = import_gguf(file.path)
     if file.tensors[name].type == kind:

@@ -34,10 +34,8 @@ def flat(part: str, shape: Shape) -> Shape:
     return (int(np.prod(shape[:-1])), shape[-1]) if part in TAPS and len(shape) > 1 else shape
 
 
-def with_rates(part: str, array: np.ndarray, *, write: bool) -> np.ndarray:
-    """Return a tensor with −e^a in place of a, to `write`, or the other way round."""
-    if part != "ssm_a":
-        return array
+def with_rates(array: np.ndarray, *, write: bool) -> np.ndarray:
+    """Return −e^a in place of a, to `write`, or the other way round."""
     array = array.astype(np.float32)
     return -np.exp(array) if write else np.log(-array)
 

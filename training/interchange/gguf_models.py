@@ -31,7 +31,7 @@ from training.interchange.gguf_hybrids import (
 )
 from training.interchange.gguf_rotary import ROPE_FACTORS, ROTARY, rotary_in, with_rotary
 from training.interchange.llama4 import CHUNKED
-from training.interchange.mapping import Entry
+from training.interchange.mapping import Entry, Shape
 from training.interchange.unsupported import NEEDS
 
 TIED = "tie_word_embeddings"
@@ -578,11 +578,11 @@ class Kind(NamedTuple):
     def convert(self, name: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
         """Return the numbers of a tensor, of a name in GGUF, as transformers has them, or to `write` as GGUF has."""
         part = part_of(name)
-        array = with_rates(part, array, write=write)
-        array = with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
         if self.permuted and heads:
             return _reordered(array, state[heads], write=write)
+        array = with_rates(array, write=write) if part == "ssm_a" else array
+        array = with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         if self.shifted and part.endswith("norm") and part != "ssm_norm":
             return array.astype(np.float32) + np.float32(1 if write else -1)
         if part in self.transposed and array.ndim == 2:
@@ -783,31 +783,33 @@ class GGUFTensors(Tensors):
 
     def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
         self.path, self.file, self._kind, self._state = file.path, file, kind, state
-        self._readers, self._stored = {}, {}
-        for name, info in file.tensors.items():
-            if name == ROPE_FACTORS or (name == "output.weight" and state["tie_word_embeddings"]):
-                continue
-            shape = kind.shape(name, info.shape, state, write=False)
-            order = -1 if part_of(name) in kind.transposed and len(info.shape) == 2 else 1
+        self._stored: dict[str, str] = {}  # the names in the file
+        self._blocks: dict[str, tuple[int, Callable[[str], np.ndarray]]] = {}  # see `keep`
+        for name in file.tensors:
+            if name != ROPE_FACTORS and not (name == "output.weight" and state["tie_word_embeddings"]):
+                theirs = _theirs(name, kind)
+                self._check_new(theirs, self._stored)
+                self._stored[theirs] = name
+        self.names = list(self._stored)
 
-            def read(name=name) -> np.ndarray:
-                return kind.convert(name, file.read(name), state, write=False)
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a tensor."""
+        stored, (size, _) = self._stored[name], self._blocks.get(name, (1, None))
+        *rows, numbers = self.file.tensors[stored].shape
+        return self._kind.shape(stored, (*rows, numbers // size), self._state, write=False)
 
-            self._add(_theirs(name, kind), lambda shape=shape: shape, read)
-            self._stored[_theirs(name, kind)] = name, order
-        self.names = list(self._readers)
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor."""
+        stored, (_, read) = self._stored[name], self._blocks.get(name, (1, self.file.read))
+        return self._kind.convert(stored, read(stored), self._state, write=False)
 
     def type(self, name: str) -> str:
         """Return the type of a tensor's numbers."""
-        return self.file.tensors[self._stored[name][0]].type
+        return self.file.tensors[self._stored[name]].type
 
-    def keep(self, name: str, size: int, read: Callable[[GGUFFile, str], np.ndarray]) -> None:
+    def keep(self, name: str, size: int, read: Callable[[str], np.ndarray]) -> None:
         """Let a matrix be read as `read` returns it, given its name in the file: blocks of this size of each row."""
-        stored, order = self._stored[name]
-        rows, numbers = self.file.tensors[stored].shape
-        shape = (rows, numbers // size)[::order]
-        convert, state = self._kind.convert, self._state
-        self._readers[name] = lambda: shape, lambda: convert(stored, read(self.file, stored), state, write=False)
+        self._blocks[name] = size, read
 
 
 def _theirs(name: str, kind: Kind) -> str:

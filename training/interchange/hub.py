@@ -1,9 +1,7 @@
 """Download checkpoints, `hf:NAME` or `hf:NAME@REVISION`, through huggingface_hub."""
 
-import contextlib
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from training.data.hub_names import HUB, revision_of, with_revision
@@ -13,13 +11,12 @@ from training.interchange.errors import InterchangeError
 WANTED = ("README.md", "LICENSE*", "*.json", "*.txt", "*.spm", "*.jinja", "*.safetensors")
 
 
-@contextlib.contextmanager
-def downloaded(source: str) -> Iterator[Path]:
-    """Yield the path of a checkpoint, downloaded first if `source` is ``hf:`` with a name, as in
+def downloaded(source: str) -> Path:
+    """Return the path of a checkpoint, downloaded first if `source` is ``hf:`` with a name, as in
     ``hf:openai-community/gpt2``. Raises InterchangeError if huggingface_hub is not installed, or the hub cannot be
     reached, or has no such model.
     """
-    yield _download(name_on_hub(source), revision_of(source)) if source.startswith(HUB) else local_path(source)
+    return _download(name_on_hub(source), revision_of(source)) if source.startswith(HUB) else local_path(source)
 
 
 def name_on_hub(source: str) -> str:

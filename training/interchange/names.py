@@ -48,10 +48,10 @@ def as_run(
                 (target / "config.json").touch()
             else:
                 clear(cache_dir or default_cache_dir(), unused_since=unused_since)
-                with downloaded(str(name)) as source:
-                    dtype = precision_of(source) if source.suffix == SUFFIX else None
-                    origin = origin_of(str(name), source)
-                    say(convert(source, target, dtype=dtype, origin=origin, progress=progress))
+                source = downloaded(str(name))
+                dtype = precision_of(source) if source.suffix == SUFFIX else None
+                origin = origin_of(str(name), source)
+                say(convert(source, target, dtype=dtype, origin=origin, progress=progress))
     except OSError as error:
         raise InterchangeError(f"cannot convert {name} into {target}: {error.strerror or error}") from None
     return target

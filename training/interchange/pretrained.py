@@ -96,10 +96,10 @@ def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()
     """Read a checkpoint as `load_pretrained` does, or a run as `training.runs.trained_model.load_run` does, cast to
     `dtype`. Raises InterchangeError as `load_pretrained`.
     """
-    with downloaded(str(path)) as local:
-        if is_ours(local):
-            return load_run(local, dtype=dtype, lines=lines)
-        found = _read(local, dtype)
+    local = downloaded(str(path))
+    if is_ours(local):
+        return load_run(local, dtype=dtype, lines=lines)
+    found = _read(local, dtype)
     return _run_of(found, {name: jnp.asarray(found.leaves.pop(name)) for name in list(found.leaves)})
 
 
