@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.extras import install
+from training.interchange.description import MOST_LAYERS
 from training.interchange.errors import InterchangeError
 
 SUFFIX = ".gguf"
@@ -295,6 +296,13 @@ class Metadata:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, "an integer of at least 1")
         return value
+
+    def layers(self) -> int:
+        """Return the number of layers."""
+        L = self.integer("block_count")
+        if L >= MOST_LAYERS:
+            raise self.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
+        return L
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a positive number."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from training.interchange.decoders import FULL
-from training.interchange.description import MOST_LAYERS
 from training.interchange.gguf_file import Metadata
 from training.interchange.hybrids import LINEAR
 from training.interchange.mapping import Entry, Shape
@@ -78,9 +77,7 @@ def rows_of_values(m: Metadata, n: int) -> int:
 
 def by_heads(m: Metadata) -> tuple[list[str], int]:
     """Return the kind of each layer, and the number of heads of keys in those with attention."""
-    counts, L = m.raw("attention.head_count_kv"), m.integer("block_count")
-    if L >= MOST_LAYERS:
-        raise m.wrong("block_count", f"fewer than {MOST_LAYERS} layers")
+    counts, L = m.raw("attention.head_count_kv"), m.layers()
     counts = [counts] * L if isinstance(counts, int) else counts
     fits = isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)
     if not fits or len({*counts} - {0}) != 1:

@@ -1,6 +1,6 @@
 """Write a decoder as a GGUF file, which llama.cpp, Ollama and this library open: metadata, tokenizer and tensors.
 
-The tables of `gguf_models` and `gguf_tokenizer` serve in both directions. What a file would not say is found by reading
+The tables of `gguf_kinds` and `gguf_tokenizer` serve in both directions. What a file would not say is found by reading
 its metadata back before anything is written, and so is what llama.cpp would not open. Matrices keep their type, or are
 quantized; norms, biases and routers become float32, as llama.cpp expects. One tensor at a time is in memory.
 """
@@ -16,8 +16,10 @@ from algorithms.lines import Experts, Llama3, Rotary
 from training.interchange import gguf_hybrids, mapping
 from training.interchange.description import Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
+from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_models import KINDS, TIED, part_of, state_of, written
+from training.interchange.gguf_kinds import KINDS, part_of
+from training.interchange.gguf_models import TIED, state_of, written
 from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
 from training.interchange.mapping import Entry
 
@@ -59,8 +61,9 @@ def draft(
     architecture = OF_TYPE[state["model_type"]]
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
-    found = {key: state[name] for key, name in kind.names.items() if state.get(name) is not None}
-    found |= {"vocab_size": model.config.N_V} | kind.derived(state)
+    keys = {**kind.names, **kind.optional}
+    found = {key: state[name] for key, name in keys.items() if state.get(name) is not None}
+    found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}
     metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
