@@ -123,8 +123,8 @@ def rows_of_parts(theta: Weights, B: int) -> int | None:
     """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part: of a model that is
     not on a CPU, or on several devices.
     """
-    sizes, W_e = sizes_of_layers(theta), jax.tree.leaves(theta.W_e)[0]
-    if sizes is None or platform_of(W_e) != "cpu" or devices_sharing(W_e) != 1:
+    W_e = jax.tree.leaves(theta.W_e)[0]
+    if platform_of(W_e) != "cpu" or devices_sharing(W_e) != 1 or (sizes := sizes_of_layers(theta)) is None:
         return None
     return smallest_part(B, len(theta.W_e), *sizes[:2])
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, ed_encoding
+from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
 from algorithms.lines import Attention
@@ -34,14 +34,20 @@ def prefill(
         return begun(x, lengths, _of_every_layer(theta, x, lengths, most=most), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        attention, mlp, order, _ = variant.lines(l)
-        of_all = {"embedding": variant.embedding.of_later_layers(), "first": (), "shared_layers": 1}
-        turn = variant.but(attention=attention, mlp=mlp, order=order, **of_all)
-        of_layer = theta._replace(layers=Apart((layer,)), norm=None, embedding_norm=None, variant=turn)
+        of_one = {"norm": None, "embedding_norm": None, "variant": _of_layer(variant, l)}
+        of_layer = theta._replace(layers=Apart((layer,)), **of_one)
         R, is_last = most[l] if most else None, l == len(theta.layers) - 1
         X, cache = layer_read(X, of_layer, lengths, R=R, is_last=is_last)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
+
+
+@functools.cache
+def _of_layer(variant: Variant, l: int) -> Variant:
+    """Return the variant of layer l alone."""
+    attention, mlp, order, _ = variant.lines(l)
+    of_all = {"embedding": variant.embedding.of_later_layers(), "first": (), "shared_layers": 1}
+    return variant.but(attention=attention, mlp=mlp, order=order, **of_all)
 
 
 def _keeps(lengths: Int[Array, "B"], P: int, R: int | None) -> Keep:

@@ -1,6 +1,7 @@
 """The weights of an attention, laid out for one column at a time, and what it reads of one."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -76,7 +77,13 @@ def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any =
 
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:
     """Return the number of heads of queries, and of keys and values, and the rows of a key and of a value."""
-    Q, K, V = jax.eval_shape(lambda W: read_of_a_column(line, W, d_e, dtype)[:3], W)
+    leaves, tree = jax.tree.flatten(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), W))
+    return _sizes_of_heads(line, tree, tuple(leaves), d_e, dtype)
+
+
+@functools.cache
+def _sizes_of_heads(line: Attention, tree: Any, leaves: tuple[jax.ShapeDtypeStruct, ...], d_e: int, dtype: Any) -> Any:
+    Q, K, V = jax.eval_shape(lambda W: read_of_a_column(line, W, d_e, dtype)[:3], tree.unflatten(leaves))
     return Q.shape[0], K.shape[0], K.shape[1], V.shape[1]
 
 

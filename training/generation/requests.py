@@ -1,5 +1,6 @@
 """Requests to a decoder: what to continue, and how."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ def permitting(sampling: SamplingArrays, requests: Sequence[Request], drawn: Seq
     return sampling._replace(logit_bias=jnp.asarray(biases))
 
 
+@functools.partial(jax.jit, static_argnames="B")
 def keys_of(key: Key[Array, ""], B: int, first: int) -> Key[Array, "B"]:
     """Return the keys ``fold_in(key, r)`` of B requests, counted from `first`."""
-    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, np.arange(first, first + B, dtype=np.uint32))
+    return jax.vmap(by_own_key(jax.random.fold_in), (None, 0))(key, first + jnp.arange(B, dtype=jnp.uint32))
