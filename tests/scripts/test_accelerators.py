@@ -105,6 +105,32 @@ def test_a_loop_counts_for_each_of_its_turns():
     assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]
 
 
+STARTED = """HloModule main
+
+%update (all: f32[12,8,4], turn: s32[], new: f32[8,4]) -> f32[12,8,4] {
+  %all = f32[12,8,4]{2,1,0} parameter(0)
+  %new = f32[8,4]{1,0} parameter(2)
+  %row = f32[1,8,4]{2,1,0} bitcast(%new)
+  %turn = s32[] parameter(1)
+  ROOT %updated = f32[12,8,4]{2,1,0} dynamic-update-slice(%all, %row, %turn, %turn, %turn)
+}
+
+ENTRY %main (all: f32[12,8,4], turn: s32[], new: f32[8,4]) -> f32[12,8,4] {
+  %all = f32[12,8,4]{2,1,0} parameter(0)
+  %turn = s32[] parameter(1)
+  %new = f32[8,4]{1,0} parameter(2)
+  %begun = ((f32[12,8,4]{2,1,0}, s32[], f32[8,4]{1,0}), f32[12,8,4]{2,1,0}, u32[]) fusion-start(%all, %turn, %new), \
+kind=kLoop, calls=%update
+  ROOT %ended = f32[12,8,4]{2,1,0} fusion-done(%begun)
+}
+"""
+
+
+def test_an_update_that_runs_beside_others_counts_for_what_it_changes():
+    """The new entries are read, at a place that is a number of 4 bytes, and written."""
+    assert total(read(STARTED).sources) == [1, 2 * 8 * 4 * 4 + 4, 0]
+
+
 def test_the_peer_of_llama_computes_the_librarys_loss():
     """With the same weights: in bfloat16, so within its rounding."""
     sizes = {"N_V": 19, "l_max": 16, "L": 2, "H": 4, "H_kv": 2, "d_e": 16, "d_mlp": 24}

@@ -142,8 +142,12 @@ def steps(
     return call
 
 
-def hugging_face(sizes: Mapping[str, int], B: int, dtype: str = "float32") -> Callable[[], object] | None:
-    """Return a call that trains Hugging Face's GPT-2 for a step, computed in `dtype`; None if it is not installed."""
+def hugging_face(
+    sizes: Mapping[str, int], B: int, dtype: str = "float32", *, compiled: bool = False
+) -> Callable[[], object] | None:
+    """Return a call that trains Hugging Face's GPT-2 for a step, computed in `dtype` and, if asked for, by
+    torch.compile; None if it is not installed.
+    """
     torch: Any = pytorch()
     if torch is None or importlib.util.find_spec("transformers") is None:
         return None
@@ -155,6 +159,7 @@ def hugging_face(sizes: Mapping[str, int], B: int, dtype: str = "float32") -> Ca
     off |= dict.fromkeys(("bos_token_id", "eos_token_id"))
     config, device = transformers.GPT2Config(**of_config, **off, attn_implementation="sdpa"), pytorch_device()
     model = transformers.GPT2LMHeadModel(config).to(device).train()
+    loss_of = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x = torch.randint(0, sizes["N_V"], (B, sizes["l_max"]), device=device)
     narrow = {"dtype": getattr(torch, dtype), "enabled": dtype != "float32"}
@@ -162,7 +167,7 @@ def hugging_face(sizes: Mapping[str, int], B: int, dtype: str = "float32") -> Ca
     def call():
         optimizer.zero_grad()
         with torch.autocast(device, **narrow):
-            loss = model(x, labels=x).loss
+            loss = loss_of(x, labels=x).loss
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -90,10 +90,11 @@ def _checked(platform: str, wrong: list[str]) -> str:
     """Return the table of kernels, and add a sentence for each wrong one. Several checks compile side by side."""
     jax.clear_caches()  # so that each kernel is traced as it is now
     all_checks, results = kernels.checks(platform), []
+    of_kernels = [check._replace(kernels=(kernel,)) for check in all_checks for kernel in check.kernels]
     with Bar("checking kernels", every=EVERY) as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for of_check in pool.map(lambda check: [*kernels.found(check, platform)], all_checks):
-            results += of_check
-            bar.advance(1, len(all_checks))
+        for found in pool.map(lambda check: [*kernels.found(check, platform)], of_kernels):
+            results += found
+            bar.advance(1, len(of_kernels))
     wrong += [result.wrong for result in results if result.wrong]
     title = "Values and gradients beside the oracle's: the largest error of a token, as a share of its norm or, if"
     return f"{title} that is more, of the root mean square of all tokens' norms.\n\n{kernels.report(results)}"
@@ -108,8 +109,10 @@ def step(sizes: Sizes, rounds: int) -> str:
     estimate = scaling.estimated(compiled, settings, chip or H100._replace(peak=peak), 1)
     candidates = {"this library, packed documents": _updates(compiled, begin(), settings)}
     candidates["plain JAX, windows, bfloat16"] = _plain_updates(sizes)
-    if (theirs := training_step.hugging_face(sizes.model, sizes.B, dtype)) is not None:
-        candidates["Hugging Face's GPT-2, PyTorch, windows"] = theirs
+    for how in ("", ", torch.compile")[: 1 if jax.default_backend() == "cpu" else 2]:
+        theirs = training_step.hugging_face(sizes.model, sizes.B, dtype, compiled=bool(how))
+        if theirs is not None:
+            candidates[f"Hugging Face's GPT-2, PyTorch, windows{how}"] = theirs
 
     def row(name: str, said: str, seconds: float) -> list[str]:
         rates = [f"{flops / peak / seconds:.0%}" for flops in (estimate.flops, estimate.flops - estimate.of_pairs / 2)]

@@ -131,10 +131,10 @@ class Module:
     def traffic(self, i: Instruction, operands: list[str]) -> float:
         """Return the bytes that an instruction reads and writes in device memory; of a sliced array, only the slice."""
         result = self.size(i.shape)
-        if i.op == "fusion":
-            body = self.called(i)
+        if i.op in ("fusion", "fusion-start"):  # the latter returns a tuple of operands, result and context
+            body, written = self.called(i), i.shape if i.op == "fusion" else _arrays(i.shape)[len(operands)]
             read = sum(self._read(body, k, self.size(shape)) for k, shape in enumerate(operands))
-            return read + self._written(body, _root(body), i.shape)
+            return read + self._written(body, _root(body), written)
         if i.op == "slice-start":  # ((source), slice, …): between device and on-chip memory
             return self.size(_arrays(i.shape)[len(operands)], anywhere=True)
         if i.op in SLICES:
