@@ -14,8 +14,11 @@ A further suffix .gz, .bz2, .xz or .zst means that the file is compressed; suffi
 (a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file longer than 16 MiB is split
 between paragraphs into documents. If a part of it is held out, the documents are smaller: 1/400 of all the text, at
 least 1 KiB and at most 64 KiB. Unless validation files are given, a share of the records is held out, limited so that
-validation stays quick. Every file is first read to its end, and every line is checked when the data are tokenized,
-before training starts.
+validation stays quick.
+
+A file is read to its end twice: first to check it, to hash it and its records, and to find where these begin, then to
+tokenize the training data. What is held out, and the sample that a tokenizer is trained on, is read from where it lies
+(in a compressed file or a table, by reading up to there). If the tokens are cached, checking is the only reading.
 """
 
 import codecs
@@ -24,32 +27,52 @@ import hashlib
 import io
 import itertools
 import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+from jaxtyping import Bool, UInt64
 
 from training.data.conversations import conversation
-from training.data.formats import check_table, columns, inner_suffix, is_table, opened, readable, rows, text_files
+from training.data.formats import (
+    COMPRESSED,
+    check_table,
+    columns,
+    inner_suffix,
+    is_table,
+    opened,
+    readable,
+    rows,
+    table_files,
+    text_files,
+)
 from training.data.records import (
+    TRAIN,
+    VALIDATION,
     Anew,
     Corpus,
     DataError,
+    Deduplicated,
     Document,
     Kind,
     Labeled,
     Pair,
+    Part,
+    divided,
     fingerprint,
     hash64,
-    hold_out,
     record_key,
-    without_shared_paragraphs,
 )
 from training.disk import local_path, parse_json
 
 BLOCK = 1 << 20
 LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
 LARGEST_DOCUMENT = 1 << 24  # characters
+SECTIONS = 400  # of all the text, if a part of it is held out
+SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
 JSON = (".jsonl", ".ndjson", ".json")
 
@@ -116,55 +139,153 @@ def check_file(path: Path) -> tuple[int, str]:
     return offset, digest.hexdigest()
 
 
-def _text(path: Path) -> TextIO:
-    return io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="\n")
+class _Hashed(io.BufferedIOBase):
+    """A file's contents as they are read, with their hash; a zero byte is an error."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size, self.head = 0, b""  # the number of bytes, and the first three
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def read1(self, size: int | None = -1) -> bytes:
+        """Return the next bytes."""
+        block = self._file.read(BLOCK if size is None or size < 0 else size)
+        if 0 in block:
+            raise DataError("expected text, got a zero byte")
+        self._digest.update(block)
+        self.size += len(block)
+        self.head = self.head if len(self.head) > 2 else (self.head + block[:3])[:3]
+        return block
+
+    def hexdigest(self) -> str:
+        """Return the SHA-256 of what was read."""
+        return self._digest.hexdigest()
 
 
-def _lines(path: Path) -> Iterator[str]:
-    with _text(path) as file:
-        yield from file
+def _text(file: Any) -> TextIO:
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
 
 
-def _read_lines(path: Path, longest: int) -> Iterator[str]:
+def _lines(file: TextIO, longest: int) -> Iterator[str]:
     """Yield a file's lines with their newlines; lines over `longest` in pieces, split after a space if possible."""
     rest = ""
-    with _text(path) as file:
-        while piece := rest + file.readline(longest - len(rest)):
-            end = 0 if len(piece) < longest or piece.endswith("\n") else piece.rfind(" ") + 1
-            yield piece[: end or None]
-            rest = piece[end:] if end else ""
+    while piece := rest + file.readline(longest - len(rest)):
+        end = 0 if len(piece) < longest or piece.endswith("\n") else piece.rfind(" ") + 1
+        yield piece[: end or None]
+        rest = piece[end:] if end else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The records of a file, found in one reading of it."""
+
+    path: Path
+    size: int  # of the contents, in bytes
+    digest: str  # of the contents
+    hashes: "array[int]"  # of the records' keys
+    starts: Sequence[int] = ()  # of the records, in bytes, and the end of the last; empty for a table
+    lines: Sequence[int] = ()  # the records' first lines, from 1
+
+
+@dataclass(frozen=True, eq=False)
 class FileRecords:
-    """The records of files, read again at each iteration."""
+    """The records of files: found, checked and hashed in one reading, and read again where they lie."""
 
-    paths: tuple[Path, ...]  # the files, in order
-    kind: Kind  # of the records
+    paths: Sequence[Path]
+    kind: Kind
     section: int = LARGEST_DOCUMENT  # characters; longer text files are split between paragraphs
 
-    def __iter__(self) -> Iterator[Any]:
-        for path in self.paths:
-            with readable(path):
-                yield from self._of(path)
+    @functools.cached_property
+    def found(self) -> list[_Found]:
+        """The records of each file."""
+        return [self._find(path) for path in self.paths]
 
-    def _of(self, path: Path) -> Iterator[Any]:
+    @functools.cached_property
+    def hashes(self) -> UInt64[np.ndarray, " n"]:
+        """The hashes of the records' keys."""
+        return np.concatenate([np.frombuffer(file.hashes, np.uint64) for file in self.found])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.read(np.ones(len(self.hashes), bool))
+
+    def read(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Any]:
+        """Yield the chosen records."""
+        first = 0
+        for file in self.found:
+            own = chosen[first : first + len(file.hashes)].tobytes()
+            first += len(file.hashes)
+            with readable(file.path):
+                yield from self._chosen(file, own) if 1 in own else ()
+
+    def _chosen(self, file: _Found, chosen: bytes) -> Iterator[Any]:
+        record, path = self._record_of(file.path), file.path
+        if is_table(path):
+            numbered = enumerate(rows(path, FIELDS[self.kind]), start=1)
+            yield from (record(row, f"{path}:{number}") for number, row in itertools.compress(numbered, chosen))
+            return
+        places = zip(file.starts, itertools.islice(file.starts, 1, None), file.lines, strict=False)
+        with opened(path) as contents:
+            for start, end, line in itertools.compress(places, chosen):
+                contents.seek(start)
+                yield record(contents.read(end - start).decode(), f"{path}:{line}")
+
+    def _find(self, path: Path) -> _Found:
         if self.kind == "conversations" and not _has_messages(path):
             raise DataError(
                 f'{path}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data'
             )
-        if is_table(path):
-            items, fields_of = rows(path, FIELDS[self.kind]), self._of_row
-        elif self.kind == "text" and inner_suffix(path) not in JSON:
-            for line, text in sections(_read_lines(path, min(self.section, BLOCK)), self.section):
-                yield Document(text, f"{path}:{line}")
-            return
-        else:
-            items, fields_of = _lines(path), self._of_json if inner_suffix(path) in JSON else self._of_tsv
-        for number, item in enumerate(items, start=1):
-            where = f"{path}:{number}"
-            fields = fields_of(item, where)
-            yield conversation(fields, where) if self.kind == "conversations" else self._record(fields, where)
+        return self._find_rows(path) if is_table(path) else self._find_texts(path)
+
+    def _find_rows(self, path: Path) -> _Found:
+        size, digest = check_table(path, FIELDS[self.kind])
+        record, hashes = self._record_of(path), array("Q")
+        with readable(path):
+            for number, row in enumerate(rows(path, FIELDS[self.kind]), start=1):
+                hashes.append(hash64(record_key(record(row, f"{path}:{number}"))))
+        return _Found(path, size, digest, hashes)
+
+    def _find_texts(self, path: Path) -> _Found:
+        record, is_prose, end = self._record_of(path), self._is_prose(path), 0
+        hashes, starts, lines = array("Q"), array("q"), array("q")
+        with readable(path):
+            try:
+                with opened(path) as contents:
+                    hashed = _Hashed(contents)
+                    for line, text in self._texts(path, _text(hashed)):
+                        end = end or len(codecs.BOM_UTF8) * (hashed.head == codecs.BOM_UTF8)
+                        hashes.append(hash64(record_key(record(text, f"{path}:{line}"))))
+                        starts.append(end)
+                        if is_prose:  # elsewhere every line is a record
+                            lines.append(line)
+                        end += len(text) if text.isascii() else len(text.encode())
+            except (DataError, UnicodeDecodeError):
+                check_file(path)  # what is wrong with the whole file is said first
+                raise
+        if not hashes:
+            check_file(path)
+        starts.append(end)
+        return _Found(path, hashed.size, hashed.hexdigest(), hashes, starts, lines or range(1, len(starts)))
+
+    def _texts(self, path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
+        """Yield the text of each record of a file, with the number of its first line."""
+        if self._is_prose(path):
+            return sections(_lines(file, min(self.section, BLOCK)), self.section)
+        return enumerate(file, start=1)
+
+    def _is_prose(self, path: Path) -> bool:
+        return self.kind == "text" and not is_table(path) and inner_suffix(path) not in JSON
+
+    def _record_of(self, path: Path) -> Callable[[Any, str], Any]:
+        """Return the function that makes a record of what a file has in one place, a text or a row, and the place."""
+        if self._is_prose(path):
+            return Document
+        fields = self._of_row if is_table(path) else self._of_json if inner_suffix(path) in JSON else self._of_tsv
+        if self.kind == "conversations":
+            return lambda item, where: conversation(fields(item, where), where)
+        return lambda item, where: self._record(fields(item, where), where)
 
     def _of_row(self, row: Sequence[Any], where: str) -> Any:
         """Return the fields of a row of a table."""
@@ -209,38 +330,6 @@ class FileRecords:
         return RECORDS[self.kind](*fields, where)
 
 
-def _split(
-    files: tuple[Path, ...], held_files: tuple[Path, ...], kind: Kind, fraction: float, section: int
-) -> tuple[Iterable[Any], Iterable[Any]]:
-    """Return the records of files for training and for validation."""
-    if held_files:
-        validation = list(FileRecords(held_files, kind))
-        held_out = frozenset(hash64(record_key(r)) for r in validation)
-        records = FileRecords(files, kind)
-        train: Iterable[Any] = Anew(lambda: (r for r in records if hash64(record_key(r)) not in held_out))
-    else:
-        train, validation, _ = hold_out(FileRecords(files, kind, section), (fraction, 0.0), name=_name(files))
-    if kind == "text":
-        train, validation, _ = without_shared_paragraphs(train, validation, [])
-    return train, validation
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One part of a split, which is computed when a part is first read."""
-
-    split: Callable[[], tuple[Iterable[Any], Iterable[Any]]]
-    index: int
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.split()[self.index])
-
-    @property
-    def dropped(self) -> int:
-        """Number of paragraphs that the last iteration left out."""
-        return getattr(self.split()[self.index], "dropped", 0)
-
-
 def _has_messages(path: Path) -> bool:
     """Return whether a file begins with a conversation, or a table has a column of messages."""
     if is_table(path):
@@ -248,7 +337,7 @@ def _has_messages(path: Path) -> bool:
         return "messages" in names and "text" not in names
     if inner_suffix(path) not in JSON:
         return False
-    with readable(path), _text(path) as file:
+    with readable(path), opened(path) as contents, _text(contents) as file:
         try:
             value = parse_json(file.readline())
         except ValueError:
@@ -273,6 +362,20 @@ def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) ->
     return tuple(files)
 
 
+def _section(files: Sequence[Path]) -> int:
+    """Return the size of the documents that text is split into; compressed files are read as far as it needs."""
+    size, enough = 0, SECTIONS * LONGEST_SECTION
+    for path in files:
+        with readable(path):
+            if is_table(path) or path.suffix.lower() not in COMPRESSED:
+                size += sum(file.stat().st_size for file in table_files(path))
+                continue
+            with opened(path) as contents:
+                while size < enough and (block := contents.read(BLOCK)):
+                    size += len(block)
+    return min(max(size // SECTIONS, SHORTEST_SECTION), LONGEST_SECTION)
+
+
 def read_corpus(
     paths: Sequence[str | Path],
     kind: Kind,
@@ -280,14 +383,15 @@ def read_corpus(
     validation_paths: Sequence[str | Path] = (),
     validation_fraction: float = 0.05,
     counted: bool = False,
+    cached: bool = False,
 ) -> Corpus[Any]:
-    """Check that the user's files are text, and split their records into training and validation.
+    """Check the user's files, and split their records into training and validation.
 
     `paths` are files, or directories of such files, of a kind in the table of the module's docstring; "text" also
     accepts conversations. The records of `validation_paths` are left out of training; without them, this share of the
-    distinct records of `paths` is held out. The records of each file are `counted` if asked for. The corpus has
-    streams, and an empty test part; iterating over a part checks every line, and raises DataError, naming file and
-    line, if it is malformed.
+    distinct records of `paths` is held out. The records of each file are `counted` if asked for. If their tokens are
+    `cached`, records are only looked for, and checked, when a part is first read. The corpus has streams, and an empty
+    test part. Raises DataError, naming file and line.
     """
     if not paths:
         raise DataError("no data files were given")
@@ -296,23 +400,35 @@ def read_corpus(
     files, held_files = _files(paths, kind, counted=counted), _files(validation_paths, kind)
     if kind == "text" and any(map(_has_messages, files + held_files)):
         kind = "conversations"
-    names = FIELDS[kind]
-    checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
+    name = _name(files)
+    records = FileRecords(files, kind, LARGEST_DOCUMENT if held_files or kind != "text" else _section(files))
+    held_records = FileRecords(held_files, kind)
+    if cached:
+        names = FIELDS[kind]
+        checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
+    else:
+        checked = [(file.size, file.digest) for file in records.found + held_records.found]
     size = sum(n for n, _ in checked)
     fraction = 0.0 if held_files else min(validation_fraction, LARGEST_VALIDATION / size)
-    section = min(max(size // 400, 1 << 10), 1 << 16)
-    split = functools.cache(functools.partial(_split, files, held_files, kind, fraction, section))
+    part = functools.cache(lambda: divided(records.hashes, (fraction, 0.0), name=name))
+    if held_files:
+        train = Part(records, lambda: ~np.isin(records.hashes, held_records.hashes))
+        held_out = functools.cache(lambda: list(held_records))
+    else:
+        train = Part(records, lambda: part() == TRAIN)
+        held_out = functools.cache(lambda: list(Part(records, lambda: part() == VALIDATION)))
+    validation = Anew(lambda: iter(held_out()))
     contents = [(inner_suffix(path), digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
     return Corpus(
-        name=_name(files),
+        name=name,
         kind=kind,
-        source=_name(files),
+        source=name,
         license="the user's",
         fingerprint=fingerprint(kind, len(files), *contents, validation_fraction, *["counted"] * counted),
         held_out=fraction,
         files=tuple(map(str, files)) if counted else (),
         n_bytes=size,
-        train=_Part(split, 0),
-        validation=_Part(split, 1),
+        train=Deduplicated(train, validation) if kind == "text" else train,
+        validation=validation,
         test=[],
     )

@@ -87,11 +87,15 @@ def text_files(path: Path) -> list[Path]:
     return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
 
 
+def table_files(path: Path) -> list[Path]:
+    """Return the files of a table, or of any other path the path itself. Raises OSError if it is not a file."""
+    return sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
+
+
 def check_table(path: Path, columns: Sequence[str]) -> tuple[int, str]:
     """Return the bytes of a table's files and a hash of them. Raises DataError without rows and these columns."""
     with readable(path):
-        files = sorted(path.rglob("*.arrow")) if path.is_dir() else [require_file(path)]
-        digest = hashlib.sha256()
+        files, digest = table_files(path), hashlib.sha256()
         for file in files:
             with file.open("rb") as contents:
                 digest.update(hashlib.file_digest(contents, "sha256").digest())

@@ -1,7 +1,6 @@
 """The data of a run: corpus, tokenizer, token stores, and the batches for training and for evaluation."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.decoder_tasks import SEPARATOR, as_pairs, task_store
 from training.data.files import read_corpus
+from training.data.folds import folded
 from training.data.formats import text_files
 from training.data.gato.batches import Modalities
 from training.data.gato.sequences import Vocabulary
 from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
-from training.data.records import Anew, Corpus, DataError, Document, Kind, Pair, fingerprint, hash64, record_key
+from training.data.records import Corpus, DataError, Document, Kind, Pair, sampled
 from training.data.streams import HUB, streamed
 from training.data.token_store import (
     Splits,
@@ -28,7 +28,7 @@ from training.data.token_store import (
     tokenize_pairs,
     tokenize_text,
 )
-from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer, sampled
+from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer
 from training.settings import Settings
 from training.tasks import TASKS
 from training.tasks.models import model_config
@@ -46,7 +46,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 }
 """Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
-TRAINED_ON = 100_000_000  # bytes of text that a tokenizer is trained on, roughly
+TRAINED_ON = 100_000_000  # bytes of the data that a tokenizer is trained on, roughly
 COUNTED = 100_000  # tokens that are checked for unknown text
 
 
@@ -94,7 +94,8 @@ def load_run_data(
     """
     files = [weighted(name) for name in settings.data]
     weights = weights_of(files)
-    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, counted=bool(weights))
+    options = {"counted": bool(weights), "cached": tokenizer is not None}
+    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, **options)
     tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
@@ -151,7 +152,7 @@ def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise 
 
 
 def _corpus(
-    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, *, counted: bool
+    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, **options: bool
 ) -> Corpus[Any]:
     if not data:
         raise DataError("--data: expected the name of a data set, or files, got nothing; give one")
@@ -164,8 +165,8 @@ def _corpus(
     named = [name for name in paths if name in SOURCES and not Path(name).is_file()]
     if not named:
         held_out = [file(path) for path in settings.validation_data]
-        return read_corpus(paths, kind, validation_paths=held_out, counted=counted)
-    if len(data) > 1 or counted or settings.validation_data:
+        return read_corpus(paths, kind, validation_paths=held_out, **options)
+    if len(data) > 1 or options.get("counted") or settings.validation_data:
         raise DataError(
             f"{named[0]} is a named data set with its own held-out part; give it alone, without files or weights"
         )
@@ -187,7 +188,7 @@ def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     if given and settings.rows != "packed":
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
-    return [as_pairs(_corpus(plain, data, kind, cache_dir, counted=False)) for kind, data in given.items()]
+    return [as_pairs(_corpus(plain, data, kind, cache_dir)) for kind, data in given.items()]
 
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
@@ -196,15 +197,16 @@ def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[P
         return load_tokenizer(kind)
     if corpus.kind == "conversations":
         raise DataError(NO_TEMPLATE)
-    parts: list[Iterable[Any]] = [one.train for one in (corpus, *tasks)]
-    parts += [[Document(SEPARATOR)]] if tasks else []
-    if kind == "characters":
-        parts += [part for one in (corpus, *tasks) for part in (one.validation, one.test)]
-    fields = Anew(lambda: (field for part in parts for record in part for field in record._asdict().items()))
-    texts = Anew(lambda: (text for name, text in fields if name not in ("label", "where")))
+    corpora = (corpus, *tasks)
+    parts: list[Iterable[Any]] = [one.train for one in corpora]
     if kind in ("words", "bpe"):
-        size = sum(one.n_bytes for one in (corpus, *tasks))
-        texts = sampled(texts, TRAINED_ON / max(size, 1))
+        size = sum(one.n_bytes for one in corpora)
+        parts = [sampled(part, TRAINED_ON / max(size, 1)) for part in parts]
+    if kind == "characters":
+        parts += [part for one in corpora for part in (one.validation, one.test)]
+    parts += [[Document(SEPARATOR)]] if tasks else []
+    fields = (field for part in parts for record in part for field in record._asdict().items())
+    texts = (text for name, text in fields if name not in ("label", "where"))
     return build_tokenizer(kind, texts, N_V=settings.N_V)
 
 
@@ -239,24 +241,3 @@ def _notes(data: RunData, settings: Settings) -> list[str]:
 def _size(store: Any) -> int:
     """Return the size of a part: the bytes of text, or the number of records."""
     return store.n_bytes if isinstance(store, TokenStore) else len(store)
-
-
-def folded(corpus: Corpus[Any], fold: str) -> Corpus[Any]:
-    """Hold out the I-th of K parts of a corpus's training and validation data for validation (`fold` is "I/K", from 1).
-    Equal texts are in one part, so parts are only roughly equal. Raises DataError if one is empty, or there is none.
-    """
-    match = re.fullmatch(r"(\d+)/(\d+)", fold)
-    i, k = map(int, match.groups()) if match else (0, 0)
-    if not (k >= 2 and 1 <= i <= k):
-        raise DataError(f"--fold: expected I/K such as 1/5, the first of five parts, got {fold!r}")
-    if corpus.files:
-        raise DataError("--fold: expected data without weights, since folds mix all files; leave =WEIGHT out")
-    records = [*corpus.train, *corpus.validation]
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for record in records:
-        parts[hash64(f"fold {record_key(record)}") % k == i - 1].append(record)
-    train, held_out = parts
-    if not held_out or not train:
-        raise DataError(f"--fold: expected fewer parts, got {k} of {len(records)} records, which leaves a part empty")
-    own = fingerprint(corpus.fingerprint, fold)
-    return dataclasses.replace(corpus, train=train, validation=held_out, held_out=0.0, fingerprint=own)

@@ -19,10 +19,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
+from jaxtyping import Bool, UInt8, UInt64
 
+TEST, VALIDATION, TRAIN = range(3)
+"""The parts of a data set, as `divided` numbers them."""
 Kind = Literal["text", "pairs", "labeled", "conversations"]
 
 
@@ -127,19 +130,40 @@ class Anew(Generic[T]):
         return self.read()
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the records of files, chosen when it is first read, and read again at each iteration."""
+
+    places: Any  # has the `hashes` of the keys of all records, [n], and `read`, which yields those of a mask
+    chosen: Callable[[], Bool[np.ndarray, " n"]]  # tells which records are in the part
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.places.read(self.chosen())
+
+    def sampled(self, share: float) -> "Part":
+        """Return roughly a share of the records, none of which is read for it."""
+        return Part(self.places, lambda: self.chosen() & _drawn(self.places.hashes, share))
+
+
 @dataclass
 class Deduplicated:
-    """Documents without the paragraphs whose hashes are in `seen`; documents left empty are dropped."""
+    """Documents without the paragraphs of those that are held out; documents left empty are dropped."""
 
     documents: Iterable[Document]  # the documents to filter
-    seen: frozenset[int]  # hashes of normalized paragraphs
+    held_out: Iterable[Document]  # the others
     dropped: int = field(default=0, init=False)  # number of paragraphs that the last complete iteration left out
 
+    @functools.cached_property
+    def _seen(self) -> tuple[frozenset[str], frozenset[tuple[str, ...]]]:
+        """The paragraphs that are held out, normalized, and how they begin."""
+        seen = frozenset(normalized(p) for d in self.held_out for p in paragraphs(d.text))
+        return seen, frozenset(map(_beginning, seen))
+
     def __iter__(self) -> Iterator[Document]:
-        dropped = 0
+        dropped, (seen, beginnings) = 0, self._seen  # most paragraphs differ in how they begin, which is quick to see
         for document in self.documents:
             parts = paragraphs(document.text)
-            kept = [p for p in parts if hash64(normalized(p)) not in self.seen]
+            kept = [p for p in parts if _beginning(p) not in beginnings or normalized(p) not in seen]
             dropped += len(parts) - len(kept)
             if len(kept) == len(parts):
                 yield document
@@ -147,14 +171,39 @@ class Deduplicated:
                 yield document._replace(text="\n\n".join(kept))
         self.dropped = dropped
 
+    def sampled(self, share: float) -> "Deduplicated":
+        """Return roughly a share of the documents."""
+        return Deduplicated(sampled(self.documents, share), self.held_out)
 
-def hold_out(
-    records: Iterable[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
-) -> tuple[Iterable[R], Iterable[R], Iterable[R]]:
-    """Split records by the hash of their keys into train, validation and test, streams unless given a list. Equal keys
-    are in one part, a positive fraction holds out at least one. Raises DataError if too few are left.
+
+def _beginning(paragraph: str) -> tuple[str, ...]:
+    """Return the first words of a paragraph, normalized or not."""
+    return tuple(paragraph.split(None, 3)[:3])
+
+
+def _drawn(hashes: UInt64[np.ndarray, " n"], share: float) -> Bool[np.ndarray, " n"]:
+    """Return which hashes are in a sample. The last 32 bits decide, as the first ones decide what is held out."""
+    return (hashes & np.uint64(0xFFFFFFFF)) < share * 2**32
+
+
+def sampled(records: Iterable[R], share: float) -> Iterable[R]:
+    """Return roughly a share of the records, chosen by their keys, so the choice is the same in every run."""
+    if share >= 1:
+        return records
+    if isinstance(records, Part | Deduplicated):
+        return cast(Iterable[R], records.sampled(share))
+    listed = list(records)
+    return list(itertools.compress(listed, _drawn(_hashes(listed, record_key), share)))
+
+
+def _hashes(records: Iterable[R], key: Callable[[R], str]) -> UInt64[np.ndarray, " n"]:
+    return np.fromiter((hash64(key(r)) for r in records), np.uint64)
+
+
+def divided(hashes: UInt64[np.ndarray, " n"], fractions: tuple[float, float], *, name: str) -> UInt8[np.ndarray, " n"]:
+    """Return the part of each record, TRAIN, VALIDATION or TEST, by the hashes of their keys: equal keys are in one
+    part, a positive fraction holds out at least one. Raises DataError if too few are left.
     """
-    hashes = np.fromiter((hash64(key(r)) for r in records), np.uint64)
     distinct = np.unique(hashes)
     n_validation, n_test = (max(1, round(f * len(distinct))) if f > 0 else 0 for f in fractions)
     if n_validation + n_test >= len(distinct):
@@ -162,21 +211,24 @@ def hold_out(
             f"{name} has {len(distinct)} distinct records, too few to hold some out for validation; "
             "give more data or a validation file"
         )
-    part = np.searchsorted(distinct[[n_test, n_test + n_validation]], hashes, side="right").astype(np.uint8)
-    test, validation, train = (Anew(functools.partial(itertools.compress, records, part == i)) for i in range(3))
-    if isinstance(records, Sequence):
-        return list(train), list(validation), list(test)
+    return np.searchsorted(distinct[[n_test, n_test + n_validation]], hashes, side="right").astype(np.uint8)
+
+
+def hold_out(
+    records: Sequence[R], fractions: tuple[float, float], *, name: str, key: Callable[[R], str] = record_key
+) -> tuple[list[R], list[R], list[R]]:
+    """Return the records for train, validation and test, as `divided`."""
+    part = divided(_hashes(records, key), fractions, name=name)
+    train, validation, test = (list(itertools.compress(records, part == i)) for i in (TRAIN, VALIDATION, TEST))
     return train, validation, test
 
 
 def without_shared_paragraphs(
-    train: Iterable[Document], validation: Iterable[Document], test: Iterable[Document]
-) -> tuple[Iterable[Document], Iterable[Document], Iterable[Document]]:
-    """Remove the paragraphs of test from validation, and those of both from training, which may be a stream."""
-    in_test = frozenset(hash64(normalized(p)) for d in test for p in paragraphs(d.text))
-    distinct_validation = list(Deduplicated(validation, in_test))
-    held_out = in_test | {hash64(normalized(p)) for d in distinct_validation for p in paragraphs(d.text)}
-    return Deduplicated(train, held_out), distinct_validation, test
+    train: Iterable[Document], validation: Iterable[Document], test: Sequence[Document]
+) -> tuple[Iterable[Document], Sequence[Document], Sequence[Document]]:
+    """Remove the paragraphs of test from validation, and those of both from training."""
+    distinct_validation = list(Deduplicated(validation, test))
+    return Deduplicated(train, [*test, *distinct_validation]), distinct_validation, test
 
 
 def joined_bytes(documents: Iterable[Document]) -> bytes:

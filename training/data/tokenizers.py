@@ -24,7 +24,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from training.data.base_tokenizer import FORMAT, UNKNOWN, Tokenizer
 from training.data.markup import Markup
-from training.data.records import DataError, hash64
+from training.data.records import DataError
 from training.data.special_tokens import SpecialTokens
 from training.data.translation_tokenizers import SentencePieceTokenizer
 from training.disk import local_path, parse_json, read_text, reason
@@ -332,15 +332,10 @@ def _train_words(texts: Iterable[str], N_V: int) -> WordTokenizer:
     return WordTokenizer([UNKNOWN, *(word for word, _ in frequent if word != UNKNOWN)])
 
 
-def sampled(texts: Iterable[str], share: float) -> Iterable[str]:
-    """Return roughly a `share` of the texts, chosen by their contents, so the choice is the same in every run."""
-    return texts if share >= 1 else (t for t in texts if hash64(t) < share * 2**64)
-
-
 def build_tokenizer(kind: str, texts: Iterable[str], *, N_V: int = 8192) -> Tokenizer:
     """Build a tokenizer of "bytes" (needs no data), "characters", "words" or "bpe" from data, or raise DataError. For
     characters, give every text that will ever be encoded; for bpe and words, training texts, for which 100 MB are
-    plenty (see `sampled`), and the vocabulary size N_V, special tokens included; it is smaller if there is little data.
+    plenty, and the vocabulary size N_V, special tokens included; it is smaller if there is little data.
     """
     minimum = {"bytes": 0, "characters": 0, "words": 5, "bpe": 260}
     if kind not in minimum:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import json.decoder
 import shutil
 import sys
@@ -14,6 +15,7 @@ import pytest
 from training.data.corpora import SOURCES, load_corpus, packages
 from training.data.corpora.named import _repaired
 from training.data.corpora.packages import Package, fetch, read_members
+from training.data.files import read_corpus
 from training.data.records import (
     DataError,
     Document,
@@ -24,6 +26,7 @@ from training.data.records import (
     normalized,
     paragraphs,
     record_key,
+    sampled,
     without_shared_paragraphs,
 )
 
@@ -95,11 +98,29 @@ def test_the_split_depends_on_contents_alone():
         assert {r.where for r in a} == {r.where for r in c}
 
 
-def test_streams_are_split_as_lists_are():
-    lists = hold_out(RECORDS, (0.1, 0.1), name="x")
-    streams = hold_out(dict.fromkeys(RECORDS), (0.1, 0.1), name="x")  # iterable again and again, no sequence
-    assert [list(s) for s in streams] == [list(s) for s in lists]
-    assert [list(s) for s in streams] == [list(s) for s in lists]
+def test_files_are_split_as_lists_are(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": r.text}) + "\n" for r in RECORDS))
+    corpus = read_corpus([tmp_path / "a.jsonl"], "text", validation_fraction=0.2)
+    for files, records in zip((corpus.train, corpus.validation), hold_out(RECORDS, (0.2, 0.0), name="x"), strict=False):
+        for _ in range(2):
+            assert [r.text for r in files] == [r.text for r in records]
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_sample_is_chosen_by_content(tmp_path, as_file):
+    def of(numbers):
+        if not as_file:
+            return [Document(f"text {i}") for i in numbers]
+        path = tmp_path / f"{numbers[0]}.tsv"
+        path.write_text("".join(f"text {i}\tt\n" for i in numbers))
+        return read_corpus([path], "pairs", validation_fraction=0.01).train
+
+    forth, back = (of(range(2000)[::step]) for step in (1, -1))
+    half = {record_key(r) for r in sampled(forth, 0.5)}
+    assert 900 < len(half) < 1100
+    assert half == {record_key(r) for r in sampled(back, 0.5)}
+    assert half > {record_key(r) for r in sampled(forth, 0.25)}
+    assert sampled(forth, 1.0) is forth
 
 
 def test_at_least_one_is_held_out_and_never_all():

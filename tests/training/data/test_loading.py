@@ -2,10 +2,15 @@
 equal texts in one.
 """
 
+import json
+
 import pytest
 
 from tests.training_cases import settings_for
-from training.data.loading import folded, load_run_data
+from training.data import files, loading
+from training.data.folds import folded
+from training.data.formats import opened
+from training.data.loading import load_run_data
 from training.data.records import Corpus, DataError, Labeled
 from training.data.tokenizers import build_tokenizer
 
@@ -21,6 +26,56 @@ def test_training_data_that_are_mostly_unknown_to_the_tokenizer_are_noted(tmp_pa
     settings = settings_for("d", data=(str(train),), validation_data=(str(validation),), l_max=8)
     notes = load_run_data(settings, tokenizer=words, cache_dir=tmp_path / "cache").notes
     assert ("more than half of the tokens of the training data are unknown to the tokenizer" in notes) == noted
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """The bytes read at each time that a file is opened."""
+    read = []
+
+    class Counted:
+        def __init__(self, file):
+            self._file = file
+            read.append(0)
+
+        def read(self, size):
+            data = self._file.read(size)
+            read[-1] += len(data)
+            return data
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self._file.close()
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+    monkeypatch.setattr(files, "opened", lambda path: Counted(opened(path)))
+    return read
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_a_file_is_read_twice_and_once_if_the_tokens_are_cached(tmp_path, monkeypatch, bytes_read, kind, suffix):
+    """Besides, what is held out and a tokenizer's sample are read where they lie."""
+    monkeypatch.setattr(loading, "TRAINED_ON", 20_000)
+    path = tmp_path / f"a{suffix}"
+    texts = [f"Paragraph {i} of {i * i} é.\n" + 30 * f"w{i % 97} " for i in range(900)]
+    path.write_text("\n\n".join(texts) if suffix == ".txt" else "".join(json.dumps({"text": t}) + "\n" for t in texts))
+    size = path.stat().st_size
+    settings = settings_for("d", data=(str(path),), tokenizer=kind, N_V=300, l_max=8)
+    data = load_run_data(settings, cache_dir=tmp_path / "cache")
+    looks = int(suffix == ".jsonl")  # whether it has messages
+    found, held_out, *sample, train = bytes_read[looks:]
+    assert (found, held_out + train) == (size, size)
+    assert 0.03 * size < held_out < 0.07 * size
+    assert [10_000 < n < 30_000 for n in sample] == [True] * (kind == "bpe")
+    bytes_read.clear()
+    again = load_run_data(settings, tokenizer=data.tokenizer, cache_dir=tmp_path / "cache")
+    assert again.fingerprints == data.fingerprints
+    assert sum(bytes_read[looks:]) == size
 
 
 def corpus(n=500, **changes):

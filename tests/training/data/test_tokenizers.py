@@ -16,7 +16,6 @@ from training.data.tokenizers import (
     build_tokenizer,
     gpt2_tokenizer,
     load_tokenizer,
-    sampled,
 )
 
 TEXTS = ["the cat sat on the mat. the cat ran.\n", "the dog sat too; the end"]
@@ -120,14 +119,6 @@ def test_training_byte_pairs_twice_gives_the_same():
 
 def test_little_data_gives_fewer_byte_pairs():
     assert build_tokenizer("bpe", ["xyz"], N_V=5000).N_V == 256 + 3
-
-
-def test_a_sample_is_chosen_by_content():
-    texts = [f"text {i}" for i in range(2000)]
-    half = list(sampled(texts, 0.5))
-    assert 900 < len(half) < 1100
-    assert sorted(half) == sorted(sampled(texts[::-1], 0.5))
-    assert list(sampled(texts, 1.0)) == texts
 
 
 @pytest.mark.parametrize("kind", KINDS)
