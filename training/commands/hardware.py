@@ -108,6 +108,8 @@ def step(sizes: Sizes, rounds: int) -> str:
     peak = chip.peak if chip else matmul_peak(time.perf_counter, dtype)
     estimate = scaling.estimated(compiled, settings, chip or H100._replace(peak=peak), 1)
     candidates = {"this library, packed documents": _updates(compiled, begin(), settings)}
+    unrolled, begin = scaling.update(dataclasses.replace(settings, unroll=True), Placement(""))
+    candidates["the same with `--unroll`"] = _updates(unrolled, begin(), settings)
     candidates["plain JAX, windows, bfloat16"] = _plain_updates(sizes)
     for how in ("", ", torch.compile")[: 1 if jax.default_backend() == "cpu" else 2]:
         theirs = training_step.hugging_face(sizes.model, sizes.B, dtype, compiled=bool(how))
