@@ -165,21 +165,33 @@ def _what_trainings_compiled():
 @pytest.fixture(scope="module")
 def compile_once():
     """Let trainings share what they compile if their updates are equal: tracing it is most of a short run."""
-    from training.loop.program import Program  # noqa: PLC0415 (most tests need nothing of training/)
+    from training.loop.program import Plan, Program  # noqa: PLC0415 (most tests need nothing of training/)
 
-    compiled, original = _what_trainings_compiled(), Program.of
+    compiled, of, begin = _what_trainings_compiled(), Program.of, Plan.begin.fget
 
-    def lookup(plan, *arguments):
+    def key_of(plan):
         elsewhere = {"data": (), "validation_data": (), "start_from": plan.settings.start_from and "a model"}
         others = {"seed": 0, "eval_every": 1, "checkpoint_every": 1, "patience": 0, "max_to_keep": 1, "explosion": 2.0}
+        others["peak"] = float(plan.settings.peak > 0)
         settings = dataclasses.replace(plan.settings, **elsewhere, **others)
-        key = repr((settings, plan.description.config, plan.description.labels, jax.config.jax_enable_x64))
+        return repr((settings, plan.description.config, plan.description.labels, jax.config.jax_enable_x64))
+
+    def lookup(plan, state, clock):
+        key = key_of(plan)
         if key not in compiled:
-            compiled[key] = original(plan, *arguments)._replace(plan=None)
-        return compiled[key]._replace(plan=plan)
+            compiled[key] = of(plan, state, clock)._replace(plan=None)
+        peak = plan.peak(clock) if plan.settings.peak else compiled[key].peak
+        return compiled[key]._replace(plan=plan, peak=peak)
+
+    def lookup_begin(plan):
+        key = "begin", key_of(plan)
+        if key not in compiled:
+            compiled[key] = begin(plan)
+        return compiled[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Program, "of", lookup)
+        patch.setattr(Plan, "begin", property(lookup_begin))
         yield
 
 

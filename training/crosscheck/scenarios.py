@@ -92,7 +92,7 @@ class Scenarios:
         return oracle.unstack(theta)
 
     def _array(self, *shape: int) -> jax.Array:
-        return jnp.asarray(self.rng.normal(size=shape))
+        return jax.device_put(self.rng.normal(size=shape))  # without a program for each shape
 
     def _tokens(self, *shape: int, N_V: int | None = None) -> np.ndarray:
         return self.rng.integers(0, N_V or self.sizes.N_V, shape)
@@ -110,7 +110,7 @@ class Scenarios:
         config = getattr(self.package, f"{kind}TransformerConfig")(**options, **layers, **more)
         init = getattr(self.package, f"init_{kind.lower()}_transformer")
         theta = jax.eval_shape(lambda: init(jax.random.key(0), config))
-        return jax.tree.map(lambda leaf: self._array(*leaf.shape) * 0.7, theta)
+        return jax.tree.map(lambda leaf: jax.device_put(self.rng.normal(size=leaf.shape) * 0.7), theta)
 
     def _runs_1(self) -> Iterator[Run]:
         W_e = self._array(self.sizes.d_e, self.sizes.N_V)
@@ -257,7 +257,7 @@ def _is_array(argument: Any) -> bool:
 
 
 def _of_code(argument: Any) -> Any:
-    return jnp.asarray(argument) if _is_array(argument) else argument
+    return jax.device_put(argument) if _is_array(argument) else argument
 
 
 def masked_tokens(key: jax.Array, i: int, n: int, p_mask: float, l: int) -> np.ndarray:

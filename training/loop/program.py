@@ -25,7 +25,10 @@ from training.tasks.models import init_model
 from training.tasks.objectives import make_totals, resolved
 
 RUN_ONCE: dict[str, dict[str, str | bool]] = {"cpu": {"xla_backend_optimization_level": "2"}}
-"""Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time."""
+"""Platform → compiler options of programs that run once: LLVM's highest level doubles their compile time.
+
+They would raise the level where JAX_DISABLE_MOST_OPTIMIZATIONS has lowered it.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,11 +104,16 @@ class Plan:
         """The shapes of the state, with their shardings."""
         return self.placement.placed(jax.eval_shape(self._begin, self._init_key, self.initial))
 
+    @property
+    def begin(self) -> Callable[[Any, Any], TrainState]:
+        """The compiled function that makes the first state, of a key and the initial parameters."""
+        as_told = jax.config.read("jax_disable_most_optimizations")
+        options = None if as_told else RUN_ONCE.get(jax.default_backend())
+        return jax.jit(self._begin, out_shardings=shardings(self.template), compiler_options=options)
+
     def first_state(self) -> TrainState:
         """Return the state before the first update."""
-        options = RUN_ONCE.get(jax.default_backend())
-        begin = jax.jit(self._begin, out_shardings=shardings(self.template), compiler_options=options)
-        return begin(self._init_key, self.initial)
+        return self.begin(self._init_key, self.initial)
 
     def batches(self, step: int) -> Iterator[Any]:
         """Yield the batches of the updates from a step on."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 
@@ -147,5 +146,5 @@ def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
             raise RunError(str(error)) from None
         except OSError as error:
             raise RunError(f"cannot read the checkpoint of step {step} in {files.path}: {reason(error)}") from None
-        return jax.tree.map(jnp.asarray, restored.trees[item])
+        return jax.device_put(restored.trees[item])  # without a program for each shape
     raise RunError(f"all checkpoints of the run in {files.path} are damaged")

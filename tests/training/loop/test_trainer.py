@@ -280,10 +280,10 @@ def test_held_out_data_without_tokens_to_predict_are_refused_before_the_first_st
 
 def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
-    trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=2, eval_every=1, patience=5))
+    trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=3, eval_every=1, patience=5))
     trainer.train()
     text = (tmp_path / "run" / "results.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {"step": 2, "loss": "nan", "perplexity": "inf"}
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 3, "loss": "nan", "perplexity": "inf"}
     assert load_run(tmp_path / "run").theta.W_e.shape == (8, 17)
 
 
