@@ -7,20 +7,19 @@ most the widest one, however long the text is. Otherwise R is the number C of sl
 compiled for a bucket serves all lengths in it. On CPUs, such a cache is in parts, see `slots.Slots`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.softmax import capped, softmax
 from training.generation.layout import Weights, sizes_of_layers
-from training.generation.slots import Slots, smallest_part
+from training.generation.slots import Asked, Slots, smallest_part
 
 EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
 
@@ -79,17 +78,9 @@ class KeyValues(NamedTuple):
 
         return KeyValues(arrange(self.K), arrange(self.V))
 
-    def attend(
-        self,
-        queries: Float[Array, "HB g d_attn"],
-        permitted: Bool[Array, "B R"],
-        cap: float | None,
-        of_distances: Callable[..., Array] | None,
-        slot: Int[Array, ""] | None,
-        window: int | None,
-        sinks: Float[Array, "HB g _"] | None,
-    ) -> Float[Array, "HB g d_mid"]:
+    def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
         """As `Slots.attend`, for all rows: `permitted` says which of them are within the window before the slot."""
+        queries, permitted, cap, of_distances, _, _, sinks = asked
         (HB, g, d_attn), (K, V) = queries.shape, values_too(*self)
         equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
         queries = jnp.broadcast_to(queries, (HB, equal, d_attn))

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,18 @@ def sizes_of_parts(R: int, n: int) -> tuple[int, ...]:
     while (rows := sum(sizes)) < R:
         sizes += [rows] if rows == n else [rows // 2, rows // 2]
     return tuple(sizes)
+
+
+class Asked(NamedTuple):
+    """What attends to the rows of a cache: g queries of each head of each sequence, whose token is in `slot`."""
+
+    queries: Float[Array, "HB g d_attn"]
+    permitted: Bool[Array, "B R"]  # the rows
+    cap: float | None  # of the scores
+    of_distances: Callable[..., Array] | None  # ``of_distances(start, n)`` is added to the scores of n rows, [HB, g, n]
+    slot: Int[Array, ""] | None  # None: of a context, all of whose rows are read
+    window: int | None  # how many rows up to the slot are read
+    sinks: Float[Array, "HB g _"] | None  # scores without a value
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("K", "V"), meta_fields=("n",))
@@ -100,19 +113,9 @@ class Slots:
         V = tuple(jnp.zeros((HB, size, d_mid), self.V[0].dtype) for size in new)
         return Slots(self.K + K, self.V + V, self.n)
 
-    def attend(
-        self,
-        queries: Float[Array, "HB g d_attn"],
-        permitted: Bool[Array, "B R"],
-        cap: float | None,
-        of_distances: Callable[..., Array] | None,
-        slot: Int[Array, ""] | None,
-        window: int | None,
-        sinks: Float[Array, "HB g _"] | None,
-    ) -> Float[Array, "HB g d_mid"]:
-        """Lines 4 to the end of Algorithm 4 for g queries of each head of each sequence, whose token is in `slot`.
-        ``of_distances(start, n)`` is added to the scores of n rows, ``[HB, g, n]``; sinks are scores without a value.
-        """
+    def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
+        """Lines 4 to the end of Algorithm 4."""
+        queries, permitted, cap, of_distances, slot, window, sinks = asked
         assert slot is not None
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)

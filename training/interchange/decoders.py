@@ -5,7 +5,8 @@ writes them all: the directories of transformers (with the rotary fields of its 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Yarn
@@ -33,7 +34,7 @@ from training.interchange.experts import (
     read_mixture,
     shared_experts,
 )
-from training.interchange.mapping import HEADS, rows
+from training.interchange.mapping import HEADS, Table, rows
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BASES = {"gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0, "mixtral": 1_000_000.0, "gpt_oss": 150_000.0}
@@ -430,6 +431,34 @@ def heads_fields(H_kv: int | None = None, d_head: int | None = None) -> list[Fie
         Field("num_key_value_heads", "H_kv", H_kv or (lambda found: found["H"])),
         Field("head_dim", "d_attn", d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
     ]
+
+
+def of_lines(
+    kind: str,
+    name: str,
+    tensors: Table | Callable[[Model, dict[str, Any], str], Table],
+    read: Callable[..., Any],
+    write: Callable[..., list[str]],
+    *,
+    heads: tuple[int | None, int | None] = (None, None),
+    epsilon: float = 1e-6,
+    fields: Sequence[Field] = (),
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> Architecture:
+    """Return the architecture of decoders whose lines `read` finds in config.json, besides the sizes; `heads` are the
+    defaults of `heads_fields`, `epsilon` of the norms, and `constants` written.
+    """
+    of_all = [
+        *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
+        *fields_of(SIZES, OF_SIZES),
+        *heads_fields(*heads),
+        Field("rms_norm_eps", "norm.epsilon", epsilon),
+        Field("tie_word_embeddings", "unembedding.tied", False),
+        *fields,
+        *written(rope_parameters=None, attention_dropout=0.0, **constants, pad_token_id=None),
+    ]
+    variant = PAPER.but(embedding=Embedding(positions=None))
+    return Architecture("d", kind, variant, of_all, tensors, read, write, prefix="model.")
 
 
 def _architecture(kind: str, family: Family) -> Architecture:

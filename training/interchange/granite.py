@@ -3,30 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, Experts, Mamba2, RMSNorm, Rotary
-from algorithms.model.variants import PAPER
-from training.interchange.decoders import (
-    FACTORS,
-    FULL,
-    OF_SIZES,
-    OUTER,
-    SIZES,
-    heads_fields,
-    read_scaling,
-    rotary_fields,
-    rotary_of,
-)
-from training.interchange.description import (
-    Architecture,
-    Field,
-    Fields,
-    Model,
-    fields_of,
-    in_turn,
-    theirs,
-    unlike,
-    written,
-)
+from algorithms.lines import MLP, Attention, Experts, Mamba2, RMSNorm, Rotary
+from training.interchange.decoders import FACTORS, FULL, OUTER, of_lines, read_scaling, rotary_fields, rotary_of
+from training.interchange.description import Fields, Model, in_turn, theirs, unlike
 from training.interchange.experts import (
     MIXTURES,
     SHARED,
@@ -129,26 +108,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str, str]:
     }
 
 
-KINDS = {
-    KIND: Architecture(
-        "d",
-        KIND,
-        PAPER.but(embedding=Embedding(positions=None)),
-        [
-            *written(model_type=KIND, architectures=["GraniteMoeHybridForCausalLM"]),
-            *fields_of(SIZES, OF_SIZES),
-            *heads_fields(),
-            Field("rms_norm_eps", "norm.epsilon", 1e-6),
-            Field("tie_word_embeddings", "unembedding.tied", False),
-            *FACTORS,
-            *written(rope_parameters=None, attention_dropout=0.0, mamba_conv_bias=True, mamba_proj_bias=False),
-            *written(pad_token_id=None),
-        ],
-        _tensors,
-        _read,
-        _write,
-        prefix="model.",
-        mixers=(Mamba2,),
-    )
-}
+_CONSTANTS = {"mamba_conv_bias": True, "mamba_proj_bias": False}
+_GRANITE = of_lines(KIND, "GraniteMoeHybrid", _tensors, _read, _write, fields=FACTORS, constants=_CONSTANTS)
+KINDS = {KIND: _GRANITE._replace(mixers=(Mamba2,))}
 """By model_type."""

@@ -3,19 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, Experts, GatedDelta, RMSNorm, Rotary
-from algorithms.model.variants import PAPER
-from training.interchange.decoders import (
-    FULL,
-    OF_SIZES,
-    OUTER,
-    SIZES,
-    heads_fields,
-    read_scaling,
-    rotary_fields,
-    rotary_of,
-)
-from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
+from algorithms.lines import MLP, Attention, Experts, GatedDelta, RMSNorm, Rotary
+from training.interchange.decoders import FULL, OUTER, of_lines, read_scaling, rotary_fields, rotary_of
+from training.interchange.description import Architecture, Fields, Model, in_turn, theirs
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import MIXTURES, OURS, Mixture, mixture_fields, mixture_table, read_mixture
 from training.interchange.mapping import rows
@@ -109,39 +99,23 @@ def _architecture(kind: str, name: str) -> Architecture:
     delta = f"{layer}.linear_attn"
     of_delta = {f"{delta}.in_proj_{a}.weight": f"{attention}.{ours}" for a, ours in PROJECTIONS[kind].items()}
     mlp = rows(f"{layer}.mlp", "gate_proj up_proj down_proj", "layers.mlp", OURS)
-    return Architecture(
-        "d",
-        kind,
-        PAPER.but(embedding=Embedding(positions=None)),
-        [
-            *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
-            *fields_of(SIZES, OF_SIZES),
-            *heads_fields(H_KV[kind], 256),
-            Field("rms_norm_eps", "norm.epsilon", 1e-6),
-            Field("tie_word_embeddings", "unembedding.tied", False),
-            *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
-        ],
-        {
-            "model.embed_tokens.weight": "W_e",
-            **rows(layer, "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
-            f"{layer}.self_attn.q_proj.*": f"{attention}.heads.*_q&{attention}.*_g",
-            **rows(f"{layer}.self_attn", "k_proj v_proj o_proj", attention, "heads.*_k heads.*_v *_o"),
-            **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
-            **of_delta,
-            f"{delta}.conv1d.weight": f"<{attention}.C_q+C_k+C_v>",
-            f"{delta}.dt_bias": f"{attention}.b_a",
-            f"{delta}.A_log": f"{attention}.a",
-            f"{delta}.norm.weight": f"{attention}.gamma",
-            f"{delta}.out_proj.weight": f"{attention}.W_out",
-            **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
-            **OUTER,
-        },
-        _read,
-        _write,
-        prefix="model.",
-        ignored=("mtp.*", "model.visual.*"),
-        mixers=(GatedDelta,),
-    )
+    tensors = {
+        "model.embed_tokens.weight": "W_e",
+        **rows(layer, "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
+        f"{layer}.self_attn.q_proj.*": f"{attention}.heads.*_q&{attention}.*_g",
+        **rows(f"{layer}.self_attn", "k_proj v_proj o_proj", attention, "heads.*_k heads.*_v *_o"),
+        **{f"{layer}.self_attn.{a}_norm.weight": f"{attention}.gamma_{a}" for a in "qk"},
+        **of_delta,
+        f"{delta}.conv1d.weight": f"<{attention}.C_q+C_k+C_v>",
+        f"{delta}.dt_bias": f"{attention}.b_a",
+        f"{delta}.A_log": f"{attention}.a",
+        f"{delta}.norm.weight": f"{attention}.gamma",
+        f"{delta}.out_proj.weight": f"{attention}.W_out",
+        **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
+        **OUTER,
+    }
+    architecture = of_lines(kind, name, tensors, _read, _write, heads=(H_KV[kind], 256))
+    return architecture._replace(ignored=("mtp.*", "model.visual.*"), mixers=(GatedDelta,))
 
 
 KINDS = {kind: _architecture(kind, name) for kind, name in (("qwen3_next", "Qwen3Next"), ("qwen3_5_text", "Qwen3_5"))}

@@ -3,20 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, Experts, RMSNorm, Rotary, Temperature, Yarn
-from algorithms.model.variants import PAPER
-from training.interchange.decoders import (
-    FULL,
-    OF_SIZES,
-    OUTER,
-    SIZES,
-    heads_fields,
-    placed_layers,
-    read_scaling,
-    rotary_fields,
-    rotary_of,
-)
-from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
+from algorithms.lines import MLP, Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
+from training.interchange.decoders import FULL, OUTER, of_lines, placed_layers, read_scaling, rotary_fields, rotary_of
+from training.interchange.description import Fields, Model, in_turn, theirs
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
 from training.interchange.mapping import HEADS, rows
@@ -114,24 +103,5 @@ def _tensors() -> dict[str, str]:
     }
 
 
-KINDS = {
-    KIND: Architecture(
-        "d",
-        KIND,
-        PAPER.but(embedding=Embedding(positions=None)),
-        [
-            *written(model_type=KIND, architectures=["Llama4ForCausalLM"]),
-            *fields_of(SIZES, OF_SIZES),
-            *heads_fields(8, 128),
-            Field("rms_norm_eps", "norm.epsilon", 1e-5),
-            Field("tie_word_embeddings", "unembedding.tied", False),
-            *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
-        ],
-        _tensors(),
-        _read,
-        _write,
-        prefix="model.",
-        in_turn=True,
-    )
-}
+KINDS = {KIND: of_lines(KIND, "Llama4", _tensors(), _read, _write, heads=(8, 128), epsilon=1e-5)._replace(in_turn=True)}
 """By model_type."""

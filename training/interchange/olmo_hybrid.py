@@ -3,20 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Embedding, GatedDelta, RMSNorm, Rotary
-from algorithms.model.variants import PAPER
+from algorithms.lines import MLP, Attention, GatedDelta, RMSNorm, Rotary
 from training.interchange.containers import Tensors
-from training.interchange.decoders import (
-    FULL,
-    OF_SIZES,
-    OUTER,
-    SIZES,
-    heads_fields,
-    read_scaling,
-    rotary_fields,
-    rotary_of,
-)
-from training.interchange.description import Architecture, Field, Fields, Model, fields_of, in_turn, theirs, written
+from training.interchange.decoders import FULL, OUTER, of_lines, read_scaling, rotary_fields, rotary_of
+from training.interchange.description import Fields, Model, in_turn, theirs
 from training.interchange.experts import OURS
 from training.interchange.hybrids import LINEAR, OF_DELTA, OF_LINEAR, checked_types
 from training.interchange.mapping import HEADS, rows
@@ -123,26 +113,6 @@ def _tensors() -> dict[str, str]:
     }
 
 
-KINDS = {
-    KIND: Architecture(
-        "d",
-        KIND,
-        PAPER.but(embedding=Embedding(positions=None)),
-        [
-            *written(model_type=KIND, architectures=["OlmoHybridForCausalLM"]),
-            *fields_of(SIZES, OF_SIZES),
-            *heads_fields(),
-            Field("rms_norm_eps", "norm.epsilon", 1e-6),
-            Field("tie_word_embeddings", "unembedding.tied", False),
-            *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
-        ],
-        _tensors(),
-        _read,
-        _write,
-        prefix="model.",
-        in_turn=True,
-        rearrange=_own_rows,
-        mixers=(GatedDelta,),
-    )
-}
+_OLMO = of_lines(KIND, "OlmoHybrid", _tensors(), _read, _write)
+KINDS = {KIND: _OLMO._replace(in_turn=True, rearrange=_own_rows, mixers=(GatedDelta,))}
 """By model_type."""
