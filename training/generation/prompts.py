@@ -43,22 +43,18 @@ def window_start(t: int, l_max: int) -> int:
     return max(0, -(-(t - l_max) // stride)) * stride
 
 
-def windows_of(texts: Sequence[np.ndarray], l_max: int) -> tuple[list[np.ndarray], list[int]]:
-    """Return the windows that the next tokens of texts are predicted from, and which of them each has: a power of two
-    of different ones, or one for each text if that is no more.
-    """
-    of_texts = [np.asarray(text[window_start(len(text), l_max) :], np.int32) for text in texts]
-    numbers: dict[bytes, int] = {}
-    rows = [numbers.setdefault(window.tobytes(), len(numbers)) for window in of_texts]
-    different = to_power_of_two([of_texts[rows.index(i)] for i in range(len(numbers))])
-    return (different, rows) if len(different) < len(texts) else (of_texts, list(range(len(texts))))
-
-
 def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
-    """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`."""
+    """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`. Windows
+    that several texts share are read once, a power of two of them, if those are fewer.
+    """
     l_max = model.config.l_max
-    windows, rows = windows_of(texts, l_max)
-    x, lengths = (array.astype(np.int32) for array in padded_rows(windows))
+    windows = [np.asarray(text[window_start(len(text), l_max) :], np.int32) for text in texts]
+    numbers: dict[bytes, int] = {}
+    rows = [numbers.setdefault(window.tobytes(), len(numbers)) for window in windows]
+    different = to_power_of_two([windows[rows.index(i)] for i in range(len(numbers))])
+    if len(different) >= len(texts):
+        different, rows = windows, list(range(len(texts)))
+    x, lengths = (array.astype(np.int32) for array in padded_rows(different))
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
     reading = None if model.inside is None else Reading(model.inside)
     state = model.read(x, lengths, room=room, reading=reading)

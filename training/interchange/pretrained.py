@@ -100,7 +100,7 @@ def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()
     if is_ours(local):
         return load_run(local, dtype=dtype, lines=lines)
     found = _read(local, dtype)
-    return _run_of(found, {name: jnp.asarray(found.leaves.pop(name)) for name in list(found.leaves)})
+    return found.run(unflatten(found.template, {n: jnp.asarray(found.leaves.pop(n)) for n in list(found.leaves)}))
 
 
 def load_quantized(
@@ -111,13 +111,7 @@ def load_quantized(
     """
     dtype = np.dtype(np.float32 if dtype is None else dtype)
     found = _read(local_path(path), dtype, progress, in_blocks=True)
-    run = _run_of(found, gguf_blocks.loaded(found.leaves, dtype))
-    return run._replace(theta=gguf_blocks.untied(run.theta))
-
-
-def _run_of(found: "_Checkpoint", leaves: dict[str, Any]) -> Run:
-    theta, model = unflatten(found.template, leaves), found.model
-    return Run(theta, model.config, found.tokenizer, model.task, model.labels)
+    return found.run(gguf_blocks.untied(unflatten(found.template, gguf_blocks.loaded(found.leaves, dtype))))
 
 
 def save_pretrained(
@@ -328,6 +322,10 @@ class _Checkpoint(NamedTuple):
     tokenizer: Tokenizer
     fields: Fields  # of its config.json
     license: str
+
+    def run(self, theta: Any) -> Run:
+        """Return a run with these parameters."""
+        return Run(theta, self.model.config, self.tokenizer, self.model.task, self.model.labels)
 
 
 def _read(
