@@ -61,17 +61,19 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
     """The product ``at_once(A, B)``, summed over these axes, in ``dtype``, or by default in the factors' dtype; axes of
     None are those of a batch of products.
 
-    XLA's CPU backend lacks some products whose results are wider than their factors; widening the factors first gives
-    the same sums. It also widens bfloat16 for a narrow result, unless the processor multiplies bfloat16 itself.
+    XLA's CPU backend lacks some products whose results are wider than their factors, and since 0.11 adds up some of
+    narrow factors in their own type, unless they are widened first. Few processors multiply bfloat16 themselves.
     """
+    to = jnp.result_type(A, B) if dtype is None else dtype
     if _is_native(A, B, axes):
-        by_cpu = functools.partial(_in_float32, axes=axes, dtype=A.dtype if dtype is None else dtype)
-    elif dtype in (None, A.dtype):
+        by_cpu = functools.partial(_in_float32, axes=axes, dtype=to)
+    elif to == A.dtype and to.itemsize >= 4:
         return at_once(A, B)
     else:
+        wide = jnp.promote_types(to, jnp.float32)
 
         def by_cpu(A, B):
-            return at_once(A.astype(dtype), B.astype(dtype))
+            return at_once(A.astype(wide), B.astype(wide), preferred_element_type=wide).astype(to)
 
     return jax.lax.platform_dependent(A, B, cpu=by_cpu, default=at_once)
 
