@@ -13,7 +13,7 @@ from algorithms.machinery.hand_derived import hand_derived
 from tests import cases
 
 THETA = cases.random_theta(DTransformerConfig(L=2, **cases.TINY))
-V = jax.tree.map(jnp.ones_like, THETA)
+V = jax.device_put(jax.tree.map(np.ones_like, THETA))
 x = cases.random_tokens(5, n=7)
 
 

@@ -28,7 +28,7 @@ def model(L, variant=HYBRID):
 
 def layer_of(theta, l, L):
     stack, row = places(theta.variant, L)[l]
-    return jax.tree.map(lambda a: a[row], theta.layers[stack])
+    return jax.tree.map(lambda a: jax.device_put(np.asarray(a)[row]), theta.layers[stack])
 
 
 def one_by_one(x, theta, L, seen=None):
@@ -91,7 +91,8 @@ def test_records_and_changes_have_one_axis_of_layers():
     for l in (2, 3):
         same = intervene(alg.d_transformer, {at("X@8", layer=l): expected[l]})(X, theta)
         assert_close(same, P)
-        assert np.abs(intervene(alg.d_transformer, {at("X@8", layer=l): 0.0})(X, theta) - P).max() > 1e-3
+        zeros = np.zeros_like(expected[l])  # of this shape, so that it is the same program
+        assert np.abs(intervene(alg.d_transformer, {at("X@8", layer=l): zeros})(X, theta) - P).max() > 1e-3
     twice = record(lambda x: alg.d_transformer(x, theta) + alg.d_transformer(x[:, ::-1], theta), "X@8", names[1])(X)[1]
     assert_close(twice["X@8"][0], jnp.stack(expected))
     assert_close(twice[names[1]][0], expected[5])
@@ -104,7 +105,7 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
         return jax.jit(jax.grad(lambda theta: alg.d_token_losses(X, theta, **options).sum()))(theta)
 
     expected = gradient()
-    assert all(jnp.isfinite(g).all() and jnp.any(g != 0) for g in jax.tree.leaves(expected))
+    assert all(np.isfinite(g).all() and np.any(np.asarray(g) != 0) for g in jax.tree.leaves(expected))
     for options in ({"remat": True}, {"unroll": True}):
         assert_trees_close(gradient(**options), expected)
 
@@ -115,7 +116,8 @@ def test_documents_and_padding_are_each_by_themselves():
     positions = jnp.asarray([[0, 1, 2, 0, 1, 2, 3]])
     packed = alg.d_hidden_state(X[:1], theta, segments=segments, positions=positions)
     assert_close(packed[:, :, 3:], alg.d_hidden_state(X[:1, 3:], theta))
-    assert_close(alg.d_transformer(X, theta, length=np.array([7, 4]))[:, 1, :4], alg.d_transformer(X[1, :4], theta))
+    padded = alg.d_hidden_state(X, theta, length=np.array([7, 4]))
+    assert_close(padded[:, 1:, :4], alg.d_hidden_state(X[1:, :4], theta))
 
 
 def test_what_is_refused():

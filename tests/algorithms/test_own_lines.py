@@ -46,7 +46,7 @@ def loops_of(line):
 
 
 def of_layer(tree, l):
-    return jax.tree.map(lambda a: a[l], tree)
+    return jax.tree.map(lambda a: jax.device_put(np.asarray(a)[l]), tree)
 
 
 def as_numpy(tree):

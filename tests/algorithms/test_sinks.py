@@ -16,7 +16,7 @@ LINE = Attention(sinks=True, biases=False, cap=1.5)
 SIZES = {"H": 4, "H_kv": 2, "d_e": 7, "d_attn": 5, "d_mid": 3}
 W = random_like(jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.of(SIZES), float), LINE.shapes()))
 X = normal(7, 2, 11)
-MASK = jnp.asarray(np.random.default_rng(0).random((11, 11)) < 0.5).at[:, 3].set(False)
+MASK = jax.device_put((np.random.default_rng(0).random((11, 11)) < 0.5) & (np.arange(11) != 3))
 
 
 def computed(how, dropout):
@@ -34,8 +34,8 @@ def test_every_rule_computes_what_is_printed(rule, dropout):
     with small_blocks(4):
         (value, by), expected = computed(rule, dropout), computed("paper", dropout)
     assert_trees_close((value, by), expected)
-    assert jnp.abs(by[1].s).max() > 1e-3
-    assert jnp.all(value[1][:, :, 3] == 0)
+    assert np.abs(by[1].s).max() > 1e-3
+    assert np.all(np.asarray(value[1])[:, :, 3] == 0)
 
 
 @pytest.mark.parametrize("rule", RULES)

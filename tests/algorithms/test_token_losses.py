@@ -1,5 +1,7 @@
 """The losses of (x, θ) are those of the probabilities, also if the unembedding scales, caps or has a bias."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ def test_a_decoders_losses_are_those_of_its_probabilities(name, implementation):
     found = alg.d_token_losses(X, theta, lengths=LENGTHS, implementation=implementation)
     P = alg.d_transformer(X, theta, length=LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
-    whole = alg.d_token_losses(X, theta, implementation=implementation)
+    whole = alg.d_token_losses(X, theta, lengths=jnp.array([5, 5]), implementation=implementation)
     np.testing.assert_allclose(whole[0], found[0], rtol=1e-9)
     one = alg.d_token_losses(X[1, :3], theta, implementation=implementation)
     np.testing.assert_allclose(found[1, :3], one, rtol=1e-9)
@@ -67,7 +69,8 @@ def test_the_last_token_of_a_document_has_no_loss():
     expected = [*alg.d_token_losses(X[0, :3], theta), *alg.d_token_losses(X[0, 3:], theta)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found[2] == found[4] == 0
-    cases.assert_close(alg.d_token_losses(X[0], theta, segments=0 * segments), alg.d_token_losses(X[0], theta))
+    one = {"segments": 0 * segments, "positions": jnp.arange(5)}
+    cases.assert_close(alg.d_token_losses(X[0], theta, **one), alg.d_token_losses(X[0], theta))
 
 
 KEY = jax.random.key(5)
@@ -100,7 +103,7 @@ def test_one_step_of_training_descends_their_sum(name, implementation):
     theta, eta = cases.random_theta(config), 0.1
     assert 0 < HIDDEN.sum() < 5
     gradient = jax.jit(jax.grad(lambda theta: losses(theta).sum()))(theta)
-    by_hand = jax.tree.map(lambda a, g: a - eta * g, theta, gradient)
+    by_hand = jax.tree.map(lambda a, g: np.asarray(a) - eta * np.asarray(g), theta, gradient)
     trained = train(theta, N_epochs=1, eta=eta, implementation=implementation)
     assert trained.variant == config.variant
     cases.assert_trees_close(trained, by_hand, 1e-9)
@@ -122,16 +125,26 @@ def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
     before = np.arange(5) < np.asarray(LENGTHS)[:, None]
     expected = np.where(before, picked(P, jnp.clip(targets, 0, 10)), 0)
     options = {"lengths": LENGTHS, "mask": mask, "targets": targets}
-    np.testing.assert_allclose(alg.d_token_losses(X, theta, **options), expected, rtol=1e-9)
     E = theta.W_e[:, X] * (8**0.5 if theta.variant.embedding.scaled else 1.0)
     np.testing.assert_allclose(alg.d_token_losses(E, theta, **options), expected, rtol=1e-9)
     segments = jnp.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
     np.testing.assert_array_equal(alg.d_token_losses(X, theta, segments=segments, **options) > 0, before)
     weights = jnp.array([[0.5, 0, 2, 1, -1], [1, 0, 1, 1, 1]])
     invalid = options | {"weights": weights, "targets": jnp.where(weights == 0, 77, targets)}
-    np.testing.assert_allclose(alg.d_token_losses(X, theta, **invalid), weights * expected, rtol=1e-9)
-    found = jax.jit(jax.grad(lambda theta: alg.d_token_losses(X, theta, **invalid).sum()))(theta)
-    by_hand = jax.jit(jax.grad(lambda theta: (alg.d_token_losses(X, theta, **options) * weights).sum()))(theta)
+
+    @functools.partial(jax.jit, static_argnames="weigh")
+    def losses_and_gradient(theta, weigh, options):
+        def total(theta):
+            losses = alg.d_token_losses(X, theta, **options)
+            return (losses * (weights if weigh else 1)).sum(), losses
+
+        (_, losses), gradient = jax.value_and_grad(total, has_aux=True)(theta)
+        return losses, gradient
+
+    losses, found = losses_and_gradient(theta, False, invalid)
+    np.testing.assert_allclose(losses, weights * expected, rtol=1e-9)
+    losses, by_hand = losses_and_gradient(theta, True, options)
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
     cases.assert_trees_close(found, by_hand)
     assert alg.d_token_losses(X, theta, weights=weights > 0)[0, 4] == 0
     with pytest.raises(ValueError, match="targets: expected the ID of the token to predict for each column, since x"):
@@ -177,5 +190,5 @@ def test_large_logits_have_finite_logarithms_entropies_and_gradients(kind):
     exact = exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(0))
     value, gradient = jax.jit(jax.value_and_grad(entropy))(theta)
     np.testing.assert_allclose(value, -(np.exp(exact) * exact).sum() - exact.mean(), rtol=1e-4)
-    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
-    assert jnp.isneginf(jnp.log(P(theta))).any()
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    assert np.any(np.asarray(P(theta)) == 0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from algorithms import GatoConfig, d_hidden_state, d_transformer, gato_embedding, init_gato, unembedding
+from tests.cases import random_like
 from training.data.gato import pendulum
 from training.data.gato.sequences import EXTRA_TOKENS, Control, Image
 from training.data.records import DataError
@@ -20,20 +21,24 @@ from training.tasks.objectives import next_tokens
 TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
 SIZES = {"l_max": 24, "L": 1, "H": 2, "d_e": 8, "d_mlp": 12, "patch": 4, "d_r": 4, "n_groups": 2, "n_places": 2}
 CONFIG = GatoConfig(N_V=TOKENIZER.N_V + EXTRA_TOKENS, **SIZES)
-PARAMS = jax.tree.map(lambda a: 3 * a, init_gato(jax.random.key(1), CONFIG, dtype=jnp.float32))
+PARAMS = random_like(jax.eval_shape(lambda key: init_gato(key, CONFIG), jax.random.key(0)), dtype=jnp.float32)
 RUN = Run(PARAMS, CONFIG, TOKENIZER, "gato")
 GATO = Gato(RUN)
 IMAGES = list(np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 1)))
 
 
-def next_column(columns, first, end):
-    """The likeliest of some tokens behind a sequence, which is computed alone and without padding."""
+def likeliest(columns, first, end):
+    """The likeliest of some tokens behind each column of a sequence, which is computed alone and without padding."""
     patches = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1) if len(columns.places) else jnp.zeros((4, 4, 1, 1))
     places = columns.places.T if len(columns.places) else np.zeros((2, 1), int)
     X = gato_embedding(jnp.asarray(columns.read), patches, jnp.asarray(columns.at), *map(jnp.asarray, places), *PARAMS)
     theta = PARAMS.transformer
     P = unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
-    return first + int(jnp.argmax(P[first:end, -1]))
+    return first + np.argmax(P[first:end], axis=0)
+
+
+def next_column(columns, first, end):
+    return int(likeliest(columns, first, end)[-1])
 
 
 def extended(columns, token):
@@ -56,9 +61,11 @@ def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
     drawn = GATO.drawings(["two", "seven"], n=5, levels=17, tau=0)
     for text, row in zip(("two", "seven"), drawn, strict=True):
         columns = GATO.vocabulary.to_draw(text)
+        before = len(columns.x)
         for shade in row:
-            assert next_column(columns, TOKENIZER.N_V, TOKENIZER.N_V + 17) == TOKENIZER.N_V + shade
             columns = extended(columns, TOKENIZER.N_V + shade)
+        found = likeliest(columns, TOKENIZER.N_V, TOKENIZER.N_V + 17)[before - 1 : -1]  # each given those before it
+        np.testing.assert_array_equal(found, TOKENIZER.N_V + row)
     sampled = GATO.drawings(["two"] * 40, n=5, levels=17, key=jax.random.key(0))
     assert sampled.min() >= 0
     assert sampled.max() < 17

@@ -47,14 +47,14 @@ def generated(generator, l_gen=6, tau=0.0, **options):
 def texts(begun):
     """What each request has read: all but its last token."""
     rows = zip(PROMPTS, LENGTHS, begun.tokens, strict=True)
-    return [jnp.asarray(np.concatenate([x[:l], y])[:-1]) for x, l, y in rows]
+    return [np.concatenate([x[:l], y])[:-1] for x, l, y in rows]
 
 
 def of_one_pass(texts, found, theta, changes=(), names=("X@8", "A")):
     """What was recorded of each text, and what one pass over it shows; no column sees the padding behind it."""
     f = record(intervene(d_transformer, dict(changes)), *names)
     for text, seen in zip(texts, found, strict=True):
-        _, whole = f(jnp.pad(text, (0, max(map(len, texts)) - len(text))), theta)
+        _, whole = f(np.pad(text, (0, max(map(len, texts)) - len(text))), theta)
         yield seen, jax.tree.map(lambda a, b: np.asarray(b)[tuple(map(slice, a.shape))], seen, whole)
 
 

@@ -160,11 +160,17 @@ def test_the_wrong_number_of_layers_of_several_stacks_is_said(tmp_path):
     assert "number of layers (L): expected 3, as" in refused(tmp_path / "in", tmp_path)
 
 
-@pytest.fixture
-def bart(tmp_path):
+@pytest.fixture(scope="module")
+def saved_bart(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "in"
     config = EDTransformerConfig(L_enc=1, L_dec=2, variant=VARIANTS["bart"], **SIZES)
-    save_pretrained(tmp_path / "in", random_theta(config), config, to="bart")
-    return tmp_path / "in"
+    save_pretrained(path, random_theta(config), config, to="bart")
+    return path
+
+
+@pytest.fixture
+def bart(saved_bart, tmp_path):
+    return shutil.copytree(saved_bart, tmp_path / "in")
 
 
 @pytest.mark.parametrize(
