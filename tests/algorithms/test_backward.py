@@ -104,7 +104,7 @@ def test_position_wise_rules(name):
     assert_same(actual, expected)
     assert_matches_differences(rule, inputs)
     for dtype, bound in (("float32", 2e-6), ("bfloat16", 3e-2)):
-        low = {k: a.astype(dtype) for k, a in inputs.items()}
+        low = {k: np.asarray(a).astype(dtype) for k, a in inputs.items()}
         exact = {k: a.astype("float64") for k, a in low.items()}
         _, actual = rule(low)
         assert all(actual[k].dtype == dtype for k in actual)

@@ -33,7 +33,7 @@ def doubled(value):
     return 2 * value
 
 
-X_OTHER, OTHER = (X + 1) % 14, jax.tree.map(lambda a: a + 0.01, D)
+X_OTHER, OTHER = jax.device_put(((np.asarray(X) + 1) % 14, jax.tree.map(lambda a: np.asarray(a) + 0.01, D)))
 CALLS = {
     "record": lambda f, i: record(f, "A", at("X@8", layer=1)),
     "intervene by numbers": lambda f, i: intervene(f, {at("Y@2", layer=1, head=0): 0.5 * i}),

@@ -40,12 +40,12 @@ def optimizer_of(name, **options):
 
 def run(optimizer):
     """The parameters after each of a few updates."""
-    theta = jnp.asarray(START)
+    theta, update = START, jax.jit(optimizer.update)
     state = optimizer.init(theta)
     for g in GRADIENTS:
-        updates, state = optimizer.update(jnp.asarray(g), state, theta)
-        theta = optax.apply_updates(theta, updates)
-        yield np.asarray(theta)
+        updates, state = update(g, state, theta)
+        theta = theta + np.asarray(updates)
+        yield theta
 
 
 def adam(rate, *, beta1=0.9, beta2=0.98, epsilon=1e-9):
@@ -111,8 +111,12 @@ def test_an_update_has_the_rate_of_its_step_whatever_was_skipped(name):
     of = {"schedule": "linear", "steps": 20, "warmup": 0, "clip_norm": 0.0}
     expected = optimizer_of(name, **CONSTANT | {n: rate * 8 / 20 for n, rate in rates.items()})
     optimizer = optimizer_of(name, **of, **rates)
-    state, found = expected.init(theta), at_step(jnp.int32(11), optimizer.init(theta))
-    updates = [o.update(theta, s, theta)[0] for o, s in ((optimizer, found), (expected, state))]
+
+    def updates_of(theta):
+        state, found = expected.init(theta), at_step(jnp.int32(11), optimizer.init(theta))
+        return [o.update(theta, s, theta)[0] for o, s in ((optimizer, found), (expected, state))]
+
+    updates = jax.jit(updates_of)(theta)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-12), *updates)
 
 
@@ -147,11 +151,12 @@ def test_adamw_decays_matrices_by_the_rate_times_the_weight_decay():
     settings = settings_for("d", tied=False)
     theta = cases.random_like(model_shapes("d", model_config(settings, N_V)))
     optimizer = optimizer_of("adamw", **CONSTANT, weight_decay=0.3)
-    gradient = jax.tree.map(jnp.zeros_like, theta)
-    updates, _ = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p))(gradient, theta)
-    new = flatten(optax.apply_updates(theta, updates))
+    gradient = jax.tree.map(np.zeros_like, theta)
+    new = flatten(
+        jax.jit(lambda g, p: optax.apply_updates(p, optimizer.update(g, optimizer.init(p), p)[0]))(gradient, theta)
+    )
     for name, decayed in flatten(alg.weight_decay_mask(theta)).items():
-        np.testing.assert_allclose(new[name], flatten(theta)[name] * (1 - 0.03 * decayed), rtol=1e-5)
+        np.testing.assert_allclose(new[name], np.asarray(flatten(theta)[name]) * (1 - 0.03 * decayed), rtol=1e-5)
 
 
 def orthogonalized(G):
@@ -226,7 +231,7 @@ def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together(name):
     variant, matrices, by_adam = ROLES[name]
     sizes = {"N_V": 13, "l_max": 5, "L": 2, "H": 2, "d_e": 6, "d_mlp": 9, "d_attn": 4, "d_mid": 5}
     theta = random_theta(alg.DTransformerConfig(**sizes, variant=variant, tied=False))
-    gradient = jax.tree.map(lambda a: 0.01 * a, theta)
+    gradient = jax.tree.map(lambda a: 0.01 * np.asarray(a), theta)
     optimizer = optimizer_of("muon", **CONSTANT, weight_decay=0.0)
     by_optax = optax.contrib.muon(0.1, muon_weight_dimension_numbers=alg.muon_dimensions)
     found = [jax.jit(lambda g, p, o=o: o.update(g, o.init(p), p)[0])(gradient, theta) for o in (optimizer, by_optax)]
