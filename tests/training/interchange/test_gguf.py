@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import struct
 import tracemalloc
 
@@ -301,8 +302,10 @@ def test_hostile_values_are_refused_in_a_sentence(key, tmp_path):
 
 
 def test_a_tensor_too_many_is_named(tmp_path):
-    path = gguf_cases.write(tmp_path / "x.gguf", make_gpt2(), tensors={"blk.0.attn_sinks": np.ones(3, np.float32)})
-    cases.assert_unreadable(path, r"not part of the model .*: blk\.0\.attn_sinks")
+    twice = "transformer.ln_f.weight"  # what transformers calls output_norm.weight
+    for name, message in (("blk.0.attn_sinks", r"not part of the model .*: {}"), (twice, "the tensor {} is in two")):
+        path = gguf_cases.write(tmp_path / "x.gguf", make_gpt2(), tensors={name: np.ones(3, np.float32)})
+        cases.assert_unreadable(path, message.format(re.escape(name)))
 
 
 def string(text):
