@@ -120,13 +120,15 @@ def certain(theta: Any, token: int) -> Any:
     """θ whose every distribution is all but certain of one token: only its row of W_u sees the norm's β."""
 
     def only_beta(norm: Any) -> Any:
-        return norm._replace(gamma=jnp.zeros_like(norm.gamma), beta=jnp.ones_like(norm.beta))
+        return norm._replace(gamma=np.zeros_like(norm.gamma), beta=np.ones_like(norm.beta))
 
     if hasattr(theta, "norm"):
         theta = theta._replace(norm=only_beta(theta.norm))
     else:
         theta = theta._replace(decoder=theta.decoder._replace(norm5=only_beta(theta.decoder.norm5)))
-    return theta._replace(W_u=jnp.zeros_like(theta.W_u).at[token].set(100.0))
+    W_u = np.zeros_like(theta.W_u)
+    W_u[token] = 100.0
+    return jax.device_put(theta._replace(W_u=W_u))
 
 
 def quick_of(quick: Any, every: Any) -> list[Any]:

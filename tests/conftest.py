@@ -164,10 +164,12 @@ def _what_trainings_compiled():
 
 @pytest.fixture(scope="module")
 def compile_once():
-    """Let trainings share what they compile if their updates are equal: tracing it is most of a short run."""
-    from training.loop.program import Plan, Program  # noqa: PLC0415 (most tests need nothing of training/)
+    """Let trainings share what they compile if their updates are equal, and a picture: most of a short run."""
+    from training.loop import run_store  # noqa: PLC0415 (most tests need nothing of training/)
+    from training.loop.program import Plan, Program  # noqa: PLC0415
 
     compiled, of, begin = _what_trainings_compiled(), Program.of, Plan.begin.fget
+    plot = run_store.plot_losses
 
     def key_of(plan):
         elsewhere = {"data": (), "validation_data": (), "start_from": plan.settings.start_from and "a model"}
@@ -189,7 +191,14 @@ def compile_once():
             compiled[key] = begin(plan)
         return compiled[key]
 
+    def one_picture(lines, path, *, title):
+        if "picture" not in compiled:
+            plot(lines, path, title=title)
+            compiled["picture"] = path.read_bytes()
+        path.write_bytes(compiled["picture"])
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_store, "plot_losses", one_picture)
         patch.setattr(Program, "of", lookup)
         patch.setattr(Plan, "begin", property(lookup_begin))
         yield

@@ -112,7 +112,7 @@ def test_a_masked_token_is_not_read(implementation):
 class TestDropout:
     """The weights A become visible with V = 1: then Ṽ = A."""
 
-    Q, K, V = cases.normal(3, 67), cases.normal(3, 71, seed=1), jnp.eye(71)  # more than one tile
+    Q, K, V = cases.normal(3, 67), cases.normal(3, 71, seed=1), jax.device_put(np.eye(71))  # more than one tile
 
     @exact_and_default
     def test_a_weight_is_dropped_or_divided_by_what_is_kept(self, implementation):

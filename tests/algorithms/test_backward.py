@@ -192,6 +192,7 @@ def attention_and_gradients(how, mask, inputs):
     return out, pullback(cases.normal(*out.shape, seed=99).astype(out.dtype))[0]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def as_array(mask, l_z, l_x):
     return jnp.asarray(mask if isinstance(mask, jax.Array) else mask.dense(l_z, l_x))
 

@@ -52,11 +52,11 @@ def tokens(*l, seed=0, n=17):
 
 
 def lengths(l, seed=4):
-    return Argument(lambda batch: 1 + cases.random_tokens(*batch, seed=seed, n=l), 0)
+    return Argument(lambda batch: jax.device_put(1 + np.asarray(cases.random_tokens(*batch, seed=seed, n=l))), 0)
 
 
 KEYS = Argument(lambda batch: jax.random.split(jax.random.key(5), batch), 0)
-MASKS = Argument(lambda batch: jnp.asarray(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
+MASKS = Argument(lambda batch: jax.device_put(np.random.default_rng(6).random((*batch, L_Z, L_X)) < 0.5), 0)
 
 X_AND_Z = [columns(11, L_X), columns(13, L_Z, seed=1)]
 # (function of what a sequence has of its own, that)
@@ -106,7 +106,7 @@ QUICK = [(name, batch) for name, batch in CASES if name not in PARTS and batch i
 def of_sequence(array, axis, index):
     """By NumPy, since every new index would be a compilation; it has no typed keys."""
     array = array if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else np.asarray(array)
-    return jnp.asarray(array[(slice(None),) * axis + index])
+    return jax.device_put(array[(slice(None),) * axis + index])
 
 
 @pytest.mark.parametrize(("name", "batch"), cases.quick_of(QUICK, CASES))
@@ -235,7 +235,7 @@ def test_a_structural_mask_of_a_batch_becomes_an_array_of_each_sequence(name):
     mask, dense = BATCH_MASKS[name]
     l_z = dense((0, 0)).shape[0]
     expected = np.stack([dense(index) for index in np.ndindex(BATCH)]).reshape(*BATCH, l_z, L_X)
-    np.testing.assert_array_equal(mask.dense(l_z, L_X), expected)
+    np.testing.assert_array_equal(jax.jit(lambda mask: mask.dense(l_z, L_X))(mask), expected)
 
 
 def test_a_structural_mask_joins_with_arrays_of_each_sequence():
@@ -349,9 +349,9 @@ def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients(architect
 
     x, z, l = (a.make((3,)) for a in (tokens(L_X), tokens(L_Z, seed=1), lengths(L_Z)))
     each = [gradient(theta, x[b], z[b], l[b]) for b in range(3)]
-    cases.assert_trees_close(gradient(theta, x, z, l), jax.tree.map(lambda *g: sum(g), *each))
+    cases.assert_trees_close(gradient(theta, x, z, l), jax.tree.map(lambda *g: sum(map(np.asarray, g)), *each))
     cases.assert_trees_close(
-        jax.vmap(gradient, (None, 0, 0, 0))(theta, x, z, l), jax.tree.map(lambda *g: np.stack(g), *each)
+        jax.jit(jax.vmap(gradient, (None, 0, 0, 0)))(theta, x, z, l), jax.tree.map(lambda *g: np.stack(g), *each)
     )
 
 

@@ -23,6 +23,7 @@ prompt = cases.random_tokens(5)
 z = cases.random_tokens(7, seed=1)
 ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)
 D = DTransformerConfig(L=1, **cases.SHARED)
+drawn_with = jax.jit(jax.vmap(sample, (None, None, 0)))
 
 
 def quantile(q, drawn):
@@ -100,10 +101,10 @@ def test_sampled_transductions_follow_the_oracles_distributions(tau):
 
 def test_step_i_draws_with_fold_in_of_i():
     """So that cached generation draws the same tokens."""
-    uniform = jnp.full(N_V, 1 / N_V)
     theta = cases.random_theta(D)
     y = d_inference(prompt, theta, l_gen=11, tau=math.inf, key=KEY)
-    expected = [int(sample(jnp.log(uniform), math.inf, jax.random.fold_in(KEY, i))) for i in range(11)]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(KEY, np.arange(11))
+    expected = drawn_with(np.log(np.full(N_V, 1 / N_V)), math.inf, keys).tolist()
     assert y.tolist() == expected
     x_hat, length = ed_inference(z, cases.random_theta(ED), tau=math.inf, key=KEY, l_max=11)
     assert x_hat[1:length].tolist() == expected[: length - 1]
@@ -120,12 +121,12 @@ def test_a_high_temperature_sees_what_underflows(dtype):
     """In float32, p = e^−200 is 0; at τ = 100 it is raised to e^−2."""
     log_p = jnp.asarray([0.0, -200.0, -400.0, -jnp.inf], dtype)
     q = np.exp([0.0, -2.0, -4.0, -np.inf])
-    drawn = jax.vmap(sample, (None, None, 0))(log_p, 100.0, jax.random.split(KEY, 5000))
+    drawn = drawn_with(log_p, 100.0, jax.random.split(KEY, 5000))
     assert quantile(q / q.sum(), drawn) > 1e-3
 
 
 def test_a_continuation_at_a_high_temperature_sees_what_underflows():
-    theta = jax.tree.map(lambda a: a.astype(jnp.float32), cases.certain(cases.random_theta(D), 3))
+    theta = cases.certain(cases.random_theta(D, dtype="float32"), 3)
     theta = theta._replace(W_u=4 * theta.W_u)  # every other token has e^−(400 d_e), which is 0
     f = jax.vmap(lambda key: d_inference(prompt, theta, l_gen=1, tau=4000.0, key=key)[0])
     logits = np.zeros(N_V)
@@ -138,7 +139,7 @@ def test_a_continuation_at_a_high_temperature_sees_what_underflows():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_temperature_near_0_takes_the_likeliest(tau, dtype):
     log_p = jnp.asarray([-5.0, -3.0, -0.06, -4.0], dtype)
-    drawn = jax.vmap(sample, (None, None, 0))(log_p, jnp.asarray(tau), jax.random.split(KEY, 50))
+    drawn = drawn_with(log_p, jnp.asarray(tau), jax.random.split(KEY, 50))
     np.testing.assert_array_equal(drawn, 2)
 
 

@@ -31,7 +31,7 @@ def test_every_column_is_mapped_alike(rows, columns, implementation):
 @pytest.mark.parametrize(("rows", "d_in", "columns"), [(512, 256, (1,)), (3, 5, ())])
 def test_a_single_column_has_the_gradient_of_the_printed_line(rows, d_in, columns, implementation):
     W, x, b = cases.normal(rows, d_in), cases.normal(d_in, *columns, seed=1), cases.normal(rows, seed=2)
-    found = jax.grad(lambda *a: jnp.sin(linear(*a, implementation)).sum(), (0, 1, 2))(W, x, b)
+    found = jax.jit(jax.grad(lambda *a: jnp.sin(linear(*a, implementation)).sum(), (0, 1, 2)))(W, x, b)
     dy = np.cos(np.asarray(W) @ np.ravel(x) + b)
     expected = np.outer(dy, x), (np.asarray(W).T @ dy).reshape(x.shape), dy
     for gradient, by_hand in zip(found, expected, strict=True):

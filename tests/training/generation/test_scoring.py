@@ -47,7 +47,7 @@ def test_log_probabilities_of_an_encoder_decoder():
 
 
 def test_perplexity_of_a_uniform_model_is_the_size_of_its_vocabulary():
-    theta = jax.tree.map(jnp.zeros_like, THETA[D])._replace(W_e=THETA[D].W_e, variant=GPT2)
+    theta = jax.tree.map(np.zeros_like, THETA[D])._replace(W_e=THETA[D].W_e, variant=GPT2)
     config = dataclasses.replace(D, variant=GPT2)
     log_p = log_probabilities(theta, X, lengths=LENGTHS, config=config)
     np.testing.assert_allclose(perplexity(log_p, LENGTHS), N_V, rtol=1e-12)

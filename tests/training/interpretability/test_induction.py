@@ -30,9 +30,10 @@ def test_sequences_stand_there_twice():
 def test_losses_are_those_of_the_tokens():
     """A model that always predicts one distribution, which its bias-free unembedding of a constant column has."""
     tokens = induction.repeating(jax.random.key(3))
-    theta = jax.tree.map(jnp.zeros_like, THETA)
-    norm = theta.norm._replace(beta=jnp.ones(64))
-    theta = theta._replace(norm=norm, W_u=jnp.outer(jnp.arange(48.0), jnp.ones(64)) / 640)
+    theta = jax.tree.map(np.zeros_like, THETA)
+    norm = theta.norm._replace(beta=np.ones_like(theta.norm.beta))
+    W_u = (np.outer(np.arange(48.0), np.ones(64)) / 640).astype(theta.W_u.dtype)
+    theta = jax.device_put(theta._replace(norm=norm, W_u=W_u))
     log_p = np.arange(48) / 10 - np.log(np.exp(np.arange(48) / 10).sum())
     of_targets = -log_p[np.asarray(tokens.x[:, 1:])]
     first, again = induction.losses(theta, tokens)

@@ -30,7 +30,7 @@ def test_the_last_row_of_the_logit_lens_is_the_output():
     P, seen = record(d_transformer, "X@8")(BATCH, D)
     p = jax.nn.softmax(logit_lens(seen["X@8"], D), axis=1)
     cases.assert_close(p[-1], P)
-    one = d_transformer(BATCH, D._replace(layers=jax.tree.map(lambda a: a[:1], D.layers)))
+    one = d_transformer(BATCH, D._replace(layers=jax.tree.map(lambda a: np.asarray(a)[:1], D.layers)))
     cases.assert_close(p[0], one)  # a model of the first layer alone
 
 
@@ -81,7 +81,7 @@ def test_the_parts_add_up_to_the_logits(name):
 @pytest.mark.parametrize("factor", [1.0, 0.6])
 def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(factor):
     """Of the last layer's head and MLP off, whose part reaches the logits in no other way but through the scale."""
-    theta = D._replace(layers=D.layers._replace(mlp=jax.tree.map(jnp.zeros_like, D.layers.mlp)))
+    theta = D._replace(layers=D.layers._replace(mlp=jax.tree.map(np.zeros_like, D.layers.mlp)))
     theta, weights = theta._replace(variant=D.variant.but(residual_factor=factor)), cases.normal(17)
 
     def run(changes):

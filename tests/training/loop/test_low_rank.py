@@ -1,5 +1,7 @@
 """Training of low-rank matrices beside frozen parameters: gradients by the chain rule, exact resume, any mesh."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -28,14 +30,25 @@ LOW_RANK = {"start_from": "base", "lora_rank": 2, "lora_alpha": 3.0, "steps": 8,
 pytestmark = pytest.mark.usefixtures("as_most_callers")
 
 
-def model(**values):
+@functools.cache
+def arrays(config, matrices):
     """A model and an adapter of it whose B is not 0."""
+
+    @jax.jit
+    def made(of_theta, of_adapter):
+        theta = init_model(of_theta, "d", config, scheme="glorot")
+        return theta, init_adapter(of_adapter, theta, rank=2, matrices=matrices)
+
+    theta, adapter = made(jax.random.key(1), jax.random.key(2))
+    rng = np.random.default_rng(0)
+    adapter = jax.tree.map(lambda a: np.asarray(a) + 0.3 * rng.standard_normal(a.shape, np.float32), adapter)
+    return theta, jax.device_put(adapter)
+
+
+def model(**values):
     settings = settings_for("d", **LLAMA, **LOW_RANK, **values)
     config = model_config(settings, N_V)
-    theta = init_model(jax.random.key(1), "d", config, scheme="glorot")
-    adapter = init_adapter(jax.random.key(2), theta, rank=2, matrices=settings.lora_matrices)
-    rng = np.random.default_rng(0)
-    return settings, config, theta, jax.tree.map(lambda a: a + 0.3 * rng.standard_normal(a.shape, np.float32), adapter)
+    return settings, config, *arrays(config, settings.lora_matrices)
 
 
 def test_merged_adds_s_times_the_product_head_by_head():

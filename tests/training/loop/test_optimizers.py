@@ -81,7 +81,7 @@ FALLING = {
 
 @pytest.mark.parametrize("name", FALLING)
 def test_a_schedule_rises_falls_and_ends(name):
-    rates = [float(schedule(name)(done)) for done in range(25)]
+    rates = np.asarray(jax.jit(jax.vmap(schedule(name)))(np.arange(25)))
     np.testing.assert_allclose(rates[:4], 0.1 * np.arange(1, 5) / 4)
     np.testing.assert_allclose(rates[4:20], FALLING[name], rtol=1e-6)
     np.testing.assert_allclose(rates[19:], FALLING[name][-1])
@@ -279,11 +279,12 @@ def test_clipping_is_by_the_global_norm():
     optimizer = optimizer_of("sgd", **(CONSTANT | {"clip_norm": 0.5}))
     theta = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])}
-    updates, _ = optimizer.update(gradient, optimizer.init(theta), theta)
+    update = jax.jit(optimizer.update)
+    updates, _ = update(gradient, optimizer.init(theta), theta)
     np.testing.assert_allclose(updates["a"], [-0.1 * 0.5 * 3 / 5, 0])
     np.testing.assert_allclose(updates["b"], [-0.1 * 0.5 * 4 / 5])
     small = jax.tree.map(lambda g: g / 100, gradient)
-    updates, _ = optimizer.update(small, optimizer.init(theta), theta)
+    updates, _ = update(small, optimizer.init(theta), theta)
     np.testing.assert_allclose(updates["a"], [-0.1 * 0.03, 0])
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from typing import NamedTuple
 
 import chex
@@ -28,15 +29,21 @@ def trees(seed=0, n=50):
     return {"params": params, "state": state}
 
 
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    """A directory with three checkpoints, of which two are kept."""
+    path = tmp_path_factory.mktemp("saved") / "c"
+    with Checkpoints(path, max_to_keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, trees(step), {"step": step, "x": 0.1})
+    return path
+
+
 @pytest.fixture
-def saved(tmp_path):
-    """Three checkpoints, of which two are kept."""
-    checkpoints = Checkpoints(tmp_path / "c", max_to_keep=2)
-    for step in (1, 2, 3):
-        checkpoints.save(step, trees(step), {"step": step, "x": 0.1})
-    checkpoints.wait()
-    yield checkpoints
-    checkpoints.close()
+def saved(of_three, tmp_path):
+    """A copy of them."""
+    with Checkpoints(shutil.copytree(of_three, tmp_path / "c"), max_to_keep=2) as checkpoints:
+        yield checkpoints
 
 
 def assert_restored(restored, step):
