@@ -6,8 +6,8 @@
     python -m tests.mutations NAME …        those
     python -m tests.mutations --list        their names, and the tests that each has to face
 
-Every edit is made in a scratch copy of the tree, never in the tree itself. `scripts/crosscheck.py --mutations` plants
-bugs of its own, which the cross-check must locate at their algorithm and line.
+Every edit is made in a scratch copy of the tree, never in the tree itself (`training.crosscheck.edits`). In the same way,
+`scripts/crosscheck.py --mutations` plants bugs that the cross-check must locate at their algorithm and line, and name.
 
 * `generated`      those that rules make of the statements of algorithms/
 * `by_hand`        those of the rest

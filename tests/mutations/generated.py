@@ -5,16 +5,15 @@ function, or reads the sibling of a parameter.
 """
 
 import ast
-import dataclasses
 import functools
 import pathlib
 import re
 from collections.abc import Iterator
 
 from algorithms.machinery.tags import tags_in, tags_of
-from training.crosscheck.edits import Offsets
+from training.crosscheck.edits import Edit, Offsets, statements
 
-__all__ = ["ROOT", "Generated", "generated"]
+__all__ = ["ROOT", "generated"]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BY_HAND = re.compile(r"forward|backward|jvp|rule|core")
@@ -31,37 +30,23 @@ SIBLINGS = {
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 
 
-@dataclasses.dataclass(frozen=True)
-class Generated:
-    """A wrong edit: of a file, the characters from first to end are replaced by new."""
-
-    name: str
-    file: str
-    first: int
-    end: int
-    new: str
-
-    def made(self, root: pathlib.Path) -> str:
-        """Return the text of the file with the edit made."""
-        text = (root / self.file).read_text("utf-8")
-        return text[: self.first] + self.new + text[self.end :]
-
-
 @functools.cache
-def generated() -> dict[str, Generated]:
+def generated() -> dict[str, Edit]:
     """Return all edits by name: file, function and statement, code → code in its place."""
-    found: dict[str, Generated] = {}
+    found: dict[str, Edit] = {}
     for path in sorted((ROOT / "algorithms").rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         if not file.startswith(("algorithms/machinery/", "algorithms/inside/")):
-            for edit in _of_file(file, path.read_text("utf-8")):
-                found.setdefault(edit.name, edit)
+            for name, edit in _of_file(file, path.read_text("utf-8")):
+                found.setdefault(name, edit)
     return found
 
 
-def _of_file(file: str, text: str) -> Iterator[Generated]:
+def _of_file(file: str, text: str) -> Iterator[tuple[str, Edit]]:
     tags, where = tags_in(text), Offsets(text)
-    for function, statement in _statements(ast.parse(text), ""):
+    for function, statement in statements(ast.parse(text)):
+        if not function:
+            continue
         tag = tags_of(statement, tags)
         by_hand = file.startswith("algorithms/ops/") and any(map(BY_HAND.search, function.split(".")))
         is_whole = file.removeprefix("algorithms/").removesuffix(".py") in WHOLE and "__post_init__" not in function
@@ -73,20 +58,7 @@ def _of_file(file: str, text: str) -> Iterator[Generated]:
                 first, end = where.span(node)
                 said = " ".join(f"{text[first:end]} → {new}".split())
                 name = f"{file.removeprefix('algorithms/')}: {function}, {line}: {said}"
-                yield Generated(name, file, first, end, new)
-
-
-def _statements(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Statements with the qualified names of their functions."""
-    for field in ("body", "orelse"):
-        for child in getattr(node, field, []):
-            if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                if inside and isinstance(child, ast.FunctionDef):
-                    yield inside, child
-                yield from _statements(child, f"{inside}.{child.name}" if inside else child.name)
-            elif inside:
-                yield inside, child
-                yield from _statements(child, inside)
+                yield name, Edit(file, function, line, text[first:end], new, at=(first, end))
 
 
 def _expressions(statement: ast.stmt) -> list[ast.expr]:

@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import concurrent.futures
 import contextlib
 import functools
 import hashlib
@@ -17,18 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from training.crosscheck.edits import Edit
+from training.crosscheck.edits import Copy, Edit, Verdict, try_all
 
 from .by_hand import BY_HAND
 from .equivalent import EQUIVALENT
 from .facing import facing
-from .generated import ROOT, Generated, generated
+from .generated import ROOT, generated
 
-__all__ = ["Copy", "edits", "main"]
+__all__ = ["edits", "main"]
 
 MARKS = (
     "not (slow or end_to_end or download or compilers)",
@@ -41,22 +38,18 @@ LIMIT = 600
 FIRST = 5
 """How many of the tests that caught other edits of a file run before all that it faces."""
 SURVIVED = "SURVIVED"
-PARSING = threading.Lock()
-"""Held while code is parsed: in CPython 3.11 two threads that parse disturb each other."""
 
 
-def edits() -> dict[str, tuple[Edit | Generated, tuple[str, ...]]]:
+def edits() -> dict[str, tuple[Edit, tuple[str, ...]]]:
     """Return all edits by name, each with the files of tests/ that it faces."""
     return BY_HAND | {name: (edit, facing(edit.file)) for name, edit in generated().items()}
 
 
-class Copy:
+class _Tested(Copy):
     """A scratch copy of the tree, with a process that runs tests there."""
 
     def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
-        self.folder = folder
-        for package in ("algorithms", "training", "tests", "docs"):
-            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        super().__init__(ROOT, folder, "algorithms", "training", "tests", "docs")
         shutil.copy(ROOT / "pyproject.toml", folder)
         # compiling is what takes the time
         environment = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(folder)}
@@ -66,24 +59,17 @@ class Copy:
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         self.server = stack.enter_context(server)  # at the end its input is closed, and it ends
 
-    def catcher(self, edit: Edit | Generated, tests: Sequence[str], first: Sequence[str] = ()) -> str:
+    def catcher(self, edit: Edit, tests: Sequence[str], first: Sequence[str] = ()) -> str:
         """Make an edit, run the first tests and then all, and return the name of one that fails; or SURVIVED.
 
         Raises:
             ValueError: if the code to replace is not there exactly once.
             RuntimeError: if the tests could not be run.
         """
-        path = self.folder / edit.file
-        with PARSING:
-            path.write_text(edit.made(ROOT), "utf-8")
-        try:
+        with self.edited(edit):
             runs = [(first, MARKS[0])] * bool(first) + [(tests, marks) for marks in MARKS]
             found = (self._failed([f"tests/{test}" for test in of_run], marks) for of_run, marks in runs)
             return next(filter(None, found), SURVIVED)
-        finally:
-            shutil.copy2(ROOT / edit.file, path)
-            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # of the edit, perhaps of the same second
-                compiled.unlink()
 
     def _failed(self, tests: list[str], marks: str) -> str | None:
         arguments = ["-x", "-q", "-m", marks, "-p", "no:cacheprovider", "-n", "0", *tests]
@@ -126,7 +112,7 @@ def _is_one_of(test: str, files: Sequence[str]) -> bool:
     return path in files and f"def {function}(" in (ROOT / "tests" / path).read_text("utf-8")
 
 
-def _digest(edit: Edit | Generated, tests: Sequence[str]) -> str:
+def _digest(edit: Edit, tests: Sequence[str]) -> str:
     texts = [(ROOT / edit.file).read_bytes(), *((ROOT / "tests" / test).read_bytes() for test in tests)]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
@@ -162,34 +148,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in chosen:
             say(f"{name}: {' '.join(known[name][1])}")
         return 0
-    survivors = _try(chosen, known, _State(options.state), options.jobs)
-    say(f"{len(chosen) - len(survivors)} of {len(chosen)} edits caught")
-    return 1 if survivors else 0
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder, contextlib.ExitStack() as stack:
+        copies = [_Tested(pathlib.Path(folder, str(i)), stack) for i in range(options.jobs)]
+        judge = _judge(known, _State(options.state), copies)
+        return try_all(chosen, judge, "edits caught", say=say, jobs=options.jobs)
 
 
-def _try(chosen: Sequence[str], known: dict, state: _State, jobs: int) -> list[str]:
-    """Try the edits, print and note the result of each, and return the names of those that survive."""
-    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+def _judge(known: dict, state: _State, copies: Sequence[_Tested]) -> Callable[[str], Verdict]:
+    """Return the judge: does a test catch an edit? What the results so far know is not tried again."""
+    free: queue.SimpleQueue[_Tested] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
 
-    def tried(name: str) -> tuple[str, str, float]:
+    def judge(name: str) -> Verdict:
         edit, tests = known[name]
-        key, began = (name, _digest(edit, tests)), time.monotonic()
+        key = name, _digest(edit, tests)
         if key not in state.known:
-            copy = copies.get()
+            copy = free.get()
             try:
                 state.note(*key, copy.catcher(edit, tests, state.likeliest(edit.file, tests)))
             finally:
-                copies.put(copy)
-        return name, state.known[key], time.monotonic() - began
+                free.put(copy)
+        return Verdict((state.known[key] != SURVIVED,), state.known[key])
 
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix="mutations-") as folder, contextlib.ExitStack() as stack:
-        for i in range(jobs):
-            copies.put(Copy(pathlib.Path(folder, str(i)), stack))
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(jobs))
-        futures = [pool.submit(tried, name) for name in chosen]
-        for count, future in enumerate(concurrent.futures.as_completed(futures), 1):
-            name, by, seconds = future.result()
-            survivors += [name] * (by == SURVIVED)
-            say(f"[{count}/{len(chosen)}] {name}: {by} ({seconds:.0f} s)")
-    return survivors
+    return judge

@@ -16,7 +16,7 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `printed`      which lines it changes, by what a run computes
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
-* `mutations`    wrong edits that the cross-check must locate
+* `mutations`    wrong edits (`edits`, `planted`) that the cross-check must locate and name
 * `foreign`      the same of anybody's code: `check(observe, algorithm=10, expect="GPT2")` in a test of one's own
 """
 

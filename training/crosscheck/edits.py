@@ -1,17 +1,25 @@
-"""Wrong edits of the code: finding the statement that each is made in, and making it."""
+"""Wrong edits of the code: where each is made, making it in a scratch copy, and whether a judge notices it."""
 
 import ast
+import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import pathlib
 import re
-from collections.abc import Iterator
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from algorithms.machinery.tags import tags_in
 
-__all__ = ["Edit", "Offsets", "Planted"]
+__all__ = ["Copy", "Edit", "Offsets", "Planted", "Verdict", "statements", "try_all"]
 
 TOKEN = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|\w+|[^\s\w]""")
+PARSING = threading.Lock()
+"""Held while code is parsed: in CPython 3.11 two threads that parse disturb each other."""
 COMPOUND = {ast.If: ("if", "test"), ast.While: ("while", "test"), ast.For: ("for", "iter")}
 
 
@@ -27,6 +35,7 @@ class Edit:
     statement: str
     old: str  # what is replaced: tokens that occur once in these statements, however they are spaced or broken
     new: str  # what is put in its place
+    at: tuple[int, int] | None = None  # where that is, from the first character to the one after it, if that is known
 
     def made(self, root: pathlib.Path) -> str:
         """Return the text of the file with the edit made, in a repository or environment with this root.
@@ -35,7 +44,7 @@ class Edit:
             ValueError: if the code to replace is not there exactly once.
         """
         text = (root / self.file).read_text("utf-8")
-        found = spans(text, self.function, self.statement, self.old)
+        found = [self.at] if self.at else spans(text, self.function, self.statement, self.old)
         if len(found) != 1:
             raise ValueError(
                 f"{self.file}, {self.function or 'module'}, statement {self.statement!r}: expected the code of an edit "
@@ -82,9 +91,10 @@ def spans(text: str, function: str, statement: str, old: str) -> list[tuple[int,
 
     `text`: the text of the file; `function`, `statement`, `old`: as in `Edit`.
     """
-    tree, wanted = ast.parse(text), [token for token, _, _ in _tokens(old)]
+    wanted = [token for token, _, _ in _tokens(old)]
     comments, where, found = tags_in(text), Offsets(text), []
-    for names, node in _statements(_body(tree, function)):
+    inside = (node for name, node in statements(ast.parse(text)) if name == function)
+    for names, node in itertools.chain.from_iterable(map(_named, inside)):
         first, last = node.lineno, node.end_lineno or node.lineno
         tags = next((comments[n] for n in range(first, last + 1) if n in comments), ())
         if statement in names or statement in {tag.first for tag in tags}:
@@ -103,34 +113,78 @@ def _tokens(code: str) -> Iterator[tuple[str, int, int]]:
             yield match.group(), match.start(), match.end()
 
 
-def _body(tree: ast.Module, function: str) -> list[ast.stmt]:
-    """The statements of a function; none if there is no such function."""
-    body = tree.body
-    for name in function.split(".") if function else ():
-        inside = [node for node in _flat(body) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-        body = next((node.body for node in inside if node.name == name), [])
-    return body
+def statements(node: ast.AST, function: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """Yield all statements, each with the qualified name of the function or class that it is in."""
+    for child in (*getattr(node, "body", ()), *getattr(node, "orelse", ())):
+        yield function, child
+        is_named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+        yield from statements(child, f"{function}.{child.name}".lstrip(".") if is_named else function)
 
 
-def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements with those of the blocks in them, but without those of functions and classes in them."""
-    for node in body:
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            for field in ("body", "orelse"):
-                yield from _flat(getattr(node, field, []))
+def _named(node: ast.stmt) -> Iterator[tuple[set[str], ast.stmt | ast.expr]]:
+    """The names that a statement goes by, and what of it may be edited."""
+    if type(node) in COMPOUND:
+        name, head = COMPOUND[type(node)]
+        yield {name}, getattr(node, head)
+    elif isinstance(node, ast.FunctionDef):
+        yield from (({node.name}, decorator) for decorator in node.decorator_list)
+    elif isinstance(node, ast.Return):
+        yield {"return"}, node
+    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield {ast.unparse(n) for target in targets for n in ast.walk(target) if isinstance(n, ast.expr)}, node
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[tuple[set[str], ast.stmt | ast.expr]]:
-    """The names that each statement goes by, and what of it may be edited."""
-    for node in _flat(body):
-        if type(node) in COMPOUND:
-            name, head = COMPOUND[type(node)]
-            yield {name}, getattr(node, head)
-        elif isinstance(node, ast.FunctionDef):
-            yield from (({node.name}, decorator) for decorator in node.decorator_list)
-        elif isinstance(node, ast.Return):
-            yield {"return"}, node
-        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield {ast.unparse(n) for target in targets for n in ast.walk(target) if isinstance(n, ast.expr)}, node
+class Copy:
+    """A scratch copy of packages of the repository, in which one edit at a time is made."""
+
+    def __init__(self, root: pathlib.Path, folder: pathlib.Path, *packages: str) -> None:
+        self.root, self.folder = root, folder
+        for package in packages:
+            shutil.copytree(root / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    @contextlib.contextmanager
+    def edited(self, edit: Edit) -> Iterator[None]:
+        """Make an edit, as long as the context lasts. Raises ValueError as `Edit.made`."""
+        path = self.folder / edit.file
+        with PARSING:
+            path.write_text(edit.made(self.root), "utf-8")
+        try:
+            yield
+        finally:
+            shutil.copy2(self.root / edit.file, path)
+            for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):  # of the edit, perhaps of the same second
+                compiled.unlink()
+
+
+class Verdict(NamedTuple):
+    """What a judge says of an edit."""
+
+    answers: Sequence[bool]  # to each of the judge's questions, whether it is noticed
+    says: str
+
+
+def try_all(
+    names: Sequence[str],
+    judge: Callable[[str], Verdict],
+    *questions: str,
+    say: Callable[[str], object],
+    jobs: int = 1,
+) -> int:
+    """Judge edits, so many at a time, say the result of each, and in the end for how many the answers are yes, such as
+    "3 of 4 mutations located, 2 named" with the questions "mutations located" and "named". Returns the exit status, 1
+    unless all answers are yes.
+    """
+
+    def timed(name: str) -> tuple[str, Verdict, float]:
+        began = time.monotonic()
+        return name, judge(name), time.monotonic() - began
+
+    counts = [0] * len(questions)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for number, (name, verdict, seconds) in enumerate(pool.map(timed, names), start=1):
+            counts = [n + answer for n, answer in zip(counts, verdict.answers, strict=True)]
+            say(f"[{number}/{len(names)}] {name}: {verdict.says} ({seconds:.0f} s)")
+    said = [f"{n} {question}" for n, question in zip(counts, questions, strict=True)]
+    say(", ".join(said).replace(" ", f" of {len(names)} ", 1))
+    return int(min(counts) < len(names))

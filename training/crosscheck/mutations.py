@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import importlib
 import pathlib
-import shutil
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,7 +22,7 @@ from algorithms.model.variants import VARIANTS
 from .algorithms import PSEUDOCODE
 from .changes import ARCHITECTURES
 from .comparison import OracleCache, Results, compare
-from .edits import Planted
+from .edits import Copy, Edit, Planted, Verdict, try_all
 from .foreign.cases import Case
 from .foreign.checking import diagnose, merged
 from .foreign.making import make_case, of_library
@@ -62,13 +61,11 @@ def imported(root: pathlib.Path) -> Iterator[ModuleType]:
 
 
 @contextlib.contextmanager
-def edited(mutation: Planted, root: pathlib.Path) -> Iterator[ModuleType]:
+def edited(edit: Edit, root: pathlib.Path) -> Iterator[ModuleType]:
     """Import a copy of the package `algorithms` with an edit made, as long as the context lasts."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder).resolve()
-        shutil.copytree(root / "algorithms", copy / "algorithms", ignore=shutil.ignore_patterns("__pycache__"))
-        (copy / mutation.edit.file).write_text(mutation.edit.made(root), "utf-8")
-        with imported(copy) as package:
+        copy = Copy(root, pathlib.Path(folder).resolve(), "algorithms")
+        with copy.edited(edit), imported(copy.folder) as package:
             yield package
 
 
@@ -86,7 +83,7 @@ def locate(
     `mutation`: the edit; `root`: the root of the repository; `seed`: of the inputs; `caches`: what the oracle
     computed for earlier mutations; filled; `numbers`: the algorithms to check, in order.
     """
-    with edited(mutation, root) as package:
+    with edited(mutation.edit, root) as package:
         copy = pathlib.Path(package.__file__ or "").parents[1]
         settings = {"seed": seed, "sizes": {}}
         of_this = caches[mutation.variant]
@@ -111,7 +108,7 @@ def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
     The arguments are those of `locate`. Result: the departures of the first case that has any; none if one of them has no
     name.
     """
-    with edited(mutation, root) as package:
+    with edited(mutation.edit, root) as package:
         for case, recording in _observations(package, mutation, seed):
             report = diagnose(case, recording)
             if not report.ok:
@@ -258,25 +255,22 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
     Raises:
         ValueError: for a name that is none.
     """
-    caches: Caches = defaultdict(dict)
-    missed = count = told = 0
     unknown = sorted(set(names) - set(PLANTED))
     if unknown:
         raise ValueError(f"--mutations: expected names among {', '.join(PLANTED)}; got {', '.join(unknown)}")
     for name in names:
         PLANTED[name].edit.made(root)
-    for count, name in enumerate(names, 1):
+    caches: Caches = defaultdict(dict)
+
+    def judge(name: str) -> Verdict:
         mutation = PLANTED[name]
-        first = locate(mutation, root, seed, caches).first
-        wanted = (mutation.algorithm, mutation.line)
+        first, wanted = locate(mutation, root, seed, caches).first, (mutation.algorithm, mutation.line)
         found = first is not None and first[:2] == wanted
-        missed += not found
         of = f"{mutation.variant}: " if mutation.variant else ""
         where = "nothing differs" if first is None else f"{of}Algorithm {first[0]}, line {first[1]} ({first[2]})"
-        verdict = "located" if found else f"EXPECTED Algorithm {wanted[0]}, line {wanted[1]}"
-        console.print(f"{count:3} {name} [{mutation.edit.file}]: {where}: {verdict}", markup=False, highlight=False)
-        says = named(mutation, root, seed)
-        told += bool(says)
-        console.print(f"    {'; '.join(says) or 'without a name'}", markup=False, highlight=False)
-    console.print(f"{count - missed} of {count} mutations located, {told} named", highlight=False)
-    return 1 if missed or told < count else 0
+        where += ": located" if found else f": EXPECTED Algorithm {wanted[0]}, line {wanted[1]}"
+        told = named(mutation, root, seed)
+        return Verdict((found, bool(told)), f"{mutation.edit.file}: {where}: {'; '.join(told) or 'without a name'}")
+
+    say = functools.partial(console.print, markup=False, highlight=False)
+    return try_all(names, judge, "mutations located", "named", say=say)

@@ -3,7 +3,6 @@
 import io
 import pathlib
 import re
-import types
 
 import pytest
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.console import Console
 import algorithms
 from training.crosscheck.backward import _rows, check_rules
 from training.crosscheck.comparison import Results
+from training.crosscheck.edits import Edit
 from training.crosscheck.mutations import edited
 from training.crosscheck.report import as_json, print_results
 
@@ -45,7 +45,7 @@ SIGNS = [
     ("delta_rule.py", "_backward", "(rho * e)", "(-rho * e)", 10, "beta"),
     ("delta_rule.py", "_backward", "(dL - dR)", "(dL + dR)", 10, "log_alpha"),
     ("delta_rule.py", "_backward", "dL + dR, rho", "dL - dR, rho", 10, "K"),
-    ("delta_rule.py", "_backward", "dQ = dQ +", "dQ = dQ -", 10, "Q log_alpha"),
+    ("delta_rule.py", "_backward", "dQ + c.Gamma", "dQ - c.Gamma", 10, "Q log_alpha"),
     ("chunked_log_loss.py", "_through_rows", "(P - q)", "(P + q)", 11, "W_u X b_u"),
     ("chunked_log_loss.py", "_through_rows", "(1 - jnp.square", "(1 + jnp.square", 13, "W_u X b_u"),
 ]
@@ -71,9 +71,7 @@ def test_rules_are_right():
 def test_a_planted_sign_is_named_under_its_algorithm(file, function, right, wrong, algorithm, inputs):
     source = (ROOT / OPS / file).read_text("utf-8")
     at = source.index(right, source.index(f"def {function}("))
-    text = source[:at] + wrong + source[at + len(right) :]
-    edit = types.SimpleNamespace(file=f"{OPS}/{file}", made=lambda _: text)
-    with edited(types.SimpleNamespace(edit=edit), ROOT) as package:
+    with edited(Edit(f"{OPS}/{file}", function, "", right, wrong, at=(at, at + len(right))), ROOT) as package:
         root = pathlib.Path(package.__file__).resolve().parents[1]
         found = next(rule for rule in check_rules(package, root, 0, [algorithm]) if not rule.ok)
     assert found.error == ""
