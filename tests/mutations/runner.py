@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 
 from training.crosscheck.edits import Copy, Edit, Verdict, try_all
@@ -162,13 +163,14 @@ def _judge(known: dict, state: _State, copies: Sequence[_Tested]) -> Callable[[s
 
     def judge(name: str) -> Verdict:
         edit, tests = known[name]
-        key = name, _digest(edit, tests)
+        key, began = (name, _digest(edit, tests)), time.monotonic()
         if key not in state.known:
             copy = free.get()
             try:
                 state.note(*key, copy.catcher(edit, tests, state.likeliest(edit.file, tests)))
             finally:
                 free.put(copy)
-        return Verdict((state.known[key] != SURVIVED,), state.known[key])
+        by = state.known[key]
+        return Verdict((by != SURVIVED,), f"{by} ({time.monotonic() - began:.0f} s)")
 
     return judge

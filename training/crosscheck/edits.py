@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -176,15 +175,11 @@ def try_all(
     unless all answers are yes.
     """
 
-    def timed(name: str) -> tuple[str, Verdict, float]:
-        began = time.monotonic()
-        return name, judge(name), time.monotonic() - began
-
     counts = [0] * len(questions)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for number, (name, verdict, seconds) in enumerate(pool.map(timed, names), start=1):
+        for number, (name, verdict) in enumerate(zip(names, pool.map(judge, names), strict=True), start=1):
             counts = [n + answer for n, answer in zip(counts, verdict.answers, strict=True)]
-            say(f"[{number}/{len(names)}] {name}: {verdict.says} ({seconds:.0f} s)")
+            say(f"[{number}/{len(names)}] {name}: {verdict.says}")
     said = [f"{n} {question}" for n, question in zip(counts, questions, strict=True)]
     say(", ".join(said).replace(" ", f" of {len(names)} ", 1))
     return int(min(counts) < len(names))
