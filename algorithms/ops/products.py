@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import are_numbers, in_rows
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, in_rows
 from algorithms.machinery.platform import for_this_machine, platform_of
 from algorithms.machinery.processor import multiplies_bfloat16
 from algorithms.machinery.sharding import devices_sharing
@@ -70,7 +70,7 @@ def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, d
     elif to == A.dtype and to.itemsize >= 4:
         return at_once(A, B)
     else:
-        wide = jnp.promote_types(to, jnp.float32)
+        wide = accumulation_dtype(to)
 
         def by_cpu(A, B):
             return at_once(A.astype(wide), B.astype(wide), preferred_element_type=wide).astype(to)
