@@ -24,6 +24,8 @@ from algorithms import (
     init_ed_transformer,
 )
 from algorithms.alg14_inference import sample
+from algorithms.model.initialization import MADE_BY
+from algorithms.model.theta import theta_shapes
 from algorithms.ops.attention import blockwise, strips
 
 N_V, L_MAX = 17, 23
@@ -68,8 +70,9 @@ def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: flo
 
 @functools.cache
 def shapes_of(config: Any) -> Any:
-    """The shapes of the parameters of the model that a configuration describes."""
-    return jax.eval_shape(lambda key: initializer(config)(key, config), jax.random.key(0))
+    """The shapes of the parameters of the model that a configuration describes, as declared: tracing takes longer."""
+    shapes, sizes = theta_shapes(MADE_BY[initializer(config)][0], config.variant, config), config.sizes()
+    return jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape.of(sizes), jnp.float32), shapes)
 
 
 def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
