@@ -14,7 +14,7 @@ from training import system
 ROOT = Path(__file__).resolve().parents[2]
 # What Windows's Python lacks, hidden from our modules in every process of a command.
 HIDDEN = """
-import builtins, os, signal, sys
+import asyncio, builtins, os, signal, sys  # asyncio's own way on POSIX needs what is hidden
 
 for module, names in {
     os: ("O_NOFOLLOW", "geteuid", "sched_getaffinity", "sysconf"),

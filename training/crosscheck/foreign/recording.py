@@ -173,7 +173,7 @@ class _Equations:
     def _equation(self, equation: Any, arguments: list[Any]) -> list[Any]:
         name, p = equation.primitive.name, equation.params
         if name == "scan":
-            return self._scan(p, arguments)
+            return self._scan(equation, arguments)
         if name == "cond":
             index, *arguments = arguments
             branch = p["branches"][int(np.clip(int(index), 0, len(p["branches"]) - 1))]
@@ -190,14 +190,21 @@ class _Equations:
                 self.recording.add(name, np.asarray(value, np.float64), _of_equation(equation))
         return list(outputs)
 
-    def _scan(self, p: Any, arguments: list[Any]) -> list[Any]:
-        body, c, k, n = p["jaxpr"], p["num_consts"], p["num_carry"], p["length"]
-        constants, carry, xs = arguments[:c], arguments[c : c + k], arguments[c + k :]
+    def _scan(self, equation: Any, arguments: list[Any]) -> list[Any]:
+        p, body, n = equation.params, equation.params["jaxpr"], equation.params["length"]
+        k = len(equation.outvars) - _sliced(equation.outvars, body.jaxpr.outvars)
+        m = len(arguments) - _sliced(equation.invars, body.jaxpr.invars)
+        constants, carry, xs = arguments[: m - k], arguments[m - k : m], arguments[m:]
         ys: dict[int, list[Any]] = {}
         for i in reversed(range(n)) if p["reverse"] else range(n):
             out = self.run(body.jaxpr, body.consts, [*constants, *carry, *(x[i] for x in xs)])
             carry, ys[i] = out[:k], out[k:]
         return [*carry, *(np.stack([np.asarray(ys[i][j]) for i in range(n)]) for j in range(len(ys[0]) if ys else 0))]
+
+
+def _sliced(around: Any, inside: Any) -> int:
+    """How many of a loop's arguments, or results, are sliced; the parameters that say so vary between JAX versions."""
+    return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
 
 
 def _of_equation(equation: Any) -> tuple[str, int] | None:
