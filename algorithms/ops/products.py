@@ -58,11 +58,11 @@ def _merged(A: Array, axes: Sequence[int]) -> Array:
 
 
 def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, dtype: jnp.dtype | None) -> Array:
-    """The product ``at_once(A, B)``, summed over these axes, in ``dtype``, or by default in the factors' dtype; axes of
-    None are those of a batch of products.
+    """The product ``at_once(A, B)``, summed over these axes (None: a batch of products), in ``dtype``, or by default in
+    the factors' dtype.
 
-    XLA's CPU backend lacks some products whose results are wider than their factors, and since 0.11 adds up some of
-    narrow factors in their own type, unless they are widened first. Few processors multiply bfloat16 themselves.
+    XLA's CPU backend lacks some products whose results are wider than their factors, and since jaxlib 0.11 it sums some
+    products of narrow factors in their own type; so the factors are widened first. Few processors multiply bfloat16.
     """
     to = jnp.result_type(A, B) if dtype is None else dtype
     if _is_native(A, B, axes):

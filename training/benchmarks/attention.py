@@ -138,7 +138,7 @@ def _passes(attend: Callable[..., jax.Array], passes: str) -> Callable:
 def _ours(
     implementation: Implementation, heads: int, l: int, d: int, dtype: Any, passes: str, n: int = 1, mask=UNIDIRECTIONAL
 ) -> Callable[[], object]:
-    """Return n calls; so do the next two."""
+    """Return a call that computes it n times in a row; so do `_plain` and `_pytorch`."""
     inputs = [jax.random.normal(jax.random.key(i), (d, heads, l), dtype) for i in range(4)]
     compiled = _compiled(implementation, passes, mask)
     return lambda: jax.block_until_ready([compiled(*inputs) for _ in range(n)])

@@ -90,7 +90,8 @@ def _checked(platform: str, wrong: list[str]) -> str:
     """Return the table of kernels, and add a sentence for each wrong one. Several checks compile side by side."""
     jax.clear_caches()  # so that each kernel is traced as it is now
     all_checks, results = kernels.checks(platform), []
-    of_kernels = [check._replace(kernels=(kernel,)) for check in all_checks for kernel in check.kernels]
+    names = dict.fromkeys(kernel for check in all_checks for kernel in check.kernels)
+    of_kernels = [check._replace(kernels=(name,)) for name in names for check in all_checks if name in check.kernels]
     with Bar("checking kernels", every=EVERY) as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
         for found in pool.map(lambda check: [*kernels.found(check, platform)], of_kernels):
             results += found
@@ -111,7 +112,7 @@ def step(sizes: Sizes, rounds: int) -> str:
     unrolled, begin = scaling.update(dataclasses.replace(settings, unroll=True), Placement(""))
     candidates["the same with `--unroll`"] = _updates(unrolled, begin(), settings)
     candidates["plain JAX, windows, bfloat16"] = _plain_updates(sizes)
-    for how in ("", ", torch.compile")[: 1 if jax.default_backend() == "cpu" else 2]:
+    for how in ("",) if jax.default_backend() == "cpu" else ("", ", torch.compile"):
         theirs = training_step.hugging_face(sizes.model, sizes.B, dtype, compiled=bool(how))
         if theirs is not None:
             candidates[f"Hugging Face's GPT-2, PyTorch, windows{how}"] = theirs
@@ -200,9 +201,9 @@ def _plain_updates(sizes: Sizes) -> Callable[[], object]:
     kernel, optimizer = _plain_kernel(), optax.adamw(1e-4)
     of_theta = functools.partial(reference.loss, H=sizes.model["H"], kernel=kernel, remat=False)
     plain = jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
-    theta, x = reference.random_parameters(sizes.model), (sizes.B, sizes.model["l_max"])
-    x = jax.random.randint(jax.random.key(0), x, 0, sizes.model["N_V"])
+    theta = reference.random_parameters(sizes.model)
     carried = [*jax.device_put((theta, optimizer.init(theta)), jax.NamedSharding(reference.one_device(), jax.P()))]
+    x = jax.random.randint(jax.random.key(0), (sizes.B, sizes.model["l_max"]), 0, sizes.model["N_V"])
 
     def call() -> None:
         with reference.in_use():

@@ -170,11 +170,10 @@ def try_all(
     say: Callable[[str], object],
     jobs: int = 1,
 ) -> int:
-    """Judge edits, so many at a time, say the result of each, and in the end for how many the answers are yes, such as
-    "3 of 4 mutations located, 2 named" with the questions "mutations located" and "named". Returns the exit status, 1
-    unless all answers are yes.
+    """Judge edits, up to `jobs` at a time, and say the result of each. At the end, say how often each question was
+    answered yes: "3 of 4 mutations located, 2 named" for the questions "mutations located" and "named". Return the exit
+    status: 0 if all answers are yes, else 1.
     """
-
     counts = [0] * len(questions)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for number, (name, verdict) in enumerate(zip(names, pool.map(judge, names), strict=True), start=1):

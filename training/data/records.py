@@ -141,7 +141,7 @@ class Part:
         return self.places.read(self.chosen())
 
     def sampled(self, share: float) -> "Part":
-        """Return roughly a share of the records, none of which is read for it."""
+        """Return roughly this share of the records, chosen by their hashes without reading them."""
         return Part(self.places, lambda: self.chosen() & _drawn(self.places.hashes, share))
 
 
@@ -172,7 +172,7 @@ class Deduplicated:
         self.dropped = dropped
 
     def sampled(self, share: float) -> "Deduplicated":
-        """Return roughly a share of the documents."""
+        """Return roughly this share of the documents."""
         return Deduplicated(sampled(self.documents, share), self.held_out)
 
 
@@ -187,7 +187,7 @@ def _drawn(hashes: UInt64[np.ndarray, " n"], share: float) -> Bool[np.ndarray, "
 
 
 def sampled(records: Iterable[R], share: float) -> Iterable[R]:
-    """Return roughly a share of the records, chosen by their keys, so the choice is the same in every run."""
+    """Return roughly this share of the records, chosen by their keys, so that every run chooses the same."""
     if share >= 1:
         return records
     if isinstance(records, Part | Deduplicated):

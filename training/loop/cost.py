@@ -37,8 +37,8 @@ def active_parameters(params: Any) -> int:
 
 
 def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
-    """Return the FLOP/s of a large matrix product of normal numbers, the fastest of a few; a GPU, which ones cost less
-    power, multiplies those faster.
+    """Return the FLOP/s of a large matrix product, the fastest of a few. Its factors are normal numbers: multiplying
+    ones takes less power, so a GPU does it faster.
     """
     product = jax.jit(jnp.matmul)
     largest = SIDE.get(jax.default_backend(), 2048)

@@ -236,15 +236,15 @@ def cudnn_attention(
 ) -> Float[Array, "H d_mid B l_x"]:
     """The kernel of cuDNN, forward and backward. An array becomes 0 or a large negative number, added to the scores.
 
-    JAX wants queries, keys and values of as many rows, a multiple of 8, so zeros follow the shorter ones.
+    JAX requires queries, keys and values with the same number of rows, a multiple of 8: zeros fill the shorter ones.
     """
     (d_attn, B, l_x), d_mid, l_z = Q.shape[1:], V.shape[1], K.shape[-1]
     d = -(-max(d_attn, d_mid) // 8) * 8
-    q, k, v = (_in_rows(a, d).transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
+    q, k, v = (_filled(a, d).transpose(2, 3, 0, 1) for a in (Q, K, V))  # [B, l, H, d]
     options: dict[str, Any] = {"scale": d_attn**-0.5}
     if isinstance(mask, StructuralMask) and not _is_array(mask):
         options["is_causal"] = mask.unidirectional
-        if mask.width is not None:  # alone, the kernel would take it as the past's bound and allow all of the future
+        if mask.width is not None:  # which bounds the past only: without is_causal, all of the future is allowed
             options["local_window_size"] = (mask.width - 1, 0)
         if mask.length is not None:
             options["key_value_seq_lengths"] = jnp.broadcast_to(jnp.asarray(mask.length, jnp.int32), (B,))
@@ -258,8 +258,8 @@ def cudnn_attention(
     return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
 
 
-def _in_rows(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
-    """The same, with zeros below up to d rows."""
+def _filled(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
+    """The same array, with zeros appended to reach d rows."""
     return a if a.shape[1] == d else jnp.pad(a, ((0, 0), (0, d - a.shape[1]), (0, 0), (0, 0)))
 
 

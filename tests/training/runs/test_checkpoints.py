@@ -31,7 +31,7 @@ def trees(seed=0, n=50):
 
 @pytest.fixture(scope="module")
 def of_three(tmp_path_factory):
-    """A directory with three checkpoints, of which two are kept."""
+    """A directory that keeps two checkpoints, after three were saved."""
     path = tmp_path_factory.mktemp("saved") / "c"
     with Checkpoints(path, max_to_keep=2) as checkpoints:
         for step in (1, 2, 3):
