@@ -99,10 +99,6 @@ def test_the_scripts_take_a_converted_directory(converted, runs, called, printed
     assert results[0] == results[1]
     assert results[0][0] == 0
     text, back = tmp_path / "text", converted / "back"
-    text.write_text("the cat sat on the dog", "utf-8")
-    printed("compress", back, "compress", text, tmp_path / "small")
-    printed("compress", back, "decompress", tmp_path / "small", tmp_path / "again")
-    assert (tmp_path / "again").read_text("utf-8") == text.read_text("utf-8")
     text.write_text("".join(f"{TEXTS[n % 2]} {n}\n\n" for n in range(90)), "utf-8")
     options = ["--data", text, "--part", "validation", "--cache", tmp_path / "cache"]
     assert "this model" in printed("evaluate", back, *options)

@@ -105,7 +105,6 @@ def inputs(tmp_path_factory):
     make_run(root / "runs/smollm2", "d", conversing(), l_max=200, variant="LLAMA", **BLOCKS)
     shutil.copytree(ROOT / "docs" / "examples", root / "docs" / "examples")
     convert(root / "RUN", root / "gpt2-directory")
-    assert commands.compress_main([*map(str, (root / "RUN", "compress", root / "book.txt", root / "book.fat"))]) == 0
     return root
 
 
@@ -144,7 +143,7 @@ def target(name, words):
         return pathlib.Path(words[0], "inside", "page.html")
     if "--html" in words:
         return pathlib.Path(words[-1], "index.html")
-    return pathlib.Path(words[-1]) if name == "compress" and words[1] != "report" else None
+    return None
 
 
 SAYS = {"benchmark": "Measured on cpu", "crosscheck": " line", "evaluate": "this model", "generate": "\n"}

@@ -46,8 +46,6 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
     assert json.loads(out)["answers"][0]["text"]
     printed("look_inside", run, "--prompt", "abc", "--out", tmp_path)
     assert (tmp_path / "page.html").is_file()
-    (tmp_path / "text.txt").write_text("abc")
-    assert printed("compress", run, "report", tmp_path / "text.txt").startswith("3 bytes of text")
     served = served_of(load_run(run), "gato", LIMITS)
     assert (served.config.N_V, served.tokenizer.N_V) == (BYTES.N_V, BYTES.N_V)
 

@@ -97,14 +97,6 @@ def test_look_inside(root, printed, tmp_path):
     assert pages["taught"] == pages["merged"]
 
 
-def test_compress(root, printed, tmp_path):
-    text = tmp_path / "text"
-    text.write_text("the cat sat on the mat, the rat sat on the cat")
-    printed("compress", root / "taught", "compress", text, tmp_path / "small")
-    printed("compress", root / "taught", "decompress", tmp_path / "small", tmp_path / "again")
-    assert (tmp_path / "again").read_text() == text.read_text()
-
-
 def test_serve(root):
     answers = []
     for name in ("taught", "merged"):

@@ -132,7 +132,6 @@ def names(tmp_path):
 WORK = {
     "generate.py": ["RUN", "--l_gen", 5, *40 * ["--prompt", "abc"]],  # of which 32 are answered and printed at once
     "evaluate.py": ["RUN"],
-    "compress.py": ["RUN", "report", "TEXT"],
     "convert.py": ["RUN", "OUT", "--to", "gpt2"],
     "train.py": ["d", "--data", "TEXT", "--run", "OUT", *(flag for flag in FLAGS if flag != "--quiet")],
 }
@@ -145,7 +144,6 @@ WORK = {
         ("generate.py", 1, {141}),
         ("evaluate.py", 0, {141}),
         ("evaluate.py", 1, {0, 141}),  # all may have been printed before the reader leaves
-        ("compress.py", 1, {0, 141}),
         ("convert.py", 0, {141}),
         ("train.py", 1, {141}),
     ],
@@ -182,7 +180,7 @@ def test_help_that_nobody_reads_is_no_error(script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["generate.py", "evaluate.py", "compress.py", "convert.py"])
+@pytest.mark.parametrize("script", ["generate.py", "evaluate.py", "convert.py"])
 def test_ctrl_c_at_work_is_quiet(names, script):
     """Whatever the command was just doing; it may have been done with it."""
     long = ["RUN", "--l_gen", 100_000, "--prompt", "abc", "--tau", "inf"]

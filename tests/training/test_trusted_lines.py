@@ -64,7 +64,6 @@ COMMANDS = {
     "serve": ["runs/evil", "--port", "0"],
     "look_inside": ["runs/evil", "--prompt", "ab"],
     "convert": ["runs/evil", "out"],
-    "compress": ["runs/evil", "report", "text.txt"],
     "ensemble": ["runs/evil", "runs/evil"],
     "induction": ["runs/evil"],
     "gato": ["runs/evil"],

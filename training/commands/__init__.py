@@ -40,7 +40,6 @@ def _imported(name: str) -> ModuleType:
 
 
 benchmark_main = _entry("benchmark")
-compress_main = _entry("compress")
 convert_main = _entry("convert")
 cross_validate_main = _entry("cross_validate")
 crosscheck_main = _entry("crosscheck")

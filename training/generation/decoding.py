@@ -165,4 +165,4 @@ def grown_until(stop: int, state: State, advance: Callable[..., State]) -> State
         state = advance(state, stop=np.int32(here))
         if here == stop or int(state.slot) < here:
             return state
-        state = grow(state, C=2 * C)
+        state = grow(state, C=2 * C, most=())

@@ -219,7 +219,7 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
 
 
 @functools.partial(jax.jit, static_argnames=("C", "most"))
-def grow(state: State, *, C: int, most: Most = ()) -> State:
+def grow(state: State, *, C: int, most: Most) -> State:
     """Return the state with room for C slots, and for the keys and values of the last `most` tokens."""
 
     def grown(of_slots):

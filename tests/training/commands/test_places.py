@@ -38,7 +38,6 @@ COMMANDS = {
         ["run", "--prompt", "a", "--steer", URL],
     ],
     commands.evaluate_main: [[URL], ["run", "--data", URL], ["run", "--data", "a.txt", "--validation-data", URL]],
-    commands.compress_main: [[URL, "report", "a.txt"], ["run", "report", URL], ["run", "compress", "a.txt", URL]],
     commands.convert_main: [[URL, "out"], ["run", URL], ["run", "out", "--from", URL]],
     commands.ensemble_main: [[URL, "run"], ["run", "run", "--average", URL]],
     commands.cross_validate_main: [[URL, "--data", "a.txt"]],

@@ -11,8 +11,6 @@ import pytest
 from algorithms import DTransformerConfig, d_transformer
 from algorithms.alg14_inference import sample
 from tests.cases import random_theta
-from training.compression import _Predictor
-from training.data.tokenizers import CharacterTokenizer
 from training.generation import Generator
 from training.generation.prompts import window_start
 from training.generation.requests import Request
@@ -109,18 +107,6 @@ def test_what_has_ended_stays_so_in_the_next_windows():
     for r, n in enumerate(firsts[eos]):
         np.testing.assert_array_equal(ended[r, :n], free[r, :n])
         assert (ended[r, n:] == eos).all()
-
-
-def test_compression_reads_the_same_windows():
-    text = PROMPTS[1]
-    tokenizer = CharacterTokenizer("abcdefghijklmn")
-    predictor = _Predictor(GENERATOR, tokenizer, 1)
-    whole = np.concatenate([[tokenizer.bos_token], text])
-    for t in range(1, len(whole)):
-        P, expected = predictor.probabilities()[0], np.array(given(whole, t))
-        expected[list(tokenizer.special_tokens)] = 0
-        np.testing.assert_allclose(P, expected, rtol=0, atol=1e-14)
-        predictor.append(whole[t : t + 1].astype(np.int32))
 
 
 def processors(torch, penalty, ngram):
