@@ -14,17 +14,21 @@ nn = torch.nn
 class Block(nn.Module):
     """A layer of a decoder."""
 
-    def __init__(self, d, H, d_mlp, wrong):
+    def __init__(self, d, H, H_kv, d_mlp, wrong):
         super().__init__()
-        self.H, self.wrong = H, wrong
+        self.H, self.H_kv, self.wrong = H, H_kv, wrong
         self.ln1, self.ln2 = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.LayerNorm(d, eps=wrong.get("eps", 0.0))
-        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.widths = [d, d * H_kv // H, d * H_kv // H]
+        self.qkv, self.proj = nn.Linear(d, sum(self.widths)), nn.Linear(d, d)
         self.fc, self.out = nn.Linear(d, d_mlp), nn.Linear(d_mlp, d)
 
     def forward(self, X):
         B, T, d = X.shape
         normed = X if self.wrong.get("post") else self.ln1(X)
-        q, k, v = (a.view(B, T, self.H, -1).transpose(1, 2) for a in self.qkv(normed).split(d, dim=-1))
+        q, k, v = (a.view(B, T, -1, d // self.H).transpose(1, 2) for a in self.qkv(normed).split(self.widths, dim=-1))
+        times = self.H // self.H_kv
+        k, v = (a.repeat(1, times, 1, 1) if how else a.repeat_interleave(times, 1)
+                for a, how in ((k, False), (v, self.wrong.get("values tiled"))))  # fmt: skip
         q, v = (v, q) if self.wrong.get("exchanged") else (q, v)
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
@@ -55,7 +59,7 @@ class Decoder(nn.Module):
         super().__init__()
         d = s["d_e"]
         self.wte, self.wpe = nn.Embedding(s["N_V"], d), nn.Embedding(s["l_max"], d)
-        self.blocks = nn.ModuleList(Block(d, s["H"], s["d_mlp"], wrong) for _ in range(s["L"]))
+        self.blocks = nn.ModuleList(Block(d, s["H"], s["H_kv"], s["d_mlp"], wrong) for _ in range(s["L"]))
         self.ln, self.head = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.Linear(d, s["N_V"], bias=False)
         self.wrong = wrong
 

@@ -52,6 +52,13 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
     assert text in departures[line]
 
 
+def test_values_that_are_shared_otherwise_than_keys_are_named():
+    """No choice of keys and values together explains them, so that a walk that tries these goes in a circle."""
+    assert not found(decoder(), edge="grouped heads")[0]
+    departures, report = found(decoder(**{"values tiled": True}), edge="grouped heads")
+    assert departures == {(4, "return"): "head h reads values h mod H_kv"}, report
+
+
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
 def test_in_bfloat16_nothing_else_is_told(wrong):
     """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""

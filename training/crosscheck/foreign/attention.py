@@ -50,7 +50,7 @@ class Attention(Parts):
         only_v = self.name("values", place) in ("ΣV", "mean", "V")
         Y = self.line(
             Key(place, 4, "return"),
-            lambda: self._values(place, self._each(place, V.value, H), A.value),
+            lambda: self._values(place, self._each(place, V.value, H, values=True), A.value),
             [V] if only_v else [A, V],
             parts=True,
         )
@@ -66,9 +66,10 @@ class Attention(Parts):
         out = Key(place, 5, "return")
         return self.line(out, lambda: self.linear(self.use("out", place)(W_o), b_o, Y.value, "o_bias", place), [Y])
 
-    def _each(self, place: str, A: Any, H: int) -> Any:
+    def _each(self, place: str, A: Any, H: int, *, values: bool = False) -> Any:
         """The keys or values of every head, where heads share them."""
-        return A if A.shape[-3] == H else self.use("sharing", place)(A, H)
+        own = self.use("value_sharing", place) if values else None
+        return A if A.shape[-3] == H else (own or self.use("sharing", place))(A, H)
 
     def _forms(self, d: int) -> tuple[tuple[str, Any, Any], ...]:
         s, r = d**-0.5, d**-0.25

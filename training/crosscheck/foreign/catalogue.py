@@ -156,6 +156,16 @@ def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
     return {name: Choice(text, do) for name, text, do in rows}
 
 
+def _sharing(what: str) -> dict[str, Choice]:
+    """Which keys or values a head reads, where there are fewer of them."""
+    return _rows(
+        ("groups", f"head h reads {what} h·H_kv // H", lambda A, H: np.repeat(A, H // A.shape[-3], axis=-3)),
+        ("modulo", f"head h reads {what} h mod H_kv",
+         lambda A, H: np.concatenate([A] * (H // A.shape[-3]), axis=-3)),
+        ("first", f"all heads read the first {what}", lambda A, H: np.repeat(A[..., :1, :, :], H, axis=-3)),
+    )  # fmt: skip
+
+
 # fmt: off
 BIAS = _rows(("b", "the bias is added", 1.0), ("none", "the bias is not added", 0.0), ("-", "the bias is subtracted", -1.0), ("twice", "the bias is added twice", 2.0))
 SQUARE = _rows(("W", "the matrix is as given", lambda W: W), ("Wᵀ", "the matrix is transposed", transposed), ("-W", "the matrix has the other sign", lambda W: -W))
@@ -316,9 +326,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "gate": _rows(
         ("f(G)U", "the gate is f(W_gate X) ⊙ W_mlp1 X", lambda f, G, U: f(G) * U), ("f(U)G", "gate and MLP are exchanged", lambda f, G, U: f(U) * G),
         ("f(GU)", "the activation is of the product", lambda f, G, U: f(G * U)), ("f(G)+U", "gate and MLP are added", lambda f, G, U: f(G) + U), ("U", "there is no gate", lambda f, G, U: f(U) + 0 * G)),
-    "sharing": _rows(
-        ("groups", "head h reads keys h·H_kv // H", lambda K, H: np.repeat(K, H // K.shape[-3], axis=-3)),
-        ("modulo", "head h reads keys h mod H_kv", lambda K, H: np.concatenate([K] * (H // K.shape[-3]), axis=-3)), ("first", "all heads read the first keys", lambda K, H: np.repeat(K[..., :1, :, :], H, axis=-3))),
+    "sharing": _sharing("keys"),
+    "value_sharing": {"as keys": Choice("values are shared as keys are", None), **_sharing("values")},
     "lru_gates": _rows(
         ("own", "i gates what comes in, r the decay", lambda i, r: (i, r)), ("exchanged", "the gates i and r are exchanged", lambda i, r: (r, i)),
         ("no i", "what comes in is not gated", lambda i, r: (1 + 0 * i, r)), ("no r", "the decay is not gated", lambda i, r: (i, 1 + 0 * r))),

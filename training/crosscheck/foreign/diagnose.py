@@ -34,7 +34,7 @@ from .loading import held
 from .match import Finder, Match, layout
 from .recording import Recording
 from .reference import Reference
-from .run import Key, Seen, kind_of, real, scope_of
+from .run import Key, Seen, chosen, kind_of, real, scope_of
 
 __all__ = ["Diagnosis", "Walk"]
 
@@ -101,6 +101,7 @@ class Diagnosis:
         self.choices: dict[str, str] = {}
         self.departures: list[Departure] = []
         self.is_lost = False
+        self.been: set[frozenset[Any]] = set()  # the choices, use by use, with which a walk has gone on
 
     def run(
         self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None, **like: Any
@@ -117,6 +118,7 @@ class Diagnosis:
         tried: set[str] = set()
         for _ in range(60):
             run = self.run(self.choices, self.taken)
+            self.been.add(self._state(run, self.choices))
             ok, ids = in_step(run), list(run.lines)
             visit = next((visit for visit in ids if not ok[visit]), None)
             if visit is None or visit in tried or self.runs > PATIENCE:
@@ -144,6 +146,11 @@ class Diagnosis:
         ok = in_step(run)
         self._harmless(run, ok)
         return self._told(run, ok)
+
+    def _state(self, run: Reference, choices: Mapping[str, str]) -> frozenset[Any]:
+        """What choices say of each use in a run, and what is taken as it is."""
+        said = ((use, chosen(choices, *use)) for use in run.asked if use[0] != "θ")
+        return frozenset([*((use, name) for use, name in said if name not in (None, run.base_name(*use))), *self.taken])
 
     def _why(self, run: Reference, visit: str) -> tuple[str, str]:
         """What to say of a line that no choice explains, and the kind of its departure."""
@@ -257,7 +264,7 @@ class Diagnosis:
     def _adopt(self, new: Mapping[str, str], run: Reference, index: int) -> None:
         """Take choices over, where they hold, and note the departures."""
         ids = list(run.lines)
-        for scope, name in self._widened(new).items():
+        for scope, name in self._widened(new, run).items():
             slot = scope.partition("@")[0]
             users = [visit for visit, used in run.uses.items() if any(scope_of(scope, *use) for use in used)]
             at = next((visit for visit in ids[index:] if visit in users), users[0])
@@ -338,7 +345,7 @@ class Diagnosis:
             except ERRORS:
                 continue
             rank = self._rank(trial, base, known, instead)
-            if rank is not None:
+            if rank is not None and self._state(run, {**choices, **new}) not in self.been:
                 ties.append((rank, new))
         if not ties:
             return None
@@ -414,13 +421,13 @@ class Diagnosis:
             run = self.run(choices, pins, 14)
         return len(score(run)[1])
 
-    def _widened(self, new: Mapping[str, str]) -> Mapping[str, str]:
+    def _widened(self, new: Mapping[str, str], run: Reference) -> Mapping[str, str]:
         """The same at this place of every layer, or everywhere, if that is as good; structure only if it is better."""
         local, evidence = score(self.run({**self.choices, **new}, self.taken))
         is_structure = any(scope.partition("@")[0] in STRUCTURE for scope in new)
         for wide in (lambda slot, place: f"{slot}@{kind_of(place)}", lambda slot, _: slot):
             other = {wide(*scope.split("@", 1)): name for scope, name in new.items() if "@" in scope} or dict(new)
-            if other == dict(new):
+            if other == dict(new) or self._state(run, {**self.choices, **other}) in self.been:
                 continue
             first, found = self._scored({**self.choices, **other})
             if first >= local and len(found) >= len(evidence) and (not is_structure or len(found) > len(evidence)):
@@ -442,12 +449,9 @@ class Diagnosis:
             except ERRORS:
                 continue
             first, found = score(run)
-            if first >= goal and len(found) >= len(evidence):
-                key = next(
-                    run.lines[visit].key
-                    for visit, used in run.uses.items()
-                    if visit in run.lines and slot in dict(used)
-                )
+            users = (visit for visit, used in run.uses.items() if visit in run.lines and slot in dict(used))
+            if first >= goal and len(found) >= len(evidence) and (user := next(users, None)) is not None:
+                key = run.lines[user].key
                 self.choices = {**less, slot: name}
                 self.departures = [d for d in self.departures if d not in own]
                 self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})

@@ -16,7 +16,7 @@ import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "Choices", "Key", "Named", "Run", "Seen", "kind_of", "real", "scope_of"]
+__all__ = ["LARGE", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
@@ -88,7 +88,7 @@ def scope_of(scope: str, slot: str, place: str) -> bool:
     return scope in (slot, f"{slot}@{place}", f"{slot}@{kind_of(place)}")
 
 
-def _chosen(choices: Choices, slot: str, place: str) -> str | None:
+def chosen(choices: Choices, slot: str, place: str) -> str | None:
     """The name that is chosen for a place, or for it in every layer, or everywhere."""
     scopes = (f"{slot}@{place}", f"{slot}@{kind_of(place)}", slot)
     return next((choices[scope] for scope in scopes if scope in choices), None)
@@ -169,12 +169,14 @@ class Run:
     def name(self, slot: str, place: str) -> str:
         """The name of the choice at a place."""
         if (slot, place) not in self.asked:
-            found = _chosen(self.choices, slot, place)
-            if found is None:
-                is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
-                found = _chosen(self.case.base, slot, self._next(place) if is_turned else place)
-            self.asked[slot, place] = paper(slot) if found is None else found, len(self.lines)
+            found = chosen(self.choices, slot, place)
+            self.asked[slot, place] = self.base_name(slot, place) if found is None else found, len(self.lines)
         return self.asked[slot, place][0]
+
+    def base_name(self, slot: str, place: str) -> str:
+        """The name of the case's own choice at a place."""
+        is_turned = self.turns and slot != "turns" and self.name("turns", place) == "next"
+        return chosen(self.case.base, slot, self._next(place) if is_turned else place) or paper(slot)
 
     def _next(self, place: str) -> str:
         """The place in the layer behind; behind the last, in the first."""
