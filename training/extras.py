@@ -9,18 +9,18 @@ PROJECT = "formal-algorithms"
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: by name where the project is installed, as from a wheel or by
-    ``pip install -e .``, and otherwise from the checkout that runs.
+    """Return the command that installs an extra: from the checkout that runs, or else, as from a wheel, its packages,
+    since the project is in no registry.
 
     Example:
         >>> install("data").startswith("pip install ")
         True
     """
-    try:
-        metadata.version(PROJECT)
-        return f"pip install '{PROJECT}[{extra}]'"
-    except metadata.PackageNotFoundError:
-        return f"pip install -e '{Path(__file__).parents[1]}[{extra}]'"
+    root = Path(__file__).parents[1]
+    if (root / "pyproject.toml").is_file():
+        return f"pip install -e '{'.' if Path.cwd() == root else root}[{extra}]'"
+    needs = [need.replace('"', "'").partition(";") for need in metadata.requires(PROJECT) or ()]
+    return " ".join(["pip install", *(f"'{need.strip()}'" for need, _, when in needs if f"'{extra}'" in when)])
 
 
 def release() -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.run_cases import files_end_at
+from training import extras
 from training.command_line.running import EXTRAS
 from training.crosscheck.book import write_book
 from training.data.chat import ChatTemplate
@@ -23,17 +24,21 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def test_an_installed_project_is_named(monkeypatch):
-    monkeypatch.setattr(metadata, "version", lambda name: "1" if name == PROJECT else pytest.fail(name))
-    assert install("data") == "pip install 'formal-algorithms[data]'"
+def test_an_extra_of_a_wheel_is_named_by_its_packages(monkeypatch, tmp_path):
+    """The project is in no registry."""
+    needs = ["jax>=0.7.2", 'pyarrow>=17; extra == "data"', "zstd>=1; python_version < '3.14' and extra == 'data'"]
+    monkeypatch.setattr(metadata, "requires", {PROJECT: [*needs, 'wandb>=0.19; extra == "wandb"']}.get)
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "training" / "extras.py"))
+    assert install("data") == "pip install 'pyarrow>=17' 'zstd>=1'"
 
 
-def test_a_checkout_is_named_by_its_directory(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    assert install("data") == f"pip install -e '{ROOT}[data]'"
+def test_an_extra_of_a_checkout_is_named_as_in_the_documents(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert install("wandb") == "pip install -e '.[wandb]'"
+    documented = (ROOT / "docs" / "training.md").read_text("utf-8").replace('"', "")
+    assert "pip install -e .[wandb]" in documented
+    monkeypatch.chdir(tmp_path)
+    assert install("wandb") == f"pip install -e '{ROOT}[wandb]'"
 
 
 def test_every_extra_that_a_message_names_is_declared():

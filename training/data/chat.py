@@ -47,7 +47,7 @@ class Rendered(NamedTuple):
 
 class ChatTemplate:
     """A chat template, the texts of its special tokens by name, such as bos_token, of those that end an answer, and of
-    the control tokens that messages may spell, but not contain.
+    all control tokens, which messages may contain only if they are markup.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class ChatTemplate:
         tokens: Mapping[str, str] | None = None,
         ends: Sequence[str] = (),
         controls: Iterable[str] = (),
+        *,
+        messages_are_markup: bool = False,
     ) -> None:
-        self._controls = tuple(controls)
+        self.controls, self._messages_are_markup = tuple(controls), messages_are_markup
         self.text, self.tokens = text, dict(tokens or {})
         self.ends = tuple(ends) or tuple(t for name, t in self.tokens.items() if name == "eos_token")
         self._lock = threading.Lock()
@@ -75,68 +77,59 @@ class ChatTemplate:
         ids = special.bos, special.eos, *special.ends
         bos, eos, *ends = (None if i is None else tokenizer.inner.id_to_token(i) for i in ids)
         tokens = {name: text for name, text in (("bos_token", bos), ("eos_token", eos)) if text is not None}
-        controls = () if tokenizer.messages_are_markup else tokenizer.markup.names.values()
-        return cls(tokenizer.chat_template, tokens, [text for text in (eos, *ends) if text is not None], controls)
+        return cls(
+            tokenizer.chat_template,
+            tokens,
+            [text for text in (eos, *ends) if text is not None],
+            tokenizer.markup.names.values(),
+            messages_are_markup=tokenizer.messages_are_markup,
+        )
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> Rendered:
         """Return a conversation as the model reads it; `add_generation_prompt` asks the assistant to speak next, and
         `variables` holds whatever else the template reads. Raises DataError if the template rejects it or fails.
         """
         check_messages(messages, answered=not add_generation_prompt)
-        text = self._reply(messages, add_generation_prompt, variables)["text"]
-        return Rendered(text, plain=self._plain(text, messages, add_generation_prompt, variables))
+        given = {"prompted": add_generation_prompt, "variables": variables}
+        whole = self.reply(messages, **given)
+        return Rendered(whole["text"], plain=self.plain(whole, messages, **given))
 
-    def render_with_answers(self, messages: Sequence[Message], **variables: Any) -> Rendered:
-        """Return a conversation in which the assistant speaks last, and the spans of its messages. Raises DataError."""
-        check_messages(messages, answered=True)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not answers:
-            raise DataError("the conversation has no assistant message, so there is nothing to learn; add an answer")
-        whole = self._reply(messages, False, variables)
-        text, spans = whole["text"], [tuple(span) for span in whole["spans"]]
-        if not spans:
-            spans = [self._span(text, messages, i, variables) for i in answers]
-        return Rendered(text, tuple(spans), self._plain(text, messages, False, variables))
-
-    def _span(self, text: str, messages: Sequence[Message], i: int, variables: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the span of assistant message i in the text, without its header."""
-        prompt, answered = (self._reply(messages[:n], n == i, variables)["text"] for n in (i, i + 1))
-        content = (messages[i]["content"] or "").strip()
-        start = text.find(content, len(prompt))
-        end = start + len(content)
-        limit = len(answered) if text.startswith(answered) else len(text)  # the last message may be written differently
-        ends = [(at, at + len(token)) for token in self.ends if (at := text.find(token, end, limit)) >= 0]
-        if not text.startswith(prompt) or start < 0 or end > limit or not (ends or text.startswith(answered)):
-            raise DataError(
-                f"the chat template does not write the answer {content[:40]!r} between its prompt and an end token, so "
-                "the answer cannot be located; mark it in the template: {% generation %} … {% endgeneration %}"
-            )
-        return len(prompt), min(ends)[1] if ends else limit
-
-    def _plain(
-        self, text: str, messages: Sequence[Message], prompted: bool, variables: Mapping[str, Any]
+    def plain(
+        self, whole: Mapping[str, Any], messages: Sequence[Message], *, prompted: bool, variables: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Return where messages and variables spell control tokens in their text, found by marking them there."""
+        """Return where messages and variables spell control tokens in their text, the reply `whole`, found by marking
+        them there.
+        """
         given = {"messages": messages, "variables": variables}
-        mark = unused(json.dumps(given, ensure_ascii=False) + self.text) if self._controls else ""
-        with_marks = marked(given, self._controls, mark) if self._controls else given
+        controls = () if self._messages_are_markup else self.controls
+        mark = unused(json.dumps(given, ensure_ascii=False) + self.text) if controls else ""
+        with_marks = marked(given, controls, mark) if controls else given
         if with_marks == {"messages": [*messages], "variables": variables}:
             return ()
-        reply = self._reply(with_marks["messages"], prompted, with_marks["variables"])
+        reply = self.reply(with_marks["messages"], prompted=prompted, variables=with_marks["variables"], now=now)
         same, places = unmarked(reply["text"], mark)
-        if same != text:
+        if same != whole["text"]:
             raise DataError(
                 "a message spells a control token, and the chat template changes such a text: leave it out, or allow "
                 "control tokens in messages (--messages-are-markup)"
             )
         return places
 
-    def _reply(self, messages: Sequence[Message], prompted: bool, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the worker's reply to a request to render: the text, and the spans of its `generation` blocks."""
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        prompted: bool = False,
+        variables: Mapping[str, Any],
+        now: float | None = None,
+    ) -> dict[str, Any]:
+        """Return the worker's reply to a request to render: the text, the spans of its `generation` blocks, and the
+        time, which a template may ask for; `now` has that of an earlier reply.
+        """
         given = {"tools": None, "documents": None, **self.tokens, **variables}
         given |= {"messages": [dict(message) for message in messages], "add_generation_prompt": prompted}
         try:
-            request = json.dumps({"template": self.text, "variables": given})
+            request = json.dumps({"template": self.text, "variables": given, "now": now})
         except (TypeError, ValueError) as error:
             raise DataError(f"a message or a variable of the chat template is not JSON: {error}") from None
         with self._lock:
@@ -154,13 +147,19 @@ class ChatTemplate:
         process = self._process
         assert process.stdin
         assert process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(request + "\n")
-            process.stdin.flush()
-        line = process.stdout.readline()
+        self._process = None  # until its reply is read, which an interrupt may prevent
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request + "\n")
+                process.stdin.flush()
+            line = process.stdout.readline()
+        except BaseException:
+            process.kill()
+            _stop(process)
+            raise
         if line:
+            self._process = process
             return json.loads(line)
-        self._process = None
         _stop(process)
         if process.returncode == OUT_OF_TIME:
             return {"error": f"it takes longer than {SECONDS} s"}

@@ -112,7 +112,6 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
     environment.filters["tojson"] = tojson
     environment.globals |= {
         "raise_exception": raise_exception,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
         "dict": Dictionary(),
         "namespace": Namespace,
     }
@@ -121,10 +120,11 @@ def compiled(text: str) -> tuple[jinja2.Template, Generation]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the rendered text with the spans of its blocks, or an error."""
+    """Return the rendered text with the spans of its blocks and the time, or an error."""
     try:
         template, generation = compiled(request["template"])
-        text = generation.render(template, request["variables"])
+        now = datetime.datetime.now() if request["now"] is None else datetime.datetime.fromtimestamp(request["now"])
+        text = generation.render(template, {**request["variables"], "strftime_now": now.strftime})
     except MemoryError:
         return {"error": f"it needs more than {MEMORY >> 20} MiB of memory"}
     except RecursionError:
@@ -132,7 +132,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever a template does
         reason = " ".join(str(error)[: 2 * LONGEST_MESSAGE].split()) or type(error).__name__
         return {"error": reason[:LONGEST_MESSAGE], "line": getattr(error, "lineno", None)}
-    return {"text": text, "spans": generation.spans}
+    return {"text": text, "spans": generation.spans, "now": now.timestamp()}
 
 
 def serve(requests: Iterator[str], answers: TextIO, seconds: float) -> None:

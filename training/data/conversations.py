@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from training.data.answers import render_with_answers
 from training.data.chat import ChatTemplate, check_messages
 from training.data.records import Conversation, DataError
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
@@ -71,7 +72,7 @@ class Answers:
         """Return a conversation's tokens, and which have a character of an answer. Raises DataError, with its place."""
         state: dict[str, Any] = json.loads(record.text)
         try:
-            rendered = self._template.render_with_answers(state.pop("messages"), **state)
+            rendered = render_with_answers(self._template, state.pop("messages"), **state)
             tokens, spans = self._tokenizer.encode_markup_with_spans(rendered.text, rendered.plain)
         except DataError as error:
             raise DataError(f"{record.where}: {error}" if record.where else str(error)) from None

@@ -17,7 +17,7 @@ from training.data.formats import text_files
 from training.data.gato.batches import Modalities
 from training.data.gato.sequences import Vocabulary
 from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
-from training.data.records import Corpus, DataError, Document, Kind, Pair, sampled
+from training.data.records import Corpus, DataError, Document, Kind, Pair, fingerprint, sampled
 from training.data.streams import HUB, streamed
 from training.data.token_store import (
     Splits,
@@ -75,10 +75,12 @@ class RunData:
     @property
     def fingerprints(self) -> dict[str, str]:
         """Hashes of everything that decides the tokens and the batches."""
+        rendered = [getattr(store, "rendered", "") for store in (self.stores.train, self.stores.validation)]
         return {
             "tokenizer": self.tokenizer.fingerprint(),
             "training data": self.train.fingerprint,
             "validation data": self.validation.fingerprint,
+            **({"rendering of the conversations": fingerprint(*rendered)} if any(rendered) else {}),
         }
 
 

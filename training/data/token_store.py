@@ -7,6 +7,7 @@ no partial store. All data are read here, before the first step: errors in them 
 
 import array
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +49,7 @@ class TokenStore:
     special: Sequence[int | None] | None = None  # mask, bos and eos, each None if there is none; None: the paper's
     counts: Sequence[int] = ()  # the number of sequences of each file, if they were counted
     answers: Bool[np.ndarray, " n_tokens"] | None = None  # which tokens are to be predicted; None: all
+    rendered: str = ""  # hash of conversations as the chat template wrote them, which may depend on the date
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -165,20 +167,21 @@ class _ColumnWriter:
 
     def describe(self, dropped_paragraphs: int, counts: Sequence[int]) -> None:
         """Write the offsets and meta.json."""
-        offsets = np.append(0, np.cumsum(self._lengths, dtype=np.int64))
-        np.save(self._directory / "offsets.npy", offsets)
+        np.save(self._directory / "offsets.npy", np.append(0, np.cumsum(self._lengths, dtype=np.int64)))
+        meta = {"dropped_paragraphs": dropped_paragraphs, "counts": list(counts), **self._described()}
+        (self._directory / "meta.json").write_text(json.dumps(meta))
+
+    def _described(self) -> dict[str, Any]:
+        """What meta.json has of the sequences."""
         special = self._tokenizer.special
-        meta = {
+        return {
             "format": FORMAT,
             "N_V": self._tokenizer.N_V,
-            "n_tokens": int(offsets[-1]),
+            "n_tokens": sum(self._lengths),
             "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
-            "dropped_paragraphs": dropped_paragraphs,
             "exact": self._exact,
             "special": special and [special.mask, special.bos, special.eos],
-            "counts": list(counts),
         }
-        (self._directory / "meta.json").write_text(json.dumps(meta))
 
 
 class _ConversationWriter(_ColumnWriter):
@@ -186,14 +189,19 @@ class _ConversationWriter(_ColumnWriter):
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, **options: bool) -> None:
         super().__init__(directory, tokenizer, file, **options)
-        self._exact, self._answers = False, Answers(tokenizer)
+        self._exact, self._answers, self._rendered = False, Answers(tokenizer), hashlib.sha256()
 
     def _framed(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
         with (self._directory / ANSWERS).open("ab") as file:
             for text, place in zip(texts, where, strict=True):
                 tokens, answered = self._answers.encode(Conversation(text, place))
                 file.write(answered.tobytes())
+                self._rendered.update(np.array(tokens, np.int64).tobytes() + answered.tobytes())
                 yield tokens
+
+    def _described(self) -> dict[str, Any]:
+        """Also the hash of what was rendered: a template may ask for the date."""
+        return {**super()._described(), "rendered": self._rendered.hexdigest()}
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
@@ -253,15 +261,20 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         size = (directory / "tokens.bin").stat().st_size
         if size != meta["n_tokens"] * dtype.itemsize or offsets[-1] != meta["n_tokens"]:
             raise ValueError(f"{size} bytes of tokens, expected {meta['n_tokens'] * dtype.itemsize}")
-        tokens = np.asarray(np.memmap(directory / "tokens.bin", dtype, "r")) if size else np.empty(0, dtype)
-        answers = np.fromfile(directory / ANSWERS, bool) if (directory / ANSWERS).is_file() else None
+        tokens = _mapped(directory / "tokens.bin", dtype)
+        answers = _mapped(directory / ANSWERS, np.dtype(bool)) if (directory / ANSWERS).is_file() else None
         if answers is not None and len(answers) != len(tokens):
             raise ValueError(f"{len(answers)} bytes of answers, expected {len(tokens)}")
     except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
         raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
     kept = {name: meta[name] for name in ("N_V", "n_bytes", "dropped_paragraphs", "exact")}
     kept |= {"special": meta.get("special"), "counts": meta.get("counts", ())}
-    return TokenStore(tokens, offsets, **kept, fingerprint=fingerprint(identity, part), part=part, answers=answers)
+    kept |= {"answers": answers, "rendered": meta.get("rendered", "")}
+    return TokenStore(tokens, offsets, **kept, fingerprint=fingerprint(identity, part), part=part)
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
@@ -282,7 +295,7 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
 
 def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
     """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
-    kind = "conversations 2" if corpus.kind == "conversations" else corpus.kind  # in 1, messages were markup
+    kind = "conversations 3" if corpus.kind == "conversations" else corpus.kind  # in 2, answers lacked end tokens
     identity = fingerprint(FORMAT, kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 

@@ -3,12 +3,14 @@
 import functools
 import importlib
 import subprocess
+import types
 
 import pytest
 
 from tests import interchange_cases
 from tests.run_cases import conversing
 from training.data import chat
+from training.data.answers import render_with_answers
 from training.data.chat import ChatTemplate, ends_of_turn
 from training.data.records import DataError
 from training.data.tokenizers import ByteTokenizer, LibraryTokenizer, load_tokenizer
@@ -129,28 +131,29 @@ def test_knows_where_the_answers_are(name, expected):
     ends = ("</s>", "<|im_end|>", "<|eot|>", "<end_of_turn>")
     content = "b\nb " if name in ("marked", "thinks") else "b\nb"
     template = ChatTemplate(TEMPLATES[name], TOKENS, ends)
-    rendered = template.render_with_answers(said("a", "a", "b", content))
+    rendered = render_with_answers(template, said("a", "a", "b", content))
     assert [rendered.text[begin:end] for begin, end in rendered.answers] == expected
     assert rendered.text == template.render(said("a", "a", "b", content), add_generation_prompt=False).text
 
 
-def test_answers_without_an_end_token_end_with_their_message():
-    template = ChatTemplate("{% for m in messages %}{{ m.content ~ '\n' }}{% endfor %}")
-    rendered = template.render_with_answers(said("a", "b", "c", "d"))
-    assert [rendered.text[begin:end] for begin, end in rendered.answers] == ["b\n", "d\n"]
+@pytest.mark.parametrize("written", ["m.content", "m.content | upper"])
+def test_answers_without_an_end_token_end_with_their_message(written):
+    template = ChatTemplate(f"{{% for m in messages %}}{{{{ {written} ~ '\n' }}}}{{% endfor %}}")
+    rendered = render_with_answers(template, said("a", "b", "c", "d"))
+    assert [rendered.text[begin:end].lower() for begin, end in rendered.answers] == ["b\n", "d\n"]
 
 
 @pytest.mark.parametrize(
     "template",
     [
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}so: {% endif %}",
-        "{% for m in messages %}{{ m.content | upper ~ '\n' }}{% endfor %}",
+        "{% for m in messages %}{{ m.content | replace(m.content, 'x') }}{% endfor %}",
         "{% for m in messages %}{% if loop.last and m.role != 'user' %}think{% endif %}{{ m.content }}{% endfor %}",
     ],
 )
 def test_answers_that_are_written_otherwise_than_asked_for_are_refused(template):
     with pytest.raises(DataError, match="the chat template does not write the answer 'b' between"):
-        ChatTemplate(template).render_with_answers(said("a", "b", "c", "d"))
+        render_with_answers(ChatTemplate(template), said("a", "b", "c", "d"))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +211,22 @@ def test_a_template_that_loops_or_reaches_out_is_refused_in_a_sentence(template,
     assert hostile.render(said("hi")).text == "hi"
 
 
+def test_an_interrupted_rendering_leaves_no_text_to_the_next():
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render(said("first")).text == "first"
+    process = template._process
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    stdout = types.SimpleNamespace(readline=interrupted, close=process.stdout.close)
+    template._process = types.SimpleNamespace(stdin=process.stdin, stdout=stdout, kill=process.kill, wait=process.wait)
+    with pytest.raises(KeyboardInterrupt):
+        template.render(said("second"))
+    assert template.render(said("third")).text == "third"
+    assert process.returncode is not None
+
+
 def test_no_template_writes_a_file(tmp_path):
     path = tmp_path / "written"
     program = f"""
@@ -223,7 +242,7 @@ open({str(path)!r}, "w", buffering=1).write("x\\n")
 
 def test_needs_jinja2(monkeypatch):
     monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"needs jinja2: pip install 'formal-algorithms\[models\]'"):
+    with pytest.raises(DataError, match=r"needs jinja2: pip install -e '.*\[models\]'"):
         ChatTemplate("").render(said("hi"))
 
 

@@ -165,6 +165,20 @@ def test_the_same_question_is_on_one_side(tmp_path):
     assert sum(1 for _ in corpus.validation) == 2 * len(sides[1]) > 8
 
 
+def test_a_run_knows_what_its_template_wrote(chats, tmp_path):
+    """A template that asks for the time writes other tokens into another cache."""
+    settings = settings_from({"data": [str(chats)], "l_max": 130}, task="d")
+
+    def found(template, cache):
+        return load_run_data(settings, tokenizer=tokenizer_of(template), cache_dir=tmp_path / cache)
+
+    for template, same in ((CHATML, True), ("{{ strftime_now('%H:%M:%S.%f') }}" + CHATML, False)):
+        first, again, anew = (found(template, f"{same} {cache}") for cache in "aab")
+        assert first.fingerprints == again.fingerprints
+        equal = np.array_equal(first.stores.train.tokens, anew.stores.train.tokens)
+        assert equal == (first.fingerprints == anew.fingerprints) == same
+
+
 def test_a_mixture_keeps_answers_with_their_tokens(tmp_path):
     tokenizer = tokenizer_of(CHATML)
     for name, part in (("a", conversations()[:12]), ("b", conversations()[12:])):

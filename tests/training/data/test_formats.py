@@ -82,7 +82,7 @@ def nothing_installed(monkeypatch):
 def test_what_is_not_installed_is_said(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1")
-    assert_refused(path, r"needs pyarrow.parquet: pip install 'formal-algorithms\[data\]'")
+    assert_refused(path, r"needs pyarrow.parquet: pip install -e '.*\[data\]'")
 
 
 @pytest.mark.usefixtures("nothing_installed")

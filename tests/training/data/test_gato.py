@@ -40,7 +40,7 @@ def test_an_image_and_its_name_are_patches_and_tokens_of_which_the_name_is_predi
 
 def test_digits_without_scikit_learn_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"scikit-learn's, which is not installed: pip install 'formal-algorithms\[skl"):
+    with pytest.raises(DataError, match=r"scikit-learn's, which is not installed: pip install -e '.*\[skl"):
         digits.load("train")
 
 

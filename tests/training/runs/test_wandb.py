@@ -73,5 +73,5 @@ def test_what_is_not_installed_is_said(tmp_path, monkeypatch):
         raise ModuleNotFoundError(module)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(RuntimeError, match=r"wandb is not installed: pip install 'formal-algorithms\[wandb\]'"):
+    with pytest.raises(RuntimeError, match=r"wandb is not installed: pip install -e '.*\[wandb\]'"):
         weights_and_biases.wandb_writer(tmp_path, {})
