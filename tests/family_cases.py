@@ -34,7 +34,7 @@ from tests.own_lines.experts import EXPERTS
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, Sinks
 from training.crosscheck.models import YARN, family_parameters, options_of, small
-from training.crosscheck.oracle import family
+from training.oracle import family
 
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
 X = np.random.default_rng(0).integers(0, 19, (2, 13))
@@ -177,7 +177,7 @@ OWN = {name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), 
 OWN |= {name: (small(variant), 2, True) for name, variant in (("DIFFERENTIAL", DIFFERENTIAL), ("LATENT", LATENT))}
 OWN["SINKS_BY_DISTANCE"] = (PAPER.but(attention=SINK_LINES, norm=RMSNorm(epsilon=1e-3)), 3, True)
 OWN["SINKS_IN_A_WINDOW"] = (small(SINKS.but(attention=SINKS.attention.but(window=9))), 2, False)
-"""Lines of one's own, which `training.crosscheck.oracle` does not have."""
+"""Lines of one's own, which `training.oracle` does not have."""
 
 
 def config_of(name: str, **changes: Any) -> Any:

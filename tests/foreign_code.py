@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tests.interchange_cases import libraries
-from training.crosscheck import load, record_numpy, record_torch
+from training.foreign import load, record_numpy, record_torch
 
 torch, _ = libraries()
 nn = torch.nn

@@ -5,7 +5,7 @@ python scripts/crosscheck.py --algorithm 4 --of docs.examples.attention_numpy:ob
 
 import numpy as np
 
-from training.crosscheck import record_numpy
+from training.foreign import record_numpy
 
 
 def attention(p, x, z, mask):

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from training.crosscheck import load, record_torch
+from training.foreign import load, record_torch
 
 
 class Layer(nn.Module):

@@ -16,9 +16,9 @@ from algorithms.model.distances import Table
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
-from training.crosscheck.oracle import family
-from training.crosscheck.oracle.parameters import unstack_family
-from training.crosscheck.oracle.positions import t5_bucket
+from training.oracle import family
+from training.oracle.parameters import unstack_family
+from training.oracle.positions import t5_bucket
 
 pytestmark = pytest.mark.sampled(1)
 

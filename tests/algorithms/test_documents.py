@@ -1,6 +1,6 @@
 """What documents 000, 001 and 003 describe beside the paper: their blocks, losses, counts and costs.
 
-The judge is ``training.crosscheck.oracle.family``, loops of NumPy written from the documents.
+The judge is ``training.oracle.family``, loops of NumPy written from the documents.
 """
 
 import functools

@@ -16,9 +16,9 @@ from algorithms.alg01_embedding import sinusoid
 from algorithms.lines import Attention, Embedding, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 from training.crosscheck.models import options_of
-from training.crosscheck.oracle.positions import rotary_frequencies
+from training.oracle.positions import rotary_frequencies
 
 LOOKUPS = [(token_embedding, oracle.token_embedding), (positional_embedding, oracle.positional_embedding)]
 

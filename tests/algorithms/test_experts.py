@@ -13,7 +13,7 @@ from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from tests.algorithms.test_sharding import mesh_of
 from tests.cases import assert_trees_close, normal, random_like
-from training.crosscheck.oracle.lines import weights_of_experts
+from training.oracle.lines import weights_of_experts
 
 SILU = {"activation": "silu", "gated": True, "biases": False}
 LINES = {

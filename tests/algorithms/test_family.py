@@ -1,7 +1,7 @@
 """The models of today: each is its changed lines, exactly; every implementation computes them, and a cache does too.
 
 The rows are the named variants and, for each of Algorithms 8 to 10, a covering array of all pairs of the lines' values
-(``tests.family_cases``); the independent judge is ``training.crosscheck.oracle.family``, loops of NumPy that were
+(``tests.family_cases``); the independent judge is ``training.oracle.family``, loops of NumPy that were
 written from the publications.
 """
 

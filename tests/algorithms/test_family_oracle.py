@@ -12,9 +12,9 @@ from tests.algorithms.test_inside_models import DECODERS, ENCODER_DECODERS, ENCO
 from tests.interchange_cases import libraries, randomized, saved
 from tests.training.interchange import test_decoders, test_encoders
 from training.crosscheck.models import family_parameters, options_of
-from training.crosscheck.oracle import family
-from training.crosscheck.oracle.parameters import unstack_family
 from training.interchange import load_pretrained
+from training.oracle import family
+from training.oracle.parameters import unstack_family
 
 torch, transformers = libraries()
 LENGTH = 9

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.crosscheck import oracle
-from training.crosscheck.oracle import family
-from training.crosscheck.oracle.lines import join_masks
-from training.crosscheck.oracle.parameters import rebuild
-from training.crosscheck.oracle.positions import alibi_slopes, t5_bucket
-from training.crosscheck.oracle.transformers import causal_mask, ones_mask
+from training import oracle
+from training.oracle import family
+from training.oracle.lines import join_masks
+from training.oracle.parameters import rebuild
+from training.oracle.positions import alibi_slopes, t5_bucket
+from training.oracle.transformers import causal_mask, ones_mask
 
 
 def close(actual, expected):

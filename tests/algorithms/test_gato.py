@@ -7,8 +7,8 @@ import pytest
 
 import algorithms as alg
 from tests import cases
-from training.crosscheck import oracle
-from training.crosscheck.oracle import gato as printed
+from training import oracle
+from training.oracle import gato as printed
 
 CONFIG = alg.GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
 IMAGE = np.random.default_rng(3).uniform(-1, 1, (4, 6, 3))

@@ -13,7 +13,7 @@ from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.dropout import seed_of
 from tests import cases
 from tests.algorithms.test_oracle import replayed
-from training.crosscheck import oracle
+from training import oracle
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -17,7 +17,7 @@ import algorithms as alg
 from algorithms.inside import at, intermediates, intervene, record
 from algorithms.machinery.naming import Look, looking
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 from training.crosscheck.tracing import traced
 
 pytestmark = pytest.mark.sampled(1, tests=9)

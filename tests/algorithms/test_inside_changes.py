@@ -9,7 +9,7 @@ import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases
 from tests.algorithms.test_inside import BATCH, ED, D, E, X, Z, implementations, with_implementation
-from training.crosscheck import oracle
+from training import oracle
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 

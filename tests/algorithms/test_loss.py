@@ -12,7 +12,7 @@ from algorithms import log_loss, token_losses
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from algorithms import layer_norm, rms_norm
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 
 GAMMA, BETA = cases.normal(7, seed=1), cases.normal(7, seed=2)
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from training.crosscheck import oracle
+from training import oracle
 
 LN2 = math.log(2)
 PHI = 0.841344746068542948585  # probability that a standard normal variable is below 1

@@ -14,7 +14,7 @@ from algorithms.lines import RGLRU, GatedDelta, Given, KimiDelta, Mamba2, RMSNor
 from algorithms.model import recurrence
 from tests.cases import assert_close, assert_trees_close
 from tests.interchange_cases import libraries, randomized
-from training.crosscheck.oracle.lines import gated_delta, mamba2, rg_lru
+from training.oracle.lines import gated_delta, mamba2, rg_lru
 
 pytestmark = pytest.mark.sampled(1, tests=4)
 

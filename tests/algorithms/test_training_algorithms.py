@@ -10,7 +10,7 @@ import pytest
 
 import algorithms as alg
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 
 pytestmark = pytest.mark.sampled(1)
 

@@ -12,7 +12,7 @@ import algorithms as alg
 from algorithms.lines import Embedding
 from algorithms.ops.attention.dispatch import RULES
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 
 pytestmark = pytest.mark.sampled(2)
 

@@ -11,7 +11,7 @@ from algorithms import unembedding
 from algorithms.lines import Unembedding
 from algorithms.ops.softmax import softmax
 from tests import cases
-from training.crosscheck import oracle
+from training import oracle
 
 
 def test_unembedding_is_the_oracles():

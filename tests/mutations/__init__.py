@@ -5,14 +5,16 @@
     python -m tests.mutations --sample 40   some of them, drawn with --seed
     python -m tests.mutations NAME …        those
     python -m tests.mutations --list        their names, and the tests that each has to face
+    python -m tests.mutations --located     instead: planted bugs, each of which the cross-check must locate at its
+                                            algorithm and line, and name; with NAME … those
 
-Every edit is made in a scratch copy of the tree, never in the tree itself (`training.crosscheck.edits`). In the same way,
-`scripts/crosscheck.py --mutations` plants bugs that the cross-check must locate at their algorithm and line, and name.
+Every edit is made in a scratch copy of the tree, never in the tree itself (`edits`).
 
 * `generated`      those that rules make of the statements of algorithms/
 * `by_hand`        those of the rest
 * `facing`         which tests they face
 * `equivalent`     those that change nothing, with the reason
+* `planted`        those that the cross-check must locate; `located`: whether it does
 * `runner`         the command
 * `server`         the processes that run the tests
 """

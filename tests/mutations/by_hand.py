@@ -1,6 +1,6 @@
 """Wrong edits by hand: of sharding, serving, data, chat and looking inside, where no rule makes those that matter."""
 
-from training.crosscheck.edits import Edit
+from tests.mutations.edits import Edit
 
 __all__ = ["BY_HAND"]
 

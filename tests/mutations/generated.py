@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from algorithms.machinery.tags import tags_in, tags_of
-from training.crosscheck.edits import Edit, Offsets, statements
+from tests.mutations.edits import Edit, Offsets, statements
 
 __all__ = ["ROOT", "generated"]
 

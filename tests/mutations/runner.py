@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from training.crosscheck.edits import Copy, Edit, Verdict, try_all
-
 from .by_hand import BY_HAND
+from .edits import Copy, Edit, Verdict, try_all
 from .equivalent import EQUIVALENT
 from .facing import facing
 from .generated import ROOT, generated
+from .located import check_planted
+from .planted import PLANTED
 
 __all__ = ["edits", "main"]
 
@@ -129,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Make wrong edits in scratch copies, and say which test catches each; exit status 1 if one survives.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="edits to try (default: all)")
+    parser.add_argument("--located", action="store_true",
+                        help="instead: plant bugs (default: all), and see whether the cross-check locates and names each")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the edits and their tests, and try none")
     parser.add_argument("--sample", type=int, metavar="N", help="try N of them, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the drawing (default: 0)")
@@ -138,10 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--state", type=pathlib.Path, default=state, metavar="FILE", help="results (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    known = edits()
+    known = dict.fromkeys(PLANTED) if options.located else edits()
     unknown = [name for name in options.names if name not in known]
     if unknown:
-        parser.error(f"expected names that --list prints, got {', '.join(map(repr, unknown))}")
+        names = ", ".join(PLANTED) if options.located else "names that --list prints"
+        parser.error(f"expected {names}; got {', '.join(map(repr, unknown))}")
+    if options.located:
+        return check_planted(options.names or list(PLANTED), ROOT, options.seed)
     chosen = options.names or [name for name in known if name not in EQUIVALENT]
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))

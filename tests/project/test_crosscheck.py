@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
 
 import algorithms
+from tests.mutations import located
+from tests.mutations.edits import Edit, Planted
+from tests.mutations.located import locate
+from tests.mutations.planted import PLANTED
 from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
-from training.crosscheck import mutations, values
+from training.crosscheck import values
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import compare
-from training.crosscheck.edits import Edit, Planted
-from training.crosscheck.mutations import locate
-from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, summary
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.tags import Tag, numbers, read
@@ -111,13 +111,13 @@ def test_a_mutation_is_located(name, cache):
 
 
 @pytest.mark.parametrize(("is_found", "says", "status"), [(True, ["it"], 0), (True, [], 1), (False, ["it"], 1)])
-def test_a_mutation_must_be_located_and_named(is_found, says, status, monkeypatch):
-    (name, bug), console = next(iter(PLANTED.items())), Console(record=True)
+def test_a_mutation_must_be_located_and_named(is_found, says, status, monkeypatch, capsys):
+    name, bug = next(iter(PLANTED.items()))
     first = (bug.algorithm, bug.line if is_found else "0", "value")
-    monkeypatch.setattr(mutations, "locate", lambda *_: types.SimpleNamespace(first=first))
-    monkeypatch.setattr(mutations, "named", lambda *_: says)
-    assert mutations.check_mutations([name], ROOT, 0, console) == status
-    assert f"{int(is_found)} of 1 mutations located, {len(says)} named" in console.export_text()
+    monkeypatch.setattr(located, "locate", lambda *_: types.SimpleNamespace(first=first))
+    monkeypatch.setattr(located, "named", lambda *_: says)
+    assert located.check_planted([name], ROOT, 0) == status
+    assert f"{int(is_found)} of 1 mutations located, {len(says)} named" in capsys.readouterr().out
 
 
 def test_a_line_without_counterpart_is_reported(cache):
@@ -239,7 +239,6 @@ def test_command_line(tmp_path, capsys):
         (["--sizes", "Q=3"], "expected one of N_V"),
         (["--sizes", "d_e=1"], "d_e: expected at least 2, got 1"),
         (["--implementation", "fast"], "--implementation: expected one of auto"),
-        (["--mutations", "none such"], "none such"),
     ],
 )
 def test_wrong_usage(arguments, message):

@@ -9,9 +9,9 @@ import pytest
 
 from training.command_line.arguments import UsageError
 from training.commands.crosscheck import main
-from training.crosscheck import check
-from training.crosscheck.foreign.checking import check_files
-from training.crosscheck.foreign.making import make_case, write_case
+from training.foreign import check
+from training.foreign.checking import check_files
+from training.foreign.making import make_case, write_case
 
 pytestmark = pytest.mark.end_to_end
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"

@@ -11,8 +11,8 @@ from tests.mutations.by_hand import BY_HAND
 from tests.mutations.equivalent import EQUIVALENT
 from tests.mutations.facing import FACING, facing
 from tests.mutations.generated import generated
+from tests.mutations.planted import PLANTED
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.planted import PLANTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

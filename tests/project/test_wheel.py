@@ -87,11 +87,10 @@ def test_the_commands_are_installed(environment):
         assert printed.startswith(f"usage: formal-{name}")
 
 
-def test_the_cross_check_and_its_self_test_work_from_the_wheel(environment):
+def test_the_cross_check_works_from_the_wheel(environment):
     crosscheck = environment / "bin" / "formal-crosscheck"
     printed = run(crosscheck, "--algorithm", "4", cwd=environment)
     assert "implementation paper: 1 algorithms, 6 lines: 6 equal" in printed
-    assert "1 of 1 mutations located" in run(crosscheck, "--mutations", "token off by one", cwd=environment)
 
 
 @pytest.mark.slow

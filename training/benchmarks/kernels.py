@@ -21,7 +21,7 @@ from algorithms.model.attention import weights_of
 from algorithms.ops.attention.dispatch import RULES, attend
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from training.benchmarks.timing import table
-from training.crosscheck.oracle import lines, softmax
+from training.oracle import lines, softmax
 
 Arrays = dict[str, np.ndarray]
 

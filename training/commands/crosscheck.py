@@ -18,21 +18,20 @@ from rich.console import Console
 from training.command_line.arguments import Parser, local
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
-from training.crosscheck.book import page_of_model, write_book, write_report
+from training.crosscheck.book import page_of_model, write_book
 from training.crosscheck.comparison import OracleCache, Results, compare
-from training.crosscheck.foreign.cases import Case
-from training.crosscheck.foreign.checking import check_files, diagnose
-from training.crosscheck.foreign.huggingface import from_transformers, variant_of
-from training.crosscheck.foreign.making import EDGES, config_of, make_case, of_library, write_case
-from training.crosscheck.foreign.recording import Recording
-from training.crosscheck.foreign.report import as_data, as_junit, print_report
 from training.crosscheck.kept import Kept
-from training.crosscheck.mutations import check_mutations
 from training.crosscheck.own import OwnScenarios, compare_own
-from training.crosscheck.planted import PLANTED
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+from training.foreign.cases import Case
+from training.foreign.checking import check_files, diagnose
+from training.foreign.huggingface import from_transformers, variant_of
+from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
+from training.foreign.page import write_report
+from training.foreign.recording import Recording
+from training.foreign.report import as_data, as_junit, print_report
 
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""
@@ -94,9 +93,6 @@ def parser() -> Parser:
     parser.add_argument(
         "--junit", type=local, metavar="FILE", help="with --of: write the result as JUnit's XML to FILE"
     )
-    parser.add_argument("--mutations", nargs="*", metavar="NAME",
-                        help="instead: make wrong edits in a copy of the code, all or those named, and see whether "
-                        "the cross-check locates each")  # fmt: skip
     return parser
 
 
@@ -112,8 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
     console = Console(width=width)
     try:
-        if options.mutations is not None:
-            return check_mutations(options.mutations or list(PLANTED), ROOT, options.seed, console)
         if options.write_case is not None or options.of is not None:
             return _foreign(options, console)
         every = _compared(options, package, console)

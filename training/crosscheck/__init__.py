@@ -1,7 +1,7 @@
 """The cross-check: every numbered line of the paper's fifteen algorithms beside the code that executes it.
 
 The shipped functions run eagerly while a tracing function reads their locals after each statement tagged `# line n`; so
-does the NumPy oracle (`training.crosscheck.oracle`). What the two computed is compared, visit by visit: of every layer,
+does the NumPy oracle (`training.oracle`). What the two computed is compared, visit by visit: of every layer,
 head, token and step. `scripts/crosscheck.py` is the command line; docs/crosscheck.md says how to read the result, and
 `training.crosscheck.book` makes a book of it.
 
@@ -16,13 +16,18 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `printed`      which lines it changes, by what a run computes
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
-* `mutations`    wrong edits (`edits`, `planted`) that the cross-check must locate and name
-* `foreign`      the same of anybody's code: `check(observe, algorithm=10, expect="GPT2")` in a test of one's own
+
+Wrong edits that it must locate and name are in `tests.mutations`. Anybody's code is checked by `training.foreign`, whose
+functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in a test of one's own.
 """
 
-from .foreign.checking import check
-from .foreign.huggingface import from_transformers
-from .foreign.loading import load
-from .foreign.recording import Recording, record_jax, record_numpy, record_torch
+import importlib
+from typing import Any
 
-__all__ = ["Recording", "check", "from_transformers", "load", "record_jax", "record_numpy", "record_torch"]
+FOREIGN = ("Recording", "check", "from_transformers", "load", "record_jax", "record_numpy", "record_torch")
+
+
+def __getattr__(name: str) -> Any:  # the room above, which is imported when it is used
+    if name not in FOREIGN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("training.foreign"), name)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.crosscheck import oracle
+from training import oracle
 
 from .algorithms import PSEUDOCODE
 from .backward import Rule
@@ -241,7 +241,7 @@ def run_paper(run: Run) -> OracleRecord:
     """What the oracle computes in a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
-    with traced(folder, folder.parents[2], record):
+    with traced(folder, folder.parents[1], record):
         run.paper(record)
     return record
 

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant, lines
-
-from .oracle import family
-from .oracle.parameters import unstack_family
+from training.oracle import family
+from training.oracle.parameters import unstack_family
 
 __all__ = ["YARN", "family_parameters", "few", "one_or_all", "options_of", "small"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from training.crosscheck import oracle
-from training.crosscheck.oracle.components import softmax
-from training.crosscheck.oracle.family import of_layer
-from training.crosscheck.oracle.lines import before, mh_attention, normalize, part
-from training.crosscheck.oracle.transformers import causal_mask, ones_mask
+from training import oracle
+from training.oracle.components import softmax
+from training.oracle.family import of_layer
+from training.oracle.lines import before, mh_attention, normalize, part
+from training.oracle.transformers import causal_mask, ones_mask
 
 from .algorithms import PSEUDOCODE
 from .pseudocode import Line
@@ -42,7 +42,7 @@ def lines_not_printed(
     """The lines of Algorithms 4 to 7 and of 8, 9 or 10 that are not as printed.
 
     `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
-    or z and x; `theta`: the parameters, unstacked; `model`: the options of `training.crosscheck.oracle.family`.
+    or z and x; `theta`: the parameters, unstacked; `model`: the options of `training.oracle.family`.
     """
     walk = _Walk(record, algorithm, tokens, theta, model)
     lines = PSEUDOCODE[algorithm].lines

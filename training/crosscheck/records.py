@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from training.crosscheck import oracle
+from training import oracle
 
 from .algorithms import PSEUDOCODE
 from .pseudocode import Algorithm, Also, Line

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from training.crosscheck import oracle
+from training import oracle
 
 from .records import OracleRecord
 from .sizes import Sizes, sizes_from

@@ -6,7 +6,7 @@ import jax
 import jax.core
 import numpy as np
 
-from training.crosscheck import oracle
+from training import oracle
 
 __all__ = ["TOLERANCE", "AbstractValueError", "difference", "finished_translation", "mapped", "of_each_token", "plain",
            "prediction", "prefix", "softmax", "tree"]  # fmt: skip

@@ -2,7 +2,7 @@
 
 Of a decoder, Algorithm 14 runs with it, too.
 
-The shipped function runs with the variant, the oracle is `training.crosscheck.oracle.family`, and each line that differs from the
+The shipped function runs with the variant, the oracle is `training.oracle.family`, and each line that differs from the
 paper's is marked. Windows, caps, scales, ε and the wavelengths of rotations are small in the run, so that they matter at
 its sizes; the formulas have the published ones.
 """
@@ -21,7 +21,7 @@ from unittest import mock
 import jax
 
 from algorithms.model.variants import VARIANTS
-from training.crosscheck.oracle import family
+from training.oracle import family
 
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import OracleCache, Results, compare

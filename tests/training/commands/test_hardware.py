@@ -10,12 +10,12 @@ import pytest
 import algorithms as alg
 from algorithms.ops.attention import dispatch
 from tests import cases
+from training import oracle
 from training.benchmarks import kernels, reference
 from training.benchmarks.kernels import Case, checks, error_of, report
 from training.commands import benchmark_main, hardware
-from training.crosscheck import oracle
-from training.crosscheck.oracle import lines
 from training.generation import generate
+from training.oracle import lines
 
 OF_BOTH = jnp.array([[0, 0, 1, 1, 1, 2, 2], [5, 5, 5, 5, 4, 4, 4]], jnp.int32)
 SMALL = {"H": 4, "H_kv": 2, "l_x": 7, "l_z": 7, "d_attn": 3, "d_mid": 2}

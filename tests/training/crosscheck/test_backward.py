@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 import algorithms
+from tests.mutations.edits import Edit
+from tests.mutations.located import edited
 from training.crosscheck.backward import _rows, check_rules
 from training.crosscheck.comparison import Results
-from training.crosscheck.edits import Edit
-from training.crosscheck.mutations import edited
 from training.crosscheck.report import as_json, print_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 
 from algorithms.model.variants import VARIANTS
-from training.crosscheck.edits import Edit, Planted
-from training.crosscheck.mutations import edited, named
-from training.crosscheck.planted import PLANTED
+from tests.mutations.edits import Edit, Planted
+from tests.mutations.located import edited, named
+from tests.mutations.planted import PLANTED
 from training.crosscheck.variants import with_numbers_that_matter
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -17,13 +17,13 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
-from training.crosscheck.oracle.components import softmax
-from training.crosscheck.oracle.transformers import layer_norm_each
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
 from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, pictures, show
 from training.interpretability.page.look import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
+from training.oracle.components import softmax
+from training.oracle.transformers import layer_norm_each
 from training.runs.directory import Run
 from training.runs.trained_model import load_run
 

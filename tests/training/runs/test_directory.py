@@ -15,8 +15,8 @@ from algorithms.inside import at
 from tests import cases
 from tests.run_cases import files_end_at, make_run
 from tests.training_cases import N_V, TOKEN_TASKS, data_for, settings_for
-from training.crosscheck.foreign.making import make_case, write_case
 from training.data.tokenizers import ByteTokenizer
+from training.foreign.making import make_case, write_case
 from training.interpretability.saved import save_recorded
 from training.interpretability.steering import save_direction
 from training.runs.checkpoints import Checkpoints

@@ -7,10 +7,8 @@
 * `listing`    highlighted code, with the lines of the paper that each line executes
 * `stream`     a picture of Algorithm 10's residual stream
 * `backward`   the hand-derived backward rules and their check
-* `foreign`    the page of a check of foreign code
 """
 
-from .foreign import write_report
 from .pages import page_of_model, write_book
 
-__all__ = ["page_of_model", "write_book", "write_report"]
+__all__ = ["page_of_model", "write_book"]

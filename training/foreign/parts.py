@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from training.crosscheck.oracle.lines import weights_of_experts
+from training.oracle.lines import weights_of_experts
 
 from .formulas import sigmoid
 from .run import Key, Named, Run

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erf
 
-from training.crosscheck.oracle.positions import rotary_frequencies
+from training.oracle.positions import rotary_frequencies
 
 __all__ = [
     "EXPONENTS", "adam", "drawn", "gelu_tanh", "loss", "merged", "mixed", "of_masked", "phi", "sigmoid", "silu", "sinusoids",

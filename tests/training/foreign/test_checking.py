@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.foreign_code import attention, decoder, softmax, torch
-from training.crosscheck import check
-from training.crosscheck.foreign.checking import diagnose
-from training.crosscheck.foreign.making import make_case
+from training.foreign import check
+from training.foreign.checking import diagnose
+from training.foreign.making import make_case
 
 
 def found(observe, algorithm=10, dtype="float64", **options):
@@ -192,7 +192,7 @@ def test_after_two_unknowns_it_stops():
 
 
 def test_matcher_and_diagnosis_need_no_jax():
-    code = "import sys, training.crosscheck.foreign.diagnose as d; assert 'jax' not in sys.modules"
+    code = "import sys, training.foreign.diagnose as d; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -15,24 +15,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from algorithms.model.variants import VARIANTS
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.changes import ARCHITECTURES
+from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.scenarios import Scenarios, masked_tokens
+from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
+from training.foreign.cases import Case
+from training.foreign.checking import diagnose, merged
+from training.foreign.making import make_case, of_library
+from training.foreign.recording import Recording, record_jax
+from training.foreign.vocabulary import paper_names
 
-from .algorithms import PSEUDOCODE
-from .changes import ARCHITECTURES
-from .comparison import OracleCache, Results, compare
 from .edits import Copy, Edit, Planted, Verdict, try_all
-from .foreign.cases import Case
-from .foreign.checking import diagnose, merged
-from .foreign.making import make_case, of_library
-from .foreign.recording import Recording, record_jax
-from .foreign.vocabulary import paper_names
 from .planted import PLANTED
-from .scenarios import Scenarios, masked_tokens
-from .variants import VariantScenarios, compare_variant, with_numbers_that_matter
 
-__all__ = ["Caches", "check_mutations", "locate", "named"]
+__all__ = ["Caches", "check_planted", "locate", "named"]
 
 Caches = defaultdict[str | None, OracleCache]
 """What the oracle computed, by variant; None for the paper."""
@@ -249,17 +248,8 @@ def _categorical(key: jax.Array, logits: np.ndarray) -> int:
     return int(jax.random.categorical(key, jnp.asarray(logits)))
 
 
-def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console: Console) -> int:
-    """Check that each mutation is located at its line and named; print both, and return the exit status.
-
-    Raises:
-        ValueError: for a name that is none.
-    """
-    unknown = sorted(set(names) - set(PLANTED))
-    if unknown:
-        raise ValueError(f"--mutations: expected names among {', '.join(PLANTED)}; got {', '.join(unknown)}")
-    for name in names:
-        PLANTED[name].edit.made(root)
+def check_planted(names: Sequence[str], root: pathlib.Path, seed: int) -> int:
+    """Check that each planted bug is located at its line and named; print both, and return the exit status."""
     caches: Caches = defaultdict(dict)
 
     def judge(name: str) -> Verdict:
@@ -272,5 +262,6 @@ def check_mutations(names: Sequence[str], root: pathlib.Path, seed: int, console
         told = named(mutation, root, seed)
         return Verdict((found, bool(told)), f"{mutation.edit.file}: {where}: {'; '.join(told) or 'without a name'}")
 
-    say = functools.partial(console.print, markup=False, highlight=False)
-    return try_all(names, judge, "mutations located", "named", say=say)
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    return try_all(names, judge, "mutations located", "named", say=functools.partial(print, flush=True))

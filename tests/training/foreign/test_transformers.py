@@ -4,8 +4,8 @@ import pytest
 
 from tests.interchange_cases import libraries
 from training.commands.crosscheck import main
-from training.crosscheck import check, from_transformers
-from training.crosscheck.foreign.huggingface import variant_of
+from training.foreign import check, from_transformers
+from training.foreign.huggingface import variant_of
 from training.interchange.architectures import WRITTEN_AS
 
 _, transformers = libraries()

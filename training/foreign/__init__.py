@@ -11,5 +11,12 @@
 * `evidence`          which lines of a run are explained, and by what
 * `diagnose`          the walk through the lines, which names departures
 * `learning`          loss, gradients, updates, sampling, decoding
-* `checking`          all of it in one call
+* `checking`          all of it in one call; `report`, `page`: its result for a terminal, a test or a browser
 """
+
+from .checking import check
+from .huggingface import from_transformers
+from .loading import load
+from .recording import Recording, record_jax, record_numpy, record_torch
+
+__all__ = ["Recording", "check", "from_transformers", "load", "record_jax", "record_numpy", "record_torch"]

@@ -6,13 +6,12 @@ import pathlib
 from typing import Any
 
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.foreign.checking import Report, merged
-from training.crosscheck.foreign.evidence import Departure
-from training.crosscheck.foreign.report import verdicts
+from training.crosscheck.book.listing import excerpts, listing, page_of
+from training.crosscheck.book.pages import write_pages
 from training.crosscheck.pseudocode import Line
-
-from .listing import excerpts, listing, page_of
-from .pages import write_pages
+from training.foreign.checking import Report, merged
+from training.foreign.evidence import Departure
+from training.foreign.report import verdicts
 
 __all__ = ["write_report"]
 

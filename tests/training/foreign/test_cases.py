@@ -17,14 +17,15 @@ from safetensors.numpy import load_file
 import algorithms
 from algorithms.model.variants import VARIANTS
 from tests.interchange_cases import libraries
+from training import oracle
 from training.commands.crosscheck import main
-from training.crosscheck import oracle, record_jax
-from training.crosscheck.foreign.cases import read_case
-from training.crosscheck.foreign.catalogue import SLOTS
-from training.crosscheck.foreign.checking import diagnose
-from training.crosscheck.foreign.diagnose import ERRORS
-from training.crosscheck.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
-from training.crosscheck.foreign.reference import Reference, gradient
+from training.foreign import record_jax
+from training.foreign.cases import read_case
+from training.foreign.catalogue import SLOTS
+from training.foreign.checking import diagnose
+from training.foreign.diagnose import ERRORS
+from training.foreign.making import EDGES, make_case, of_library, oracle_lines, write_case
+from training.foreign.reference import Reference, gradient
 from training.interchange import load_pretrained
 
 torch, _ = libraries()

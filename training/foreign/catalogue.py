@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.crosscheck.oracle.family import in_bfloat16
+from training.oracle.family import in_bfloat16
 
 from .formulas import (
     EXPONENTS,

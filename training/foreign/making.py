@@ -14,14 +14,14 @@ import algorithms
 from algorithms.lines import Attention, Experts, Unembedding
 from algorithms.model.theta import places
 from algorithms.model.variants import PAPER, VARIANTS
-from training.crosscheck import oracle
+from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
 from training.crosscheck.comparison import run_paper
 from training.crosscheck.models import family_parameters, few, options_of
-from training.crosscheck.oracle import family
 from training.crosscheck.scenarios import Run
 from training.extras import PROJECT, release
+from training.oracle import family
 from training.runs.named_arrays import save_tensors
 
 from .cases import EPSILON, FORMAT, Case, tolerances

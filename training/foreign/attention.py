@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from training.crosscheck.oracle.positions import alibi_slopes, sinusoid, t5_bucket
+from training.oracle.positions import alibi_slopes, sinusoid, t5_bucket
 
 from .catalogue import choice
 from .formulas import sigmoid
