@@ -106,7 +106,8 @@ class ChatTemplate:
         with_marks = marked(given, controls, mark) if controls else given
         if with_marks == {"messages": [*messages], "variables": variables}:
             return ()
-        reply = self.reply(with_marks["messages"], prompted=prompted, variables=with_marks["variables"], now=now)
+        given = {"prompted": prompted, "variables": with_marks["variables"], "now": whole["now"]}
+        reply = self.reply(with_marks["messages"], **given)
         same, places = unmarked(reply["text"], mark)
         if same != whole["text"]:
             raise DataError(
