@@ -41,17 +41,23 @@ def serving(what, *, begun=None, rows=8, queue=20, most=50, patience=30.0, idle=
             begin = engine._empty
             engine._empty = lambda: begun.append(1) or begin()
     application = app.make_app(what, engine, clock=time.time, **options)
-    http_class = connections(most=most, patience=patience, idle=idle)
-    config = uvicorn.Config(application, http=http_class, ws="none", log_config=None, timeout_graceful_shutdown=5)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
+    http_class = connections(most=most, patience=patience)
+    how = {"ws": "none", "log_config": None, "timeout_graceful_shutdown": 5, "timeout_keep_alive": idle}
+    config = uvicorn.Config(application, http=http_class, **how)
+    with socket.create_server(("127.0.0.1", 0)) as listener, running(config, listener):
+        yield listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(config, listener):
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def client_of(port, **options):

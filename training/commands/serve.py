@@ -44,6 +44,7 @@ from training.serving.guards import connections
 from training.serving.served import Decoder, Limits, served_of
 
 KEY = "FORMAL_API_KEY"  # the environment's variable
+IDLE = 75  # seconds of an idle connection, longer than clients and proxies keep theirs (httpx 5, aiohttp 15, nginx 60)
 GRACE = 10  # seconds for running answers to finish when the server stops
 
 
@@ -160,6 +161,7 @@ def main(arguments: argparse.Namespace) -> None:
             ws="none",
             log_config=None,
             access_log=False,
+            timeout_keep_alive=IDLE,
             timeout_graceful_shutdown=GRACE,
         )
         uvicorn.Server(config).run(sockets=[listener])

@@ -56,10 +56,18 @@ class Tokenizer(abc.ABC):
         """All tokens that end a generated text, `end` first."""
         return tuple(token for token in (self.end, *self._special.ends) if token is not None)
 
-    @property
+    @functools.cached_property
     def special_tokens(self) -> tuple[int, ...]:
         """The tokens that never occur in text."""
         return self._special.all()
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special_tokens)
+
+    def is_special(self, token: int) -> bool:
+        """Return whether a token never occurs in text."""
+        return token in self._special_ids
 
     def framed(self, ids: Sequence[int], *, ends: bool = True) -> list[int]:
         """Return a text's token IDs as a model reads them: after bos (at least), and before eos if it `ends`."""
@@ -80,11 +88,11 @@ class Tokenizer(abc.ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token IDs, skipping special ones. Raises DataError if an ID is outside [0, N_V)."""
-        ordinary, special = [], set(self.special_tokens)
+        ordinary = []
         for token in map(int, ids):
             if not 0 <= token < self.N_V:
                 raise DataError(f"token ID {token} is outside the vocabulary of {self.N_V} tokens")
-            if token not in special:
+            if not self.is_special(token):
                 ordinary.append(token)
         return self._decode(ordinary)
 
@@ -98,9 +106,9 @@ class Tokenizer(abc.ABC):
 
     def context(self, before: Sequence[int]) -> list[int]:
         """Return the last tokens before others that may decide their text."""
-        special, context = set(self.special_tokens), list[int]()
+        context = list[int]()
         for token in reversed(before[-CONTEXT:]):
-            if token in special:
+            if self.is_special(token):
                 break
             context.insert(0, int(token))
         return context
@@ -126,7 +134,7 @@ class Tokenizer(abc.ABC):
 
     def spelled(self, token: int) -> bytes:
         """Return the bytes that a token stands for within a text; those of its name if it is special."""
-        if token in self.special_tokens:
+        if self.is_special(token):
             return self.name(token).encode()
         return self._spelled(token)
 
@@ -136,8 +144,7 @@ class Tokenizer(abc.ABC):
     @functools.cached_property
     def anchor(self) -> list[int]:
         """An ordinary token, after which a text does not begin; none if there is none."""
-        special = set(self.special_tokens)
-        return next(([v] for v in range(self.N_V) if v not in special and self.decode([v]).isalpha()), [])
+        return next(([v] for v in range(self.N_V) if not self.is_special(v) and self.decode([v]).isalpha()), [])
 
     @abc.abstractmethod
     def _decode(self, ids: list[int]) -> str:

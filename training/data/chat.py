@@ -201,7 +201,7 @@ def ends_of_turn(tokenizer: Tokenizer) -> tuple[int, ...]:
     except DataError:  # a template for other conversations
         return ()
     tokens = tokenizer.encode_markup(after.lstrip()) if found else []
-    return tuple(tokens[:1]) if tokens and tokens[0] in tokenizer.special_tokens else ()
+    return tuple(tokens[:1]) if tokens and tokenizer.is_special(tokens[0]) else ()
 
 
 def _start() -> subprocess.Popen[str]:

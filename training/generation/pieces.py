@@ -75,7 +75,7 @@ class _Window:
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.special_tokens)
+        self._tokenizer = tokenizer
         self._tokens = tokenizer.context(before)
         # how many characters of these tokens' text are certain
         self._shown = len(tokenizer.complete(self._tokens))
@@ -94,7 +94,7 @@ class _Window:
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that has become certain."""
-        if token in self._special:
+        if self._tokenizer.is_special(token):
             return ""
         self._tokens.append(token)
         text, shown = self._tokenizer.decode(self._tokens), self._shown

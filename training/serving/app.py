@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,7 +23,7 @@ from training.serving.completions import Completion, completion_of
 from training.serving.engine import Engine, FullError
 from training.serving.errors import JSON, RequestError, check_model, refusal
 from training.serving.exchange import Exchange, Stream
-from training.serving.guards import host_guard, request_guard
+from training.serving.guards import deadline_guard, host_guard, request_guard
 from training.serving.memory import TooLargeError
 from training.serving.messages import tokenized
 from training.serving.openapi import description
@@ -124,7 +123,8 @@ class _Server:
     async def embeddings(self, request: Request) -> Response:
         wanted = EmbeddingRequest.read(await self._body(request), self._served)
         texts = await asyncio.to_thread(embeddings.texts_of, wanted, self._served)
-        answer = await self._in_time(self._alone(lambda: embeddings.embeddings(wanted, texts, self._served)), request)
+        work = self._alone(lambda: embeddings.embeddings(wanted, texts, self._served))
+        answer = await _unless_disconnected(work, request)
         self.metrics.used(read=sum(map(len, texts)), generated=0)
         return _of(answer)
 
@@ -141,7 +141,7 @@ class _Server:
         assert isinstance(model, Decoder)
         assert engine is not None
         if isinstance(wanted, Completion) and wanted.echo and wanted.logprobs is not None:
-            scores = await self._in_time(self._alone(lambda: wanted.scored(model)), request)
+            scores = await _unless_disconnected(self._alone(lambda: wanted.scored(model)), request)
             if scores is None:
                 return _of(None)
             wanted.scores = scores
@@ -150,17 +150,9 @@ class _Server:
         if wanted.asked.stream:
             return Stream(exchange)
         try:
-            return _of(await self._in_time(exchange.whole(), request))
+            return _of(await _unless_disconnected(exchange.whole(), request))
         finally:
             exchange.abandon()
-
-    async def _in_time(self, answer: Awaitable[T], request: Request) -> T | None:
-        """Return an answer, or None if the client disconnects first. Raises RequestError if it takes too long."""
-        try:
-            async with asyncio.timeout(self._served.limits.seconds):
-                return await _unless_disconnected(answer, request)
-        except TimeoutError:
-            raise RequestError(self._served.limits.too_long, status=504) from None
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
@@ -243,7 +235,7 @@ def make_app(
     names: tuple[str, ...] = (),
     api_key: str | None = None,
     origins: tuple[str, ...] = (),
-) -> Starlette:
+) -> ASGIApp:
     """Return the application, with which the engine (None: no decoder) starts and closes. Requests must be addressed to
     `address` or another of `names`, and carry `api_key` unless it is None; `origins` are those of web pages that may
     send some.
@@ -271,10 +263,8 @@ def make_app(
         Route("/tokenize", server.tokenize, methods=["POST"]),
     ]
     handlers: Any = dict.fromkeys((RequestError, FullError, TooLargeError, HTTPException, Exception), _refused)
-    guards = [
-        Middleware(server.metrics.counting, paths=PATHS),
-        Middleware(host_guard, address=address, names=names),
-        Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
-        Middleware(request_guard, api_key=api_key),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=guards)
+    app: ASGIApp = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app = deadline_guard(app, seconds=served.limits.seconds)
+    app = request_guard(app, api_key=api_key)
+    app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    return server.metrics.counting(host_guard(app, address=address, names=names), paths=PATHS)

@@ -85,7 +85,7 @@ def chat_of(body: Any, served: Served) -> Chat:
     common = common_fields(request, served)
     model = speaker(served)
     tools = tools_of(request, body.get("tools"), model)
-    tokens = conversation(request.messages, tools, model)
+    tokens = conversation(request, tools, model)
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "expected logprobs to be true")
     asked = Asked(

@@ -43,7 +43,7 @@ class Completion:
             place, begins = text.place
             text.add(token)
             steps.append(Step("", token, p, pairs, None, place + names, begins))
-            if i >= framing and token in self.tokenizer.special_tokens:
+            if i >= framing and self.tokenizer.is_special(token):
                 names += len(self.tokenizer.name(token))
         reported = self._reported(steps[framing:])
         if not framing:
@@ -151,8 +151,8 @@ def _prompts(request: CompletionRequest, tokenizer: Tokenizer, model: Decoder) -
 
 def _named(tokenizer: Tokenizer, tokens: list[int]) -> str:
     """Return the text of tokens, with the names of special ones."""
-    text, special = "", frozenset(tokenizer.special_tokens)
-    for is_special, group in itertools.groupby(tokens, special.__contains__):
+    text = ""
+    for is_special, group in itertools.groupby(tokens, tokenizer.is_special):
         some = list(group)
         text += "".join(map(tokenizer.name, some)) if is_special else tokenizer.decode(some)
     return text

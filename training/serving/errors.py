@@ -38,6 +38,11 @@ class JSON(Response):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
+def event(data: Mapping[str, Any]) -> str:
+    """Return an event of a stream."""
+    return f"data: {json.dumps(data)}\n\n"
+
+
 def refusal(wrong: RequestError, headers: Mapping[str, str] | None = None) -> JSON:
     """Return the response to a request that is refused."""
     return JSON(wrong.to_json(), status_code=wrong.status, headers=headers)

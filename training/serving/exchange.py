@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from training.serving.chat import Chat
 from training.serving.completions import Completion
 from training.serving.engine import Failed, Job, Step
-from training.serving.errors import RequestError
+from training.serving.errors import RequestError, event
 from training.serving.served import Served
 
 
@@ -55,7 +54,7 @@ class Exchange:
             job.abandoned.set()
 
     async def whole(self) -> dict[str, Any]:
-        """Return the complete answer. Raises RequestError if it failed or took too long."""
+        """Return the complete answer. Raises RequestError if it failed."""
         asked = self._wanted.asked
         found: list[list[Step]] = [[] for _ in range(len(asked.prompts) * asked.n)]
         async for index, step in self._each():
@@ -68,26 +67,22 @@ class Exchange:
         generated, object_name = 0, self._wanted.objects[1]
         try:
             for choice in self._wanted.opening():
-                yield _event(self._envelope(object_name, [choice]))
+                yield event(self._envelope(object_name, [choice]))
             async for index, step in self._each():
                 generated += 1
-                yield _event(self._envelope(object_name, [self._wanted.part(index, step)]))
+                yield event(self._envelope(object_name, [self._wanted.part(index, step)]))
             used = self._counted(generated)
             if self._wanted.asked.include_usage:
-                yield _event(self._envelope(object_name, [], usage=used))
+                yield event(self._envelope(object_name, [], usage=used))
             yield "data: [DONE]\n\n"
         except RequestError as failed:
-            yield _event(failed.to_json())
+            yield event(failed.to_json())
 
     async def _each(self) -> AsyncIterator[tuple[int, Step]]:
         """Yield the steps of all jobs, until all have ended."""
-        loop, limits, missing = asyncio.get_running_loop(), self._served.limits, len(self.jobs)
-        deadline = loop.time() + limits.seconds
+        missing = len(self.jobs)
         while missing:
-            try:
-                index, step = await asyncio.wait_for(self._steps.get(), deadline - loop.time())
-            except TimeoutError:
-                raise RequestError(limits.too_long, status=504) from None
+            index, step = await self._steps.get()
             if isinstance(step, Failed):
                 raise RequestError(step.message, status=500)
             missing -= step.finish is not None
@@ -117,7 +112,3 @@ class Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._exchange.abandon()
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"

@@ -84,7 +84,7 @@ def _biases(biases: Mapping[str, float] | None, N_V: int) -> dict[int, float] | 
 
 def shown(tokenizer: Tokenizer, token: int, *, begins: bool = False) -> tuple[str | None, bytes]:
     """Return the text of a token, which may begin a text, and its bytes; None for part of a character."""
-    if begins and token not in tokenizer.special_tokens and REPLACEMENT not in (text := tokenizer.decode([token])):
+    if begins and not tokenizer.is_special(token) and REPLACEMENT not in (text := tokenizer.decode([token])):
         return text, text.encode()
     spelled = tokenizer.spelled(token)
     try:

@@ -1,5 +1,5 @@
-"""Guards that refuse connections, if there are too many or a request takes too long to arrive, and requests from other
-pages' scripts and from strangers before they are read.
+"""Guards: of connections, which are bounded in number, and of requests, which have to arrive in time, to be answered in
+time, and to come neither from other pages' scripts nor from strangers.
 
 A web page can send requests to this machine: if it made its own host name resolve to it (DNS rebinding), the browser
 sends that name as the Host; and it asks for permission (CORS) before it sends JSON to another origin.
@@ -8,19 +8,22 @@ sends that name as the Host; and it asks for permission (CORS) before it sends J
 import asyncio
 import hashlib
 import hmac
+import http
 import ipaddress
 import json
 from collections.abc import Callable
 from typing import Any, cast
 
-import h11
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from training.serving.errors import RequestError, refusal
+from training.serving.errors import RequestError, event, refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients take any number of these before an answer
+PROBING = 1.0  # seconds between two, to a client that has closed its half of a connection
+LINGERING = 1.0  # seconds for the error of an answer that took too long
 OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
 
@@ -89,59 +92,101 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def connections(*, most: int, patience: float, idle: float = 75.0) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds.
+def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
+    """End each response of an application after so many seconds, with an error, also where the client does not read."""
+    late = f"the answer took longer than {seconds:g} seconds: ask for fewer tokens, or try again later"
 
-    `idle`: seconds that one stays open between requests: longer than clients and proxies keep theirs (httpx 5, aiohttp
-    15, nginx and load balancers 60), so that none sends a request on a connection that is just being closed.
-    """
-    limits = {"MOST": most, "PATIENCE": patience, "IDLE": idle}
-    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), limits))
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        started: list[Message] = []
+
+        async def noting(message: Message) -> None:
+            started.append(message)
+            await send(message)
+
+        try:
+            async with asyncio.timeout(seconds if scope["type"] == "http" else None):
+                await app(scope, receive, noting)
+        except TimeoutError:
+            error = RequestError(late, status=504)
+            async with asyncio.timeout(LINGERING):
+                if not started:
+                    await refusal(error)(scope, receive, send)
+                else:  # a stream
+                    await send({"type": "http.response.body", "body": event(error.to_json()).encode()})
+
+    return guarded
+
+
+def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
+    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), {"MOST": most, "PATIENCE": patience}))
 
 
 class _Connection(H11Protocol):
-    """One connection; uvicorn's own class waits forever for the rest of a request."""
+    """One connection. uvicorn's own waits forever for a request and for its reader, and drops clients that close the
+    half in which they have sent their request.
+    """
 
     MOST: int
     PATIENCE: float
-    IDLE: float
     _timer: asyncio.TimerHandle | None = None
+    _is_half_closed = False
 
     def connection_made(self, transport: Any) -> None:
         """Begin, in place of the connection that has been idle longest if there are too many; or end if none is."""
         super().connection_made(transport)
-        self.timeout_keep_alive = self.IDLE
-        others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
-        others = [one for one in others if not one.transport.is_closing()]
+        self._application, self.app = self.app, self._answered
+        others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
         idle = {one: one.timeout_keep_alive_task.when() for one in others if one.timeout_keep_alive_task}
         if len(others) >= self.MOST and not idle:
             self._end(503, f"there are {self.MOST} connections already: try again later")
             return
         if len(others) >= self.MOST:
             min(idle, key=idle.__getitem__).transport.close()
-        self._watch()
+        self._wait()
 
     def data_received(self, data: bytes) -> None:
         if not self.transport.is_closing():
+            self._wait()
             super().data_received(data)
-            self._watch()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
+    def eof_received(self) -> bool:
+        """Keep the half of the connection on which an answer is due."""
+        self._is_half_closed = self._is_answering
+        if self._is_half_closed:
+            self.loop.call_later(PROBING, self._probe)
+        return self._is_half_closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         super().connection_lost(exc)
 
-    def _watch(self) -> None:
-        """Run the timer while the client owes part of a request, or its first; receiving some does not restart it."""
-        is_between = self.conn.their_state is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
-        owes = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-        if not owes or is_between or self.transport.is_closing():
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, for which the client owes nothing once its body is there."""
+
+        async def received() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message["more_body"]:
+                self._stop()
+            return message
+
+        if not self.cycle.more_body:
             self._stop()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self.PATIENCE, self._too_late)
+        try:
+            await self._application(scope, received, send)
+        except TimeoutError:
+            self.transport.abort()  # the client does not read: closing would wait for it
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a whole request has arrived, and its answer has not been given."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def _wait(self) -> None:
+        """Run the timer of the next request; receiving some of it does not restart the timer."""
+        self._timer = self._timer or self.loop.call_later(self.PATIENCE, self._too_late)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -150,13 +195,23 @@ class _Connection(H11Protocol):
 
     def _too_late(self) -> None:
         self._timer = None
-        self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
+        if self._is_answering:  # and the next request follows already
+            self._wait()
+        else:
+            self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
+
+    def _probe(self) -> None:
+        """Notice, by what has to be sent twice, whether a client that sends no more has left instead."""
+        if self.transport.is_closing() or not self._is_answering or self.cycle.response_started:
+            return
+        if self.cycle.scope["http_version"] != "1.0":
+            self.transport.write(CONTINUE)
+        self.loop.call_later(PROBING, self._probe)
 
     def _end(self, status: int, message: str) -> None:
         """Send the reason, unless a response has begun, and close."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             body = json.dumps(RequestError(message, status=status).to_json()).encode()
-            head = f"HTTP/1.1 {status} {'Request Timeout' if status == 408 else 'Service Unavailable'}\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
+            head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()

@@ -1,12 +1,15 @@
 """Conversations in requests, as the model reads them, and requests for tokens."""
 
-from collections.abc import Sequence
+import re
 from typing import Any
 
 from training.serving.errors import RequestError, errors_of, invalid
-from training.serving.requests import Message, TokenizeRequest
+from training.serving.requests import ChatRequest, Message, TokenizeRequest, arguments_of
 from training.serving.served import Decoder, Served
 from training.serving.tools import Tools, tools_of
+
+KWARGS = "chat_template_kwargs"
+OWN = ("messages", "tools", "add_generation_prompt")  # variables that other fields set
 
 
 def speaker(served: Served) -> Decoder:
@@ -21,13 +24,19 @@ def speaker(served: Served) -> Decoder:
     return model
 
 
-def conversation(messages: Sequence[Message], tools: Tools | None, model: Decoder) -> list[int]:
+def conversation(request: ChatRequest | TokenizeRequest, tools: Tools | None, model: Decoder) -> list[int]:
     """Return the tokens of a conversation, up to where the next answer begins. Raises RequestError."""
-    called = dict[str, str]()
-    read = [_message(i, message, model, called) for i, message in enumerate(messages)]
+    called, variables = dict[str, str](), request.variables
+    read = [_message(i, message, model, called) for i, message in enumerate(request.messages or ())]
+    for name in variables:
+        if name in OWN or not re.search(rf"\b{re.escape(name)}\b", model.template):
+            field = (
+                "reasoning_effort" if request.reasoning_effort is not None and name == "reasoning_effort" else KWARGS
+            )
+            raise invalid(field, f"expected variables that the chat template reads, got {name[:80]!r}; leave it out")
     assert model.converse is not None
     with errors_of("messages"):
-        return model.converse(read, **({} if tools is None else {"tools": tools.offered}))
+        return model.converse(read, **variables, **({} if tools is None else {"tools": tools.offered}))
 
 
 def _message(i: int, message: Message, model: Decoder, called: dict[str, str]) -> dict[str, Any]:
@@ -42,7 +51,9 @@ def _message(i: int, message: Message, model: Decoder, called: dict[str, str]) -
     if message.tool_calls:
         if model.calls is None:
             raise _wrong(f"messages[{i}]: the chat template writes no tool_calls: leave them out")
-        more["tool_calls"] = [call.model_dump() for call in message.tool_calls]  # arguments as objects
+        more["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        for call in more["tool_calls"]:
+            call["function"]["arguments"] = arguments_of(call["function"]["arguments"])
         called |= {call.id: call.function.name for call in message.tool_calls}
     elif role == "tool":
         identity = message.tool_call_id
@@ -65,7 +76,7 @@ def tokenized(body: Any, served: Served) -> dict[str, Any]:
     prompt, messages = request.prompt, request.messages
     if messages is not None and prompt is None:
         model = speaker(served)
-        tokens = conversation(messages, tools_of(request, body.get("tools"), model), model)
+        tokens = conversation(request, tools_of(request, body.get("tools"), model), model)
     elif prompt is not None and messages is None:
         with errors_of("prompt"):
             tokens = tokenizer.encode(prompt)

@@ -1,8 +1,9 @@
 """The requests of OpenAI's API that this server answers, with fields of vLLM's and llama.cpp's, as their JSON."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Json, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from training.serving.fields import Fields, Flag, ModelName, Neutral, Number, Text, Texts, Told, Within
 from training.serving.memory import LIKELIEST
@@ -73,13 +74,31 @@ class TextPart(Fields):
     text: str
 
 
+def arguments_of(text: str) -> dict[str, Any] | str:
+    """Return the arguments of a call, none where the text is empty; the text itself where an object was cut short.
+    Raises ValueError for another text.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = text if text.lstrip().startswith("{") else None
+    if not isinstance(found, dict | str):
+        raise ValueError("no object")
+    return found
+
+
+def _of_object(text: str) -> str:
+    arguments_of(text)
+    return text
+
+
 class CalledFunction(Fields):
     """The function of a call."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
-    arguments: Annotated[Json[dict[str, Any]], Told("an object, as JSON in a text")]
+    arguments: Annotated[str, AfterValidator(_of_object), Told("an object, as JSON in a text")]
 
 
 class Call(Fields):
@@ -147,12 +166,22 @@ Messages = Annotated[
 ]
 
 
-class WithTools(Fields):
-    """The tools that an answer may call."""
+class ForTemplate(Fields):
+    """What a chat template reads besides messages."""
 
     tools: Annotated[list[Tool], Told(TOOLS)] = Field(default_factory=list)
     tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool, Told(CHOICES)] = "auto"
     parallel_tool_calls: Flag = True
+    reasoning_effort: Text | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Told("an object of variables of the chat template")] = Field(
+        default_factory=dict
+    )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables for the template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return self.chat_template_kwargs | effort
 
 
 class AnswerSchema(Fields):
@@ -176,7 +205,7 @@ class ResponseFormat(Fields):
         return self
 
 
-class ChatRequest(WithTools, Generation):
+class ChatRequest(ForTemplate, Generation):
     """A request to /v1/chat/completions."""
 
     messages: Messages
@@ -202,7 +231,7 @@ class EmbeddingRequest(Fields):
     user: Any = None
 
 
-class TokenizeRequest(WithTools):
+class TokenizeRequest(ForTemplate):
     """A request to /tokenize, of vLLM's: the tokens of a prompt or a conversation."""
 
     model: ModelName | None = None

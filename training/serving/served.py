@@ -36,11 +36,6 @@ class Limits:
     prefixes: int  # bytes of keys and values kept for later requests with the same prefix
     memory: int | None = None  # bytes of all keys and values, those included; None: a share of what is free
 
-    @property
-    def too_long(self) -> str:
-        """The message for an answer that takes longer than `seconds`."""
-        return f"the answer took longer than {self.seconds:g} seconds: ask for fewer tokens, or try again later"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
@@ -51,6 +46,7 @@ class Decoder:
     read: Callable[..., Prompt]  # `Continuer.prompt`
     # the tokens of a conversation, up to where the next answer begins; None: the model has no chat template
     converse: Callable[..., list[int]] | None
+    template: str  # the chat template
     calls: CallFormat | None  # how the template writes calls of tools, if it does
     grammars: Grammars  # of what it writes
     # the log-probability of each token of a text after the first; the likeliest tokens at its position, and theirs
@@ -104,6 +100,7 @@ def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> De
         budget=Budget(generator, limits.memory),
         read=read.prompt,
         converse=converser(run.tokenizer) if converses else None,
+        template=run.tokenizer.chat_template or "",
         calls=format_of(run.tokenizer) if converses else None,
         grammars=Grammars(run.tokenizer),
         score=score,

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 from training.generation.grammars import Grammar, of_json
 from training.serving.calls import CallFormat, CallReader
 from training.serving.errors import errors_of, invalid
-from training.serving.requests import CHOICES, ChatRequest, ChosenTool, ResponseFormat, WithTools
+from training.serving.requests import CHOICES, ChatRequest, ChosenTool, ForTemplate, ResponseFormat
 from training.serving.served import Decoder
 
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 ANY_OBJECT = {"type": "object"}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+PARAMETERS = ("type", "properties", "required", "title", "description", "$schema")  # of a list of parameters
 
 
 class Tools(NamedTuple):
@@ -28,7 +30,7 @@ class Tools(NamedTuple):
         return CallReader(self.form, self.schemas, several=self.several)
 
 
-def tools_of(request: WithTools, offered: Any, model: Decoder) -> Tools | None:
+def tools_of(request: ForTemplate, offered: Any, model: Decoder) -> Tools | None:
     """Return the tools of a request, which the model is shown as `offered` by its JSON; None if there are none to call.
     Raises RequestError if a field is invalid.
     """
@@ -51,12 +53,22 @@ def tools_of(request: WithTools, offered: Any, model: Decoder) -> Tools | None:
         )
     is_called = choice == "required" or name is not None
     schemas = {
-        each: function.parameters or ANY_OBJECT if is_called or function.strict else ANY_OBJECT
+        each: _of_arguments(each, function.parameters or {}) if is_called or function.strict else ANY_OBJECT
         for each, function in functions.items()
         if name in (None, each)
     }
     is_strict = any(schema is not ANY_OBJECT for schema in schemas.values())
     return Tools(model.calls, offered, schemas, is_called, is_strict, request.parallel_tool_calls and name is None)
+
+
+def _of_arguments(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of the arguments of a tool: an object, and an empty one where no parameters are named."""
+    if {*parameters} <= {*PARAMETERS} and not parameters.get("properties"):
+        return NO_PARAMETERS
+    kind = parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise invalid("tools", f"expected parameters of {name} with the type object, got {str(kind)[:80]}")
+    return {**parameters, "type": "object"}
 
 
 def _schema(form: ResponseFormat | None) -> dict[str, Any] | None:

@@ -1,13 +1,17 @@
 """Who is let in, what is counted, and that nobody keeps the server waiting."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
 import socket
+import threading
 import time
 
 import pytest
 
+uvicorn = pytest.importorskip("uvicorn")
+guards = pytest.importorskip("training.serving.guards")
 serving_cases = pytest.importorskip("tests.serving_cases")
 serve = pytest.importorskip("training.commands.serve")
 asked = serving_cases.asked
@@ -260,3 +264,81 @@ def test_connections_are_bounded(model):
                     return
             time.sleep(0.05)
         raise AssertionError("those that have gone still count")
+
+
+@contextlib.contextmanager
+def bare(app, seconds, **options):
+    """The port of a server of any application, whose answers have a deadline."""
+    http_class = guards.connections(most=2, patience=options.get("patience", 30.0))
+    config = uvicorn.Config(
+        guards.deadline_guard(app, seconds=seconds), http=http_class, log_config=None, timeout_graceful_shutdown=1
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving_cases.running(config, listener):
+        yield listener.getsockname()[1]
+
+
+async def endless(scope, receive, send):
+    """An answer that never ends, of a megabyte at a time."""
+    if scope["type"] != "http":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    while True:
+        await send(
+            {
+                "type": "http.response.body",
+                "body": b" " * (1 << 20 if scope["path"] == "/much" else 1),
+                "more_body": True,
+            }
+        )
+        await asyncio.sleep(0.01)
+
+
+def test_who_stops_reading_loses_its_place_at_the_deadline():
+    """Two such clients at a limit of two; a third is answered afterwards, and who reads is told what happened."""
+    with bare(endless, 1.0) as port, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            stalled.sendall(b"GET /much HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(0.2)
+        assert until_closed(stack.enter_context(socket.create_connection(("127.0.0.1", port)))).startswith(
+            b"HTTP/1.1 503"
+        )
+        time.sleep(3.0)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as reader:
+            reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = until_closed(reader)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'data: {"error": {"message": "the answer took longer than 1 seconds' in answer
+        assert answer.endswith(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.5])
+def test_who_closes_its_half_gets_its_answer(seconds):
+    async def slow(scope, receive, send):
+        if scope["type"] == "http":
+            await asyncio.sleep(seconds)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    with bare(slow, 30.0) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(2 * b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")  # two requests, one after the other
+        connection.shutdown(socket.SHUT_WR)
+        *interim, _, second = until_closed(connection).removesuffix(b"ok").split(b"HTTP/1.1 ")
+        assert second.startswith(b"200 OK")
+        assert (b"100 Continue\r\n\r\n" in interim) == (seconds > 1)
+
+
+def test_who_leaves_is_noticed_before_its_answer():
+    left = threading.Event()
+
+    async def waiting(scope, receive, send):
+        while scope["type"] == "http" and (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    with bare(waiting, 60.0) as port:
+        left.clear()
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(GET)
+            time.sleep(0.1)
+        assert left.wait(10)

@@ -293,3 +293,77 @@ def test_one_call_is_read_where_one_is_wanted():
     reader = CallReader(HERMES, ["f", "g"], several=False)
     read = reader.add(2 * ("<tool_call>" + G + "</tool_call>\n"), is_last=True)
     assert (read.content, [call["function"]["name"] for call in read.calls]) == ("", ["g"])
+
+
+LOOSE = {"properties": {"n": {"type": "integer", "minimum": 3, "maximum": 4}}, "required": ["n"]}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        (LOOSE | {"additionalProperties": False}, [{"n": 3}, {"n": 4}]),
+        ({"$ref": "#/$defs/n", "$defs": {"n": LOOSE | {"additionalProperties": False}}}, [{"n": 3}, {"n": 4}]),
+        ({"anyOf": [{"const": 5}, LOOSE | {"additionalProperties": False}]}, [{"n": 3}, {"n": 4}]),
+        (None, [{}]),
+        ({}, [{}]),
+        ({"type": "object", "properties": {}}, [{}]),
+    ],
+)
+def test_arguments_are_an_object_whatever_a_schema_leaves_out(served, parameters, expected):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    for seed in range(3):
+        how = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1.5}
+        (choice,) = talk(served[0], seed=seed, **how).choices
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, json.loads(call.function.arguments) in expected) == ("tool_calls", True)
+
+
+def read_by(port, **fields):
+    """The text that a model reads for a conversation."""
+    status, _, text = serving_cases.asked(port, "POST", "/tokenize", fields)
+    assert status == 200, text
+    tokens = json.loads(text)["tokens"]
+    return tokenizer_of(template_of("hermes")).inner.decode(tokens, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [("", "{}"), ('{"place": "se', json.dumps('{"place": "se'))])
+def test_calls_without_arguments_and_cut_short_are_read_back(served, arguments, shown):
+    """As `json` writes them."""
+    function = {"name": "time", "arguments": arguments}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "b", "type": "function", "function": function}],
+    }
+    said = [*QUESTION, called, {"role": "tool", "tool_call_id": "b", "content": "9"}]
+    key = "parameters" if served[1].opens == "" else "arguments"
+    assert f'{{"name": "time", "{key}": {shown}' in read_by(served[2], messages=said)
+
+
+def test_an_answer_that_was_cut_short_may_be_sent_back(served):
+    client, _, _ = served
+    how = {"tools": [WEATHER], "tool_choice": "required", "seed": 1}
+    for most in (9, 30, 44):
+        message = talk(client, max_tokens=most, **how).choices[0].message.model_dump()
+        talk(client, [*QUESTION, message, *QUESTION], max_tokens=2, tools=[WEATHER])
+
+
+def test_variables_of_the_template_are_passed_to_it(tmp_path):
+    switch = "{% if enable_thinking is false %}quiet {% endif %}{{ reasoning_effort or '' }}"
+    run = load_run(make_run(tmp_path / "small", "d", tokenizer_of(HEAD + switch + TAIL), l_max=200))
+    what = serving_cases.of_run(run)
+    with serving_cases.serving(what) as port, serving_cases.client_of(port) as client:
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        plain, quiet, low = (
+            read_by(port, messages=QUESTION, **more) for more in ({}, off, {"reasoning_effort": "low"})
+        )
+        assert (plain, quiet) == ("user: How warm?<end>assistant: ", "user: How warm?quiet <end>assistant: ")
+        assert low == "user: How warm?low<end>assistant: "
+        used = talk(client, max_tokens=2, reasoning_effort="low", extra_body=off).usage.prompt_tokens
+        assert used == talk(client, max_tokens=2).usage.prompt_tokens + len("quiet low")
+        for field, more in (("chat_template_kwargs", {"thinking": 1}), ("chat_template_kwargs", {"messages": []})):
+            with pytest.raises(
+                openai.BadRequestError, match=f"{field}: expected variables that the chat template reads"
+            ):
+                talk(client, max_tokens=2, extra_body={field: more})
