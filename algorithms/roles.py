@@ -5,7 +5,7 @@ Each function takes θ, its shapes, gradients or an optimizer's state, and retur
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -52,12 +52,14 @@ def muon_dimensions(theta: Any) -> Any:
     """The axes of the matrices that Muon orthogonalizes, for ``optax.contrib.muon``; None for the rest, Adam's part.
 
     Each layer and each expert has its matrix ``[d_out, d_in]``. The heads of a layer are joined into one matrix, as
-    where models store W_q as ``[H·d_attn, d_e]``.
+    where models store W_q as ``[H·d_attn, d_e]``, unless each head has a square matrix of its own rows.
 
     Raises:
         ValueError: for an array that no line declares, and for a matrix of a single axis.
     """
     from optax.contrib import MuonDimensionNumbers
+
+    heads = _own_axes(theta, "heads").union(HEADS)
 
     def of_array(name: str, shape: Shape) -> Any:
         axes = [axis for axis in shape.axes.split() if not is_of_layers(axis)]
@@ -69,11 +71,16 @@ def muon_dimensions(theta: Any) -> Any:
             )
         joined: list[tuple[int, ...]] = []
         for i in range(-len(axes), 0):
-            follows_heads = len(axes) > 2 and i > -len(axes) and axes[i - 1] in HEADS
+            follows_heads = len(axes) > 2 and i > -len(axes) and axes[i - 1] in heads and axes[-2] != axes[-1]
             joined = [*joined[:-1], (*joined[-1], i)] if follows_heads else [*joined, (i,)]
         return MuonDimensionNumbers(reduction_axis=joined[-1], output_axis=joined[-2])
 
     return _map_declared(of_array, theta)
+
+
+def layer_axes(theta: Any) -> Any:
+    """How many axes of layers each array begins with: 1 if it is stacked over those of a run of equal layers."""
+    return _map_declared(lambda name, shape: sum(map(is_of_layers, shape.axes.split())), theta)
 
 
 def partition_specs(
@@ -106,7 +113,7 @@ def partition_specs(
     for name, default in ((data, DATA), (model, MODEL)):
         if name not in (None, default, *sizes):
             raise ValueError(f"partition_specs: expected axes of the mesh, which are {', '.join(sizes)}, got {name}")
-    shapes, own = declared(theta), _own_divided(theta)
+    shapes, own = declared(theta), _own_axes(theta, "divided").union(_own_widths(theta))
 
     def of_leaf(path: Any, leaf: Any) -> P:
         row = _row(shapes[path], own, data, model) if path in shapes else ()
@@ -134,13 +141,19 @@ def _map_declared(function: Callable[[str, Shape], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
-def _own_divided(tree: Any) -> frozenset[str]:
-    """The axes that the lines of a tree's variants have and ``model`` divides."""
+def _own_lines(tree: Any) -> list[Any]:
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Variant))
     variants = [node for node in nodes if isinstance(node, Variant)]
-    lines = [line for variant in variants for line in (*variant.attentions, *variant.mlps) if line]
-    hidden = (f"d_mlp_{getattr(line, 'd_mlp', None)}" for line in lines)
-    return frozenset((*hidden, *(axis for line in lines for axis in line.divided)))
+    return [line for variant in variants for line in (*variant.attentions, *variant.mlps) if line]
+
+
+def _own_axes(tree: Any, which: Literal["heads", "divided"]) -> frozenset[str]:
+    """The axes that the lines of a tree's variants have, and that are of heads or that ``model`` divides."""
+    return frozenset(axis for line in _own_lines(tree) for axis in getattr(line, which))
+
+
+def _own_widths(tree: Any) -> frozenset[str]:
+    return frozenset(f"d_mlp_{getattr(line, 'd_mlp', None)}" for line in _own_lines(tree))
 
 
 def _row(shape: Shape, own: frozenset[str], data: str | None, model: str | None) -> tuple[tuple[str, ...], ...]:

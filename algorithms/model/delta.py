@@ -59,6 +59,7 @@ class GatedDelta(Recurrence):
 
     name: ClassVar[str] = "delta"
     divided: ClassVar[tuple[str, ...]] = ("N_delta", "N_delta_keys", "N_delta*d_delta_v")
+    heads: ClassVar[tuple[str, ...]] = ("N_delta", "N_delta_keys")
 
     def shapes(self) -> Any:
         """The shapes of its parameters."""
@@ -125,6 +126,7 @@ class KimiDelta(GatedDelta):
 
     name: ClassVar[str] = "kimi"
     divided: ClassVar[tuple[str, ...]] = ("N_kimi", "N_kimi_keys", "N_kimi*d_kimi_v")
+    heads: ClassVar[tuple[str, ...]] = ("N_kimi", "N_kimi_keys")
 
     rank: Count
 

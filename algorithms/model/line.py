@@ -25,6 +25,9 @@ class Line(Record):
     divided: ClassVar[tuple[str, ...]] = ()
     """The axes of its own that the mesh axis ``model`` divides, such as one of experts."""
 
+    heads: ClassVar[tuple[str, ...]] = ()
+    """The axes of its own that count heads, whose rows optimizers of matrices join."""
+
     loops: ClassVar[str] = ""
     """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops, for the cross-check. The function gets the line, X, Z, the
     parameters of one layer and the mask of one sequence; for an MLP, the line, X and the parameters."""

@@ -53,6 +53,7 @@ class Mamba2(Recurrence):
 
     name: ClassVar[str] = "mamba"
     divided: ClassVar[tuple[str, ...]] = ("N_mamba", "N_mamba_keys", "N_mamba*d_mamba_v")
+    heads: ClassVar[tuple[str, ...]] = ("N_mamba", "N_mamba_keys")
 
     def shapes(self) -> Mamba2Params:
         """The shapes of its parameters."""

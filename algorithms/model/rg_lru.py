@@ -72,6 +72,7 @@ class RGLRU(Mixer):
     """
 
     divided: ClassVar[tuple[str, ...]] = ("N_lru", "N_lru*d_lru")
+    heads: ClassVar[tuple[str, ...]] = ("N_lru",)
 
     n: Count
     d: Count

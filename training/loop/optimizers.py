@@ -6,7 +6,8 @@
 | `adam` | Adam (Kingma and Ba 2015); β₁ = 0.9, β₂ = 0.98, ε = 10⁻⁹ as in Vaswani et al. 2017, §5.3 |
 | `adamw` | Adam with decoupled weight decay of what `weight_decay_mask` names (not biases, norms or embeddings) |
 | `lion` | the sign of a momentum (Chen et al. 2023), with the same weight decay |
-| `adafactor` | Adam with a factored second moment and no first moment (Shazeer and Stern 2018), to save memory |
+| `adafactor` | Adam with a factored second moment of each matrix of `muon_dimensions`, and no first moment (Shazeer and
+Stern 2018), to save memory; the scale and the clipping of an update are of each layer by itself |
 | `muon` | orthogonalized momentum for each matrix of `muon_dimensions` (Jordan et al. 2024), with weight decay, times
 √max(1, rows/columns); Adam for the rest |
 
@@ -33,6 +34,7 @@ import optax
 from optax.contrib import scale_by_muon
 
 from algorithms import muon_dimensions, roles_of, weight_decay_mask
+from algorithms.roles import layer_axes
 from training.settings import Settings, decay_steps
 
 
@@ -102,6 +104,48 @@ def _scaled_by_shape(updates: Any, _: Any) -> Any:
     return jax.tree.map(scaled, updates, muon_dimensions(updates))
 
 
+def _adafactor(s: Settings, schedule: optax.Schedule) -> optax.GradientTransformation:
+    of_matrix = optax.chain(
+        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
+    )
+    return optax.chain(_each_matrix(of_matrix), optax.scale_by_learning_rate(schedule))
+
+
+def _each_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Apply a transformation to each layer's part of every array by itself, and of a matrix with the rows of its heads
+    joined to each expert's.
+    """
+
+    def alone(array, of, layers):
+        """The array with the matrices of its last two axes, or what a layer has in those behind the layers'."""
+        axes = (of.output_axis, of.reduction_axis) if of else [(i,) for i in range(layers - array.ndim, 0)]
+        sizes = [math.prod(array.shape[axis] for axis in joined) for joined in axes]
+        return array.reshape(*array.shape[: array.ndim - sum(map(len, axes))], *sizes)
+
+    def each(function, array, of, layers):
+        for _ in range(array.ndim - 2 if of else layers):
+            function = jax.vmap(function)
+        return function
+
+    def init(params):
+        def of_leaf(p, *kind):
+            p = alone(p, *kind)
+            return each(inner.init, p, *kind)(p)
+
+        return jax.tree.map(of_leaf, params, muon_dimensions(params), layer_axes(params))
+
+    def update(updates, state, params=None):
+        def of_leaf(u, p, state, *kind):
+            ours, theirs = alone(u, *kind), alone(p, *kind)
+            new, state = each(inner.update, ours, *kind)(ours, state, theirs)
+            return new.reshape(u.shape), state
+
+        pairs = jax.tree.map(of_leaf, updates, params, state, muon_dimensions(params), layer_axes(params))
+        return tuple(jax.tree.map(lambda _, pair, i=i: pair[i], updates, pairs) for i in (0, 1))
+
+    return optax.GradientTransformation(init, update)
+
+
 UPDATES: dict[str, Callable[[Settings, optax.Schedule], optax.GradientTransformation]] = {
     "sgd": lambda s, rate: optax.sgd(rate),
     "adam": _adam,
@@ -109,7 +153,7 @@ UPDATES: dict[str, Callable[[Settings, optax.Schedule], optax.GradientTransforma
         rate, s.beta1, s.beta2, s.eps, weight_decay=s.weight_decay, mask=weight_decay_mask
     ),
     "lion": lambda s, rate: optax.lion(rate, s.beta1, s.beta2, weight_decay=s.weight_decay, mask=weight_decay_mask),
-    "adafactor": lambda s, rate: optax.adafactor(rate),
+    "adafactor": _adafactor,
     "muon": _muon,
 }
 """The optimizers: functions of the settings and the schedule."""

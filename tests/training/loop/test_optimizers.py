@@ -12,7 +12,7 @@ from jax import Array
 
 import algorithms as alg
 from algorithms import MLPParams
-from algorithms.lines import MLP, Experts, Latent, array
+from algorithms.lines import MLP, RGLRU, Experts, GatedDelta, KimiDelta, Latent, Mamba2, array
 from algorithms.model.theta import theta_shapes
 from tests import cases
 from tests.cases import random_theta
@@ -218,6 +218,19 @@ ROLES = {  # variant → leading axes of each array's matrices: of layers and ex
         {"attention.W_r": 1, "attention.heads.W_k": 1},
         {"layers.attention.u": 4e-3},
     ),
+    **{  # whose heads are joined as models store them; the groups of RG-LRU's gates are matrices by themselves
+        name: (alg.LLAMA.but(attention=mixer), {f"attention.W_{of}": n for of, n in matrices.items()}, {})
+        for name, mixer, matrices in (
+            (
+                "delta",
+                GatedDelta(n=4, n_keys=2, d_key=3, d_value=5),
+                dict.fromkeys(("q", "k", "v", "z", "a", "out"), 1),
+            ),
+            ("kimi", KimiDelta(n=4, n_keys=2, d_key=3, d_value=5, rank=7), dict.fromkeys(("q", "v", "z2", "a2"), 1)),
+            ("mamba", Mamba2(n=4, n_keys=2, d_key=3, d_value=5), dict.fromkeys(("q", "k", "v", "z", "a", "out"), 1)),
+            ("rg-lru", RGLRU(n=3, d=5), {"x": 1, "y": 1, "i": 2, "r": 2, "out": 1}),
+        )
+    },
     "own": (
         alg.PAPER.but(mlp=Named()),
         {"mlp.W_c": 1, "mlp.W_q": 1, "mlp.W_e": 2, "mlp.A": 1, "mlp.per_head": 1, "mlp.mlp.W_mlp1": 1},
@@ -226,7 +239,10 @@ ROLES = {  # variant → leading axes of each array's matrices: of layers and ex
 }
 
 
-@pytest.mark.parametrize("name", ROLES)
+THOROUGH = ("kimi", "mamba", "rg-lru")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in THOROUGH)) for n in ROLES])
 def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together(name):
     variant, matrices, by_adam = ROLES[name]
     sizes = {"N_V": 13, "l_max": 5, "L": 2, "H": 2, "d_e": 6, "d_mlp": 9, "d_attn": 4, "d_mid": 5}
@@ -249,6 +265,52 @@ def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together(name):
     of_matrix = {name for name, of in flatten(alg.roles_of(theta)).items() if of == "matrix"}
     assert {f"layers.{matrix}" for matrix in matrices} <= of_matrix
     assert not of_matrix & by_adam.keys()
+
+
+@pytest.mark.thorough
+def test_adafactor_updates_each_matrix_as_optax_does_one_alone():
+    """Heads joined, each expert and each layer by itself, also in the scale and the clipping of the update."""
+    sizes = {"N_V": 139, "l_max": 5, "L": 2, "H": 3, "d_e": 131, "d_mlp": 137, "d_attn": 43, "d_mid": 44}
+    variant = alg.PAPER.but(mlp=Experts(n=3, activation="relu"))
+    theta = random_theta(alg.DTransformerConfig(**sizes, variant=variant, tied=False), dtype=jnp.float32)
+    drawn = np.random.default_rng(5)
+
+    def uneven(path, a):
+        scale = drawn.uniform(0.1, 3.0, (2, *[1] * (a.ndim - 1))) if path[0].name == "layers" else 1
+        return np.float32(scale * drawn.standard_normal(a.shape))
+
+    theta, *gradients = (jax.tree_util.tree_map_with_path(uneven, theta) for _ in range(3))
+
+    def updates_of(optimizer, theta, gradients):
+        state, found = optimizer.init(theta), []
+        for gradient in gradients:
+            updates, state = optimizer.update(gradient, state, theta)
+            found.append(updates)
+        return found, state
+
+    def ours(theta, gradients):
+        return updates_of(optimizer_of("adafactor", **CONSTANT), theta, gradients)
+
+    found, state = jax.jit(ours)(theta, gradients)
+    by_optax = jax.jit(lambda p, gradients: updates_of(optax.adafactor(0.1), p, gradients)[0])
+    arrays = [flatten(tree) for tree in (theta, *gradients, *found)]
+    n_matrices = n_second_moments = 0
+    for name, p in arrays[0].items():
+        role = flatten(alg.roles_of(theta))[name]
+        shape = (-1, *p.shape[1:]) if name.startswith("layers") else (1, *p.shape)
+        if role == "matrix":
+            rows = p.shape[-2] * (sizes["H"] if ".heads." in name else 1)
+            shape = (-1, rows, p.shape[-1])
+            n_matrices += 1
+        parts = [np.asarray(tree[name]).reshape(shape) for tree in arrays]
+        for one, first, second, *mine in zip(*parts, strict=True):
+            for a, b in zip(mine, by_optax(one, [first, second]), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-9, err_msg=name)
+            n_second_moments += sum(one.shape) if min(one.shape) > 128 and one.ndim == 2 else one.size
+    assert n_matrices == 7
+    kept = sum(leaf.size for leaf in jax.tree.leaves(state))
+    assert n_second_moments < kept < n_second_moments + 200
+    assert kept < 0.05 * sum(p.size for p in arrays[0].values())
 
 
 def test_arrays_that_no_line_declares_are_refused():
