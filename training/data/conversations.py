@@ -13,7 +13,7 @@ import numpy as np
 
 from training.data.answers import render_with_answers
 from training.data.chat import ChatTemplate, check_messages
-from training.data.records import Conversation, DataError
+from training.data.records import Conversation, DataError, EmptyRecordError
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
 
 FOLLOWS = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
@@ -25,7 +25,11 @@ NO_TEMPLATE = (
 
 
 def conversation(value: object, where: str) -> Conversation:
-    """Return a JSON object with `messages` and perhaps `tools`; raise DataError unless it ends with an answer."""
+    """Return a JSON object with `messages` and perhaps `tools`. Raises EmptyRecordError if there are no messages, if an
+    answer is empty, or if the assistant does not have the last word, and DataError for what is not a conversation.
+    """
+    if isinstance(value, Mapping) and value.get("messages", "") in (None, [], ()):
+        raise EmptyRecordError("there are no messages")
     if not isinstance(value, Mapping) or not isinstance(value.get("messages"), list | tuple):
         shown = json.dumps(value, default=str)[:80]
         raise DataError(
@@ -41,10 +45,12 @@ def conversation(value: object, where: str) -> Conversation:
         raise DataError(f"{where}: a message has a lone surrogate, which is not valid Unicode") from None
     except (DataError, TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from None
-    for number, message in enumerate(messages, start=1):
+    for message in messages:
         says_something = (message.get("content") or "").strip() or "tool_calls" in message
         if message["role"] == "assistant" and not says_something:
-            raise DataError(f"{where}: message {number}: content: expected an answer, got an empty text")
+            raise EmptyRecordError("an answer is empty")
+    if messages[-1]["role"] != "assistant":
+        raise EmptyRecordError("the assistant does not speak last")
     return Conversation(text, where)
 
 
@@ -56,8 +62,6 @@ def _check_order(roles: list[str]) -> None:
             place = "at first" if before is None else f"after {before}"
             wanted = "user" if first else " or ".join(r for r, others in FOLLOWS.items() if before in others)
             raise DataError(f"message {i + 1}: role: expected {wanted} {place}, got {role}")
-    if roles[-1] != "assistant":
-        raise DataError(f"message {len(roles)}: role: expected the assistant to speak last, got {roles[-1]}")
 
 
 class Answers:

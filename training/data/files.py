@@ -11,14 +11,17 @@
 | anything else | the file is one document | source TAB target | label TAB text |
 
 A further suffix .gz, .bz2, .xz or .zst means that the file is compressed; suffixes may be in capitals. Files are UTF-8
-(a byte order mark is dropped); every line of JSON lines or TSV is a record. A text file longer than 16 MiB is split
-between paragraphs into documents. If a part of it is held out, the documents are smaller: 1/400 of all the text, at
-least 1 KiB and at most 64 KiB. Unless validation files are given, a share of the records is held out, limited so that
-validation stays quick.
+(a byte order mark is dropped); every line of JSON lines or TSV is a record. Records with an empty or null field, and
+conversations that do not end with an answer, are left out and counted.
 
-A file is read to its end twice: first to check it, to hash it and its records, and to find where these begin, then to
-tokenize the training data. What is held out, and the sample that a tokenizer is trained on, is read from where it lies
-(in a compressed file or a table, by reading up to there). If the tokens are cached, checking is the only reading.
+With validation files, these are held out, and training records that are identical to theirs are left out; if they are
+more than `MOST_IDENTICAL` of the text, that is an error. Otherwise a share of the records is held out by a hash of
+their contents, limited so that validation stays quick. A text file of more than this share of all the data is cut,
+between paragraphs, where a stretch of it is held out: 1/200 of all the data, at least 1 KiB and at most 64 KiB. What
+lies between two stretches is one document, of at most 16 MiB.
+
+A file is read to check it, to hash its records, and again for each part that is iterated over. If the tokens are
+cached, checking is the only reading.
 """
 
 import codecs
@@ -28,17 +31,16 @@ import io
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
-from jaxtyping import Bool, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 from training.data.conversations import conversation
 from training.data.formats import (
-    COMPRESSED,
     check_table,
     columns,
     inner_suffix,
@@ -46,49 +48,54 @@ from training.data.formats import (
     opened,
     readable,
     rows,
-    table_files,
     text_files,
 )
 from training.data.records import (
     TRAIN,
     VALIDATION,
-    Anew,
     Corpus,
     DataError,
-    Deduplicated,
     Document,
+    EmptyRecordError,
     Kind,
     Labeled,
+    Listed,
     Pair,
     Part,
+    contents_key,
     divided,
     fingerprint,
     hash64,
+    printable,
     record_key,
 )
 from training.disk import local_path, parse_json
 
 BLOCK = 1 << 20
-LONGEST = 4  # times the size of a section: a longer paragraph is split between lines
+LONGEST = 2  # times the size of a section: a longer paragraph is split between lines
 LARGEST_DOCUMENT = 1 << 24  # characters
-SECTIONS = 400  # of all the text, if a part of it is held out
+SECTIONS = 200  # of all the text, if a part of it is held out
 SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
+MOST_IDENTICAL = 0.05  # of the training text
 JSON = (".jsonl", ".ndjson", ".json")
 
 RECORDS: dict[Kind, Any] = {"text": Document, "pairs": Pair, "labeled": Labeled}
 FIELDS: dict[Kind, tuple[str, ...]] = {kind: record._fields[:-1] for kind, record in RECORDS.items()}  # but `where`
 FIELDS["conversations"] = ("messages",)
+EMPTY = "a field is empty or null"
+
+Numbered = tuple[int, str]  # a text, and the number of its first line
 
 
-def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
+def sections(lines: Iterable[str], size: int) -> Iterator[Numbered]:
     """Yield sections of a text, each with the number of its first line; joined, they are the text, unless it is blank.
     After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
-    to be read at once; after four times as many, before the next line. White space at the end belongs to the last one.
+    to be read at once; after twice as many, before the next line. White space at the end belongs to the last one.
     """
     section: list[str] = []
-    first, characters, blank, ended = 1, 0, False, True
-    for number, line in enumerate(lines, start=1):
+    first, number, characters, blank, ended = 1, 1, 0, False, True
+    for line in lines:
         may_end = not ended or (blank and not line.isspace())
         if characters >= size * LONGEST or (characters >= size and may_end):
             text = "".join(section)
@@ -98,9 +105,26 @@ def sections(lines: Iterable[str], size: int) -> Iterator[tuple[int, str]]:
         section.append(line)
         characters += len(line)
         blank, ended = line.isspace(), line.endswith("\n")
+        number += ended
     text = "".join(section)
     if text and not text.isspace():
         yield first, text
+
+
+def joined(stretches: Iterable[Numbered], chosen: Iterable[int]) -> Iterator[Numbered]:
+    """Yield the chosen stretches of a file as documents: those that follow each other are one, of at most 16 MiB."""
+    document: list[str] = []
+    first, characters = 0, 0
+    for (number, text), is_chosen in zip(stretches, chosen, strict=False):
+        if document and not (is_chosen and characters + len(text) <= LARGEST_DOCUMENT):
+            yield first, "".join(document)
+            document, characters = [], 0
+        if is_chosen:
+            first = first if document else number
+            document.append(text)
+            characters += len(text)
+    if document:
+        yield first, "".join(document)
 
 
 def check_file(path: Path) -> tuple[int, str]:
@@ -139,32 +163,6 @@ def check_file(path: Path) -> tuple[int, str]:
     return offset, digest.hexdigest()
 
 
-class _Hashed(io.BufferedIOBase):
-    """A file's contents as they are read, with their hash; a zero byte is an error."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.sha256()
-        self.size, self.head = 0, b""  # the number of bytes, and the first three
-
-    def readable(self) -> bool:
-        """Tell that it can be read."""
-        return True
-
-    def read1(self, size: int | None = -1) -> bytes:
-        """Return the next bytes."""
-        block = self._file.read(BLOCK if size is None or size < 0 else size)
-        if 0 in block:
-            raise DataError("expected text, got a zero byte")
-        self._digest.update(block)
-        self.size += len(block)
-        self.head = self.head if len(self.head) > 2 else (self.head + block[:3])[:3]
-        return block
-
-    def hexdigest(self) -> str:
-        """Return the SHA-256 of what was read."""
-        return self._digest.hexdigest()
-
-
 def _text(file: Any) -> TextIO:
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
 
@@ -178,35 +176,79 @@ def _lines(file: TextIO, longest: int) -> Iterator[str]:
         rest = piece[end:] if end else ""
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """The records of a file, found in one reading of it."""
+class File(NamedTuple):
+    """A file that has been checked."""
 
     path: Path
+    name: str  # in messages
     size: int  # of the contents, in bytes
     digest: str  # of the contents
-    hashes: "array[int]"  # of the records' keys
-    starts: Sequence[int] = ()  # of the records, in bytes, and the end of the last; empty for a table
-    lines: Sequence[int] = ()  # the records' first lines, from 1
+
+    @staticmethod
+    def of(path: Path, kind: Kind, name: str | None = None) -> "File":
+        """Check a file or a table. Raises DataError."""
+        shown = printable(str(path)) if name is None else name
+        return File(path, shown, *(check_table(path, FIELDS[kind]) if is_table(path) else check_file(path)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The records of files, found in one reading of them."""
+
+    hashes: UInt64[np.ndarray, " n"]  # of the records' keys
+    sizes: Int64[np.ndarray, " n"]  # of the keys, in characters
+    kept: Sequence[bytearray]  # for each file and each record in it, 0 if it is left out, otherwise 1
+    left_out: Mapping[str, tuple[int, str]]  # reason → how many records are left out for it, and where the first is
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about the records that are left out."""
+        total = sum(map(len, self.kept))
+        for reason, (n, first) in self.left_out.items():
+            yield f"{n} of {total} records {'is' if n == 1 else 'are'} left out: {reason}, as in {first}"
 
 
 @dataclass(frozen=True, eq=False)
 class FileRecords:
-    """The records of files: found, checked and hashed in one reading, and read again where they lie."""
+    """The records of files: hashed in one reading, and read again at each iteration. Text files of more than `uncut`
+    bytes are cut into stretches of `stretch` characters, each of them a record; `read` joins neighbors.
+    """
 
-    paths: Sequence[Path]
+    files: Sequence[File]
     kind: Kind
-    section: int = LARGEST_DOCUMENT  # characters; longer text files are split between paragraphs
+    key: Callable[[Any], str] = record_key
+    stretch: int = LARGEST_DOCUMENT
+    uncut: int = 0
 
     @functools.cached_property
-    def found(self) -> list[_Found]:
-        """The records of each file."""
-        return [self._find(path) for path in self.paths]
+    def found(self) -> _Found:
+        """The records. Raises DataError for a file without one, or a record that is not of the kind."""
+        hashes, sizes, kept, left_out = array("Q"), array("q"), list[bytearray](), dict[str, tuple[int, str]]()
+        for file in self.files:
+            kept.append(bytearray())
+            with readable(file.path):
+                for number, item in self._items(file):
+                    try:
+                        key = self.key(self._record(file, number, item))
+                    except EmptyRecordError as error:
+                        n, first = left_out.get(str(error), (0, f"{file.name}:{number}"))
+                        left_out[str(error)] = n + 1, first
+                        kept[-1].append(0)
+                        continue
+                    kept[-1].append(1)
+                    hashes.append(hash64(key))
+                    sizes.append(len(key))
+            if 1 not in kept[-1]:
+                raise DataError(f"{file.name}: expected a record, got none: {next(iter(left_out), EMPTY)}")
+        return _Found(np.array(hashes, np.uint64), np.array(sizes, np.int64), kept, left_out)
 
-    @functools.cached_property
+    @property
     def hashes(self) -> UInt64[np.ndarray, " n"]:
         """The hashes of the records' keys."""
-        return np.concatenate([np.frombuffer(file.hashes, np.uint64) for file in self.found])
+        return self.found.hashes
+
+    def share(self, chosen: Bool[np.ndarray, " n"]) -> float:
+        """Return the share of the text that the chosen records have."""
+        return float(self.found.sizes[chosen].sum() / self.found.sizes.sum())
 
     def __iter__(self) -> Iterator[Any]:
         return self.read(np.ones(len(self.hashes), bool))
@@ -214,120 +256,87 @@ class FileRecords:
     def read(self, chosen: Bool[np.ndarray, " n"]) -> Iterator[Any]:
         """Yield the chosen records."""
         first = 0
-        for file in self.found:
-            own = chosen[first : first + len(file.hashes)].tobytes()
-            first += len(file.hashes)
+        for file, kept in zip(self.files, self.found.kept, strict=True):
+            own = chosen[first : first + kept.count(1)].tobytes()
+            first += len(own)
+            if 1 not in own:
+                continue
             with readable(file.path):
-                yield from self._chosen(file, own) if 1 in own else ()
+                items = itertools.compress(self._items(file), kept)
+                prose = self._is_prose(file.path)
+                for number, item in joined(items, own) if prose else itertools.compress(items, own):
+                    yield self._record(file, number, item)
 
-    def _chosen(self, file: _Found, chosen: bytes) -> Iterator[Any]:
-        record, path = self._record_of(file.path), file.path
-        if is_table(path):
-            numbered = enumerate(rows(path, FIELDS[self.kind]), start=1)
-            yield from (record(row, f"{path}:{number}") for number, row in itertools.compress(numbered, chosen))
+    def _items(self, file: File) -> Iterator[tuple[int, Any]]:
+        """Yield what a file has in each place, a text or a row, with the number of its line or row."""
+        if is_table(file.path):
+            yield from enumerate(rows(file.path, FIELDS[self.kind]), start=1)
             return
-        places = zip(file.starts, itertools.islice(file.starts, 1, None), file.lines, strict=False)
-        with opened(path) as contents:
-            for start, end, line in itertools.compress(places, chosen):
-                contents.seek(start)
-                yield record(contents.read(end - start).decode(), f"{path}:{line}")
-
-    def _find(self, path: Path) -> _Found:
-        if self.kind == "conversations" and not _has_messages(path):
-            raise DataError(
-                f'{path}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data'
-            )
-        return self._find_rows(path) if is_table(path) else self._find_texts(path)
-
-    def _find_rows(self, path: Path) -> _Found:
-        size, digest = check_table(path, FIELDS[self.kind])
-        record, hashes = self._record_of(path), array("Q")
-        with readable(path):
-            for number, row in enumerate(rows(path, FIELDS[self.kind]), start=1):
-                hashes.append(hash64(record_key(record(row, f"{path}:{number}"))))
-        return _Found(path, size, digest, hashes)
-
-    def _find_texts(self, path: Path) -> _Found:
-        record, is_prose, end = self._record_of(path), self._is_prose(path), 0
-        hashes, starts, lines = array("Q"), array("q"), array("q")
-        with readable(path):
-            try:
-                with opened(path) as contents:
-                    hashed = _Hashed(contents)
-                    for line, text in self._texts(path, _text(hashed)):
-                        end = end or len(codecs.BOM_UTF8) * (hashed.head == codecs.BOM_UTF8)
-                        hashes.append(hash64(record_key(record(text, f"{path}:{line}"))))
-                        starts.append(end)
-                        if is_prose:  # elsewhere every line is a record
-                            lines.append(line)
-                        end += len(text) if text.isascii() else len(text.encode())
-            except (DataError, UnicodeDecodeError):
-                check_file(path)  # what is wrong with the whole file is said first
-                raise
-        if not hashes:
-            check_file(path)
-        starts.append(end)
-        return _Found(path, hashed.size, hashed.hexdigest(), hashes, starts, lines or range(1, len(starts)))
-
-    def _texts(self, path: Path, file: TextIO) -> Iterator[tuple[int, str]]:
-        """Yield the text of each record of a file, with the number of its first line."""
-        if self._is_prose(path):
-            return sections(_lines(file, min(self.section, BLOCK)), self.section)
-        return enumerate(file, start=1)
+        with opened(file.path) as contents, _text(contents) as text:
+            if self._is_prose(file.path):
+                size = self.stretch if file.size > self.uncut else LARGEST_DOCUMENT
+                yield from sections(_lines(text, min(size, BLOCK)), size)
+            else:
+                yield from enumerate(text, start=1)
 
     def _is_prose(self, path: Path) -> bool:
         return self.kind == "text" and not is_table(path) and inner_suffix(path) not in JSON
 
-    def _record_of(self, path: Path) -> Callable[[Any, str], Any]:
-        """Return the function that makes a record of what a file has in one place, a text or a row, and the place."""
-        if self._is_prose(path):
-            return Document
-        fields = self._of_row if is_table(path) else self._of_json if inner_suffix(path) in JSON else self._of_tsv
+    def _record(self, file: File, number: int, item: Any) -> Any:
+        """Return the record of what a file has in one place."""
+        where = f"{file.name}:{number}"
+        if self._is_prose(file.path):
+            return Document(item, where)
+        read = (
+            self._of_row if is_table(file.path) else self._of_json if inner_suffix(file.path) in JSON else self._of_tsv
+        )
+        fields = read(item, where)
         if self.kind == "conversations":
-            return lambda item, where: conversation(fields(item, where), where)
-        return lambda item, where: self._record(fields(item, where), where)
-
-    def _of_row(self, row: Sequence[Any], where: str) -> Any:
-        """Return the fields of a row of a table."""
-        if self.kind == "conversations":
-            # in a table, every message has all fields, some None
-            given = [{k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()]
-            return {"messages": given}
-        for name, value in zip(FIELDS[self.kind], row, strict=True):
+            return conversation(fields, where)
+        for name, value in zip(FIELDS[self.kind], fields, strict=True):
+            if value is None or (isinstance(value, str) and not value.strip()):
+                raise EmptyRecordError(EMPTY)
             if not isinstance(value, str):
                 raise DataError(f"{where}: {name}: expected a text, got {str(value)[:60]!r}")
-        return row
-
-    def _of_json(self, line: Any, where: str) -> Any:
-        names = FIELDS[self.kind]
-        try:
-            value = parse_json(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not a JSON object on one line ({error})") from None
-        if self.kind == "conversations":
-            return value
-        if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in names):
-            wanted = ", ".join(f'"{name}": "…"' for name in names)
-            raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
-        return [value[name] for name in names]
-
-    def _of_tsv(self, line: Any, where: str) -> list[str]:
-        fields, (first, second) = line.rstrip("\r\n").split("\t"), FIELDS[self.kind]
-        if len(fields) != 2:
-            raise DataError(
-                f"{where}: expected {first} TAB {second}, got {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
-            )
-        return fields
-
-    def _record(self, fields: Sequence[str], where: str) -> Any:
-        for name, value in zip(FIELDS[self.kind], fields, strict=True):
-            if not value.strip():
-                raise DataError(f"{where}: the {name} is empty")
             try:
                 value.encode()
             except UnicodeEncodeError:
                 raise DataError(f"{where}: the {name} has a lone surrogate, which is not valid Unicode") from None
         return RECORDS[self.kind](*fields, where)
+
+    def _of_row(self, row: Sequence[Any], where: str) -> Any:
+        """Return the fields of a row of a table."""
+        if self.kind != "conversations":
+            return row
+        # in a table, every message has all fields, some None
+        return {
+            "messages": [
+                {k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()
+            ]
+        }
+
+    def _of_json(self, line: str, where: str) -> Any:
+        names = FIELDS[self.kind]
+        try:
+            value = parse_json(line) if line.strip() else None
+        except ValueError as error:
+            raise DataError(f"{where}: not a JSON object on one line ({error})") from None
+        if value is None:
+            raise EmptyRecordError(EMPTY)
+        if self.kind == "conversations":
+            return value
+        if not isinstance(value, dict) or not all(isinstance(value.get(name, 0), str | None) for name in names):
+            wanted = ", ".join(f'"{name}": "…"' for name in names)
+            raise DataError(f"{where}: expected an object {{{wanted}}}, got {json.dumps(value)[:80]}")
+        return [value[name] for name in names]
+
+    def _of_tsv(self, line: str, where: str) -> list[str]:
+        fields, (first, second) = line.rstrip("\r\n").split("\t"), FIELDS[self.kind]
+        if len(fields) != 2 and not line.isspace():
+            raise DataError(
+                f"{where}: expected {first} TAB {second}, got {len(fields) - 1} TABs: {line[:60].rstrip()!r}"
+            )
+        return fields if len(fields) == 2 else ["", ""]
 
 
 def _has_messages(path: Path) -> bool:
@@ -339,17 +348,13 @@ def _has_messages(path: Path) -> bool:
         return False
     with readable(path), opened(path) as contents, _text(contents) as file:
         try:
-            value = parse_json(file.readline())
+            value = next((value for line in file if line.strip() and (value := parse_json(line)) is not None), None)
         except ValueError:
             return False
     return isinstance(value, dict) and "messages" in value and "text" not in value
 
 
-def _name(files: Sequence[Path]) -> str:
-    return ", ".join(map(str, files)) if len(files) < 4 else f"{files[0]} and {len(files) - 1} more files"
-
-
-def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) -> tuple[Path, ...]:
+def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) -> list[Path]:
     """Return the files, with every directory of text replaced by its files."""
     files: list[Path] = []
     for path in map(local_path, paths):
@@ -359,21 +364,7 @@ def _files(paths: Sequence[str | Path], kind: Kind, *, counted: bool = False) ->
                 f"{path} is a directory of {len(inside)} files, but only files have weights; give each file its weight"
             )
         files += inside or [path]
-    return tuple(files)
-
-
-def _section(files: Sequence[Path]) -> int:
-    """Return the size of the documents that text is split into; compressed files are read as far as it needs."""
-    size, enough = 0, SECTIONS * LONGEST_SECTION
-    for path in files:
-        with readable(path):
-            if is_table(path) or path.suffix.lower() not in COMPRESSED:
-                size += sum(file.stat().st_size for file in table_files(path))
-                continue
-            with opened(path) as contents:
-                while size < enough and (block := contents.read(BLOCK)):
-                    size += len(block)
-    return min(max(size // SECTIONS, SHORTEST_SECTION), LONGEST_SECTION)
+    return files
 
 
 def read_corpus(
@@ -383,42 +374,53 @@ def read_corpus(
     validation_paths: Sequence[str | Path] = (),
     validation_fraction: float = 0.05,
     counted: bool = False,
-    cached: bool = False,
+    names: Mapping[Path, str] | None = None,
 ) -> Corpus[Any]:
     """Check the user's files, and split their records into training and validation.
 
     `paths` are files, or directories of such files, of a kind in the table of the module's docstring; "text" also
-    accepts conversations. The records of `validation_paths` are left out of training; without them, this share of the
-    distinct records of `paths` is held out. The records of each file are `counted` if asked for. If their tokens are
-    `cached`, records are only looked for, and checked, when a part is first read. The corpus has streams, and an empty
-    test part. Raises DataError, naming file and line.
+    accepts conversations. The records of `validation_paths` are held out, and left out of training; without them, this
+    share of the distinct records of `paths` is held out. The records of each file are `counted` if asked for. Messages
+    call a file by its name in `names`, or by its path. Records are looked for, and checked, when a part is first read.
+    The corpus has streams, and an empty test part. Raises DataError, naming file and line.
     """
     if not paths:
         raise DataError("no data files were given")
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
-    files, held_files = _files(paths, kind, counted=counted), _files(validation_paths, kind)
-    if kind == "text" and any(map(_has_messages, files + held_files)):
-        kind = "conversations"
-    name = _name(files)
-    records = FileRecords(files, kind, LARGEST_DOCUMENT if held_files or kind != "text" else _section(files))
-    held_records = FileRecords(held_files, kind)
-    if cached:
-        names = FIELDS[kind]
-        checked = [check_table(path, names) if is_table(path) else check_file(path) for path in files + held_files]
+    found, held = _files(paths, kind, counted=counted), _files(validation_paths, kind)
+    if kind == "text":
+        with_messages = [_has_messages(path) for path in found + held]
+        kind = "conversations" if any(with_messages) else kind
+        if any(with_messages) and not all(with_messages):
+            path = (found + held)[with_messages.index(False)]
+            raise DataError(
+                f'{path}:1: expected {{"messages": […]}}, as in the other data, got none; give one kind of data'
+            )
+    files, held_files = ([File.of(path, kind, (names or {}).get(path)) for path in each] for each in (found, held))
+    size = sum(file.size for file in files + held_files)
+    fraction = 0.0 if held else min(validation_fraction, LARGEST_VALIDATION / size)
+    name = files[0].name + f" and {len(files) - 1} more files" * (len(files) > 1)
+    if held:
+        records, held_records = (FileRecords(each, kind, contents_key) for each in (files, held_files))
+        same = functools.cache(lambda: _identical(records, held_records))
+        train, validation = Part(records, lambda: ~same()), held_records
     else:
-        checked = [(file.size, file.digest) for file in records.found + held_records.found]
-    size = sum(n for n, _ in checked)
-    fraction = 0.0 if held_files else min(validation_fraction, LARGEST_VALIDATION / size)
-    part = functools.cache(lambda: divided(records.hashes, (fraction, 0.0), name=name))
-    if held_files:
-        train = Part(records, lambda: ~np.isin(records.hashes, held_records.hashes))
-        held_out = functools.cache(lambda: list(held_records))
-    else:
-        train = Part(records, lambda: part() == TRAIN)
-        held_out = functools.cache(lambda: list(Part(records, lambda: part() == VALIDATION)))
-    validation = Anew(lambda: iter(held_out()))
-    contents = [(inner_suffix(path), digest) for path, (_, digest) in zip(files + held_files, checked, strict=True)]
+        stretch = min(max(size // SECTIONS, SHORTEST_SECTION), LONGEST_SECTION)
+        records = FileRecords(files, kind, stretch=stretch, uncut=int(fraction * size))
+        part = functools.cache(lambda: divided(records.hashes, (fraction, 0.0), name=name))
+        train, validation = Part(records, lambda: part() == TRAIN), Part(records, lambda: part() == VALIDATION)
+
+    def notes() -> list[str]:
+        found = [*records.found.notes()]
+        if held:
+            found += [f"held out: {note}" for note in held_records.found.notes()]
+            n, share = int(np.count_nonzero(same())), f"{100 * records.share(same()):.2g} % of the text"
+            are = "are left out, since they are" if n > 1 else "is left out, since it is"
+            found += [f"{n} of {len(same())} training records ({share}) {are} identical to held-out data"] * (n > 0)
+        return found
+
+    contents = [(inner_suffix(file.path), file.digest) for file in files + held_files]
     return Corpus(
         name=name,
         kind=kind,
@@ -426,9 +428,22 @@ def read_corpus(
         license="the user's",
         fingerprint=fingerprint(kind, len(files), *contents, validation_fraction, *["counted"] * counted),
         held_out=fraction,
-        files=tuple(map(str, files)) if counted else (),
+        files=tuple(file.name for file in files) if counted else (),
         n_bytes=size,
-        train=Deduplicated(train, validation) if kind == "text" else train,
-        validation=validation,
+        train=train,
+        validation=Listed(validation),
         test=[],
+        notes=notes,
     )
+
+
+def _identical(records: FileRecords, held_out: FileRecords) -> Bool[np.ndarray, " n"]:
+    """Return which records are identical to held-out ones. Raises DataError if these are more than few."""
+    same = np.isin(records.hashes, held_out.hashes)
+    if (share := records.share(same)) > MOST_IDENTICAL:
+        raise DataError(
+            f"--validation-data: expected at most {100 * MOST_IDENTICAL:.0f} % of the training text in it, got "
+            f"{100 * share:.1f} %: {np.count_nonzero(same)} of {len(same)} training records would be left out, "
+            "since they are identical to held-out data; remove them from one of the two"
+        )
+    return same

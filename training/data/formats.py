@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -80,11 +81,21 @@ def is_table(path: Path) -> bool:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the text files in a directory and below that are not hidden, by name; none for one of datasets."""
+    """Return the text files in a directory and below that are not hidden, by name; none for one of datasets. Linked
+    directories are followed, each real one once.
+    """
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
-    files = (file for file in path.rglob("*") if inner_suffix(file) in TEXT and file.is_file())
-    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    found, seen = [], set[str]()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        found += [file for file in files if inner_suffix(file) in TEXT and file.is_file()]
+    return sorted(found)
 
 
 def table_files(path: Path) -> list[Path]:

@@ -47,6 +47,7 @@ BATCHES: dict[str, Callable[..., Batches]] = {
 """Makes the batches of the tasks that have more in them than examples."""
 TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # bytes of the data that a tokenizer is trained on, roughly
+OVERLAP = 0.2  # of held-out text with the training text: more is noted
 COUNTED = 100_000  # tokens that are checked for unknown text
 
 
@@ -96,8 +97,7 @@ def load_run_data(
     """
     files = [weighted(name) for name in settings.data]
     weights = weights_of(files)
-    options = {"counted": bool(weights), "cached": tokenizer is not None}
-    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, **options)
+    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, counted=bool(weights))
     tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
@@ -154,21 +154,25 @@ def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise 
 
 
 def _corpus(
-    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, **options: bool
+    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, *, counted: bool = False
 ) -> Corpus[Any]:
     if not data:
         raise DataError("--data: expected the name of a data set, or files, got nothing; give one")
 
-    def file(path: str) -> str:
-        """Return the path, or for a data set of the hub, the path of the file that it is streamed to."""
-        return str(streamed(path, kind, cache_dir or default_cache_dir())) if path.startswith(HUB) else path
+    names: dict[Path, str] = {}
 
-    paths = [file(one.path) for one in data]
-    named = [name for name in paths if name in SOURCES and not Path(name).is_file()]
+    def file(path: str) -> str | Path:
+        """Return the path, or for a data set of the hub, the path of the file that it is streamed to."""
+        if not path.startswith(HUB):
+            return path
+        names[found := streamed(path, kind, cache_dir or default_cache_dir())] = path
+        return found
+
+    named = [one.path for one in data if one.path in SOURCES and not Path(one.path).is_file()]
     if not named:
-        held_out = [file(path) for path in settings.validation_data]
-        return read_corpus(paths, kind, validation_paths=held_out, **options)
-    if len(data) > 1 or options.get("counted") or settings.validation_data:
+        paths, held_out = [file(one.path) for one in data], [file(path) for path in settings.validation_data]
+        return read_corpus(paths, kind, validation_paths=held_out, counted=counted, names=names)
+    if len(data) > 1 or counted or settings.validation_data:
         raise DataError(
             f"{named[0]} is a named data set with its own held-out part; give it alone, without files or weights"
         )
@@ -226,12 +230,12 @@ def _notes(data: RunData, settings: Settings) -> list[str]:
             f"{100 * share:.1f} % of the data are held out instead of {100 * corpus.held_out:.1f} %: the documents are "
             "too few or too uneven in size; choose them yourself with --validation-data"
         )
-    dropped = getattr(stores.train, "dropped_paragraphs", 0)
-    if dropped:
-        are = (
-            "1 paragraph of the training text is" if dropped == 1 else f"{dropped} paragraphs of the training text are"
+    notes += token_stores(stores.train)[0].notes
+    if (overlap := token_stores(stores.validation)[0].overlap or 0) > OVERLAP:
+        notes.append(
+            f"{100 * overlap:.0f} % of the held-out text is in the training text, too, so figures on it show what the "
+            "model remembers; choose other text with --validation-data"
         )
-        notes.append(f"{are} left out: held-out text has the same")
     if train.n_too_long + validation.n_too_long:
         of_each = f"{train.n_too_long} training and {validation.n_too_long} held-out"
         notes.append(f"{of_each} {train.too_long}: they have more than l_max = {settings.l_max} tokens")

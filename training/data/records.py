@@ -15,10 +15,8 @@ part, whatever the order of the files.
 import functools
 import hashlib
 import itertools
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -29,8 +27,20 @@ TEST, VALIDATION, TRAIN = range(3)
 Kind = Literal["text", "pairs", "labeled", "conversations"]
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes in place of what is not Unicode, such as bytes of a file's name that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class DataError(ValueError):
     """An error in the data; the message is one sentence, with file and line if they are known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class EmptyRecordError(DataError):
+    """A record with nothing to learn from, which is left out, counted and reported; the message says what it lacks."""
 
 
 class Document(NamedTuple):
@@ -64,7 +74,6 @@ class Conversation(NamedTuple):
 
 
 R = TypeVar("R", Document, Pair, Labeled, Conversation)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,7 @@ class Corpus(Generic[R]):
     held_out: float = 0.0  # the share that should be held out for validation; 0 if no share was requested
     files: tuple[str, ...] = ()  # the files, in order, whose records the store should count; empty if none
     n_bytes: int = 0  # size of the data, roughly; 0 if unknown
+    notes: Callable[[], Sequence[str]] = tuple  # returns sentences about records that are left out; reads the data
 
     def parts(self) -> dict[str, Iterable[R]]:
         """Return the three collections by name."""
@@ -94,16 +104,13 @@ def normalized(text: str) -> str:
 
 
 def record_key(record: Document | Pair | Labeled | Conversation) -> str:
-    """Return the key that decides a record's part, normalized: its text, a pair's source, or the first user message."""
-    if isinstance(record, Conversation):
-        messages = json.loads(record.text)["messages"]
-        return normalized(next(str(m["content"]) for m in messages if m["role"] == "user"))
+    """Return the key that decides a record's part, normalized: a pair's source, otherwise the whole text."""
     return normalized(record.source if isinstance(record, Pair) else record.text)
 
 
-def paragraphs(text: str) -> list[str]:
-    """Return the non-blank parts of `text` between blank lines, stripped."""
-    return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
+def contents_key(record: Document | Pair | Labeled | Conversation) -> str:
+    """Return what identical records share: all their fields, normalized."""
+    return normalized("\t".join(record[:-1]))
 
 
 def hash64(text: str) -> int:
@@ -121,64 +128,32 @@ def fingerprint(*parts: object) -> str:
 
 
 @dataclass(frozen=True)
-class Anew(Generic[T]):
-    """An iterable that calls `read` for every iteration."""
-
-    read: Callable[[], Iterator[T]]
-
-    def __iter__(self) -> Iterator[T]:
-        return self.read()
-
-
-@dataclass(frozen=True)
 class Part:
     """A part of the records of files, chosen when it is first read, and read again at each iteration."""
 
-    places: Any  # has the `hashes` of the keys of all records, [n], and `read`, which yields those of a mask
-    chosen: Callable[[], Bool[np.ndarray, " n"]]  # tells which records are in the part
+    records: Any  # has the `hashes` of the keys of all records, [n], and `read`, which yields those of a mask
+    chosen: Callable[[], Bool[np.ndarray, " n"]]  # returns which records are in the part
 
     def __iter__(self) -> Iterator[Any]:
-        return self.places.read(self.chosen())
+        return self.records.read(self.chosen())
 
     def sampled(self, share: float) -> "Part":
         """Return roughly this share of the records, chosen by their hashes without reading them."""
-        return Part(self.places, lambda: self.chosen() & _drawn(self.places.hashes, share))
+        return Part(self.records, lambda: self.chosen() & _drawn(self.records.hashes, share))
 
 
-@dataclass
-class Deduplicated:
-    """Documents without the paragraphs of those that are held out; documents left empty are dropped."""
+@dataclass(frozen=True)
+class Listed:
+    """Records that are read when they are first iterated over, and kept in memory."""
 
-    documents: Iterable[Document]  # the documents to filter
-    held_out: Iterable[Document]  # the others
-    dropped: int = field(default=0, init=False)  # number of paragraphs that the last complete iteration left out
+    records: Iterable[Any]
 
     @functools.cached_property
-    def _seen(self) -> tuple[frozenset[str], frozenset[tuple[str, ...]]]:
-        """The paragraphs that are held out, normalized, and how they begin."""
-        seen = frozenset(normalized(p) for d in self.held_out for p in paragraphs(d.text))
-        return seen, frozenset(map(_beginning, seen))
+    def _list(self) -> list[Any]:
+        return list(self.records)
 
-    def __iter__(self) -> Iterator[Document]:
-        dropped, (seen, beginnings) = 0, self._seen  # most paragraphs differ in how they begin, which is quick to see
-        for document in self.documents:
-            parts = paragraphs(document.text)
-            kept = [p for p in parts if _beginning(p) not in beginnings or normalized(p) not in seen]
-            dropped += len(parts) - len(kept)
-            if len(kept) == len(parts):
-                yield document
-            elif kept:
-                yield document._replace(text="\n\n".join(kept))
-        self.dropped = dropped
-
-    def sampled(self, share: float) -> "Deduplicated":
-        """Return roughly this share of the documents."""
-        return Deduplicated(sampled(self.documents, share), self.held_out)
-
-
-def _beginning(paragraph: str) -> tuple[str, ...]:
-    """Return the first words of a paragraph, normalized or not."""
-    return tuple(paragraph.split(None, 3)[:3])
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._list)
 
 
 def _drawn(hashes: UInt64[np.ndarray, " n"], share: float) -> Bool[np.ndarray, " n"]:
@@ -190,7 +165,7 @@ def sampled(records: Iterable[R], share: float) -> Iterable[R]:
     """Return roughly this share of the records, chosen by their keys, so that every run chooses the same."""
     if share >= 1:
         return records
-    if isinstance(records, Part | Deduplicated):
+    if isinstance(records, Part):
         return cast(Iterable[R], records.sampled(share))
     listed = list(records)
     return list(itertools.compress(listed, _drawn(_hashes(listed, record_key), share)))
@@ -202,16 +177,20 @@ def _hashes(records: Iterable[R], key: Callable[[R], str]) -> UInt64[np.ndarray,
 
 def divided(hashes: UInt64[np.ndarray, " n"], fractions: tuple[float, float], *, name: str) -> UInt8[np.ndarray, " n"]:
     """Return the part of each record, TRAIN, VALIDATION or TEST, by the hashes of their keys: equal keys are in one
-    part, a positive fraction holds out at least one. Raises DataError if too few are left.
+    part, a positive fraction holds out at least one. A key of so many records that they are more than the fractions
+    stays in training. Raises DataError if too few are left.
     """
-    distinct = np.unique(hashes)
+    distinct, which, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     n_validation, n_test = (max(1, round(f * len(distinct))) if f > 0 else 0 for f in fractions)
     if n_validation + n_test >= len(distinct):
         raise DataError(
             f"{name} has {len(distinct)} distinct records, too few to hold some out for validation; "
             "give more data or a validation file"
         )
-    return np.searchsorted(distinct[[n_test, n_test + n_validation]], hashes, side="right").astype(np.uint8)
+    rare = np.flatnonzero(counts <= max(counts.min(), sum(fractions) * len(hashes)))
+    part = np.full(len(distinct), TRAIN, np.uint8)
+    part[rare[:n_test]], part[rare[n_test : n_test + n_validation]] = TEST, VALIDATION
+    return part[which]
 
 
 def hold_out(
@@ -221,14 +200,6 @@ def hold_out(
     part = divided(_hashes(records, key), fractions, name=name)
     train, validation, test = (list(itertools.compress(records, part == i)) for i in (TRAIN, VALIDATION, TEST))
     return train, validation, test
-
-
-def without_shared_paragraphs(
-    train: Iterable[Document], validation: Iterable[Document], test: Sequence[Document]
-) -> tuple[Iterable[Document], Sequence[Document], Sequence[Document]]:
-    """Remove the paragraphs of test from validation, and those of both from training."""
-    distinct_validation = list(Deduplicated(validation, test))
-    return Deduplicated(train, [*test, *distinct_validation]), distinct_validation, test
 
 
 def joined_bytes(documents: Iterable[Document]) -> bytes:

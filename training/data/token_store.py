@@ -7,6 +7,7 @@ no partial store. All data are read here, before the first step: errors in them 
 
 import array
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -19,11 +20,12 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32, UInt
 
 from training.data.conversations import Answers
-from training.data.records import Conversation, Corpus, DataError, Document, Kind, Labeled, Pair, fingerprint
+from training.data.overlap import Overlap
+from training.data.records import Conversation, Corpus, DataError, Document, Labeled, Pair, fingerprint
 from training.data.tokenizers import Tokenizer
 from training.disk import parse_json, read_text, reason, remove_unfinished, write_atomically
 
-FORMAT = "token store 2"
+FORMAT = "token store 3"
 BATCH_CHARACTERS = 1 << 22
 SHOWN = 8  # classes that an error names
 ANSWERS = "answers.bin"  # mask of the tokens of conversations that are answers: one byte per token
@@ -44,10 +46,13 @@ class TokenStore:
     n_bytes: int  # UTF-8 bytes of the texts, joined by blank lines (2 bytes each, to match the eos that is predicted)
     fingerprint: str  # of the data, the tokenizer and the part
     part: str = "train"  # "train", "validation" or "test"
-    dropped_paragraphs: int = 0  # number of paragraphs left out of the texts because they are held out
+    overlap: float | None = (
+        None  # share of held-out windows that are in the training texts, see `training.data.overlap`
+    )
     exact: bool = True  # whether the tokens decode to the exact texts; not checked for training data
     special: Sequence[int | None] | None = None  # mask, bos and eos, each None if there is none; None: the paper's
     counts: Sequence[int] = ()  # the number of sequences of each file, if they were counted
+    notes: Sequence[str] = ()  # sentences about records that are left out
     answers: Bool[np.ndarray, " n_tokens"] | None = None  # which tokens are to be predicted; None: all
     rendered: str = ""  # hash of conversations as the chat template wrote them, which may depend on the date
 
@@ -165,11 +170,10 @@ class _ColumnWriter:
                 self._exact = tokenizer.decode(ids) == text
             yield tokenizer.framed(ids) if self._is_source else [tokenizer.bos_token, *ids, tokenizer.eos_token]
 
-    def describe(self, dropped_paragraphs: int, counts: Sequence[int]) -> None:
-        """Write the offsets and meta.json."""
+    def describe(self, **facts: Any) -> None:
+        """Write the offsets, and meta.json with further facts."""
         np.save(self._directory / "offsets.npy", np.append(0, np.cumsum(self._lengths, dtype=np.int64)))
-        meta = {"dropped_paragraphs": dropped_paragraphs, "counts": list(counts), **self._described()}
-        (self._directory / "meta.json").write_text(json.dumps(meta))
+        (self._directory / "meta.json").write_text(json.dumps({**facts, **self._described()}))
 
     def _described(self) -> dict[str, Any]:
         """What meta.json has of the sequences."""
@@ -181,6 +185,7 @@ class _ColumnWriter:
             "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
             "exact": self._exact,
             "special": special and [special.mask, special.bos, special.eos],
+            "rendered": "",
         }
 
 
@@ -230,8 +235,10 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, verify: bool, files, progress, kind: Kind):
-    """Write one store per column of texts, in the folders 0, 1, … of `directory`."""
+def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, verify, files, seen, progress, kind, facts):
+    """Write one store per column of texts, in the folders 0, 1, … of `directory`, with what `facts` returns at the end;
+    `seen` is called with the texts.
+    """
     counts = dict.fromkeys(files, 0)
     folders = [directory / str(i) for i in range(len(columns))]
     with contextlib.ExitStack() as opened:
@@ -243,13 +250,20 @@ def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, veri
             writers.append(writer(folder, tokenizer, file, verify=verify, is_source=len(folders) > 1 and i == 0))
         for batch in _batches(records):
             where = [record.where for record in batch]
-            for writer, column in zip(writers, columns, strict=True):
-                writer.append([column(record) for record in batch], where)
+            texts = [[column(record) for record in batch] for column in columns]
+            for writer, each in zip(writers, texts, strict=True):
+                writer.append(each, where)
+                seen(each)
             for place in where if files else ():
                 counts[place.rpartition(":")[0]] += 1
-            progress(sum(len(column(record).encode()) for record in batch for column in columns))
+            progress(sum(len(text.encode()) for each in texts for text in each))
     for writer in writers:
-        writer.describe(getattr(records, "dropped", 0), [*counts.values()])
+        writer.describe(counts=[*counts.values()], **facts())
+
+
+def _mapped(file: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    """Return a file as an array that is mapped into memory, which an empty one cannot be."""
+    return np.asarray(np.memmap(file, dtype, "r")) if file.stat().st_size else np.empty(0, dtype)
 
 
 def _open(directory: Path, identity: str, part: str) -> TokenStore:
@@ -265,16 +279,13 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         answers = _mapped(directory / ANSWERS, np.dtype(bool)) if (directory / ANSWERS).is_file() else None
         if answers is not None and len(answers) != len(tokens):
             raise ValueError(f"{len(answers)} bytes of answers, expected {len(tokens)}")
+        kept = {
+            name: meta[name]
+            for name in ("N_V", "n_bytes", "exact", "special", "counts", "overlap", "notes", "rendered")
+        }
     except (OSError, ValueError, KeyError, IndexError, EOFError) as error:
         raise DataError(f"the token cache {directory} is damaged ({error}); delete that folder") from None
-    kept = {name: meta[name] for name in ("N_V", "n_bytes", "dropped_paragraphs", "exact")}
-    kept |= {"special": meta.get("special"), "counts": meta.get("counts", ())}
-    kept |= {"answers": answers, "rendered": meta.get("rendered", "")}
-    return TokenStore(tokens, offsets, **kept, fingerprint=fingerprint(identity, part), part=part)
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+    return TokenStore(tokens, offsets, **kept, fingerprint=fingerprint(identity, part), part=part, answers=answers)
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
@@ -295,18 +306,28 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
 
 def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
     """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
-    kind = "conversations 3" if corpus.kind == "conversations" else corpus.kind  # in 2, answers lacked end tokens
-    identity = fingerprint(FORMAT, kind, corpus.fingerprint, tokenizer.fingerprint())
+    identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
 
     def write(path: Path) -> None:
         path.mkdir()
         if write_more:
             write_more(path)
+        held_out = {"validation": corpus.validation, "test": corpus.test}
+        overlaps = {
+            part: Overlap(column(r) for r in records for column in columns) for part, records in held_out.items()
+        }
+
+        def look_in(texts: Sequence[str]) -> None:
+            for overlap in overlaps.values():
+                overlap.look_in("\0".join(texts))
+
         for part, records in corpus.parts().items():
-            files = corpus.files if part == "train" else ()
-            options = {"verify": part != "train", "files": files, "progress": progress, "kind": corpus.kind}
-            _write_part(path / part, records, tokenizer, columns, **options)
+            is_train = part == "train"
+            options = {"verify": not is_train, "files": corpus.files if is_train else (), "kind": corpus.kind}
+            options |= {"seen": look_in if is_train else lambda texts: None, "progress": progress}
+            facts = functools.partial(_facts, corpus, overlaps.get(part))
+            _write_part(path / part, records, tokenizer, columns, facts=facts, **options)
 
     _cached(directory, write)
     stores = {
@@ -316,6 +337,11 @@ def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Pr
         if len(stores[part][0]) == 0:
             raise DataError(f"{corpus.name} has no records for {part}")
     return directory, stores
+
+
+def _facts(corpus: Corpus[Any], overlap: Overlap | None) -> dict[str, Any]:
+    """Return what is to be recorded of a part of a corpus: the training data have notes, and the others an overlap."""
+    return {"notes": [*corpus.notes()] if overlap is None else [], "overlap": overlap and overlap.share}
 
 
 def tokenize_text(

@@ -15,13 +15,15 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from training.data.loading import RunData, make_dataset
+from training.data.overlap import WIDTH
 from training.data.records import DataError, Document, Labeled, Pair, joined_bytes
+from training.data.token_store import token_stores
 from training.evaluation import gato
 from training.evaluation.baselines import compressed_bits_per_byte, ngram_score
 from training.evaluation.held_out import Progress, evaluate_run
@@ -78,7 +80,9 @@ def compare(
     if not len(getattr(data.stores, part)):
         raise DataError(f"{data.corpus.name} has no {part} part; choose another of {', '.join(PARTS)}")
     chosen = itertools.islice(getattr(data.corpus, part), limit or None)
-    return EVALUATIONS[run.task].compare(run, description, data, part, chosen, progress)
+    found = EVALUATIONS[run.task].compare(run, description, data, part, chosen, progress)
+    found.samples.extend(_overlap(getattr(data.stores, part)))
+    return found
 
 
 def _decoder(
@@ -271,6 +275,14 @@ def summary(settings: Settings, data: RunData, results: dict[str, float]) -> Ite
         yield f"bits per byte of the {len(held_out)} held-out bytes:"
         for name, bits in {THIS: results["bits_per_byte"], **compressed_bits_per_byte(held_out)}.items():
             yield f"    {name:<12}{bits:.3f}"
+    yield from _overlap(data.stores.validation)
+
+
+def _overlap(store: Any) -> Iterator[str]:
+    """Yield a line that reports the overlap of held-out data with the training data, if it was measured."""
+    share = token_stores(store)[0].overlap
+    if share is not None:
+        yield f"{100 * share:.2g} % of the held-out windows of {WIDTH} characters are in the training data, too"
 
 
 def sample(run: Run) -> str:

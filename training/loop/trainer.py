@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from training.data.token_store import token_stores
 from training.disk import reason
 from training.evaluation.held_out import perplexity
 from training.loop.cost import is_exhausted, memory_in_use
@@ -202,7 +203,9 @@ def _finish(program: Program, state: TrainState, progress: Progress, store: Stor
     if step != progress.step or program.plan.samples:
         results = program.evaluation(state, watch.check)
     trained, is_adapter = program.plan.trained(state), program.plan.frozen is not None
-    store.finish(trained, {"step": step, **results}, progress.step, is_adapter=is_adapter)
+    overlap = token_stores(program.plan.data.stores.validation)[0].overlap
+    figures = {"step": step, **results} | ({} if overlap is None else {"overlap": overlap})
+    store.finish(trained, figures, progress.step, is_adapter=is_adapter)
     return results
 
 

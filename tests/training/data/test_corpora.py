@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from training.data.corpora import SOURCES, load_corpus, packages
-from training.data.corpora.named import _repaired
+from training.data.corpora.named import _repaired, paragraphs
 from training.data.corpora.packages import Package, fetch, read_members
 from training.data.files import read_corpus
 from training.data.records import (
@@ -24,10 +24,8 @@ from training.data.records import (
     hold_out,
     joined_bytes,
     normalized,
-    paragraphs,
     record_key,
     sampled,
-    without_shared_paragraphs,
 )
 
 
@@ -127,15 +125,6 @@ def test_at_least_one_is_held_out_and_never_all():
     assert [len(side) for side in hold_out(RECORDS[:2], (0.01, 0.0), name="x")] == [1, 1, 0]
     with pytest.raises(DataError, match="x has 2 distinct records, too few to hold some out for validation"):
         hold_out(RECORDS[:2], (0.01, 0.01), name="x")
-
-
-def test_held_out_paragraphs_leave_the_training_texts():
-    train = [Document("a\n\nb  b\n\nc"), Document("b b\n\n"), Document("d\n \n\ne\n"), Document("h\n\nf")]
-    validation = [Document("b b\n\nf\n\ng")]
-    test = [Document("g\n\nc\nc\n\nh")]
-    found = without_shared_paragraphs(train, validation, test)
-    assert [[d.text for d in side] for side in found] == [["a\n\nc", "d\n \n\ne\n"], ["b b\n\nf"], ["g\n\nc\nc\n\nh"]]
-    assert found[0].dropped == 4
 
 
 def wheel(cache_dir, files, name="toy"):
@@ -283,7 +272,7 @@ def test_spanish():
 def test_prose(name, phrase, size):
     corpus = fetched(name)
     parts = {part: list(documents) for part, documents in corpus.parts().items()}
-    sides = [set(paragraphs_of(documents)) for documents in parts.values()]
+    sides = [{d.text for d in documents} for documents in parts.values()]
     assert len(set.union(*sides)) == sum(map(len, sides))
     sizes = {part: len(joined_bytes(documents)) for part, documents in parts.items()}
     assert abs(sum(sizes.values()) / size - 1) < 0.05

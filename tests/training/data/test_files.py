@@ -1,6 +1,7 @@
 """The user's files: what is read, what is held out, and a clear sentence for everything that is wrong."""
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -8,8 +9,10 @@ import re
 import pytest
 
 from training.data import files
-from training.data.files import FileRecords, check_file, read_corpus, sections
-from training.data.records import DataError, Document, Labeled, Pair, joined_bytes, paragraphs, record_key
+from training.data.corpora.named import paragraphs
+from training.data.files import check_file, read_corpus, sections
+from training.data.formats import text_files
+from training.data.records import DataError, Document, Labeled, Pair, joined_bytes, record_key
 
 
 def write(path, contents):
@@ -17,20 +20,24 @@ def write(path, contents):
     return path
 
 
-def assert_refused(path, message, kind="text", **options):
-    with pytest.raises(DataError, match=message):
-        read_corpus([path], kind, **options)
-
-
 def sides(corpus):
     return list(corpus.train), list(corpus.validation)
+
+
+def assert_refused(path, message, kind="text", **options):
+    with pytest.raises(DataError, match=message):
+        sides(read_corpus([path], kind, **options))
+
+
+def json_lines(path, texts):
+    return write(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def text_of(n):
     return "\n\n".join(f"Paragraph {i} says {i * i} things.\nAnd a second line {i}." for i in range(n)) + "\n"
 
 
-@pytest.mark.parametrize("size", [20, 40, 90, 10**6])
+@pytest.mark.parametrize("size", [30, 40, 90, 10**6])
 def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     text = text_of(50)
     found = list(sections(text.splitlines(keepends=True), size))
@@ -39,17 +46,17 @@ def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     for first, part in found:
         assert part.startswith("Paragraph")
         assert lines[first - 1] == part.splitlines()[0]
-    assert len(found) == {20: 50, 40: 50, 90: 25, 10**6: 1}[size]
+    assert len(found) == {30: 50, 40: 50, 90: 25, 10**6: 1}[size]
 
 
 def test_a_paragraph_without_end_is_cut_between_lines():
     lines = ["x" * 9 + "\n"] * 30
-    assert [len(part) for _, part in sections(lines, 10)] == [40] * 7 + [20]
+    assert [len(part) for _, part in sections(lines, 10)] == [20] * 15
 
 
 def test_blank_lines_make_no_section():
     assert list(sections(["\n", " \n"], 1)) == []
-    assert [part for _, part in sections(["a\n", "\n", "b\n", "\n", "\n"], 1)] == ["a\n\n", "b\n\n\n"]
+    assert [part for _, part in sections(["a\n", "\n", "b\n", "\n", "\n"], 2)] == ["a\n\n", "b\n\n\n"]
 
 
 def test_a_text_file_is_split_by_sections_without_loss(tmp_path):
@@ -59,26 +66,104 @@ def test_a_text_file_is_split_by_sections_without_loss(tmp_path):
     assert sorted(paragraphs(text)) == sorted(p for d in train + validation for p in paragraphs(d.text))
     share = len(joined_bytes(validation)) / len(text)
     assert 0.05 < share < 0.15
-    line = int(train[3].where.rsplit(":", 1)[1])
-    assert text.splitlines()[line - 1] == train[3].text.splitlines()[0]
+    line = int(train[-1].where.rsplit(":", 1)[1])
+    assert text.splitlines()[line - 1] == train[-1].text.splitlines()[0]
     assert list(corpus.test) == []
 
 
-def test_a_paragraph_that_is_held_out_is_not_trained_on(tmp_path):
-    refrain = "A refrain that comes again.\n\n"
-    text = "".join(f"Verse {i} of the long song, number {i}.\n\n{refrain}" for i in range(300))
-    corpus = read_corpus([write(tmp_path / "a.txt", text)], "text")
-    train, validation = sides(corpus)
-    assert not {p for d in train for p in paragraphs(d.text)} & {p for d in validation for p in paragraphs(d.text)}
-    assert corpus.train.dropped > 200
+def test_a_text_is_cut_where_a_part_of_it_is_held_out_and_nowhere_else(tmp_path):
+    """What is held out and what stays, in the order of their lines, are the file; no two that stay are neighbors."""
+    text = text_of(9000)
+    train, validation = sides(read_corpus([write(tmp_path / "a.txt", text)], "text"))
+    in_order = sorted([*train, *validation], key=lambda document: int(document.where.rpartition(":")[2]))
+    assert "".join(document.text for document in in_order) == text
+    kinds = [document in train for document in in_order]
+    assert all(a != b for a, b in itertools.pairwise(kinds))
+    assert 5 <= len(validation) <= 10
+    assert max(len(document.text) for document in train) > len(text) / 15
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_texts_that_stay_keep_what_held_out_texts_have_too(tmp_path, beside):
+    """A common preamble; the names of speakers in a play; the first lines of programs."""
+    preamble = "Below is an instruction.\n\nimport numpy as np\n\n"
+    texts = [f"{preamble}HAMLET.\n\nWhat is {i} times {i}?" for i in range(200)]
+    held = json_lines(tmp_path / "held.jsonl", [f"{preamble}HAMLET.\n\nAnother {i}" for i in range(9)])
+    options = {"validation_paths": [held]} if beside else {}
+    train, validation = sides(read_corpus([json_lines(tmp_path / "a.jsonl", texts)], "text", **options))
+    assert {d.text for d in train} == set(texts) - {d.text for d in validation}
+    assert (len(train), len(validation)) == ((200, 9) if beside else (190, 10))
+    play = write(tmp_path / "play.txt", "".join(f"HAMLET.\nLine {i}, of {i * i}.\n\n" for i in range(3000)))
+    train, validation = sides(read_corpus([play], "text"))
+    assert sum(d.text.count("HAMLET.") for d in train + validation) == 3000
+    assert 2800 < sum(d.text.count("HAMLET.") for d in train) < 2900
 
 
 def test_a_validation_file_is_held_out_whole_and_left_out_of_training(tmp_path):
-    a = write(tmp_path / "a.tsv", "one\tuno\ntwo\tdos\nthree\ttres\n")
-    b = write(tmp_path / "b.tsv", "two\tdos\nten\tdiez\n")
-    train, validation = sides(read_corpus([a], "pairs", validation_paths=[b]))
-    assert train == [Pair("one", "uno", f"{a}:1"), Pair("three", "tres", f"{a}:3")]
-    assert validation == [Pair("two", "dos", f"{b}:1"), Pair("ten", "diez", f"{b}:2")]
+    a = write(tmp_path / "a.tsv", "two\tdos\ntwo\tpar\n" + "".join(f"{i}\tnúmero {i}\n" for i in range(40)))
+    b = write(tmp_path / "b.tsv", "two \tdos\nten\tdiez\n")
+    corpus = read_corpus([a], "pairs", validation_paths=[b])
+    train, validation = sides(corpus)
+    assert train == [Pair("two", "par", f"{a}:2"), *(Pair(f"{i}", f"número {i}", f"{a}:{i + 3}") for i in range(40))]
+    assert validation == [Pair("two ", "dos", f"{b}:1"), Pair("ten", "diez", f"{b}:2")]
+    share = 100 * len("two dos") / sum(len(f"{pair.source} {pair.target}") for pair in [*train, validation[0]])
+    note = f"1 of 42 training records ({share:.2g} % of the text) is left out, since it is identical to held-out data"
+    assert corpus.notes() == [note]
+
+
+def test_training_records_that_are_nearly_all_held_out_stop_the_run(tmp_path):
+    """With --validation-data of the same file, or of much of it."""
+    a = json_lines(tmp_path / "a.jsonl", [f"text {i:03}" for i in range(100)])
+    b = json_lines(tmp_path / "b.jsonl", [f"text {i:03}" for i in range(6)])
+    for held, n in ((a, 100), (b, 6)):
+        message = (
+            rf"^--validation-data: expected at most 5 % .* in it, got {n}\.\d %: {n} of 100 .* remove them from one"
+        )
+        assert_refused(a, message, validation_paths=[held])
+    c = json_lines(tmp_path / "c.jsonl", [f"text {i:03}" for i in range(5)])
+    assert len(sides(read_corpus([a], "text", validation_paths=[c]))[0]) == 95
+
+
+def test_a_record_of_which_there_are_many_stays(tmp_path):
+    """Held out, all its copies would be, a third of the data."""
+    for word in ("same", "other", "third", "fourth"):
+        texts = [*(f"text {i}" for i in range(60)), *[word] * 30]
+        train, validation = sides(read_corpus([json_lines(tmp_path / "a.jsonl", texts)], "text"))
+        assert (len(train), len(validation)) == (87, 3)
+
+
+@pytest.mark.parametrize(("n", "cut"), [(20, False), (19, True)])
+def test_files_that_are_small_beside_the_others_are_held_out_whole(tmp_path, n, cut):
+    texts = {f"{i}.txt": f"File {i}.\n\n" + text_of(100 + i % 2) for i in range(n)}
+    for name, text in texts.items():
+        write(tmp_path / name, text[:5000])
+    train, validation = sides(read_corpus([tmp_path / name for name in texts], "text"))
+    whole = {text[:5000] for text in texts.values()}
+    assert (len(train) + len(validation) > n) == cut
+    assert ({d.text for d in train + validation} == whole) != cut
+
+
+def test_empty_records_are_left_out_and_counted(tmp_path):
+    lines = ['{"text": "one"}', "", '{"text": null}', "null", '{"text": "  "}', '{"text": "two"}', " "]
+    jsonl = write(tmp_path / "a.jsonl", "\n".join(lines) + "\n")
+    tsv = write(tmp_path / "a.tsv", "a\tb\n\n\tb\nc\t \nd\te\n")
+    for path, kind, expected, (n, total, first) in (
+        (jsonl, "text", [Document("one", f"{jsonl}:1"), Document("two", f"{jsonl}:6")], (5, 7, 2)),
+        (tsv, "pairs", [Pair("a", "b", f"{tsv}:1"), Pair("d", "e", f"{tsv}:5")], (3, 5, 2)),
+    ):
+        corpus = read_corpus([path], kind)
+        train, validation = sides(corpus)
+        assert sorted(train + validation) == expected
+        note = f"{n} of {total} records are left out: a field is empty or null, as in {path}:{first}"
+        assert corpus.notes() == [note]
+        held = read_corpus([write(tmp_path / f"b{path.suffix}", expected_text(kind))], kind, validation_paths=[path])
+        assert (len(sides(held)[1]), held.notes()) == (2, [f"held out: {note}"])
+    empty = write(tmp_path / "empty.jsonl", '{"text": ""}\nnull\n')
+    assert_refused(empty, r"empty\.jsonl: expected a record, got none: a field is empty or null$")
+
+
+def expected_text(kind):
+    return '{"text": "else"}\n' if kind == "text" else "else\twhere\n"
 
 
 def test_whole_documents_are_kept_when_there_is_a_validation_file(tmp_path):
@@ -179,18 +264,13 @@ BAD_FILES = {
     "cut": ("a.txt", "one\ntwo €".encode()[:-1], "text", "a.txt:2: not UTF-8 at byte offset 8 (byte 0xe2)"),
     "short": ("a.txt", b"one line\n", "text", "a.txt has 1 distinct records, too few to hold some out"),
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
-    "json blank line": ("a.jsonl", b'{"text": "a"}\n\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json deep": ("a.jsonl", b"[" * 200_000, "text", "a.jsonl:1: not a JSON object on one line (nested too deeply)"),
     "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),
     "json key": ("a.jsonl", b'{"source": "c"}\n', "pairs", f'a.jsonl:1: {OF_PAIRS}, got {{"source": "c"}}'),
     "json number": ("a.jsonl", b'{"label": 1, "text": "b"}\n', "labeled", f'a.jsonl:1: {OF_LABELS}, got {{"label": 1'),
-    "json empty": ("a.jsonl", b'{"text": "a"}\n{"text": " "}\n', "text", "a.jsonl:2: the text is empty"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', "text", "a.jsonl:1: the text has a lone surrogate"),
     "no tab": ("a.tsv", b"a\tb\nc d\n", "pairs", "a.tsv:2: expected source TAB target, got 0 TABs: 'c d'"),
     "two tabs": ("a.tsv", b"a\tb\tc\n", "labeled", r"a.tsv:1: expected label TAB text, got 2 TABs: 'a\tb\tc'"),
-    "empty target": ("a.tsv", b"a\tb\nc\t\n", "pairs", "a.tsv:2: the target is empty"),
-    "empty source": ("a.tsv", b"\tb\n", "pairs", "a.tsv:1: the source is empty"),
-    "empty label": ("a.tsv", b"a\tb\n \tb\n", "labeled", "a.tsv:2: the label is empty"),
 }
 
 
@@ -237,7 +317,31 @@ def test_a_directory_of_text_is_its_files_by_name(tmp_path):
     one, several = (read_corpus(paths, "text") for paths in ([folder], named))
     assert (one.fingerprint, sides(one)) == (several.fingerprint, sides(several))
     other = write(tmp_path / "other.txt", "something else\n")
-    assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == list(FileRecords(tuple(named), "text"))
+    assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == [
+        Document(text.read_text() if text.suffix != ".gz" else "packed\n", f"{text}:1") for text in named
+    ]
+
+
+def test_directories_that_are_linked_are_followed_once(tmp_path):
+    """Also one that is linked twice, and one that has itself in it."""
+    (tmp_path / "texts" / "own").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "texts" / "own" / "a.txt", text_of(9))
+    write(tmp_path / "elsewhere" / "b.txt", text_of(8))
+    for name, target in (("link", "elsewhere"), ("twice", "elsewhere"), ("own/round", "texts")):
+        (tmp_path / "texts" / name).symlink_to(tmp_path / target)
+    assert text_files(tmp_path / "texts") == [tmp_path / "texts" / name for name in ("link/b.txt", "own/a.txt")]
+
+
+def test_a_name_that_is_not_utf8_is_read_and_shown(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.tsv")
+    write(path, "one\tuno\ntwo\tdos\n")
+    train, validation = sides(read_corpus([path], "pairs"))
+    assert {r.where for r in train + validation} == {f"{tmp_path}/caf\\udce9.tsv:{n}" for n in (1, 2)}
+    write(path, "one\n")
+    assert_refused(path, r"caf\\udce9\.tsv:1: expected source TAB target", "pairs")
+    write(path, b"one \xff\tuno\n")
+    assert_refused(path, r"caf\\udce9\.tsv:1: not UTF-8 at byte offset 4", "pairs")
 
 
 def test_a_directory_that_is_named_may_be_hidden(tmp_path):

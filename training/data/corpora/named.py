@@ -44,9 +44,7 @@ from training.data.records import (
     hash64,
     hold_out,
     normalized,
-    paragraphs,
     record_key,
-    without_shared_paragraphs,
 )
 
 
@@ -108,6 +106,11 @@ def _sources() -> Iterator[Document]:
         except (SyntaxError, ValueError):  # templates, and files that are broken on purpose
             continue
         yield from _docstrings(tree, ".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return the non-blank parts of `text` between blank lines, stripped."""
+    return [p for p in (part.strip() for part in re.split(r"\n\s*\n", text)) if p]
 
 
 def documentation() -> list[Document]:
@@ -202,10 +205,7 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
         raise DataError(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}, or name files")
     source = SOURCES[name]
     records = source.read(cache_dir)
-    parts = hold_out(records, source.fractions, name=name, key=source.key)
-    if source.kind == "text":
-        parts = without_shared_paragraphs(*parts)
-    train, validation, test = parts
+    train, validation, test = hold_out(records, source.fractions, name=name, key=source.key)
     contents = (part for record in records for part in record[:-1])  # the last field is `where`
     return Corpus(
         name=name,
