@@ -10,8 +10,11 @@ import pathlib
 import random
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The workers, the commands that they start and the next run load what one of them has compiled.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".cache" / "jax"))
+# The workers, the commands that they start, the next run and other clones load what one of them has compiled.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    str(pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "formal-algorithms" / "tests"),
+)
 # Compiling takes most of the time, and half of that with XLA's slow passes, which `make end-to-end` has on.
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
     quickest = "--xla_cpu_parallel_codegen_split_count=1"
@@ -24,12 +27,12 @@ os.environ.setdefault("NPROC", "16")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=400"
 
 import collections
+import ctypes
 import dataclasses
 import functools
 import gc
 import io
 import itertools
-import subprocess
 import sys
 import zlib
 
@@ -39,9 +42,14 @@ import jaxtyping
 import pytest
 
 from tests import typechecking
+from tests.budget import pytest_runtest_call, pytest_sessionfinish  # noqa: F401
 from training import commands
 from training.command_line.compiled_programs import keep_programs_in
 
+if jax.config.read("jax_disable_most_optimizations") != (os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"):
+    raise RuntimeError(
+        "tests/conftest.py: expected to set JAX's variables before anything imports jax; unload the plugin"
+    )
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
@@ -70,32 +78,19 @@ def pytest_collection_modifyitems(items):
         of_module = any(hasattr(item.module, library) for library in LIBRARIES)
         if of_module or LIBRARIES.union(FROM_LIBRARIES).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.end_to_end)
-    leave_to_thorough(items)
-    for item in items:
+    for item in items:  # of sampled tests all cases
         is_left_out = any(map(item.get_closest_marker, ("slow", "thorough", "compilers")))
-        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 15 == 0:
+        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 25 == 0:
             item.add_marker(pytest.mark.optimized)
+    leave_to_thorough(items)
 
 
-def of_commit():
-    """The name of the commit that is tested; 0 outside a clone."""
-    root = pathlib.Path(__file__).parents[1]
-    try:
-        return subprocess.check_output(("git", "rev-parse", "HEAD"), cwd=root, stderr=subprocess.DEVNULL, text=True)[
-            :12
-        ]
-    except (OSError, subprocess.CalledProcessError):
-        return "0"
-
-
-SEED = os.environ.get("TEST_SEED") or of_commit()
-"""Draws the quick cases of the tests marked sampled(n), and the fifteenth of these and of whole commands that is marked
-optimized: the same for a commit, so that its result is, and others in the next, so that not the same run for ever.
-"""
+SEED = os.environ.get("TEST_SEED", "")
+"""Draws the cases that `make end-to-end` runs as users would, marked optimized. The quick tests are the same always."""
 
 
 def pytest_report_header():
-    return f"TEST_SEED={SEED} draws tests"
+    return f"TEST_SEED={SEED} draws tests" if SEED else None
 
 
 def leave_to_thorough(items):
@@ -104,18 +99,18 @@ def leave_to_thorough(items):
     """
     cases, tests, later = collections.defaultdict(list), collections.defaultdict(list), []
     for item in items:
-        says_so = any(mark.name == "sampled" for mark in item.own_markers)  # whole commands are drawn only then
+        says_so = any(mark.name == "sampled" for mark in item.own_markers)  # comparisons are drawn only then
         others = ("slow", "thorough") if says_so else NOT_QUICK
         if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, others)):
             cases[item.module, item.originalname].append(item)
     for (module, name), of_test in cases.items():
-        marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{SEED} {module.__name__} {name}")
+        marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{module.__name__} {name}")
         n, N = marker.args[0], len(of_test)
         quick = {i * N // n + draw.randrange(max(1, (i + 1) * N // n - i * N // n)) for i in range(n)}
         tests[module, marker.kwargs.get("tests", len(cases))].append([of_test[i] for i in range(N) if i in quick])
         later += [of_test[i] for i in range(N) if i not in quick]
     for (module, m), of_file in tests.items():
-        draw = random.Random(f"{SEED} {module.__name__}")
+        draw = random.Random(module.__name__)
         later += itertools.chain(*draw.sample(of_file, max(0, len(of_file) - m)))
     for item in later:
         item.add_marker(pytest.mark.thorough)
@@ -125,22 +120,28 @@ def leave_to_thorough(items):
 def pytest_runtest_makereport(item, call):
     """Say with a failure which seed chose its case."""
     report = yield
-    if report.failed and any(map(item.get_closest_marker, ("sampled", "optimized"))):
+    if report.failed and item.get_closest_marker("optimized"):
         report.sections.append(("drawn", f"TEST_SEED={SEED} draws this test"))
     return report
 
 
-TESTS = itertools.count(1)
+BYTES_AT_MOST = 1_200_000_000
+MAPPINGS_AT_MOST = 20_000
+"""Of 65,530, Linux's limit, at which a process aborts; a program has a few."""
 
 
-@pytest.fixture(autouse=True)
-def few_mappings():
-    """Drop what JAX has compiled before a process has 65,530 mappings, Linux's limit, at which it aborts."""
+@pytest.fixture(scope="module", autouse=True)
+def _bounded_memory():
+    """Drop what a file has compiled if it is much."""
     yield
-    mappings = pathlib.Path("/proc/self/maps")  # a few for every program
-    if next(TESTS) % 20 == 0 and mappings.exists() and mappings.read_bytes().count(b"\n") > 20_000:
+    process = pathlib.Path("/proc/self")
+    if process.exists() and (
+        int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > BYTES_AT_MOST
+        or (process / "maps").read_bytes().count(b"\n") > MAPPINGS_AT_MOST
+    ):
         jax.clear_caches()
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture

@@ -229,6 +229,8 @@ def test_attention_with_capped_scores(rule):
     assert_as_printed(by(rule), by("paper"))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", cases.quick_of(["conjunction"], MASKS))
 def test_a_gradient_of_the_gradient(rule, name):
@@ -266,6 +268,8 @@ def test_attention_in_low_precision(rule, dtype, bound, name):
     assert_same(actual, expected, bound)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_under_vmap(rule):
     """Each sequence by itself, then all at once, then with one context and length for all."""

@@ -142,6 +142,7 @@ def test_a_batch_of_transductions_is_a_loop_where_each_ends_by_itself(batch):
     assert 0 in batch or len(np.unique(x_lengths)) > 2
 
 
+@pytest.mark.end_to_end
 def test_what_has_no_batch_axes_serves_every_sequence_of_a_batch():
     x = tokens(L_X).make((3,))
     cases.assert_close(alg.e_transformer(x, E, length=4), alg.e_transformer(x, E, length=jnp.array([4, 4, 4])), 1e-14)
@@ -332,6 +333,8 @@ MODELS = {
 }
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("architecture", "implementation"),
     cases.quick_of([("d", "auto")], itertools.product(MODELS, ("auto", *cases.IMPLEMENTATIONS))),

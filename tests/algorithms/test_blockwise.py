@@ -66,6 +66,8 @@ def _in_python(n, step, state):
     return state
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "mask"), [pytest.param(name, mask, id=name) for name, mask in masks()])
 def test_every_block_that_a_mask_permits_something_in_is_visited(name, mask):
     for l_z, l_x in itertools.product(LENGTHS, LENGTHS):

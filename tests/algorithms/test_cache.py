@@ -33,6 +33,8 @@ def read(theta, cache, x, at):
     return jnp.concatenate(found, axis=-1), cache
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*family_cases.EVERY, *family_cases.OWN, *HYBRIDS])
 def test_tokens_read_in_pieces_have_the_columns_of_whole_sequences(name):
     """Also after others were read in their place, further than they reach."""
@@ -48,6 +50,8 @@ def test_tokens_read_in_pieces_have_the_columns_of_whole_sequences(name):
     cases.assert_close(again, expected[..., 3:], 1e-11)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["HYBRID", "PAPER", "BLOOM", "row1"])
 def test_each_sequence_continues_where_it_is(name):
     """With two batch axes, and in a cache with room for these tokens alone."""
@@ -61,6 +65,8 @@ def test_each_sequence_continues_where_it_is(name):
     assert {a.shape[-3:] for a in jax.tree.leaves(cache)} == {(2, 1, l)}
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["HYBRID", "PAPER"])
 def test_gradients_are_those_of_whole_sequences(name):
     config = config_of(name)

@@ -129,6 +129,7 @@ def test_a_variant_is_shown_by_its_name_and_what_differs(shown):
     assert repr(variant) == shown or algorithms.VARIANTS[repr(variant)] == variant
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(6)
 @every_algorithm
 def test_it_is_compiled_once_pure_and_the_same_again(number):
@@ -177,6 +178,7 @@ def test_in_32_bit_mode_nothing_is_64_bit(number):
     assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {jnp.dtype("int32" if number > 13 else "float32")}
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("number", [12, 14])
 def test_no_key_is_used_twice(number):
     args, kwargs = arguments(number)

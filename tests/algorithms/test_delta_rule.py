@@ -93,6 +93,7 @@ def test_gradients_are_complex_steps_of_numpy_loops(kind):
     assert_close(sum(np.vdot(g, steps[name]) for name, g in by_hand.items()), expected, 1e-11)
 
 
+@pytest.mark.end_to_end
 def test_second_derivatives_are_those_of_tokens(kind):
     inputs, step = drawn(kind), drawn(kind, seed=1)
 

@@ -246,6 +246,8 @@ def assert_near(actual, expected, what, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale, err_msg=place, equal_nan=False)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "implementation"), cases.quick_of(QUICK, RUNS))
 def test_derivatives(name, implementation):
     arguments, F = CASES[name][1], scalar_of(name, implementation)
@@ -315,6 +317,8 @@ def test_no_nan_on_the_way(name, implementation):
         jax.block_until_ready(jax.jit(f)(CASES[name][1]))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.0, 1e-40, 100.0, float("inf")])
 def test_no_nan_on_the_way_to_a_token(tau):
     tau, key = jnp.asarray(tau), jax.random.key(1)

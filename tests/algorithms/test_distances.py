@@ -59,6 +59,8 @@ def test_buckets_are_the_oracles(both_ways):
     np.testing.assert_array_equal(Distances().bucket(np.arange(-200, 201), both_ways), expected)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in KINDS), ("alibi", 6)])
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, window, implementation):
@@ -72,6 +74,8 @@ def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(ki
     np.testing.assert_allclose(padded[:, 1, :6], alg.d_hidden_state(X[1, :6], theta, **options), atol=1e-12)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @every_kind
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_dropout_has_the_printed_lines_gradients(kind, implementation):
@@ -109,6 +113,8 @@ def test_a_mesh_changes_nothing(kind):
     assert_mesh_changes_nothing(loss, theta, sizes=EIGHT)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_blockwise_never_forms_all_scores(kind):
     """No array of forward and backward has as many entries as there are scores; the lines as printed have one."""

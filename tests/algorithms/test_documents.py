@@ -67,6 +67,7 @@ def test_the_blocks_are_the_documents(name, implementation):
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
 
 
+@pytest.mark.end_to_end
 def test_queries_and_keys_read_positions_from_the_cache_too():
     config, theta, _ = case("001")
     assert theta.layers.mlp is theta.layers.norm1 is None

@@ -50,6 +50,7 @@ def test_columns_get_positions_and_norms_as_tokens_do(name):
     cases.assert_close(alg.d_hidden_state(f.embedding(batch, theta), rest, **options), whole)
 
 
+@pytest.mark.end_to_end
 def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     theta = cases.random_theta(cases.E)
     X = embedded(x, theta)
@@ -65,6 +66,8 @@ def test_the_encoder_and_the_encoder_decoder_are_entered_likewise():
     cases.assert_close(alg.ed_transformer(z, embedded(x, theta), theta), expected)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["BERT", "ALBERT"])
 def test_columns_of_bert_get_types_a_norm_and_a_projection(name):
     """And padding does not matter, whatever it is."""
@@ -84,6 +87,7 @@ def test_columns_of_bert_get_types_a_norm_and_a_projection(name):
         alg.e_encoding(jnp.ones((5, 3)), theta)
 
 
+@pytest.mark.end_to_end
 def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
     """By complex steps of the printed lines; and column t of X gets nothing from what stands before t."""
     theta = cases.random_theta(alg.DTransformerConfig(L=2, **cases.TINY))

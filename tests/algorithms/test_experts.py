@@ -125,6 +125,7 @@ def test_of_equal_scores_the_first_experts_are_chosen():
     assert LINES["MIXTRAL"].chosen(jnp.zeros((5, 3))).tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("sizes", [{"data": 2, "model": 3}, pytest.param({"context": 2}, marks=pytest.mark.thorough)])
 def test_a_mesh_changes_nothing(sizes):
     line = LINES["DEEPSEEK"]
@@ -196,6 +197,7 @@ def test_a_program_for_an_accelerator_has_ragged_products(platform):
     assert text.count('stablehlo.composite "chlo.ragged_dot"') == 9
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("R", "n"), [(300, 3), (700, 16)])
 def test_the_kernels_for_tpus_multiply_every_row_by_the_matrix_of_its_group(R, n, monkeypatch):
     """In interpret mode: products and both gradients, also where 16 blocks of different groups are one tile."""

@@ -106,6 +106,8 @@ def test_tokens_that_are_divided(attention, spec):
     assert_spec(actual, spec)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("types", [(AxisType.Explicit, AxisType.Auto), (AxisType.Auto, AxisType.Explicit)])
 def test_axes_of_type_explicit_beside_auto(types):
     def value_and_gradient(x):

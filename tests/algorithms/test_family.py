@@ -78,6 +78,7 @@ def value_and_gradient(name, implementation):
     return compiled(cases.theta_of(config))
 
 
+@pytest.mark.end_to_end
 @every_row
 def test_the_lines_are_the_oracles(name):
     config = cases.config_of(name)
@@ -88,6 +89,8 @@ def test_the_lines_are_the_oracles(name):
         np.testing.assert_allclose(log_P[:, b], expected, atol=1e-9)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @every_row
 @pytest.mark.parametrize("implementation", ["dense", pytest.param("blockwise", marks=pytest.mark.slow)])
 def test_every_implementation_is_as_printed(name, implementation):
@@ -97,6 +100,7 @@ def test_every_implementation_is_as_printed(name, implementation):
     assert_trees_close(gradient, by_hand, 1e-9)
 
 
+@pytest.mark.end_to_end
 @every_decoder
 def test_a_cache_generates_the_tokens_of_algorithm_14(name):
     config = cases.config_of(name, l_max=23)
@@ -109,6 +113,7 @@ def test_a_cache_generates_the_tokens_of_algorithm_14(name):
         assert tokens[r].tolist() == expected.tolist()
 
 
+@pytest.mark.end_to_end
 @every_encoder_decoder
 def test_a_cache_generates_the_tokens_of_algorithm_15(name):
     config, key = cases.config_of(name), jax.random.key(3)

@@ -51,6 +51,8 @@ def test_greedy_transductions_are_the_oracles(seed):
     np.testing.assert_array_equal(x_hat, expected + [eos_token(N_V)] * (11 - len(expected)))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.0, 1e-3, 1.0])
 def test_a_transduction_ends_with_eos_token_or_at_l_max(tau):
     theta = cases.random_theta(ED)
@@ -152,6 +154,7 @@ def test_the_tempered_distribution_has_no_nan(tau):
     np.testing.assert_array_equal(log_q.max(axis=0), [0, -np.inf, 0])
 
 
+@pytest.mark.end_to_end
 def test_each_request_has_its_own_temperature():
     theta = cases.random_theta(D)
     prompts, keys = cases.random_tokens(3, 5), jax.random.split(KEY, 3)

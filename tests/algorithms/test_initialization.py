@@ -137,6 +137,7 @@ def test_sizes_that_follow_from_others():
     assert alg.ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8, variant=alg.BERT).tied
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_parameters_depend_on_their_own_key(impl):

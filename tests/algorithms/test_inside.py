@@ -151,6 +151,8 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", without)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.quick_of(cases.EXACT_AND_DEFAULT, (*cases.IMPLEMENTATIONS, "auto")))
 def test_the_output_is_bit_for_bit_that_of_the_function(implementation, optimized):
     for number, (f, args) in TRANSFORMERS.items():
@@ -219,6 +221,8 @@ def test_grad_of_record_and_record_of_grad(implementation):
     cases.assert_trees_close(seen_2, seen)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("remat", "unroll"), [(True, False), ("all but attention", True), (False, True)])
 def test_with_layers_computed_again_in_the_backward_pass_or_unrolled(remat, unroll):
     def loss(theta, remat=remat):
@@ -257,6 +261,7 @@ def test_bfloat16():
     cases.assert_close(seen["A"], exact["A"], 0.1)
 
 
+@pytest.mark.end_to_end
 def test_many_tokens_where_the_kernel_forms_no_scores():
     theta = cases.random_theta(dataclasses.replace(cases.D, l_max=300), scale=0.2)
     x = cases.random_tokens(300, seed=7, n=14)
@@ -308,6 +313,7 @@ def test_nothing_of_what_is_looked_at_is_taken_for_it():
 # What is refused, and what is listed.
 
 
+@pytest.mark.end_to_end
 def test_intermediates_lists_names_that_record_takes():
     listed = intermediates(alg.ed_transformer)(
         jax.ShapeDtypeStruct((2, 5), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.int32), ED

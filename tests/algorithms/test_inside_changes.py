@@ -56,6 +56,7 @@ def test_parts_of_several_axes():
     cases.assert_close(found, expected)
 
 
+@pytest.mark.end_to_end
 def test_a_sweep_is_one_vmap():
     layers, heads, tokens = jnp.array([0, 1, 1]), jnp.array([1, 0, 2]), jnp.array([5, 0, -1])
 
@@ -72,6 +73,8 @@ def test_a_sweep_is_one_vmap():
             cases.assert_close(every[i], f(*chosen))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("word", "size"), [("layer", 2), ("head", 3), ("token", 6), ("context", 6)])
 def test_a_traced_index_out_of_range_is_nan_in_value_and_gradient(word, size):
     def seen(theta, index):
@@ -141,6 +144,7 @@ def test_a_change_of_the_weights_is_seen_and_computed_on_with(implementation):
     assert np.abs(P - plain).max() > 1e-3
 
 
+@pytest.mark.end_to_end
 @implementations
 def test_gradients_are_the_differences_of_interventions(implementation):
     def loss(x):
@@ -185,6 +189,7 @@ def read_in_training(number, data, n):
     return [jnp.where(is_masked, alg.mask_token(E.W_e.shape[1]), DATA[n])]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", TRAINING)
 def test_training_shows_every_step(number):

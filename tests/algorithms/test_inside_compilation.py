@@ -113,6 +113,8 @@ def test_traced_indices_share_a_program_and_keep_their_names():
     assert_close(jnp.stack(gradient), slopes["X@8"][::-1])
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_was_compiled_ends_with_the_function(name):
     theta = jnp.arange(3.0)

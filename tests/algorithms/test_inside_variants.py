@@ -137,6 +137,7 @@ def test_every_implementation_shows_the_same(c):
         cases.assert_trees_close(record(c.using(implementation), *names)(*c.args)[1], paper)
 
 
+@pytest.mark.end_to_end
 @variants
 def test_without_a_head_is_with_its_output_weights_at_0(c):
     f = c.using("auto")
@@ -204,6 +205,7 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(c):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
+@pytest.mark.end_to_end
 @variants
 def test_under_vmap_and_around_it(c):
     f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]
@@ -254,6 +256,8 @@ MESHES += ({"data": 8}, {"context": 4, "model": 2}, {"replica": 2, "model": 4})
 EACH_MESH = [(name, sizes) for name in NAMES for sizes in (MESHES if name in QUICK else MESHES[:1])]
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "sizes"), cases.quick_of([("PAPER", MESHES[0])], EACH_MESH))
 def test_on_a_mesh(name, sizes):
     """Each mesh that tests have, for three variants; of the others, that with all three axes."""

@@ -66,6 +66,8 @@ def test_the_stacks_and_their_layers():
     )
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("L", [2, 7])
 def test_values_are_those_of_single_layers(L):
     theta = model(L)
@@ -74,6 +76,7 @@ def test_values_are_those_of_single_layers(L):
     assert_close(alg.d_transformer(X, theta, implementation="paper"), expected)
 
 
+@pytest.mark.end_to_end
 def test_records_and_changes_have_one_axis_of_layers():
     theta, L, expected = model(7), 7, []
     P, layers = one_by_one(X, theta, L, expected), np.array([0, 6])
@@ -98,6 +101,7 @@ def test_records_and_changes_have_one_axis_of_layers():
     assert_close(twice[names[1]][0], expected[5])
 
 
+@pytest.mark.end_to_end
 def test_gradients_do_not_depend_on_what_is_computed_again():
     theta = model(4)
 

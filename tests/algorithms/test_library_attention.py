@@ -156,6 +156,7 @@ def test_blocks_of_the_tpu_kernel(sizes, mask, expected, monkeypatch):
     assert tuple(n for name, n in found.items() if name.startswith("block_")) == expected
 
 
+@pytest.mark.end_to_end
 def test_the_tpu_kernels_factor_of_queries_is_not_rounded(interpreted):
     """1/√192 in bfloat16 is 1.0013 times as much."""
     matrices = tiles(d=192, dtype=jnp.bfloat16)
@@ -249,6 +250,8 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
     assert "tensor<1x1x256x64xbf16>" in text  # one head of one sequence
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [(16, 16), (12, 9), (8, 16)], ids=str)
 @pytest.mark.parametrize("mask", (AS_ARRAYS | OF_CUDNN).values(), ids=AS_ARRAYS | OF_CUDNN)
 def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):

@@ -163,6 +163,8 @@ TRAININGS = {
 }
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("architecture", "dtype"), cases.quick_of([("e", "uint8")], itertools.product(TRAININGS, ("uint8", "int8")))
 )

@@ -141,6 +141,7 @@ def test_a_token_with_nothing_to_attend_to_takes_the_sink():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
+@pytest.mark.end_to_end
 def test_names_are_those_of_the_tags():
     x = jnp.array([3, 1, 4, 1, 5])
     _, seen = record(alg.d_transformer, "A_sink", "A")(x, theta_of("SINKS"))

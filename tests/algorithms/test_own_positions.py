@@ -56,6 +56,7 @@ def test_gradients_are_those_of_the_lines_as_printed():
     assert_trees_close(gradient("blockwise"), expected)
 
 
+@pytest.mark.end_to_end
 def test_cached_tokens_are_algorithm_14s():
     key = jax.random.key(2)
     tokens = generate(THETA, X, lengths=np.array([7, 4]), config=CONFIG, l_gen=9, tau=0.9, key=key)

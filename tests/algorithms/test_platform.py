@@ -142,6 +142,7 @@ def test_a_program_has_no_kernel_that_does_not_take_its_dtype_or_that_not_all_it
 DELTA = HYBRID.but(attention=(GatedDelta(n=2, n_keys=2, d_key=3, d_value=5), *HYBRID.attention[1:]))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("f", "variant"), [(hidden, alg.GPT2), (updated, alg.GPT2), (hidden, HYBRID), (updated, DELTA)]
 )

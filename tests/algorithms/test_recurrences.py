@@ -80,6 +80,7 @@ def test_the_rule_is_that_of_loops(case, implementation, mask, chunk):
     assert_close(Y, by_loops(X, mask), 1e-10)
 
 
+@pytest.mark.end_to_end
 def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
     line, W, _ = case
     mask = UNIDIRECTIONAL & documents(NUMBERS)

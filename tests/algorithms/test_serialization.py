@@ -74,6 +74,7 @@ print(json.dumps(np.asarray(program.call(leaves, np.array([3, 0, 1, 2], np.int32
 """
 
 
+@pytest.mark.end_to_end
 def test_a_program_of_the_leaves_needs_no_library(tmp_path):
     theta = random_theta(MODELS["d, another variant"][2])
     leaves, tree = jax.tree.flatten(theta)

@@ -201,6 +201,8 @@ MODELS = {
 QUICK_MODEL = ("d", "auto", 8, ("inside",))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("architecture", "implementation", "n", "ways"),
     cases.quick_of([QUICK_MODEL], [QUICK_MODEL, *itertools.product(MODELS, EVERY, (2, 4), [tuple(WAYS)])]),
@@ -216,6 +218,8 @@ def test_a_models_training_loss(architecture, implementation, n, ways):
     assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", cases.quick_of(["delta"], test_recurrences.LINES))
 @pytest.mark.parametrize("implementation", test_recurrences.RULES)
 def test_a_recurrence(name, implementation):

@@ -55,6 +55,8 @@ def assert_mesh_changes_nothing(loss, *arguments, sizes):
     cases.assert_trees_close(jax.device_get(actual), jax.device_get(expected), 1e-11)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mask", "implementation", "dropout", "sizes"),
     [
@@ -217,6 +219,7 @@ def gathered_by_a_step(names, context):
     return sorted(shapes), [s for s in shapes if s in weights or s[::-1] in weights]
 
 
+@pytest.mark.end_to_end
 def test_a_step_gathers_no_weights_if_the_axes_are_named():
     theirs, ours = {"data": "data", "model": "model"}, {"data": "dp", "model": "tp"}
     expected, _ = gathered_by_a_step(theirs, contextlib.nullcontext())

@@ -113,6 +113,7 @@ def test_through_vmap_of_several_models_and_scan_over_them(name):
     cases.assert_close(each, expected, 1e-12)
 
 
+@pytest.mark.end_to_end
 @every_model
 def test_through_a_scan_that_trains_with_optax(name):
     """AdamW's steps in a loop are those for the arrays alone, without the variant."""

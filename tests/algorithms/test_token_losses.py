@@ -116,6 +116,8 @@ def test_padding_and_invalid_targets_send_no_gradient():
     cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["PAPER", "GEMMA2"])
 def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
     """With targets, every column before the padding has a loss; where a weight is 0, the target may be anything."""
@@ -176,6 +178,8 @@ def test_logits_are_those_of_the_probabilities(kind, name):
         cases.assert_close(logits(theta), y if line.cap is None else line.cap * np.tanh(y / line.cap))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["d", "e", "ed"])
 def test_large_logits_have_finite_logarithms_entropies_and_gradients(kind):
     """At ±150 in float32, where the logarithm of the probabilities is −∞."""

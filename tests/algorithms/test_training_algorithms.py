@@ -39,6 +39,7 @@ def assert_trained(theta_hat, expected, theta):
     assert any((trained[name] != initial[name]).any() for name in initial)
 
 
+@pytest.mark.end_to_end
 def test_ed_training_is_the_oracles():
     theta = cases.random_theta(ED)
     expected = oracle.ed_training(cut(z, z_lengths), cut(x, x_lengths), oracle.unstack(theta), 2, ETA)
@@ -92,6 +93,8 @@ def test_a_sequence_of_one_token_or_none_teaches_nothing():
     chex.assert_trees_all_equal(alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths), theta)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8"])
 def test_lengths_in_few_bits_are_lengths(dtype):
     """ℓ − 1 of ℓ = 0 would wrap to 255, and train on the padding."""
@@ -124,6 +127,8 @@ def test_training_is_differentiable_by_its_learning_rate():
         assert float(slope) == pytest.approx(float(difference), rel=1e-8)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_what_is_masked_depends_on_its_own_key(impl):
     """Also where runs with several keys are mapped over: XLA's generator would draw all from the first."""

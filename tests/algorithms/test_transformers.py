@@ -86,6 +86,7 @@ def test_padding_is_not_there():
         np.testing.assert_allclose(P, oracle.e_transformer(x[:5], oracle.unstack(of_e)), rtol=1e-10)
 
 
+@pytest.mark.end_to_end
 @architectures
 def test_padding_sends_no_gradient(config):
     """The embedding of the token that fills the padding, which stands nowhere else, gets exactly none."""
@@ -154,6 +155,8 @@ def test_a_token_outside_the_vocabulary_gives_nan(config):
             assert np.isnan(run(config, z.at[6].set(invalid), x, theta)).all()
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", RULES)
 def test_what_the_backward_pass_computes_again_is_the_same(implementation):
     """All of a layer, or all but what attention's rule or products give; these are computed once more, or not."""

@@ -51,6 +51,7 @@ def test_every_line_of_the_paper_is_listed():
         assert algorithm.lines[-1].number == "return" or n == 7
 
 
+@pytest.mark.end_to_end
 def test_the_components_agree_line_by_line(components):
     assert components.ok, summary(components)
     assert len(components.lines) == sum(LINES[n] for n in COMPONENTS)
@@ -120,6 +121,7 @@ def test_a_mutation_must_be_located_and_named(is_found, says, status, monkeypatc
     assert f"{int(is_found)} of 1 mutations located, {len(says)} named" in capsys.readouterr().out
 
 
+@pytest.mark.end_to_end
 def test_a_line_without_counterpart_is_reported(cache):
     file = "algorithms/alg03_attention.py"
     without_tag = Edit(file, "projections", "2", "b_k)", "b_k)  # untagged:")
@@ -215,6 +217,7 @@ def test_tags(tmp_path):
     assert (numbers(body.tags, 7, order), numbers(body.tags, 8, order), body.target) == (("5",), ("6",), "a")
 
 
+@pytest.mark.end_to_end
 def test_command_line(tmp_path, capsys):
     assert command.main(["--algorithm", "6", "--sizes", "d_e=5", "--json", str(tmp_path / "result.json")]) == 0
     printed = capsys.readouterr().out

@@ -31,6 +31,7 @@ def crosscheck(path: str) -> Any:
     return compare_own(OwnScenarios(algorithms, path, seed=0, sizes={}, implementation="paper"), ROOT)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER.get(name, ())) for name in PATHS])
 def test_every_line_agrees_with_the_loops(name):

@@ -35,6 +35,7 @@ def marks_of(name):
     return () if name in QUICK else pytest.mark.thorough if name in THOROUGH else pytest.mark.slow
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in NAMES])
 def test_every_line_of_a_variant_agrees(name):
     results = crosscheck(name)

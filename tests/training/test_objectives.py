@@ -111,6 +111,8 @@ def assert_same_loss(task, of_model, name, values):
     return lowered, compiled
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("task", "options"), [("d", {"rows": "chunks", "dropout": 0.3}), pytest.param("e", {}, marks=pytest.mark.slow)]
 )
@@ -131,6 +133,8 @@ def test_remat_computes_the_same_in_less_memory(task):
     assert temporary[2] < temporary[1] < temporary[0]
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", ["d", *(pytest.param(task, marks=pytest.mark.slow) for task in ("e", "ed"))])
 @pytest.mark.parametrize("remat", ["nothing", pytest.param("all", marks=pytest.mark.slow)])
 def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
@@ -140,6 +144,7 @@ def test_unrolled_layers_compute_the_same_without_a_loop(task, remat):
     assert loops[1] == loops[0] - 2 * (1 + (task == "ed"))  # forward and backward
 
 
+@pytest.mark.end_to_end
 def test_dropout_depends_on_the_step_and_on_the_sequence():
     settings, data, _, theta = model("classify", dropout=0.5)
     batch = {name: np.repeat(array[:1], settings.batch_size, axis=0) for name, array in data.train.batch(0).items()}

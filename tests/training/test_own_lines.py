@@ -162,6 +162,7 @@ def test_a_run_remembers_its_package(tmp_path, monkeypatch):
         config_from_json("d", gone, ["study_of_yours"])
 
 
+@pytest.mark.end_to_end
 def test_a_run_is_not_resumed_with_other_lines(tmp_path):
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", variant=PATHS["EXPERTS"], steps=1, H=2))
     trainer.train()
@@ -183,6 +184,7 @@ def thetas():
     return {name: (config, init_d_transformer(jax.random.key(0), config)) for name, config in configs.items()}
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", ["EXPERTS", "SINKS", "LATENT", "HYBRID"])
 def test_files_of_ones_own(tmp_path, thetas, name):
     config, theta = thetas[name]
@@ -219,6 +221,7 @@ def test_axes_are_divided(thetas):
     assert hybrid["layers.1.attention.heads.W_q"] == P(None, "model", None, "data")
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", ["EXPERTS", "SINKS", "LATENT", "HYBRID"])
 def test_a_mesh_computes_the_same(thetas, name):
     _, theta = thetas[name]

@@ -122,6 +122,7 @@ def test_the_functions_take_packages(name):
         assert Path("executed").exists()
 
 
+@pytest.mark.end_to_end
 def test_a_named_package_is_executed(printed):
     """Also one that the path lacks: the working directory is searched last."""
     sys.path.remove(str(Path.cwd()))

@@ -172,6 +172,7 @@ def test_the_command_checks_measures_and_writes(wrong, monkeypatch, tmp_path, ca
     assert "Not measured" not in text
 
 
+@pytest.mark.end_to_end
 def test_a_part_that_fails_leaves_the_others(monkeypatch, tmp_path, capfd):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile allocating")
@@ -188,6 +189,7 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch, tmp_path, capfd):
     assert "hardware: training step: not measured: JaxRuntimeError" in capfd.readouterr().err
 
 
+@pytest.mark.end_to_end
 @pytest.mark.usefixtures("x32")
 def test_plain_jaxs_decoder_continues_as_the_library():
     sizes = {"N_V": 19, "l_max": 16, "L": 2, "H": 2, "d_e": 8, "d_mlp": 12}

@@ -66,6 +66,7 @@ def test_rules_are_right():
     assert not check_rules(algorithms, ROOT, 1, [3, 7, 14, 15])
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("file", "function", "right", "wrong", "algorithm", "inputs"), SIGNS)
 def test_a_planted_sign_is_named_under_its_algorithm(file, function, right, wrong, algorithm, inputs):

@@ -142,6 +142,7 @@ def test_every_planted_bug_has_a_sentence():
     assert sorted(SAYS) == sorted(PLANTED)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SAYS)
 def test_a_planted_bug_is_named(name):

@@ -119,6 +119,7 @@ def data():
     return Modalities(packed(store, 83), VOCABULARY, batch_size=8, seed=3)
 
 
+@pytest.mark.end_to_end
 def test_a_batch_has_text_digits_and_control_and_the_loss_is_on_text_and_actions(data):
     batch = data.batch(0)
     assert {len(array) for array in batch.values()} == {8}

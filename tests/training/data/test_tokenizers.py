@@ -71,6 +71,7 @@ def test_the_data_come_back_exactly(built, kind):
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
 
 
+@pytest.mark.end_to_end
 @given(st.text())
 def test_any_text_comes_back_exactly_from_bytes_and_byte_pairs(built, text):
     for kind in ("bytes", "bpe"):

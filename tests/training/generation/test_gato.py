@@ -57,6 +57,7 @@ def test_an_image_is_named_by_the_likeliest_token_of_text_again_and_again():
         assert TOKENIZER.decode(tokens) == name
 
 
+@pytest.mark.end_to_end
 def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
     drawn = GATO.drawings(["two", "seven"], n=5, levels=17, tau=0)
     for text, row in zip(("two", "seven"), drawn, strict=True):
@@ -90,6 +91,7 @@ def test_what_does_not_fit_is_refused():
         Gato(RUN._replace(task="d"))
 
 
+@pytest.mark.end_to_end
 def test_text_is_continued_by_the_decoder_of_the_text_tokens_alone():
     decoder = of_text(RUN)
     x = jnp.asarray([TOKENIZER.bos_token, 3, 5])

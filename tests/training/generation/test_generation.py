@@ -41,6 +41,8 @@ def assert_replayed(theta, tokens, tau):
     cases.assert_drawn(theta, [x[:l] for x, l in zip(PROMPTS, LENGTHS, strict=True)], tokens, tau, KEY, L_MAX)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.6, *(pytest.param(tau, marks=pytest.mark.slow) for tau in (0.0, 1.0, np.inf))])
 def test_tokens_are_those_of_algorithm_14(tau):
     l_gen = L_MAX - int(LENGTHS.max()) + 1  # up to the last position, so that the cache grows
@@ -124,6 +126,7 @@ def test_the_stream_yields_the_same_tokens():
     assert len(columns) < 30
 
 
+@pytest.mark.end_to_end
 def test_prompts_of_a_bucket_share_what_is_compiled():
     x = np.zeros((2, 24), int)
     run(prompts=x, lengths=np.array([24, 20]), tau=0.3, l_gen=3)
@@ -375,6 +378,8 @@ def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypa
         np.testing.assert_allclose(attend(Q, cache.KeyValues(K, V)), expected, rtol=1e-12)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", [PAPER, LLAMA], ids=["PAPER", "LLAMA"])
 def test_rounded_weights_give_the_tokens_of_the_model_with_these_weights(variant):
     """Prompts of one token leave nothing to be read with the weights as they were."""

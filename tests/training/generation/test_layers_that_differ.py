@@ -40,6 +40,7 @@ def test_every_layer_keeps_as_much_as_it_needs():
         assert cache.state.shape == (7, 3) if l % 3 < 2 else rows_of(cache) == 5
 
 
+@pytest.mark.end_to_end
 def test_requests_join():
     generator = Generator(THETA, CONFIG)
     begun = generator.begin(X[:1, :9], lengths=LENGTHS[:1], l_gen=40, key=KEY, tau=0.8)

@@ -61,6 +61,7 @@ def test_translations_are_those_of_algorithm_15(name):
     np.testing.assert_array_equal(found, lengths)
 
 
+@pytest.mark.end_to_end
 def test_a_formula_that_reads_the_matrices_itself_continues_as_the_papers():
     configs = [cases.config_of("SINKS", variant=variant) for variant in (PAPER.but(attention=Direct()), PAPER)]
     theta = cases.theta_of(configs[0])
@@ -118,6 +119,8 @@ def test_a_line_that_mixes_columns_is_refused(message):
         generate(theta, Z, lengths=LENGTHS, config=config, l_gen=1, key=jax.random.key(0))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("window", [3, None])
 def test_weights_by_the_order_of_keys_are_those_of_whole_sequences(window):
     """A cache of as many rows as the window turns; a breaking of sticks sees its keys in order."""

@@ -66,6 +66,7 @@ def columns_read(monkeypatch):
     return read
 
 
+@pytest.mark.end_to_end
 @pytest.mark.usefixtures("few_at_once")
 def test_keys_and_values_are_those_of_one_reading(name):
     model = generator(name)
@@ -78,6 +79,7 @@ def test_keys_and_values_are_those_of_one_reading(name):
     np.testing.assert_allclose(P[:, 0], expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.usefixtures("few_at_once")
 def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     model = generator(name)
@@ -87,6 +89,7 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     assert model.prefixes.found == 25 + 39 + 16
 
 
+@pytest.mark.end_to_end
 def test_what_was_generated_is_not_read_again(name, monkeypatch):
     """A conversation: each turn begins with all of those before it."""
     model, text = generator(name), TEXTS[0, :20]

@@ -60,6 +60,7 @@ def test_the_cache_of_a_layer_is_no_longer_than_its_window(name):
         assert state.tokens.shape == (3, C)
 
 
+@pytest.mark.end_to_end
 def test_requests_join_in_a_ring():
     """One whose prompt is longer than the window, and later one that is shorter, beside those on their way."""
     config, theta = model(VARIANTS["one window"])

@@ -40,6 +40,7 @@ def test_log_probabilities_of_a_decoder(tied):
         assert (log_p[r, length - 1 :] == 0).all()
 
 
+@pytest.mark.end_to_end
 def test_log_probabilities_of_an_encoder_decoder():
     log_p = scores(ED, z=Z, z_lengths=Z_LENGTHS)
     P = np.asarray(ed_transformer(Z, X, THETA[ED], z_length=Z_LENGTHS))

@@ -108,6 +108,8 @@ def assert_predicted(config, theta, x, y, log_p):
     np.testing.assert_allclose(np.exp(log_p), P[y, np.arange(len(x) - 1, len(text))], rtol=1e-10)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
     """Prompts of three lengths, one that joins in another part, and the cache grows from 256 to 512 slots."""
@@ -125,6 +127,7 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
         assert_predicted(config, theta, prompt, begun.tokens[r, start:], begun.log_p[r, start:])
 
 
+@pytest.mark.end_to_end
 def test_a_kept_prefix_is_read_in_parts():
     config, theta = model(LLAMA)
     x = np.random.default_rng(7).integers(17, size=(1, 200)).astype(np.int32)
@@ -154,6 +157,7 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
             assert state.caches[0].K.shape == (4, 256, 6)
 
 
+@pytest.mark.end_to_end
 def test_several_devices_share_a_cache_in_one_part():
     """With a condition in each part they would wait for each other; they generate what one device generates."""
     config = EDTransformerConfig(N_V=16, l_max=40, L_enc=1, L_dec=2, H=4, d_e=8, d_mlp=8)

@@ -61,6 +61,8 @@ def test_tokens_are_those_of_algorithm_15(tau):
 IN_TURN = (Attention(clip=0.3), Attention(scale=0.9), Attention(positions=Distances(buckets=4, farthest=5)))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shared", [1, 2])
 def test_decoder_layers_take_attentions_in_turn(shared):
     """Each computes the keys and values of the context by its own line."""
@@ -86,6 +88,8 @@ def test_greedy_tokens_are_those_of_algorithm_15_in_float32():
     np.testing.assert_array_equal(tokens, expected)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", [VASWANI, VASWANI.but(mlp=Experts(n=4))])
 def test_a_variant_is_translated_with(variant):
     config = dataclasses.replace(CONFIG, variant=variant, d_e=12, L_dec=1)
@@ -234,6 +238,7 @@ def test_a_model_of_another_kind_is_refused():
         Translator((), CONFIG)
 
 
+@pytest.mark.end_to_end
 def test_rounded_weights_translate_as_the_model_with_these_weights():
     theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA)
     rounded, exact = Translator(theta, CONFIG, int8=True), Translator(theta, CONFIG)

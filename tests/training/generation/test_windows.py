@@ -54,6 +54,8 @@ def test_each_token_is_predicted_from_its_window():
             assert tokens[r, i] == sample(jnp.log(given(text, l + i)), 0.8, key)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bias", [None, {3: 2.0}])
 def test_each_token_is_drawn_among_those_that_its_request_permits(bias):
     """Beside a request that permits all: tokens of one remainder by 3 follow each other, counted from the first."""

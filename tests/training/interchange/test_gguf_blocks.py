@@ -119,6 +119,7 @@ MODELS = [("LLAMA", "Q8_0", True), ("LLAMA", "Q4_1", False), ("QWEN2", "Q4_0", T
 MODELS += [("GPT2", "Q4_1", False), ("GEMMA3", "Q8_0", True), ("QWEN3", "Q4_0", False), ("MISTRAL", "Q4_1", True)]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("name", "form", "tied"), cases.quick_of(MODELS[:2], MODELS))
 def test_a_model_in_blocks_is_the_dequantized_one(name, form, tied, tmp_path, x32):
     path = written(tmp_path / "model.gguf", name, form, tied)
@@ -163,6 +164,7 @@ def test_other_types_are_rounded_to_8_bits(tmp_path, x32):
     assert len(found) == 7
 
 
+@pytest.mark.end_to_end
 def test_a_file_of_several_types_keeps_what_it_can(tmp_path, x32, monkeypatch):
     """Q4_0, but for one layer's W_v, with which all of W_q, W_k and W_v are in 8 bits, and one's W_mlp2, in floats."""
     draft = gguf_writing.draft
@@ -187,6 +189,7 @@ def test_a_file_of_several_types_keeps_what_it_can(tmp_path, x32, monkeypatch):
     Generator(run.theta, config).generate(x[None], lengths=np.array([23]), l_gen=3, key=jax.random.key(0))
 
 
+@pytest.mark.end_to_end
 def test_matrices_that_something_else_reads_are_dequantized(tmp_path, x32):
     path = written(tmp_path / "model.gguf", "MIXTRAL", "Q8_0")
     exact, run = load_pretrained(path)[0], load_quantized(path)

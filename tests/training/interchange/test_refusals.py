@@ -151,6 +151,7 @@ def test_the_wrong_number_of_layers_is_said_before_anything_is_made_of_it(path, 
     tracemalloc.stop()
 
 
+@pytest.mark.end_to_end
 def test_the_wrong_number_of_layers_of_several_stacks_is_said(tmp_path):
     mlp = dataclasses.replace(DEEPSEEK.mlp, n=4, k=2, groups=2, chosen_groups=1)
     variant = DEEPSEEK.but(first=(GATED.but(d_mlp=9),), mlp=mlp)

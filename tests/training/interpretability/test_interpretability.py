@@ -180,6 +180,7 @@ def test_activation_patching_is_one_intervention_after_the_other(name, by, shape
         cases.assert_close(found[layer, i], intervene(score, {where: value})(OTHER))
 
 
+@pytest.mark.end_to_end
 def test_attribution_patching_is_the_slope_of_patching():
     estimate = patching.attribution_patching(score, "Y@2", (X,), (OTHER,))
     _, of_source = record(score, "Y@2")(X)

@@ -106,6 +106,7 @@ def test_the_weights_on_the_page_are_those_of_numpy(whole, found):
     assert "3 layers" in data["facts"]
 
 
+@pytest.mark.end_to_end
 def test_the_predictions_of_each_layer_are_those_of_numpy(run, whole, found):
     data, arrays = read(found.html())
     _, stream, *_ = whole
@@ -267,6 +268,7 @@ def test_what_is_shown_of_other_models(task, shown, tmp_path):
         assert attended.A.shape[2:] == lengths
 
 
+@pytest.mark.end_to_end
 def test_an_encoder_is_patched_at_its_mask(tmp_path):
     run = load_run(make_run(tmp_path / "e", "e"))
     found = look(run, "ab[MASK]de", against="ac[MASK]de")

@@ -59,6 +59,8 @@ def test_the_balancing_loss_is_that_of_the_loops(theta):
     np.testing.assert_allclose(losses.balance, expected, rtol=1e-6)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 def test_training_follows_the_gradient_of_both_losses(theta, accumulation_steps):
     settings = settings_for("d", batch_size=3, accumulation_steps=accumulation_steps)

@@ -51,6 +51,7 @@ def model(**values):
     return settings, config, *arrays(config, settings.lora_matrices)
 
 
+@pytest.mark.end_to_end
 def test_merged_adds_s_times_the_product_head_by_head():
     _, _, theta, adapter = model()
     both, parts = merged(theta, adapter, 1.5), adapter.layers
@@ -78,6 +79,7 @@ def test_it_begins_with_what_the_frozen_parameters_compute():
     assert not np.array_equal(A[0], A[1])
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
     """∂F/∂B = s dW Aᵀ and ∂F/∂A = s Bᵀ dW, where dW is the gradient of the whole matrix."""
@@ -166,6 +168,7 @@ def undisturbed(tmp_path_factory, base):
     return directory, *trained(directory, base, **EXACT)
 
 
+@pytest.mark.end_to_end
 def test_it_learns_and_keeps_the_adapter_alone(undisturbed, base):
     directory, losses, results = undisturbed
     assert losses[8] < losses[1]

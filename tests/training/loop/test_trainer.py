@@ -59,6 +59,7 @@ def undisturbed(tmp_path_factory, as_most_callers):
     return directory, settings, results, witness
 
 
+@pytest.mark.end_to_end
 def test_every_step_and_every_evaluation_is_in_the_record(undisturbed):
     directory, _, results, witness = undisturbed
     record = read_metrics(directory / "metrics.jsonl")
@@ -243,6 +244,7 @@ def held_out_loss(settings, theta, sample):
     return nats / weight
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("patience", [0, 9])
 def test_only_losses_on_the_same_held_out_data_are_compared(tmp_path, patience):
     """The last evaluation, too, is on the sample; the results are those of all held-out data."""
@@ -278,6 +280,7 @@ def test_held_out_data_without_tokens_to_predict_are_refused_before_the_first_st
         evaluate(lambda *_: (0.0, 0.0, 0.0), None, [{}])
 
 
+@pytest.mark.end_to_end
 def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=3, eval_every=1, patience=5))
@@ -297,6 +300,7 @@ def test_an_mfu_above_1_is_left_out_with_a_note(tmp_path):
         assert all(text.startswith("mfu: expected at most 1, got ") for text in witness.warnings)
 
 
+@pytest.mark.end_to_end
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     often = {"checkpoint_every": 1, "eval_every": 100}
     settings = settings_for("d", **PLAIN, **often, steps=9, learning_rate=1e30, explosion=1e30)

@@ -65,6 +65,7 @@ def test_what_does_not_divide_is_whole():
     assert specs["count"] == P()
 
 
+@pytest.mark.end_to_end
 def test_a_mesh_of_ones_own_names():
     theta = init_d_transformer(jax.random.key(0), CONFIG)
     mesh = jax.make_mesh((2, 2, 2), ("pod", "fsdp", "tp"), axis_types=(AxisType.Auto,) * 3)

@@ -38,6 +38,7 @@ def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, prin
             assert (array.dtype, np.asarray(array).tobytes()) == (dtype, expected[name].tobytes())
 
 
+@pytest.mark.end_to_end
 def test_commands_take_it(run, called, printed):
     texts = {}
     for dtype in ("float32", "bfloat16"):

@@ -73,6 +73,7 @@ def joins_of(of_model):
     return found
 
 
+@pytest.mark.end_to_end
 def test_a_batch_has_what_is_drawn_in_any_way(model):
     done, of_model = queue.SimpleQueue(), engine_of(model)
     begun = joins_of(of_model)
@@ -104,6 +105,7 @@ def test_each_of_several_tokens_ends_a_text(model):
     assert "".join(step.text for step in steps) == LETTERS.decode(tokens_of(free)[:first])
 
 
+@pytest.mark.end_to_end
 def test_prompts_that_are_the_same_are_read_once(model, monkeypatch):
     asked = {f"{i}": {"prompt": "j" if i == 5 else "abc", "number": i} for i in range(6)}
     for how in asked.values():
@@ -231,6 +233,7 @@ def test_another_way_of_drawing_compiles_nothing(model):
         assert cases.compilations(lambda how=how: asked(**how)) == []
 
 
+@pytest.mark.end_to_end
 def test_what_was_compiled_for_a_join_is_not_compiled_again():
     config = DTransformerConfig(N_V=13, l_max=64, L=1, H=1, d_e=5, d_mlp=7)
     one, two = (Request(np.arange(n), jax.random.key(n), 20, {"tau": 0.9}) for n in (3, 5))
@@ -248,6 +251,7 @@ def test_what_was_compiled_for_a_join_is_not_compiled_again():
     assert not any("decode" in name for name in cases.compilations(join))
 
 
+@pytest.mark.end_to_end
 def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
     """Whatever way it is drawn in."""
     events = events_of(model, [*ASKED])

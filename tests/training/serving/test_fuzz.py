@@ -91,6 +91,7 @@ def assert_answered(port, path, body):
     return status
 
 
+@pytest.mark.end_to_end
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(request=REQUESTS)
 def test_every_request_is_answered_or_refused(port, request):
@@ -104,6 +105,7 @@ def test_every_request_of_many_is_answered_or_refused(port, request):
     assert_answered(port, *request)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("path", [*FIELDS])
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"nan", b'"\\ud800"', b"{}", b"[]", b'{"\\ud800": 1}', 4001 * b" "])
 def test_what_is_not_a_request_is_refused(port, path, data):

@@ -29,6 +29,7 @@ def port(model):
         yield port
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:99", "[::1]:8000", "LOCALHOST:8000"])
 def test_own_names_are_answered(port, host):
     assert asked(port, "POST", "/v1/completions", BODY, host=host)[0] == 200

@@ -26,6 +26,7 @@ def drawn(client, seed, **options):
     return serving_cases.complete(client, "the cat", **how | options).choices[0]
 
 
+@pytest.mark.end_to_end
 def test_five_asked_are_five_given_and_the_drawn_one(client):
     """Of different names, also those that are parts of characters."""
     seen = set()

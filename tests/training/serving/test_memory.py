@@ -53,6 +53,8 @@ def in_parts(generator, new):
     return read
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kept", [None, 1 << 20])
 @pytest.mark.parametrize("read", [None, in_parts])
 def test_who_joins_gets_room_for_what_it_asked_for(kept, read):
@@ -75,6 +77,7 @@ def test_who_joins_gets_room_for_what_it_asked_for(kept, read):
         assert batch.tokens[r, batch.starts[r] :][:12].tolist() == expected.tokens[0].tolist()
 
 
+@pytest.mark.end_to_end
 def test_who_ends_leaves_its_slots():
     """One of many tokens runs beside 34 of few, one after another, in as many slots as it needs itself."""
     generator = Generator(THETA, CONFIG)
@@ -213,6 +216,7 @@ def slow_parts(monkeypatch):
     return parts
 
 
+@pytest.mark.end_to_end
 def test_a_long_prompt_is_read_between_steps_and_no_further_if_nobody_waits(slow_parts):
     """A short one begins and ends while a long one is read, which is abandoned then: its last parts are never read."""
     engine, long, short = engine_of(), queue.SimpleQueue(), queue.SimpleQueue()

@@ -89,6 +89,7 @@ def assert_follows(text):
     assert all(type(hour) is bool for hour in found["hours"])
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 def test_a_hundred_answers_follow_their_schema(served):
     form = {"type": "json_schema", "json_schema": {"name": "forecast", "strict": True, "schema": SCHEMA}}
@@ -102,6 +103,7 @@ def test_a_hundred_answers_follow_their_schema(served):
     assert alone.choices[0].message.content == texts[0]
 
 
+@pytest.mark.end_to_end
 def test_a_required_call_and_back(served):
     """The call follows its schema; streamed, it is the same; and its result is read as the template writes it."""
     client, form, port = served
@@ -181,6 +183,7 @@ def test_a_grammar_has_the_calls_that_a_template_writes(form, start, written, wr
     assert fits("hello") == ((5, True) if start == "free" else (0, False))
 
 
+@pytest.mark.end_to_end
 def test_any_object_is_json(served):
     """Random weights end few texts by themselves, so each bracket that closes gets a bias."""
     closing = {str(token): 8 for token in tokenizer_of(template_of("hermes")).encode('"}]')}
