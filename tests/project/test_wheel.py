@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import algorithms
 print(algorithms.__file__)
 print(*(8 * algorithms.unembedding(jnp.ones(1), jnp.log(jnp.array([[1.0], [2.0], [5.0]])))).round(4).tolist())
-print(*sorted({"grain", "matplotlib", "orbax", "safetensors", "tokenizers", "torch"} & set(sys.modules)))
+print(*sorted({"matplotlib", "orbax", "safetensors", "tokenizers", "torch"} & set(sys.modules)))
 """
 IMPORT_ALL = """
 import importlib, pkgutil

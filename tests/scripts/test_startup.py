@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LATER = ("datasets", "grain", "huggingface_hub", "matplotlib", "orbax", "sklearn", "torch", "transformers", "wandb")
+LATER = ("datasets", "huggingface_hub", "matplotlib", "orbax", "sklearn", "torch", "transformers", "wandb")
 IMPORTS = f"""
 import importlib, pkgutil, sys
 import training.commands

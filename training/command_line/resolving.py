@@ -16,6 +16,7 @@ from training.mesh.padding import padded_size
 from training.mesh.shape import check_sizes as check_mesh
 from training.presets import PRESETS
 from training.runs.directory import RunDirectory, RunError
+from training.runs.resuming import FILES
 from training.settings import MANY, SETTINGS, Settings, SettingsError, converted
 from training.tasks import TASKS, settings_from, settings_to_json
 from training.tasks.models import check_sizes
@@ -105,9 +106,6 @@ def _of_model(settings: Settings, model: Model, chosen: Mapping[str, Any]) -> Se
     if changed:
         raise SettingsError(f"{model.name} has other sizes ({'; '.join(changed)}): leave them out")
     return dataclasses.replace(settings, **sizes, start_from=model.name)
-
-
-FILES = ("data", "validation_data", "pairs", "labeled")  # the settings that name files
 
 
 def with_task(argv: Sequence[str]) -> list[str]:

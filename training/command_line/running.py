@@ -21,7 +21,7 @@ Arguments = Sequence[str] | None
 EXTRAS = {
     **dict.fromkeys(("h11", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
-    **dict.fromkeys(("filelock", "grain", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
+    **dict.fromkeys(("filelock", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
 }
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
 ALL_NEED = ("jax", "jaxlib", "jaxtyping", "numpy", "optax")

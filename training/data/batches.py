@@ -3,21 +3,23 @@
     source = NextTokens(splits.train, l_max=128)       # or MaskedTokens, SequencePairs, LabeledTexts
     data = Batches(source, batch_size=32, seed=0)
     data.batch(step, rows=slice(0, 8))  # the batch of any step; the rows that one of several processes needs
-    data.batches(first_step)            # endless iterator, prefetched in the background by grain
+    data.batches(first_step)            # endless iterator, prefetched by a thread
     data.evaluation_batches()           # every example exactly once, in order
     data.evaluation_batches(sample=32)  # this many batches of examples drawn at random, always the same
 
-Examples are reshuffled every epoch; a batch may span two epochs. Token arrays are int32 [B, l], padded with the last
-token of the vocabulary, the paper's eos_token; lengths are int32 [B]; masks are boolean. Empty rows fill the last batch
-of an evaluation: they have length 0, a mask that is false everywhere and the label −1, and must not count.
+The examples of each epoch are in an order of its own, a permutation drawn from (seed, epoch); a batch may span two
+epochs. Token arrays are int32 [B, l], padded with the last token of the vocabulary, the paper's eos_token; lengths are
+int32 [B]; masks are boolean. Empty rows fill the last batch of an evaluation: they have length 0, a mask that is false
+everywhere and the label −1, and must not count.
 """
 
 import abc
+import collections
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -25,9 +27,8 @@ from jaxtyping import Int
 from training.data.records import DataError, fingerprint
 from training.data.token_store import LabeledStore, PairStore, TokenStore
 
-ENDLESS = 1 << 60  # steps; grain's ranges are finite
-NOISE = 3  # separates the random numbers of the noise from those of the batches
-Order = Any  # endless: the index of the example at each position
+AHEAD = 4  # batches that are made before they are needed
+NOISE, ORDER = 3, 4  # separate the random numbers of the noise and of the order from those of the batches
 EVALUATION = 1 << 32  # larger than any seed, so the masks of held-out data differ from those of training
 
 
@@ -72,11 +73,36 @@ def _without(x: np.ndarray, lengths: np.ndarray, left_out: np.ndarray) -> tuple[
     return np.where(np.arange(x.shape[1]) < shorter[:, None], moved, x[:, -1:]), shorter
 
 
-def shuffled(first: int, end: int, seed: int) -> Any:
-    """Return the order of the examples `first` to `end` − 1, shuffled anew in every epoch, as grain's data set."""
-    import grain
+class Shuffled:
+    """The order of n examples, another in every epoch: the index of the example at each position of an endless row."""
 
-    return grain.MapDataset.range(first, end).seed(seed).shuffle().repeat()
+    def __init__(self, n: int, *seed: int) -> None:
+        self._n, self._seed = n, seed
+        self._epoch = functools.lru_cache(maxsize=2)(self._permutation)
+
+    def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
+        return np.random.default_rng([*self._seed, ORDER, 1 + epoch]).permutation(self._n)
+
+    def at(self, positions: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """Return the indices of the examples at these positions."""
+        epochs, places = np.divmod(positions, self._n)
+        indices = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            indices[epochs == epoch] = self._epoch(int(epoch))[places[epochs == epoch]]
+        return indices
+
+
+def prefetched(make: Callable[[int], Batch], first: int) -> Iterator[Batch]:
+    """Yield what `make` returns for `first`, `first` + 1, …, computed in their order by a thread."""
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="batches")
+    waiting = collections.deque(thread.submit(make, step) for step in range(first, first + AHEAD))
+    try:
+        for step in itertools.count(first + AHEAD):
+            batch = waiting.popleft().result()
+            waiting.append(thread.submit(make, step))
+            yield batch
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Chunks:
@@ -175,9 +201,9 @@ class Source(abc.ABC):
         """Predicted tokens per UTF-8 byte of the text; None if the tokens do not decode to the exact text."""
         return None
 
-    def order(self, seed: int) -> Order:
-        """Return the order of training."""
-        return shuffled(0, self.n, seed)
+    def order(self, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the order of training: a function from positions to the indices of the examples there."""
+        return Shuffled(self.n, seed).at
 
     def fingerprint(self, batch_size: int, seed: int) -> str:
         """Return the hash of everything that decides the batches of this size."""
@@ -202,7 +228,7 @@ class Batches:
             self.fingerprint = fingerprint("Noisy", self.fingerprint, noise.noise, noise.deletion, *sizes)
 
     @functools.cached_property
-    def _order(self) -> Order:
+    def _order(self) -> Callable[[np.ndarray], np.ndarray]:
         return self.source.order(self.seed)
 
     @property
@@ -217,8 +243,7 @@ class Batches:
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
         """Return the training batch of a step, counted from 0, or some of its rows: the same as in the whole batch."""
-        first = step * self.batch_size
-        indices = np.array([self._order[first + i] for i in range(self.batch_size)], np.int64)
+        indices = self._order(step * self.batch_size + np.arange(self.batch_size))
         batch = self.source.examples(indices, rows, np.random.default_rng([self.seed, step]))
         if self._noise is None:
             return batch
@@ -226,12 +251,8 @@ class Batches:
         return self._noise(batch, rng, rows, (self.batch_size, self.source.l_max))
 
     def batches(self, first_step: int = 0, *, rows: slice = slice(None)) -> Iterator[Batch]:
-        """Return an endless iterator over the batches, starting at a step; two threads prefetch them."""
-        import grain
-
-        steps = grain.MapDataset.range(first_step, ENDLESS)
-        ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
-        return iter(steps.map(lambda step: self.batch(step, rows=rows)).to_iter_dataset(ahead))
+        """Return an endless iterator over the batches, starting at a step; a thread prefetches them."""
+        return prefetched(lambda step: self.batch(step, rows=rows), first_step)
 
     def evaluation_batches(self, *, rows: slice = slice(None), sample: int = 0) -> Iterator[Batch]:
         """Yield every example exactly once, in order; empty rows fill the last batch. If there are more batches than

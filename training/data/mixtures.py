@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.data.batches import Batch, Order, Source, shuffled
+from training.data.batches import Batch, Shuffled, Source
 from training.data.records import DataError, fingerprint
 from training.data.token_store import LabeledStore, PairStore, token_stores
+
+PERIOD = 1 << 16  # positions, of which each part of a mixture has its share
 
 
 class Weighted(NamedTuple):
@@ -61,13 +63,23 @@ class Mixture(Source):
         self.n_too_long = sum(part.n_too_long for part in parts)
         self.too_long = parts[0].too_long if too_long is None else too_long
 
-    def order(self, seed: int) -> Order:
-        """As `Source.order`."""
-        import grain
+    def order(self, seed: int) -> Callable[[np.ndarray], np.ndarray]:
+        """As `Source.order`: in every period, each part has its share of the positions, spread evenly."""
+        orders = [Shuffled(part.n, seed, k) for k, part in enumerate(self._parts)]
+        counts = np.maximum(1, np.round(np.array(self._shares) * PERIOD)).astype(np.int64)
+        parts, ranks = np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])
+        turns = np.argsort((ranks + 0.5) / counts[parts], kind="stable")
+        parts, ranks = parts[turns], ranks[turns]  # of each position in a period
 
-        bounds = enumerate(itertools.pairwise(self._starts.tolist()))
-        orders = [shuffled(first, end, seed + k) for k, (first, end) in bounds]
-        return grain.MapDataset.mix(orders, weights=self._shares)
+        def at(positions: np.ndarray) -> np.ndarray:
+            periods, places = np.divmod(positions, len(parts))
+            chosen, indices = parts[places], np.empty_like(positions)
+            of_part = periods * counts[chosen] + ranks[places]
+            for k, order in enumerate(orders):
+                indices[chosen == k] = self._starts[k] + order.at(of_part[chosen == k])
+            return indices
+
+        return at
 
     def fingerprint(self, batch_size: int, seed: int) -> str:
         """As `Source.fingerprint`."""

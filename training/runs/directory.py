@@ -37,7 +37,7 @@ from training.disk import (
 )
 from training.runs.checkpoints import saved_steps
 from training.runs.named_arrays import checksums, flatten, save_tensors
-from training.runs.resuming import differences
+from training.runs.resuming import differences, moved
 from training.settings import Settings
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json
@@ -210,7 +210,8 @@ class RunDirectory:
             if tokenizer is not None:
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.tokenizer, tokenizer.save)
-            write_atomically(self.config, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            escaped = text.encode("utf-8", "backslashreplace")  # as JSON does: bytes of paths that are not UTF-8
+            write_atomically(self.config, lambda path: path.write_bytes(escaped + b"\n"))
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
@@ -218,8 +219,9 @@ class RunDirectory:
         """Check that the run here is the one described, or raise RunError, naming the difference."""
         began = self.description()
         before, now = began.config.variant, description.config.variant
-        changed = differences(began.settings, description.settings, done=next(iter(saved_steps(self.checkpoints)), 0))
         others = [what for what, old in began.fingerprints.items() if description.fingerprints.get(what) != old]
+        settings = description.settings if others else moved(began.settings, description.settings)
+        changed = differences(began.settings, settings, done=next(iter(saved_steps(self.checkpoints)), 0))
         if has_lines_of_ones_own(before) and before != now:
             other = f"another variant, {before!r}, now {now!r}: restore its lines"
         elif description.settings.lora_rank and not began.settings.lora_rank:

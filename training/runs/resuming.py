@@ -1,8 +1,11 @@
 """What may change in the settings of a run that is resumed."""
 
+import dataclasses
 from typing import Any
 
 from training.settings import SETTINGS, Settings, decay_steps, flag
+
+FILES = ("data", "validation_data", "pairs", "labeled")  # the settings that name files
 
 
 def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
@@ -18,6 +21,11 @@ def differences(old: Settings, new: Settings, *, done: int = 0) -> list[str]:
         for name in refused
         if not set(SETTINGS[name].depends) & set(refused)
     ]
+
+
+def moved(old: Settings, new: Settings) -> Settings:
+    """Return the new settings with the old names of files, which may have moved."""
+    return dataclasses.replace(new, **{name: getattr(old, name) for name in FILES})
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,8 @@ import hashlib
 import itertools
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 
 import chex
@@ -17,7 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training_cases import batched
-from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, Noise, SequencePairs, pack
+from training.data.batches import (
+    Batches,
+    LabeledTexts,
+    MaskedTokens,
+    NextTokens,
+    Noise,
+    SequencePairs,
+    pack,
+    prefetched,
+)
 from training.data.mixtures import Mixture
 from training.data.records import DataError
 from training.data.token_store import LabeledStore, PairStore, TokenStore
@@ -168,6 +179,29 @@ def test_an_epoch_has_every_example_once_and_the_next_another_order():
     epochs = [order[i * n : (i + 1) * n] for i in range(4)]
     assert all(sorted(epoch) == everything for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_a_thread_makes_the_next_batches_and_raises_its_errors_here():
+    made, threads = [], set()
+
+    def make(step):
+        if step == 7:
+            raise DataError("damaged")
+        made.append(step)
+        threads.add(threading.current_thread())
+        return {"step": step}
+
+    batches = prefetched(make, 3)
+    assert next(batches) == {"step": 3}
+    deadline = time.monotonic() + 60
+    while made != [3, 4, 5, 6] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert [batch["step"] for batch in itertools.islice(batches, 3)] == [4, 5, 6]
+    with pytest.raises(DataError, match="damaged"):
+        next(batches)
+    (thread,) = threads
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 def test_another_seed_gives_another_order_and_another_fingerprint():

@@ -34,9 +34,16 @@ def test_shares_are_the_weights_however_large_the_files(mode):
     assert abs(has[0].sum() / (has[0] | has[1]).sum() - 0.75) < 0.05
 
 
+def test_every_stretch_of_positions_has_each_file_as_often_as_its_share():
+    indices = mixed(weights=(1.0, 2.5, 0.02), sizes=(30, 600, 7)).source.order(3)(np.arange(200_000))
+    starts = np.array([0, 30, 630])
+    for k, share in enumerate(np.array([1.0, 2.5, 0.02]) / 3.52):
+        of_part = np.cumsum(np.searchsorted(starts, indices, side="right") - 1 == k)
+        assert abs(of_part - share * np.arange(1, 200_001)).max() < 3
+
+
 def test_every_example_of_a_file_comes_equally_often():
-    order = mixed().source.order(3)
-    indices = np.array([order[i] for i in range(2500)])
+    indices = mixed().source.order(3)(np.arange(2500))
     for first, n in ((0, 150), (150, 600)):
         own = indices[(first <= indices) & (indices < first + n)]
         for epoch in range(len(own) // n):

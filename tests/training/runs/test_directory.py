@@ -215,13 +215,24 @@ def test_a_run_goes_on_with_the_same_settings_and_data_only(tmp_path):
         files.check_continues(description._replace(settings=settings_for("e")))
 
 
+def test_data_that_moved_are_the_same(tmp_path):
+    """Their hashes say so; config.json then has their new place, whose name need not be UTF-8."""
+    files, description, _ = begin(tmp_path / "run")
+    moved = dataclasses.replace(description.settings, data=(os.fsdecode(b"/new/\xe9.txt"),), validation_data=("b",))
+    files.resume(description._replace(settings=moved))
+    assert files.description().settings == moved
+    with pytest.raises(RunError, match=r"settings \(--seed: 0, now 5\): leave"):
+        files.check_continues(description._replace(settings=dataclasses.replace(moved, seed=5)))
+
+
 def test_changed_settings_are_named_as_they_are_typed_and_without_what_follows_from_them(tmp_path):
     files, description, _ = begin(tmp_path / "run")
     began = description.settings
     other = dataclasses.replace(began, start_from="gpt2", learning_rate=1e-4, data=("a", "b"))
     data = " ".join(began.data)
+    of_other_data = description._replace(settings=other, fingerprints=description.fingerprints | {"training data": "b"})
     with pytest.raises(RunError, match=rf"settings \(--data: {data}, now a b; --from: none, now gpt2\): leave"):
-        files.check_continues(description._replace(settings=other))
+        files.check_continues(of_other_data)
     adapter = dataclasses.replace(other, lora_rank=2, lora_alpha=4.0)
     with pytest.raises(
         RunError, match=r"--run: expected a new directory for the adapter, got .*run, a run without --lora-"
