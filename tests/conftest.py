@@ -166,11 +166,11 @@ def _what_trainings_compiled():
 @pytest.fixture(scope="module")
 def compile_once():
     """Let trainings share what they compile if their updates are equal, and a picture: most of a short run."""
-    from training.loop import run_store  # noqa: PLC0415 (most tests need nothing of training/)
-    from training.loop.program import Plan, Program  # noqa: PLC0415
+    from training.loop.program import Plan, Program  # noqa: PLC0415 (most tests need nothing of training/)
+    from training.runs.loss_plots import Losses  # noqa: PLC0415
 
     compiled, of, begin = _what_trainings_compiled(), Program.of, Plan.begin.fget
-    plot = run_store.plot_losses
+    plot = Losses.plot
 
     def key_of(plan):
         elsewhere = {"data": (), "validation_data": (), "start_from": plan.settings.start_from and "a model"}
@@ -192,14 +192,14 @@ def compile_once():
             compiled[key] = begin(plan)
         return compiled[key]
 
-    def one_picture(lines, path, *, title):
+    def one_picture(losses, path, *, title):
         if "picture" not in compiled:
-            plot(lines, path, title=title)
+            plot(losses, path, title=title)
             compiled["picture"] = path.read_bytes()
         path.write_bytes(compiled["picture"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_store, "plot_losses", one_picture)
+        patch.setattr(Losses, "plot", one_picture)
         patch.setattr(Program, "of", lookup)
         patch.setattr(Plan, "begin", property(lookup_begin))
         yield

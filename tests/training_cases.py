@@ -91,6 +91,7 @@ class Witness:
         losses: by step.
         warnings: messages.
         facts: what was known when the training began; None before.
+        evaluating_of: the number of batches of an evaluation, once for each of its batches.
     """
 
     def __init__(self, interrupts: Interrupts, *, stop_after: int = -1, stop_at_evaluation: int = -1) -> None:
@@ -98,6 +99,7 @@ class Witness:
         self.losses: dict[int, float] = {}
         self.warnings: list[str] = []
         self.facts: Any = None
+        self.evaluating_of: list[int] = []
 
     def began(self, facts: Any) -> None:
         self.facts = facts
@@ -109,6 +111,9 @@ class Witness:
 
     def evaluated(self, step: int, results: dict[str, float], run: Any) -> None:
         pass
+
+    def evaluating(self, total: int) -> None:
+        self.evaluating_of.append(total)
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
@@ -126,7 +131,13 @@ class Trainer(NamedTuple):
 
 
 def make_trainer(
-    directory: Any, settings: Settings, *, initial: Any = None, fingerprints: dict[str, str] | None = None, **stops: int
+    directory: Any,
+    settings: Settings,
+    *,
+    initial: Any = None,
+    fingerprints: dict[str, str] | None = None,
+    writers: Any = (),
+    **stops: int,
 ) -> tuple[Trainer, Witness]:
     """A trainer of a run in a directory, which may have begun before, and its witness."""
     data = data_for(settings)
@@ -140,5 +151,5 @@ def make_trainer(
     interrupts = Interrupts()
     witness = Witness(interrupts, **stops)
     clock = itertools.count().__next__
-    watch = Watch(interrupts, witness, lambda: float(clock()), Processes())
+    watch = Watch(interrupts, witness, lambda: float(clock()), Processes(), writers)
     return Trainer(Plan.of(description, data, initial), files, watch), witness

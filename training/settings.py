@@ -260,7 +260,10 @@ class Settings:
         0, "stop after this many evaluations without a better loss, keep the best parameters; 0: never", within=_COUNT
     )
     explosion: float = _setting(
-        10.0, "stop if the loss exceeds this multiple of a uniform guess's", continues=True, within=(1, math.inf)
+        10.0,
+        "stop if the losses of ten steps in a row exceed this multiple of a uniform guess's",
+        continues=True,
+        within=(1, math.inf),
     )
     checkpoint_every: int = _setting(200, "steps between checkpoints", continues=True, within=_POSITIVE)
     max_to_keep: int = _setting(2, "number of checkpoints to keep", continues=True, within=_POSITIVE)

@@ -20,6 +20,8 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = resource = None
 
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+"""Where Linux says what it knows of processes, and of control groups."""
 BROKEN_PIPE = 128 + 13
 """Exit status of a command whose reader has closed the pipe: 128 + SIGPIPE."""
 OUT_OF_TIME = -signal.SIGPROF if hasattr(signal, "setitimer") else 124
@@ -47,20 +49,34 @@ def wait_for_lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def physical_memory() -> int:
-    """Return the bytes of memory of this machine; the largest integer if the system does not say."""
-    if not hasattr(os, "sysconf"):
-        return sys.maxsize
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def memory_limit() -> int:
+    """Return the bytes of memory that this process may use: this machine's, within the limits of its control groups on
+    Linux; the largest integer if the system does not say.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+    return min([machine, *(limit for limit, _ in _control_groups())])
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that this process can still get, within the limit of its control group on Linux."""
+    """Return the bytes of memory that this process can still get, within the limits of its control groups on Linux."""
     available = importlib.import_module("psutil").virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no such limit
-        limit, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        available = min(available, limit - used)
-    return available
+    return min([available, *(limit - used for limit, used in _control_groups())])
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """Yield the limit of each control group that this process is in, and the bytes used without the page cache, which
+    is given up when memory is short.
+    """
+    with contextlib.suppress(OSError):
+        of_process = (PROC / "self" / "cgroup").read_text().splitlines()
+        own = next((line.removeprefix("0::/") for line in of_process if line.startswith("0::/")), "")
+        for folder in (GROUPS / own, *(GROUPS / own).parents):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # no such limit
+                limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+                sizes = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield limit, used - int(sizes["active_file"]) - int(sizes["inactive_file"])
+            if folder == GROUPS:
+                return
 
 
 def give_back_memory() -> None:

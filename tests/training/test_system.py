@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.run_cases import conversing, make_run
 from training import system
+from training.loop import cost
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Windows's Python lacks, hidden from our modules in every process of a command.
@@ -87,9 +90,31 @@ except ValueError as error:
 
 
 def test_what_the_system_does_not_say(elsewhere):
-    program = "from training import system; print(system.peak_memory(), system.physical_memory(), system.OUT_OF_TIME)"
+    program = "from training import system; print(system.peak_memory(), system.memory_limit(), system.OUT_OF_TIME)"
     assert elsewhere("-c", program).stdout == f"0 {sys.maxsize} 124\n"
 
 
 def test_what_it_says_here():
-    assert 1 << 20 < system.peak_memory() < system.physical_memory() < sys.maxsize
+    assert 1 << 20 < system.peak_memory() < system.memory_limit() < sys.maxsize
+
+
+def test_the_memory_of_a_process_is_that_of_its_control_groups(tmp_path, monkeypatch):
+    """The smallest limit of a group and those around it, and what is used without the page cache."""
+    monkeypatch.setattr(system, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(system, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=900 << 20))
+    machine = system.memory_limit()
+    groups = {"": ("max", 800, 0, 0), "a": ("500", 450, 100, 50), "a/b": ("600", 100, 0, 0), "c": ("1", 1, 0, 0)}
+    for name, (limit, used, active, inactive) in groups.items():
+        folder = tmp_path / "groups" / name
+        folder.mkdir()
+        (folder / "memory.max").write_text(limit if limit == "max" else str(int(limit) << 20))
+        (folder / "memory.current").write_text(f"{used << 20}\n")
+        stat = f"anon 1\nactive_file {active << 20}\ninactive_file {inactive << 20}\nfile {active << 21}\n"
+        (folder / "memory.stat").write_text(stat)
+    assert system.available_memory() == 900 << 20  # nothing says which group it is in
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("1:name=systemd:/c\n0::/a/b\n")
+    assert system.memory_limit() == 500 << 20 < machine
+    assert system.available_memory() == (500 - 450 + 150) << 20
+    assert cost.limit(2) == 250 << 20  # by which a batch is split

@@ -17,6 +17,7 @@ LARGE = 64 << 20  # bytes tokenized between two lines of progress
 LINES = 20  # per training, without a terminal
 MANY_EPOCHS = 100  # from which on the data are so few that a warning says so
 WINDOW = 10.0  # minimum seconds to average rates over
+EVALUATION = 5.0  # seconds of an evaluation after which its progress is shown
 BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
 """Most important first: a narrow terminal cuts off the end."""
 
@@ -72,6 +73,7 @@ class Display:
         self._steps, self._quiet = settings.steps, quiet or silent
         self._say = (lambda text, **_: None) if silent else say
         self._bar: tqdm | None = None
+        self._evaluation: Bar | None = None
         self._validation = ""
         self._every = max(1, settings.steps // LINES)
         self._unit = "texts" if TASKS[settings.task].records == "labeled" else "tokens"
@@ -102,7 +104,7 @@ class Display:
             return
         self._pace.add(step, line)
         pace, left = self._pace.tokens_per_second(), self._pace.left(self._steps)
-        rate = "" if pace is None else f", {pace:,.0f} {self._unit}/s"
+        rate = "" if pace is None else f", {pace:,.0f} {self._unit}/s" if pace >= 10 else f", {pace:.2g} {self._unit}/s"
         text = f"loss {line['loss']:.3f}{rate}{self._validation}"
         if self._bar is not None:
             self._bar.bar_format = BAR.format(left="" if left is None else f" {tqdm.format_interval(left)} left")
@@ -114,6 +116,7 @@ class Display:
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """Print the validation loss and a sample of the model."""
+        self._end_evaluation()
         self._validation = f", validation {results['loss']:.3f}"
         if self._quiet or step == self._steps:
             return
@@ -121,12 +124,24 @@ class Display:
         with tqdm.external_write_mode(sys.stderr):
             self._say(f"step {step}{self._validation}" + (f"; {text}" if text else ""))
 
+    def evaluating(self, total: int) -> None:
+        """Advance the evaluation's own bar, or print a line every so often, if it takes long."""
+        if not self._quiet:
+            self._evaluation = self._evaluation or Bar("evaluating", every=EVALUATION, delay=EVALUATION)
+            self._evaluation.advance(1, total)
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+
     def warned(self, message: str) -> None:
         """Print a warning."""
         self._say(f"warning: {message}")
 
     def close(self) -> None:
-        """Close the bar, and leave it on the screen."""
+        """Close the bars, and leave that of the steps on the screen."""
+        self._end_evaluation()
         if self._bar is not None:
             self._bar.close()
 

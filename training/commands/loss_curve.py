@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from training.command_line.arguments import Parser, local
 from training.runs.directory import RunDirectory, RunError
-from training.runs.loss_plots import compare_losses, plot_losses
+from training.runs.loss_plots import Losses, compare_losses
 from training.runs.metrics import read_metrics
 
 
@@ -34,5 +34,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         compare_losses(found, arguments.picture)
     else:
         ((name, lines),) = found.items()
-        plot_losses(lines, arguments.picture, title=name)
+        Losses(lines).plot(arguments.picture, title=name)
     return 0

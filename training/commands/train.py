@@ -43,6 +43,7 @@ from training.runs.checkpoints import saved_steps
 from training.runs.directory import SHARED, Description, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
 from training.runs.trained_model import load_run
+from training.runs.weights_and_biases import wandb_writer
 from training.settings import Settings
 from training.tasks import settings_to_json
 from training.tasks.models import config_to_json, model_config
@@ -78,13 +79,15 @@ def train(
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
         plan = Plan.of(description, data, initial)
+        logs = settings.wandb and processes.is_main
+        writers = [wandb_writer(files.path, settings_to_json(settings))] if logs else []  # before the run records it
         if processes.is_main:
             files.resume(description) if began else files.begin(description, data.tokenizer)
             for note in data.notes:
                 say(f"note: {note}")
         display = Display(settings, quiet=arguments.quiet, silent=not processes.is_main)
         try:
-            results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes))
+            results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes, writers))
         finally:
             display.close()
         processes.leave()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from algorithms.model.sizes import TransformerConfig
 from training.mesh.shape import MeshError, check_sizes
 from training.settings import Settings, SettingsError
-from training.system import peak_memory, physical_memory
+from training.system import memory_limit, peak_memory
 from training.tasks import TASKS
 from training.tasks.objectives import variant_of
 
@@ -61,8 +61,8 @@ def memory_in_use() -> int:
 
 
 def limit(devices: int) -> int:
-    """Return the bytes available on each device: what the first one reports, else its share of the machine's memory."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", physical_memory() // devices)
+    """Return the bytes available on each device: what the first one reports, else its share of the memory here."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", memory_limit() // devices)
 
 
 def needed(compiled: Any) -> int:

@@ -36,8 +36,9 @@ def not_finite(step: int, loss: float, rate: float, gradient: Any, checkpoint: i
 
 
 def explosion(step: int, loss: float, limit: float, checkpoint: int | None) -> TrainingError:
-    """Return the error for a loss, in nats per token, above the limit."""
+    """Return the error for losses, in nats per token, that stay above the limit."""
     return TrainingError(
-        f"step {step}: the loss is {loss:.4g} nats, more than {limit:.4g} (explosion times a uniform guess's); "
-        f"{_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or a clip_norm, in another directory"
+        f"step {step}: the loss is {loss:.4g} nats, and has been more than {limit:.4g} (--explosion times a uniform "
+        f"guess's) for several updates in a row; {_kept(checkpoint)}. Try a smaller learning_rate, a longer warmup or "
+        "a clip_norm, in another directory, or go on with a larger --explosion"
     )

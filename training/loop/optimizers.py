@@ -116,26 +116,26 @@ def _each_matrix(inner: optax.GradientTransformation) -> optax.GradientTransform
     joined to each expert's.
     """
 
-    def alone(array, of, layers):
+    def alone(array: Any, of: Any, layers: int) -> Any:
         """The array with the matrices of its last two axes, or what a layer has in those behind the layers'."""
         axes = (of.output_axis, of.reduction_axis) if of else [(i,) for i in range(layers - array.ndim, 0)]
         sizes = [math.prod(array.shape[axis] for axis in joined) for joined in axes]
         return array.reshape(*array.shape[: array.ndim - sum(map(len, axes))], *sizes)
 
-    def each(function, array, of, layers):
+    def each(function: Any, array: Any, of: Any, layers: int) -> Any:
         for _ in range(array.ndim - 2 if of else layers):
             function = jax.vmap(function)
         return function
 
     def init(params):
-        def of_leaf(p, *kind):
+        def of_leaf(p: Any, *kind: Any):
             p = alone(p, *kind)
             return each(inner.init, p, *kind)(p)
 
         return jax.tree.map(of_leaf, params, muon_dimensions(params), layer_axes(params))
 
     def update(updates, state, params=None):
-        def of_leaf(u, p, state, *kind):
+        def of_leaf(u: Any, p: Any, state: Any, *kind: Any):
             ours, theirs = alone(u, *kind), alone(p, *kind)
             new, state = each(inner.update, ours, *kind)(ours, state, theirs)
             return new.reshape(u.shape), state

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,9 @@ from training.loop.train_step import TrainState
 from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint
 from training.runs.directory import RunDirectory
 from training.runs.event_files import EventFile
-from training.runs.loss_plots import plot_losses
-from training.runs.metrics import MetricsLog, Writer, cut, read_metrics
-from training.runs.weights_and_biases import wandb_writer
+from training.runs.loss_plots import Losses
+from training.runs.metrics import MetricsLog, Writer, cut, iter_metrics
 from training.settings import Settings
-from training.tasks import settings_to_json
 
 
 @dataclasses.dataclass
@@ -58,14 +56,23 @@ class Progress:
 class Store(contextlib.ExitStack):
     """The files of a training, opened; of several processes, only the main one writes what is not a checkpoint."""
 
-    def __init__(self, plan: Plan, files: RunDirectory, *, is_main: bool, warn: Callable[[str], None]) -> None:
-        """Open the checkpoints; `warn` receives messages about damaged ones."""
+    def __init__(
+        self,
+        plan: Plan,
+        files: RunDirectory,
+        *,
+        is_main: bool,
+        warn: Callable[[str], None],
+        writers: Sequence[Writer] = (),
+    ) -> None:
+        """Open the checkpoints; `warn` receives messages about damaged ones, and `writers` also get the metrics."""
         super().__init__()
-        settings, self._files, self._is_main, self._warn = plan.settings, files, is_main, warn
+        settings, self._files, self._is_main, self._warn, self._writers = plan.settings, files, is_main, warn, writers
         self._checkpoints = self.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
         self._best = self.enter_context(Checkpoints(files.best, max_to_keep=None)) if settings.patience else None
         self._best_of: dict[int, int] = {}  # checkpoint → step of the best parameters that it names
         self._log: MetricsLog | None = None
+        self._trace = self.enter_context(contextlib.ExitStack())
 
     def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
         """Return the state and progress of the last good checkpoint, or the first ones. Raises CheckpointError."""
@@ -93,17 +100,17 @@ class Store(contextlib.ExitStack):
             return
         if not cut(self._files.metrics, size):
             self._warn(f"{self._files.metrics} is shorter than at the checkpoint: some metrics are lost")
+        self._losses = Losses(iter_metrics(self._files.metrics))
         if self._log is not None:
             return
-        writers: list[Writer] = [EventFile(self._files.tensorboard, step)] if settings.tensorboard else []
-        if settings.wandb:
-            writers.append(wandb_writer(self._files.path, settings_to_json(settings)))
-        self._log = self.enter_context(contextlib.closing(MetricsLog(self._files.metrics, writers)))
+        events: list[Writer] = [EventFile(self._files.tensorboard, step)] if settings.tensorboard else []
+        self._log = self.enter_context(contextlib.closing(MetricsLog(self._files.metrics, [*events, *self._writers])))
 
     def append(self, line: dict[str, Any]) -> None:
         """Write a line of the metrics."""
         if self._log is not None:
             self._log.append(line)
+            self._losses.add(line)
 
     def note(self, plan: Plan) -> None:
         """Record the settings of a plan."""
@@ -151,14 +158,16 @@ class Store(contextlib.ExitStack):
         return next(iter(self._checkpoints.steps()), None)
 
     def trace(self, *, begins: bool) -> None:
-        """Begin a profiler's trace, or end and write it."""
+        """Begin a profiler's trace, or end and write it, which the end of the training does, too."""
         if self._is_main:
-            jax.profiler.start_trace(str(self._files.profile)) if begins else jax.profiler.stop_trace()
+            self._trace.close()
+            if begins:
+                self._trace.enter_context(jax.profiler.trace(str(self._files.profile)))
 
     def draw(self) -> None:
         """Plot the metrics."""
         if self._is_main:
-            plot_losses(read_metrics(self._files.metrics), self._files.picture, title=self._files.path.name)
+            self._losses.plot(self._files.picture, title=self._files.path.name)
 
     def finish(self, trained: Any, results: dict[str, Any], step: int, *, is_adapter: bool) -> None:
         """Write the parameters trained until `step` and the results, after the last checkpoint is complete."""

@@ -9,7 +9,7 @@ import collections
 import functools
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -26,10 +26,12 @@ from training.mesh.processes import Processes
 from training.runs.checkpoints import saved_steps
 from training.runs.directory import Run, RunDirectory
 from training.runs.interrupts import Interrupted, Interrupts
+from training.runs.metrics import Writer
 from training.settings import Settings
 
 IN_FLIGHT = 2  # updates dispatched before the first one's result is read
 FORWARDS = 4  # an update takes about as long as this many evaluations of a batch
+EXPLODED = 10  # updates in a row whose loss is above the limit: a single one may be a wrong label
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
@@ -42,7 +44,7 @@ class Facts(NamedTuple):
     tokens: int  # of the training data
     epochs: float  # passes over the training data
     device: str  # description of the devices
-    seconds: float  # estimated duration of the remaining updates
+    seconds: float  # estimated duration of the remaining updates and evaluations
 
 
 class Observer(Protocol):
@@ -57,6 +59,9 @@ class Observer(Protocol):
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """An evaluation is done, of the model in `run`; None if no process has all of it."""
 
+    def evaluating(self, total: int) -> None:
+        """The next of `total` held-out batches is about to be evaluated."""
+
     def warned(self, message: str) -> None:
         """A non-fatal problem."""
 
@@ -68,6 +73,7 @@ class Watch(NamedTuple):
     observer: Observer
     clock: Callable[[], float]
     processes: Processes  # those that train together
+    writers: Sequence[Writer] = ()  # which also receive the metrics
 
     def check(self) -> None:
         """Raise Interrupted if the training is to stop; of several processes, in all at the same call."""
@@ -76,6 +82,17 @@ class Watch(NamedTuple):
         elif self.processes.should_stop():
             raise Interrupted(128 + signal.SIGTERM)
 
+    def evaluation(self, program: Program, state: TrainState, *, sample: int = 0) -> dict[str, float]:
+        """Return the figures on a `sample` of the held-out batches (0: all)."""
+        n = program.plan.data.validation.n_steps
+        total = min(sample, n) if sample else n
+
+        def check() -> None:
+            self.check()
+            self.observer.evaluating(total)
+
+        return program.evaluation(state, check, sample=sample)
+
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     """Train to the end, from the last checkpoint if any; return the trained parameters' figures on held-out data.
@@ -83,7 +100,8 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
     or a file cannot be written, and CheckpointError.
     """
     try:
-        with Store(plan, files, is_main=watch.processes.is_main, warn=watch.observer.warned) as store:
+        options = {"is_main": watch.processes.is_main, "warn": watch.observer.warned, "writers": watch.writers}
+        with Store(plan, files, **options) as store:
             program, state, progress = _ready(plan, store, watch)
             if not watch.processes.all_begin():
                 raise Interrupted(128 + signal.SIGTERM)
@@ -142,32 +160,40 @@ def _facts(program: Program, state: TrainState, step: int, clock: Callable[[], f
         tokens=plan.data.n_tokens,
         epochs=settings.steps * settings.batch_size / plan.data.train.n_examples,
         device=plan.placement.devices,
-        seconds=(settings.steps - step) * FORWARDS * seconds[-1],
+        seconds=seconds[-1] * ((settings.steps - step) * FORWARDS + _evaluated(plan, step)),
     )
+
+
+def _evaluated(plan: Plan, step: int) -> int:
+    """Return how many held-out batches the rest of a training evaluates."""
+    settings, n = plan.settings, plan.data.validation.n_steps
+    times = -(-settings.steps // settings.eval_every) - step // settings.eval_every
+    return times * min(settings.eval_batches or n, n) + n * (plan.samples or settings.patience > 0)
 
 
 def _loop(program: Program, state: TrainState, progress: Progress, store: Store, watch: Watch) -> TrainState:
     """Make the updates that are left; return the state, which is corrupted if the first raises _TooLargeError."""
     plan, settings, first = program.plan, program.plan.settings, progress.step
     record = _Record(program, progress, store, watch)
-    batches = plan.batches(first)
+    batches, profiled = plan.batches(first), _profiled(settings, first)
     try:
         if progress.pending:
             record.evaluate(state)
         record.rates.skip()
         while progress.step < settings.steps and not progress.stopped:
             watch.check()
-            if settings.profile and progress.step == first + PROFILE_AFTER:
+            if profiled and progress.step == profiled.start:
                 store.trace(begins=True)
             state, metrics = _updated(program, state, next(batches), progress.step, is_first=progress.step == first)
             progress.step += 1
             record.add(metrics)
-            if settings.profile and progress.step == first + PROFILE_AFTER + PROFILED:
+            if profiled and progress.step == profiled.stop:
                 record.settle(state, most=0)
                 store.trace(begins=False)
             evaluates = _evaluates(settings, progress.step)
             saves = progress.step % settings.checkpoint_every == 0 or progress.step == settings.steps
             record.settle(state, most=0 if evaluates or saves else IN_FLIGHT)
+            saves = saves and (not record.above or progress.step == settings.steps)  # the last good one stays
             if evaluates:
                 record.evaluate(state)
             if saves or progress.stopped:
@@ -179,6 +205,12 @@ def _loop(program: Program, state: TrainState, progress: Progress, store: Store,
         store.save(state, progress)
         raise
     return state
+
+
+def _profiled(settings: Settings, first: int) -> range:
+    """Return the updates to trace: a few after the first ones, or the last if there are not as many."""
+    start = min(first + PROFILE_AFTER, max(first, settings.steps - PROFILED))
+    return range(start, min(start + PROFILED, settings.steps)) if settings.profile else range(0)
 
 
 def _updated(
@@ -201,7 +233,7 @@ def _finish(program: Program, state: TrainState, progress: Progress, store: Stor
     if best is not None:
         state, step = best, progress.best_step
     if step != progress.step or program.plan.samples:
-        results = program.evaluation(state, watch.check)
+        results = watch.evaluation(program, state)
     trained, is_adapter = program.plan.trained(state), program.plan.frozen is not None
     overlap = token_stores(program.plan.data.stores.validation)[0].overlap
     figures = {"step": step, **results} | ({} if overlap is None else {"overlap": overlap})
@@ -261,7 +293,7 @@ class _Record:
         classes = len(plan.description.labels) or plan.description.config.N_V
         self._limit = plan.settings.explosion * math.log(classes)  # that many times the loss of a uniform guess
         self._in_flight: collections.deque[tuple[int, StepMetrics]] = collections.deque()
-        self._warned = False
+        self.above = 0  # how many of the last updates had a loss above the limit
         self.rates = Rates(watch.clock, flops=plan.flops, peak=program.peak)
 
     def add(self, metrics: StepMetrics) -> None:
@@ -276,7 +308,8 @@ class _Record:
             self.rates.add(tokens)
             if not metrics.healthy:
                 raise self._program.plan.diagnosis(state, step, loss, rate, self._store.last_step())
-            if loss > self._limit:
+            self.above = self.above + 1 if loss > self._limit else 0
+            if self.above == EXPLODED:
                 raise explosion(step, loss, self._limit, self._store.last_step())
             line = {"step": step, "loss": loss, "perplexity": perplexity(loss)}
             line |= {"learning_rate": rate, "gradient_norm": norm}
@@ -293,28 +326,18 @@ class _Record:
         rates, seconds = self.rates.read()
         self._progress.seconds += seconds
         if rates["mfu"] > 1:
-            self._warn_of_mfu(rates.pop("mfu"))
+            del rates["mfu"]
         line |= rates | {"seconds": self._progress.seconds, "memory_bytes": memory_in_use()}
         if evaluates:
             self._progress.pending = line
         else:
             self._store.append(line)
 
-    def _warn_of_mfu(self, mfu: float) -> None:
-        """Say, once, that the metrics lack an MFU above 1."""
-        if not self._warned:
-            self._watch.observer.warned(
-                f"mfu: expected at most 1, got {mfu:.2f}, which the metrics leave out: it counts all pairs of tokens "
-                f"in attention, and its peak, {self._program.peak:.3g} FLOP/s, is given or was measured before the "
-                "first step; give the machine's --peak"
-            )
-        self._warned = True
-
     def evaluate(self, state: TrainState) -> None:
         """Evaluate after the last update, and write its pending metrics."""
         program, progress, watch = self._program, self._progress, self._watch
         plan, c, step = program.plan, program.plan.description, progress.step
-        results = program.evaluation(state, watch.check, sample=plan.settings.eval_batches)
+        results = watch.evaluation(program, state, sample=plan.settings.eval_batches)
         self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):

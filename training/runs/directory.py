@@ -111,7 +111,8 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path}: expected a directory, got a file; name another one")
         kept = self.path.iterdir() if self.path.is_dir() else ()
-        if any(p != self.lock and not (p.suffix == SHARED or p.name.startswith(".unfinished-")) for p in kept):
+        ours = (self.lock, self.path / "wandb")  # which a start that failed leaves
+        if any(p not in ours and not (p.suffix == SHARED or p.name.startswith(".unfinished-")) for p in kept):
             if self.tokenizer.is_file():
                 return False  # a run that ended before its first step
             raise RunError(

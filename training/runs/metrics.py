@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,8 +60,17 @@ def cut(path: Path, size: int) -> bool:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl but an incomplete last one. Raises ValueError for one that is not an object."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [*iter_metrics(path)]
+
+
+def iter_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `read_metrics`."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield _parsed(line[:-1], f"{path}, line {number}")
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

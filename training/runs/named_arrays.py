@@ -1,8 +1,10 @@
 """Pytrees of arrays as dictionaries with names such as `layers.attention.heads.W_q`, in memory and in files."""
 
+import json
 import math
 import os
 import re
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -107,4 +109,16 @@ def save_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[s
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+    _sort_metadata(path)
     give_usual_mode(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the names in a file's metadata, which safetensors writes in any order: equal files have equal bytes."""
+    with path.open("r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+            file.seek(8)
+            file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))

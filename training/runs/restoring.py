@@ -18,7 +18,6 @@ import numpy as np
 
 from training.mesh.processes import gathered
 from training.runs.named_arrays import flatten, unflatten
-from training.runs.stacks import as_now, stored_as
 from training.runs.sums import sums
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
     path, names = directory.absolute() / str(step), {item: flatten(template) for item, template in templates.items()}
     leaves = [leaf for of_item in names.values() for leaf in of_item.values()]
     divided = not all(getattr(getattr(leaf, "sharding", None), "is_fully_addressable", True) for leaf in leaves)
-    record, stored, read = together(divided, path, lambda: _read(path, names))
+    record, read = together(divided, path, lambda: _read(path, names))
 
     def verify() -> None:
         for item in names:
@@ -67,8 +66,7 @@ def read_checkpoint(directory: Path, step: int, templates: Mapping[str, Any]) ->
                 raise DamagedError(f"wrong checksum of {item}.{wrong[0]}")
 
     together(divided, path, verify)
-    now = {item: as_now(read[item], of_item, stored[item]) for item, of_item in names.items()}
-    return Restored(step, {item: unflatten(templates[item], now[item]) for item in names}, record["meta"])
+    return Restored(step, {item: unflatten(templates[item], read[item]) for item in names}, record["meta"])
 
 
 def together(divided: bool, path: Path, act: Callable[[], T]) -> T:
@@ -94,18 +92,15 @@ def together(divided: bool, path: Path, act: Callable[[], T]) -> T:
     return result  # pyright: ignore[reportReturnType]
 
 
-def _read(path: Path, names: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Read a checkpoint's description and, of each item, how its arrays are stored, and those of this process, without
-    waiting for others.
-    """
+def _read(path: Path, names: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], Any]:
+    """Read a checkpoint's description and, of each item, the arrays of this process, without waiting for others."""
     import orbax.checkpoint as ocp
 
     try:
         record = _record(path)
-        stored = {item: stored_as(leaves, record["sums"].get(item, ())) for item, leaves in names.items()}
-        _check_arrays(path, stored, record)
+        _check_arrays(path, names, record)
         items: dict[str, Any] = {}
-        for item, leaves in stored.items():
+        for item, leaves in names.items():
             targets = {k: v if getattr(v, "sharding", None) else np.empty(v.shape, v.dtype) for k, v in leaves.items()}
             items[item] = ocp.args.StandardRestore(targets)
         own = jax.process_index()
@@ -113,7 +108,7 @@ def _read(path: Path, names: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str,
         options = ocp.CompositeOptions(multiprocessing_options=alone)
         handler = ocp.CompositeCheckpointHandler(composite_options=options)
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-            return record, stored, reader.restore(path, args=ocp.args.Composite(**items))
+            return record, reader.restore(path, args=ocp.args.Composite(**items))
     except FORMAT_ERRORS as error:
         code = OS_ERROR.search(str(error))
         if code and int(code[1]) not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):

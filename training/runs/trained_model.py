@@ -17,10 +17,9 @@ from training.data.tokenizers import load_tokenizer
 from training.disk import parse_json, reason, require_file
 from training.mesh.padding import padded, unpadded
 from training.mesh.placement import Placement, shardings
-from training.runs.checkpoints import CheckpointError, DamagedError, read_checkpoint, saved_steps
+from training.runs.checkpoints import DAMAGED, CheckpointError, DamagedError, read_checkpoint, saved_steps
 from training.runs.directory import Description, Run, RunDirectory, RunError
 from training.runs.named_arrays import checksums, flatten, read_tensor, unflatten
-from training.runs.stacks import as_now, stored_as
 from training.tasks.low_rank import adapter_shapes, merged, scale_of
 from training.tasks.models import model_shapes
 
@@ -74,7 +73,7 @@ def _in_place(theta: Any, dtype: Any, placement: Placement | None) -> Any:
 def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
     """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
-    with contextlib.suppress(OSError):  # in the cache, what nothing uses is removed
+    with contextlib.suppress(OSError):  # in the cache, models unused for 30 days are removed
         os.utime(Path(settings.start_from) / "config.json")
     try:
         theta = load_run(settings.start_from, placement=placement, lines=files.lines).theta
@@ -117,19 +116,20 @@ def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement
         with safetensors.safe_open(require_file(path), framework="numpy") as file:
             expected = parse_json(file.metadata()["checksums"])
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        stored = stored_as(places, shapes)
-        if shapes != {name: leaf.shape for name, leaf in stored.items()}:  # a converted model keeps its dtype
+        if shapes != {name: leaf.shape for name, leaf in places.items()}:  # a converted model keeps its dtype
             raise ValueError("its arrays are not those of the model")
-        leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in stored.items()}
+        leaves = {name: read_tensor(path, name, leaf.sharding, dtype, expected[name]) for name, leaf in places.items()}
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); delete it to use the last checkpoint") from None
-    return unflatten(template, as_now(leaves, places, stored))
+    return unflatten(template, leaves)
 
 
 def _from_checkpoint(files: RunDirectory, template: Any, *, ema: bool) -> Any:
     item = "ema" if ema else "params"
-    if not files.checkpoints.is_dir():
-        raise RunError(f"the run in {files.path} has no checkpoint yet")
+    if not saved_steps(files.checkpoints):
+        aside = files.checkpoints.with_name(f"{files.checkpoints.name}-{DAMAGED}")
+        what = f"only damaged checkpoints, set aside in {aside}" if any(aside.glob("*")) else "no checkpoint yet"
+        raise RunError(f"the run in {files.path} has {what}")
     tried: set[int] = set()
     while steps := [step for step in saved_steps(files.checkpoints) if step not in tried]:
         step = steps[0]

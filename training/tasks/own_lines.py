@@ -40,15 +40,7 @@ def variant_from_json(written: Any, lines: Sequence[str] = ()) -> Any:
     _check(modules, lines)
     for module in modules:
         _imported(module)
-    return Record.from_json(_as_now(written))
-
-
-def _as_now(written: Any) -> Any:
-    """Return a variant's JSON, also of runs from when `Variant.first` was a record of a number, an MLP and a width."""
-    first = written.get("first") if isinstance(written, dict) else None
-    if not isinstance(first, dict):
-        return written
-    return {**written, "first": [{**first["mlp"], "d_mlp": first["d_mlp"]}] * first["n"]}
+    return Record.from_json(written)
 
 
 def modules_of(text: str) -> tuple[str, ...]:

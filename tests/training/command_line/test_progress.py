@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.training_cases import settings_for
+from training.command_line import terminal
 from training.command_line.progress import Display, Pace
 from training.loop.trainer import Facts
 
@@ -64,6 +65,25 @@ def test_a_narrow_bar_keeps_percentage_and_time(monkeypatch):
     assert len(narrow) <= 40
     assert narrow.startswith(" 25% 01:15 left |")
     assert wide.endswith(" 50/200, loss 2.500, 200 tokens/s")
+
+
+def test_an_evaluation_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
+    seconds = iter(range(100))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(seconds)))
+    display = Display(settings_for("d", steps=200), quiet=False)
+    for _ in range(12):  # batches of a second each
+        display.evaluating(12)
+    display.close()
+    said = [line.split("evaluating: ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["5 of 12, 00:07 left", "10 of 12, 00:02 left"]
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(0.0625, "0.062"), (4.0, "4"), (1234.5, "1,234")])
+def test_a_slow_rate_is_not_0(capsys, rate, shown):
+    display = Display(settings_for("d", steps=3), quiet=False)
+    for step in (1, 2, 3):
+        display.updated(step, {"loss": 2.5, "tokens_per_second": rate, "seconds": float(step)})
+    assert capsys.readouterr().err.rstrip().endswith(f", {shown} tokens/s")
 
 
 def test_a_classifier_counts_texts(monkeypatch):

@@ -55,6 +55,21 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
     assert RunDirectory(tmp_path / "run").description().settings.data == (str(data),)
 
 
+def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
+    def refused(directory, settings):
+        assert settings["wandb"]
+        (directory / "wandb").mkdir()
+        raise RuntimeError("Weights & Biases: no login")
+
+    monkeypatch.setattr(commands.train, "wandb_writer", refused)
+    options = {"data": data, "cache": tmp_path, "quiet": True, **SETTINGS}
+    with pytest.raises(RuntimeError, match="no login"):
+        training.train("d", tmp_path / "run", wandb=True, **options)
+    files = RunDirectory(tmp_path / "run")
+    assert [*files.path.iterdir()] == [files.path / "wandb"]
+    assert not files.exists()  # and may begin, without it
+
+
 @pytest.mark.parametrize(
     ("task", "values", "sentence"),
     [

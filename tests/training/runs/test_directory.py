@@ -151,6 +151,33 @@ def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
     np.testing.assert_array_equal(run.theta.W_e, sign * theta.W_e)
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_has_none(tmp_path):
+    files, _, theta = begin(tmp_path / "run")
+    with Checkpoints(files.checkpoints, max_to_keep=1):
+        pass
+    with pytest.raises(RunError, match=r"the run in .* has no checkpoint yet"):
+        load_run(files.path)
+    with Checkpoints(files.checkpoints, max_to_keep=1) as checkpoints:
+        checkpoints.save(1, {"params": theta}, {})
+    aside = files.path / "checkpoints-damaged"
+    aside.mkdir()
+    (files.checkpoints / "1").rename(aside / "1-1")
+    with pytest.raises(RunError, match=r"has only damaged checkpoints, set aside in .*checkpoints-damaged"):
+        load_run(files.path)
+
+
+def test_equal_parameters_are_equal_files(tmp_path):
+    files, _, theta = begin(tmp_path / "run")
+    found = set()
+    for _ in range(12):  # safetensors orders two keys either way
+        files.save_parameters(theta, step=7)
+        found.add(files.parameters.read_bytes())
+    assert len(found) == 1
+    with safetensors.safe_open(files.parameters, framework="numpy") as file:
+        assert file.metadata()["step"] == "7"
+    np.testing.assert_array_equal(load_run(files.path).theta.W_e, theta.W_e)
+
+
 def test_what_is_no_run_is_said(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.training_cases import make_trainer, settings_for
 from training.runs import metrics, weights_and_biases
+from training.tasks import settings_to_json
 
 SETTINGS = {"rows": "chunks", "eval_every": 2, "checkpoint_every": 2, "wandb": True, "schedule": "constant"}
 
@@ -54,7 +55,10 @@ def test_what_is_logged_is_the_record_of_the_run(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for steps in (2, 4):
-        trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **SETTINGS, steps=steps))
+        (tmp_path / "run").mkdir(exist_ok=True)
+        settings = settings_for("d", **SETTINGS, steps=steps)
+        writers = [weights_and_biases.wandb_writer(tmp_path / "run", settings_to_json(settings))]
+        trainer, _ = make_trainer(tmp_path / "run", settings, writers=writers)
         trainer.train()
     wandb.teardown()  # their process writes what is left
     logged = list(history(tmp_path / "run"))
