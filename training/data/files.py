@@ -18,7 +18,7 @@ With validation files, these are held out, and training records that are identic
 more than `MOST_IDENTICAL` of the text, that is an error. Otherwise a share of the records is held out by a hash of
 their contents, limited so that validation stays quick. A text file of more than this share of all the data is cut,
 between paragraphs, where a stretch of it is held out: 1/200 of all the data, at least 1 KiB and at most 64 KiB. What
-lies between two stretches is one document, of at most 16 MiB.
+lies between two stretches is one document, of at most 4 MiB.
 
 A file is read to check it, to hash its records, and again for each part that is iterated over. If the tokens are
 cached, checking is the only reading.
@@ -73,7 +73,7 @@ from training.disk import local_path, parse_json
 
 BLOCK = 1 << 20
 LONGEST = 2  # times the size of a section: a longer paragraph is split between lines
-LARGEST_DOCUMENT = 1 << 24  # characters
+LARGEST_DOCUMENT = 1 << 22  # characters
 SECTIONS = 200  # of all the text, if a part of it is held out
 SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
@@ -112,7 +112,7 @@ def sections(lines: Iterable[str], size: int) -> Iterator[Numbered]:
 
 
 def joined(stretches: Iterable[Numbered], chosen: Iterable[int]) -> Iterator[Numbered]:
-    """Yield the chosen stretches of a file as documents: those that follow each other are one, of at most 16 MiB."""
+    """Yield the chosen stretches of a file as documents: those that follow each other are one, of at most 4 MiB."""
     document: list[str] = []
     first, characters = 0, 0
     for (number, text), is_chosen in zip(stretches, chosen, strict=False):

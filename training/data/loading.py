@@ -24,9 +24,7 @@ from training.data.token_store import (
     TokenStore,
     default_cache_dir,
     token_stores,
-    tokenize_labeled,
-    tokenize_pairs,
-    tokenize_text,
+    tokenize,
 )
 from training.data.tokenizers import BUILT, Tokenizer, build_tokenizer, load_tokenizer
 from training.settings import Settings
@@ -45,7 +43,6 @@ BATCHES: dict[str, Callable[..., Batches]] = {
     "gato": lambda source, settings, tokenizer, **sizes: Modalities(source, _vocabulary(settings, tokenizer), **sizes)
 }
 """Makes the batches of the tasks that have more in them than examples."""
-TOKENIZE: dict[Kind, Callable[..., Splits[Any]]] = {"pairs": tokenize_pairs, "labeled": tokenize_labeled}
 TRAINED_ON = 100_000_000  # bytes of the data that a tokenizer is trained on, roughly
 OVERLAP = 0.2  # of held-out text with the training text: more is noted
 COUNTED = 100_000  # tokens that are checked for unknown text
@@ -109,7 +106,6 @@ def load_run_data(
             raise DataError("--messages-are-markup: expected conversations (.jsonl) as data, got text; leave it out")
         tokenizer = with_markup(tokenizer)
     size = corpus.n_bytes
-    tokenize = TOKENIZE.get(corpus.kind, tokenize_text)
     stores = tokenize(corpus, tokenizer, cache_dir=cache_dir, progress=lambda n: progress(n, size))
 
     def examples(store: Any) -> Source:

@@ -5,7 +5,7 @@ collections of one type. They may be lists or streams over files, which have no 
 
     corpus = training.data.corpora.load_corpus("docs")            # a named data set
     corpus = training.data.files.read_corpus(["a.txt"], "text")     # the user's files
-    splits = training.data.token_store.tokenize_text(corpus, tokenizer)   # on disk, memory-mapped
+    splits = training.data.token_store.tokenize(corpus, tokenizer)   # on disk, memory-mapped
 
 The split depends on the contents of the records alone: a record's key (its text, or a pair's source, with white space
 normalized) is hashed, and the records with the smallest hashes are held out. Records with equal keys are in the same

@@ -6,29 +6,33 @@ no partial store. All data are read here, before the first step: errors in them 
 """
 
 import array
-import contextlib
-import functools
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32, UInt
 
 from training.data.conversations import Answers
 from training.data.overlap import Overlap
-from training.data.records import Conversation, Corpus, DataError, Document, Labeled, Pair, fingerprint
+from training.data.records import Conversation, Corpus, DataError, Kind, Labeled, fingerprint
 from training.data.tokenizers import Tokenizer
 from training.disk import parse_json, read_text, reason, remove_unfinished, write_atomically
 
 FORMAT = "token store 3"
 BATCH_CHARACTERS = 1 << 22
 SHOWN = 8  # classes that an error names
+TOKENS = "tokens.bin"
 ANSWERS = "answers.bin"  # mask of the tokens of conversations that are answers: one byte per token
+
+
+COLUMNS: dict[Kind, tuple[str, ...]] = {"pairs": ("source", "target")}
+COLUMNS |= dict.fromkeys(("text", "labeled", "conversations"), ("text",))
+"""The texts of a record that become sequences, by kind."""
 
 
 def default_cache_dir() -> Path:
@@ -137,30 +141,29 @@ def token_stores(store: TokenStore | PairStore | LabeledStore) -> list[TokenStor
 Progress = Callable[[int], None]  # receives the number of bytes of text that were just tokenized
 
 
-def _ignored(n_bytes: int) -> None:
-    pass
-
-
 def token_dtype(N_V: int) -> type[np.unsignedinteger]:
     """Return the smallest dtype for tokens below N_V: uint16 or uint32."""
     return np.uint16 if N_V <= 1 << 16 else np.uint32
 
 
-class _ColumnWriter:
-    """Appends framed sequences to an open file of tokens, and collects their lengths."""
+class _Column:
+    """Writes the store of one text of each record: its tokens, framed with bos and eos, or a rendered conversation."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, *, verify: bool, is_source: bool) -> None:
-        self._directory, self._tokenizer, self._file = directory, tokenizer, file
-        self._verify, self._is_source, self._exact = verify, is_source, True
-        self._dtype = token_dtype(tokenizer.N_V)
-        self._lengths = array.array("q")
-        self._bytes = 0
+    def __init__(self, folder: Path, tokenizer: Tokenizer, kind: Kind, *, verify: bool, is_source: bool) -> None:
+        folder.mkdir(parents=True)
+        (folder / TOKENS).touch()
+        self._folder, self._tokenizer, self._is_source = folder, tokenizer, is_source
+        self._answers = Answers(tokenizer) if kind == "conversations" else None
+        self._exact, self._verify = self._answers is None, verify
+        self._lengths, self._bytes, self._rendered = array.array("q"), 0, hashlib.sha256()
 
     def append(self, texts: Sequence[str], where: Sequence[str]) -> None:
-        """Tokenize texts, frame them with bos and eos, and write them; error messages name their place in `where`."""
-        for framed in self._framed(texts, where):
-            self._file.write(np.array(framed, self._dtype).tobytes())
-            self._lengths.append(len(framed))
+        """Write the sequences of texts; error messages name their place in `where`."""
+        dtype = token_dtype(self._tokenizer.N_V)
+        with (self._folder / TOKENS).open("ab") as file:
+            for tokens in self._conversations(texts, where) if self._answers else self._framed(texts, where):
+                file.write(np.array(tokens, dtype).tobytes())
+                self._lengths.append(len(tokens))
         self._bytes += sum(len(text.encode()) for text in texts)
 
     def _framed(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
@@ -170,43 +173,28 @@ class _ColumnWriter:
                 self._exact = tokenizer.decode(ids) == text
             yield tokenizer.framed(ids) if self._is_source else [tokenizer.bos_token, *ids, tokenizer.eos_token]
 
-    def describe(self, **facts: Any) -> None:
-        """Write the offsets, and meta.json with further facts."""
-        np.save(self._directory / "offsets.npy", np.append(0, np.cumsum(self._lengths, dtype=np.int64)))
-        (self._directory / "meta.json").write_text(json.dumps({**facts, **self._described()}))
-
-    def _described(self) -> dict[str, Any]:
-        """What meta.json has of the sequences."""
-        special = self._tokenizer.special
-        return {
-            "format": FORMAT,
-            "N_V": self._tokenizer.N_V,
-            "n_tokens": sum(self._lengths),
-            "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
-            "exact": self._exact,
-            "special": special and [special.mask, special.bos, special.eos],
-            "rendered": "",
-        }
-
-
-class _ConversationWriter(_ColumnWriter):
-    """Appends conversations, rendered by the chat template, and the mask of their answers."""
-
-    def __init__(self, directory: Path, tokenizer: Tokenizer, file: BinaryIO, **options: bool) -> None:
-        super().__init__(directory, tokenizer, file, **options)
-        self._exact, self._answers, self._rendered = False, Answers(tokenizer), hashlib.sha256()
-
-    def _framed(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
-        with (self._directory / ANSWERS).open("ab") as file:
+    def _conversations(self, texts: Sequence[str], where: Sequence[str]) -> Iterator[list[int]]:
+        assert self._answers
+        with (self._folder / ANSWERS).open("ab") as file:
             for text, place in zip(texts, where, strict=True):
                 tokens, answered = self._answers.encode(Conversation(text, place))
                 file.write(answered.tobytes())
                 self._rendered.update(np.array(tokens, np.int64).tobytes() + answered.tobytes())
                 yield tokens
 
-    def _described(self) -> dict[str, Any]:
-        """Also the hash of what was rendered: a template may ask for the date."""
-        return {**super()._described(), "rendered": self._rendered.hexdigest()}
+    def describe(self, **facts: Any) -> None:
+        """Write the offsets, and meta.json with further facts."""
+        np.save(self._folder / "offsets.npy", np.append(0, np.cumsum(self._lengths, dtype=np.int64)))
+        special = self._tokenizer.special
+        meta = {
+            "N_V": self._tokenizer.N_V,
+            "n_bytes": self._bytes + 2 * max(0, len(self._lengths) - 1),
+            "exact": self._exact,
+            "special": special and [special.mask, special.bos, special.eos],
+            "rendered": self._rendered.hexdigest() if self._answers else "",
+            **facts,
+        }
+        (self._folder / "meta.json").write_text(json.dumps(meta))
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], where: Sequence[str]) -> list[list[int]]:
@@ -235,30 +223,34 @@ def _batches(records: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _write_part(directory: Path, records, tokenizer: Tokenizer, columns, *, verify, files, seen, progress, kind, facts):
-    """Write one store per column of texts, in the folders 0, 1, … of `directory`, with what `facts` returns at the end;
-    `seen` is called with the texts.
-    """
-    counts = dict.fromkeys(files, 0)
-    folders = [directory / str(i) for i in range(len(columns))]
-    with contextlib.ExitStack() as opened:
-        writers = []
-        for i, folder in enumerate(folders):
-            folder.mkdir(parents=True)
-            file = opened.enter_context((folder / "tokens.bin").open("wb"))
-            writer = _ConversationWriter if kind == "conversations" else _ColumnWriter
-            writers.append(writer(folder, tokenizer, file, verify=verify, is_source=len(folders) > 1 and i == 0))
+def _write(directory: Path, corpus: Corpus[Any], tokenizer: Tokenizer, progress: Progress) -> None:
+    """Write the stores of a corpus: in each part's folder, one for each text of a record, in the folders 0, 1, …"""
+    columns, overlaps = COLUMNS[corpus.kind], {}
+    for part, records in ("validation", corpus.validation), ("test", corpus.test):
+        overlaps[part] = Overlap(getattr(record, column) for record in records for column in columns)
+    if corpus.kind == "labeled":
+        _write_labels(directory, corpus)
+    for part, records in corpus.parts().items():
+        is_train, counts = part == "train", dict.fromkeys(corpus.files, 0)
+        options = {"verify": not is_train, "kind": corpus.kind}
+        writers = [
+            _Column(directory / part / str(i), tokenizer, **options, is_source=column == "source")
+            for i, column in enumerate(columns)
+        ]
         for batch in _batches(records):
             where = [record.where for record in batch]
-            texts = [[column(record) for record in batch] for column in columns]
-            for writer, each in zip(writers, texts, strict=True):
-                writer.append(each, where)
-                seen(each)
-            for place in where if files else ():
+            for writer, column in zip(writers, columns, strict=True):
+                texts = [getattr(record, column) for record in batch]
+                writer.append(texts, where)
+                for overlap in overlaps.values() if is_train else ():
+                    overlap.look_in("\0".join(texts))
+                progress(sum(len(text.encode()) for text in texts))
+            for place in where if is_train and counts else ():
                 counts[place.rpartition(":")[0]] += 1
-            progress(sum(len(text.encode()) for each in texts for text in each))
-    for writer in writers:
-        writer.describe(counts=[*counts.values()], **facts())
+        share = None if is_train else overlaps[part].share
+        notes = [*corpus.notes()] if is_train else []
+        for writer in writers:
+            writer.describe(counts=[*counts.values()] if is_train else [], overlap=share, notes=notes)
 
 
 def _mapped(file: Path, dtype: np.dtype[Any]) -> np.ndarray:
@@ -272,10 +264,9 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
         meta = parse_json(read_text(directory / "meta.json"))
         offsets = np.load(directory / "offsets.npy")
         dtype = np.dtype(token_dtype(meta["N_V"]))
-        size = (directory / "tokens.bin").stat().st_size
-        if size != meta["n_tokens"] * dtype.itemsize or offsets[-1] != meta["n_tokens"]:
-            raise ValueError(f"{size} bytes of tokens, expected {meta['n_tokens'] * dtype.itemsize}")
-        tokens = _mapped(directory / "tokens.bin", dtype)
+        if (size := (directory / TOKENS).stat().st_size) != offsets[-1] * dtype.itemsize:
+            raise ValueError(f"{size} bytes of tokens, expected {offsets[-1] * dtype.itemsize}")
+        tokens = _mapped(directory / TOKENS, dtype)
         answers = _mapped(directory / ANSWERS, np.dtype(bool)) if (directory / ANSWERS).is_file() else None
         if answers is not None and len(answers) != len(tokens):
             raise ValueError(f"{len(answers)} bytes of answers, expected {len(tokens)}")
@@ -304,81 +295,37 @@ def _cached(directory: Path, write: Callable[[Path], None]) -> None:
         ) from None
 
 
-def _tokenize(corpus: Corpus[Any], tokenizer: Tokenizer, cache_dir, progress: Progress, columns, write_more=None):
-    """Tokenize a corpus unless it is cached; return its directory and the stores of each part, one per column."""
+def tokenize(
+    corpus: Corpus[Any], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = lambda n: None
+) -> Splits[Any]:
+    """Tokenize a corpus into memory-mapped stores of train, validation and test, unless they are cached: a `PairStore`
+    of pairs, a `LabeledStore` of labeled texts, otherwise a `TokenStore`. Raises DataError, for labels also if there is
+    one class, or a held-out label is not in training.
+    """
     identity = fingerprint(FORMAT, corpus.kind, corpus.fingerprint, tokenizer.fingerprint())
     directory = (cache_dir or default_cache_dir()) / "tokens" / identity[:32]
-
-    def write(path: Path) -> None:
-        path.mkdir()
-        if write_more:
-            write_more(path)
-        held_out = {"validation": corpus.validation, "test": corpus.test}
-        overlaps = {
-            part: Overlap(column(r) for r in records for column in columns) for part, records in held_out.items()
-        }
-
-        def look_in(texts: Sequence[str]) -> None:
-            for overlap in overlaps.values():
-                overlap.look_in("\0".join(texts))
-
-        for part, records in corpus.parts().items():
-            is_train = part == "train"
-            options = {"verify": not is_train, "files": corpus.files if is_train else (), "kind": corpus.kind}
-            options |= {"seen": look_in if is_train else lambda texts: None, "progress": progress}
-            facts = functools.partial(_facts, corpus, overlaps.get(part))
-            _write_part(path / part, records, tokenizer, columns, facts=facts, **options)
-
-    _cached(directory, write)
-    stores = {
-        part: [_open(directory / part / str(i), identity, part) for i in range(len(columns))] for part in corpus.parts()
-    }
-    for part in ("train", "validation"):
-        if len(stores[part][0]) == 0:
+    _cached(directory, lambda path: _write(path, corpus, tokenizer, progress))
+    found = {}
+    for part in corpus.parts():
+        stores = [_open(directory / part / str(i), identity, part) for i in range(len(COLUMNS[corpus.kind]))]
+        if part != "test" and not len(stores[0]):
             raise DataError(f"{corpus.name} has no records for {part}")
-    return directory, stores
+        if corpus.kind == "labeled":
+            names = tuple(parse_json(read_text(directory / "names.json")))
+            found[part] = LabeledStore(stores[0], np.load(directory / f"{part}.npy"), names)
+        else:
+            found[part] = PairStore(*stores) if corpus.kind == "pairs" else stores[0]
+    return Splits(**found)
 
 
-def _facts(corpus: Corpus[Any], overlap: Overlap | None) -> dict[str, Any]:
-    """Return what is to be recorded of a part of a corpus: the training data have notes, and the others an overlap."""
-    return {"notes": [*corpus.notes()] if overlap is None else [], "overlap": overlap and overlap.share}
-
-
-def tokenize_text(
-    corpus: Corpus[Document], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
-) -> Splits[TokenStore]:
-    """Tokenize text or conversations into memory-mapped stores of train, validation and test, or raise DataError."""
-    _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text])
-    return Splits(*(columns[0] for columns in stores.values()))
-
-
-def tokenize_pairs(
-    corpus: Corpus[Pair], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
-) -> Splits[PairStore]:
-    """Tokenize a corpus of pairs, with one tokenizer for both sides; see `tokenize_text`."""
-    columns = [lambda record: record.source, lambda record: record.target]
-    _, stores = _tokenize(corpus, tokenizer, cache_dir, progress, columns)
-    return Splits(*(PairStore(source, target) for source, target in stores.values()))
-
-
-def tokenize_labeled(
-    corpus: Corpus[Labeled], tokenizer: Tokenizer, *, cache_dir: Path | None = None, progress: Progress = _ignored
-) -> Splits[LabeledStore]:
-    """Tokenize labeled texts, or raise DataError, too, for one class, or a held-out label not in training."""
-
-    def write_labels(path: Path) -> None:
-        names = sorted({record.label for record in corpus.train})
-        if len(names) < 2:
-            raise DataError(f"{corpus.name} has {len(names)} label in its training data, expected 2 or more")
-        for part, records in corpus.parts().items():
-            np.save(path / f"{part}.npy", _labels(records, names, drawn=bool(corpus.held_out)))
-        (path / "names.json").write_text(json.dumps(names))
-
-    directory, stores = _tokenize(corpus, tokenizer, cache_dir, progress, [lambda record: record.text], write_labels)
-    names = tuple(parse_json(read_text(directory / "names.json")))
-    return Splits(
-        *(LabeledStore(columns[0], np.load(directory / f"{part}.npy"), names) for part, columns in stores.items())
-    )
+def _write_labels(directory: Path, corpus: Corpus[Labeled]) -> None:
+    names = sorted({record.label for record in corpus.train})
+    if len(names) < 2:
+        raise DataError(f"{corpus.name} has {len(names)} label in its training data, expected 2 or more")
+    directory.mkdir()
+    for part, records in corpus.parts().items():
+        np.save(directory / f"{part}.npy", _labels(records, names, drawn=bool(corpus.held_out)))
+    (directory / "names.json").write_text(json.dumps(names))
 
 
 def _labels(records: Iterable[Labeled], names: Sequence[str], *, drawn: bool) -> np.ndarray:

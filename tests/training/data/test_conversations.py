@@ -19,7 +19,7 @@ from training.data.files import read_corpus
 from training.data.loading import load_run_data
 from training.data.records import Conversation, DataError
 from training.data.special_tokens import SpecialTokens
-from training.data.token_store import tokenize_text
+from training.data.token_store import tokenize
 from training.data.tokenizers import LibraryTokenizer
 from training.tasks import TASKS, settings_from
 from training.tasks.models import init_model, model_config
@@ -136,7 +136,7 @@ def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):
 
 def test_each_conversation_is_whole_in_one_row(chats, tmp_path):
     corpus = read_corpus([chats], "text")
-    store = tokenize_text(corpus, tokenizer_of(CHATML), cache_dir=tmp_path / "cache").train
+    store = tokenize(corpus, tokenizer_of(CHATML), cache_dir=tmp_path / "cache").train
     l_max = int(np.median(store.lengths))
     data = batched(NextTokens, store, l_max=l_max, batch_size=2, mode="packed")
     fitting = [store[i].tolist() for i in range(len(store)) if len(store[i]) <= l_max]
@@ -236,7 +236,7 @@ def test_what_the_template_refuses_is_said_with_its_line(tmp_path):
     every = [*conversations(), [USER, calling, TOOL, ANSWER]]
     path = written(tmp_path / "chats.jsonl", [{"messages": messages} for messages in every])
     with pytest.raises(DataError, match=rf"{path}:25: the chat template refuses the conversation"):
-        tokenize_text(read_corpus([path], "text"), tokenizer_of(INST), cache_dir=tmp_path / "cache")
+        tokenize(read_corpus([path], "text"), tokenizer_of(INST), cache_dir=tmp_path / "cache")
 
 
 def test_what_conversations_cannot_be_used_for_is_said(chats, tmp_path):

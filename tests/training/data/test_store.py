@@ -21,9 +21,7 @@ from training.data.token_store import (
     TokenStore,
     default_cache_dir,
     token_dtype,
-    tokenize_labeled,
-    tokenize_pairs,
-    tokenize_text,
+    tokenize,
 )
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 
@@ -43,7 +41,7 @@ TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [D
 def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
     monkeypatch.setattr(token_store, "BATCH_CHARACTERS", batch)
     tokenizer = build_tokenizer(kind, TEXTS, N_V=270)
-    splits = tokenize_text(TEXT_CORPUS, tokenizer, cache_dir=tmp_path)
+    splits = tokenize(TEXT_CORPUS, tokenizer, cache_dir=tmp_path)
     expected = [[tokenizer.bos_token, *tokenizer.encode(t), tokenizer.eos_token] for t in TEXTS]
     assert [splits.train[i].tolist() for i in range(len(splits.train))] == expected
     assert splits.train.lengths.tolist() == [len(e) for e in expected]
@@ -57,16 +55,16 @@ def test_a_store_holds_bos_tokens_eos(tmp_path, monkeypatch, kind, batch):
 @pytest.mark.parametrize(("kind", "exact"), [("bytes", True), ("words", False)])
 def test_bits_per_byte_need_tokens_that_give_the_text_back(tmp_path, kind, exact):
     """A model that has one token for every unknown word would have them for nothing."""
-    splits = tokenize_text(TEXT_CORPUS, build_tokenizer(kind, TEXTS, N_V=270), cache_dir=tmp_path)
+    splits = tokenize(TEXT_CORPUS, build_tokenizer(kind, TEXTS, N_V=270), cache_dir=tmp_path)
     assert splits.validation.exact is exact
     data = Batches(NextTokens(splits.validation, l_max=4), batch_size=1)
     assert (data.tokens_per_byte is not None) is exact
 
 
 def test_the_second_time_it_is_read_from_the_cache(tmp_path, monkeypatch):
-    first = tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    first = tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     monkeypatch.setattr(ByteTokenizer, "encode_batch", None)
-    second = tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    second = tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert np.array_equal(first.train.tokens, second.train.tokens)
     assert first.train.fingerprint == second.train.fingerprint != first.validation.fingerprint
 
@@ -75,7 +73,7 @@ def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
     other = corpus_of([Document("x")], [Document("y")], fingerprint="g")
     characters = CharacterTokenizer(sorted(set("".join(TEXTS) + "held out")))
     of = ((TEXT_CORPUS, ByteTokenizer()), (other, ByteTokenizer()), (TEXT_CORPUS, characters))
-    stores = [tokenize_text(*which, cache_dir=tmp_path) for which in of]
+    stores = [tokenize(*which, cache_dir=tmp_path) for which in of]
     assert len({s.train.fingerprint for s in stores}) == 3
     assert [s.train.n_tokens for s in stores] == [48, 3, 46]
 
@@ -87,7 +85,7 @@ def test_large_vocabularies_take_four_bytes():
 
 def test_pairs_keep_their_order(tmp_path):
     pairs = [Pair("a", "bc"), Pair("def", "g")]
-    splits = tokenize_pairs(corpus_of(pairs, pairs[:1], kind="pairs"), ByteTokenizer(), cache_dir=tmp_path)
+    splits = tokenize(corpus_of(pairs, pairs[:1], kind="pairs"), ByteTokenizer(), cache_dir=tmp_path)
     decode = ByteTokenizer().decode
     found = [(decode(splits.train.source[i]), decode(splits.train.target[i])) for i in range(2)]
     assert found == [("a", "bc"), ("def", "g")]
@@ -97,7 +95,7 @@ def test_pairs_keep_their_order(tmp_path):
 def test_labels_are_numbered_in_order_of_their_names(tmp_path):
     train = [Labeled("spam", "x"), Labeled("ham", "y"), Labeled("spam", "z")]
     for _ in range(2):  # written, and read again
-        splits = tokenize_labeled(corpus_of(train, train[1:], kind="labeled"), ByteTokenizer(), cache_dir=tmp_path)
+        splits = tokenize(corpus_of(train, train[1:], kind="labeled"), ByteTokenizer(), cache_dir=tmp_path)
         assert splits.train.names == splits.test.names == ("ham", "spam")
         assert (splits.train.labels.tolist(), splits.validation.labels.tolist()) == ([1, 0, 1], [0, 1])
         assert len(splits.test.labels) == 0
@@ -109,17 +107,17 @@ def test_a_label_that_training_lacks_is_named(tmp_path):
     for share, advice in ((0.0, "give examples of it to train on"), (0.05, "all its examples are held out; give more")):
         says = rf"^v\.tsv:7: label 'c' does not occur in .* \({advice}.*\), whose labels are 'a', 'b'$"
         with pytest.raises(DataError, match=says):
-            tokenize_labeled(dataclasses.replace(corpus, held_out=share), ByteTokenizer(), cache_dir=tmp_path)
+            tokenize(dataclasses.replace(corpus, held_out=share), ByteTokenizer(), cache_dir=tmp_path)
     corpus = corpus_of(train[:1], train[:1], kind="labeled")
     with pytest.raises(DataError, match="mine has 1 label in its training data, expected 2 or more"):
-        tokenize_labeled(corpus, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(corpus, ByteTokenizer(), cache_dir=tmp_path)
 
 
 def test_a_character_out_of_the_vocabulary_is_named_with_its_place(tmp_path):
     tokenizer = CharacterTokenizer("abc")
     corpus = corpus_of([Document("abc", "a.txt:1"), Document("abød", "a.txt:9")], [Document("a", "b")])
     with pytest.raises(DataError, match=r"^a\.txt:9: character 'ø' \(U\+00F8\) is not among the 3 characters"):
-        tokenize_text(corpus, tokenizer, cache_dir=tmp_path)
+        tokenize(corpus, tokenizer, cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())  # nothing half is left
 
 
@@ -127,58 +125,57 @@ def test_a_character_out_of_the_vocabulary_is_named_with_its_place(tmp_path):
 def test_a_part_without_records_is_said(tmp_path, train, validation, part):
     corpus = corpus_of([Document(t) for t in train], [Document(t) for t in validation])
     with pytest.raises(DataError, match=f"mine has no records for {part}"):
-        tokenize_text(corpus, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(corpus, ByteTokenizer(), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "meta.json"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "garbage"])
 def test_a_damaged_store_is_named(tmp_path, name, damage):
-    tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+    tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     (path,) = tmp_path.glob(f"tokens/*/train/0/{name}")
     if damage == "gone":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-2] if damage == "cut" else b"garbage")
     with pytest.raises(DataError, match=r"^the token cache .* is damaged \(.*\); delete that folder$"):
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "tokens").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"^cannot write the token cache .*; name another cache directory$"):
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
 
 
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(token_store._ColumnWriter, "append", full)
+    monkeypatch.setattr(token_store._Column, "append", full)
     with pytest.raises(DataError, match=r"^cannot write the token cache .*: No space left on device; name another"):
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
     assert not any((tmp_path / "tokens").iterdir())
 
 
 @pytest.mark.parametrize("locks", [True, False])
 def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
     """One waits for the other; on a file system without locks, both write, and the first one's folder stays."""
-    written, original, both = [], token_store._write_part, threading.Barrier(2, timeout=60)
+    written, original, both = [], token_store._write, threading.Barrier(2, timeout=60)
 
-    def write_part(directory, *arguments, **options):
-        if directory.name == "train":
-            written.append(directory)
-            both.wait() if not locks else time.sleep(0.2)
-        return original(directory, *arguments, **options)
+    def write(directory, *arguments):
+        written.append(directory)
+        both.wait() if not locks else time.sleep(0.2)
+        return original(directory, *arguments)
 
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(token_store, "_write_part", write_part)
+    monkeypatch.setattr(token_store, "_write", write)
     if not locks:
         monkeypatch.setattr(fcntl, "flock", flock)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        tokenize = functools.partial(tokenize_text, TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
-        found = [future.result().train.n_tokens for future in [pool.submit(tokenize) for _ in range(2)]]
+        once = functools.partial(tokenize, TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        found = [future.result().train.n_tokens for future in [pool.submit(once) for _ in range(2)]]
     assert (found, len(written)) == ([48, 48], 1 if locks else 2)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
@@ -187,7 +184,7 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     """Whether there is something to write or not."""
     for _ in range(2):
         (tmp_path / "tokens" / f".unfinished-{'0' * 32}-0123abcd" / "train").mkdir(parents=True)
-        tokenize_text(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
+        tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
         assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
@@ -202,12 +199,12 @@ def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
 PROGRAM = """
 import resource, sys, pathlib
 from training.data.files import read_corpus
-from training.data.token_store import tokenize_text
+from training.data.token_store import tokenize
 from training.data.batches import Batches, NextTokens
 from training.data.tokenizers import ByteTokenizer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 path = pathlib.Path(sys.argv[1])
-splits = tokenize_text(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)
+splits = tokenize(read_corpus([path], "text"), ByteTokenizer(), cache_dir=path.parent)
 data = Batches(NextTokens(splits.train, l_max=1024), batch_size=8)
 data.batch(3)
 print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
