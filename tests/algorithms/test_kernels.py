@@ -1,4 +1,4 @@
-"""Which kernel of attention each named variant runs in training, by tracing, as the table in the notes says.
+"""Which kernel of attention each named variant runs in training, by tracing, as kernels.md says.
 
 python -m tests.algorithms.test_kernels    prints the table
 """
@@ -19,7 +19,7 @@ from tests import cases
 
 pytestmark = pytest.mark.sampled(3)
 
-NOTES = Path(__file__).parents[2] / "docs" / "notes" / "performance.md"
+TABLE = Path(__file__).with_name("kernels.md")
 # platform, compute capability and cuDNN
 MACHINES = {
     "H100": ("gpu", (9, 0), (9, 10)),
@@ -89,13 +89,13 @@ def row(name):
 
 
 @functools.cache
-def notes():
-    return NOTES.read_text("utf-8")
+def table():
+    return TABLE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_table_of_kernels_is_what_tracing_finds(name):
-    assert row(name) in notes().splitlines()
+    assert row(name) in table().splitlines()
 
 
 def main() -> None:
