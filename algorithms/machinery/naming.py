@@ -131,7 +131,8 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
 
 def is_tagged(method: types.FunctionType) -> bool:
     """Whether a method has tagged statements, and `numbered` can find them: in a class of a module with a source."""
-    is_found = "<locals>" not in method.__qualname__ and method.__module__ in sys.modules  # not in code run by exec
+    from_exec = method.__code__.co_filename.startswith("<") or method.__module__ not in sys.modules
+    is_found = "<locals>" not in method.__qualname__ and not from_exec
     text = _source(method.__module__) if is_found else None
     first, last = method.__code__.co_firstlineno, _last_line(method.__code__)
     return text is not None and any(first <= line <= last for line in tags_in(text))
@@ -148,7 +149,7 @@ def _source(module: str) -> str | None:
     spec = sys.modules[module].__spec__
     loader: Any = spec and spec.loader
     if hasattr(loader, "get_source"):
-        return loader.get_source(module)
+        return loader.get_source(spec.name)  # of a script that `python -m` runs, not __main__
     try:
         return inspect.getsource(sys.modules[module])
     except (OSError, TypeError):

@@ -4,7 +4,10 @@ import ast
 import doctest
 import importlib
 import importlib.util
+import os
 import pathlib
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -41,13 +44,15 @@ def test_examples_in_docstrings(path, capsys):
 
 
 @pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md"])
-def test_examples_in_documents(name, capsys):
-    text = (ROOT / "docs" / name).read_text("utf-8").replace("```", "")
+def test_examples_in_documents(name, tmp_path):
+    """As a reader runs them, ``python -m doctest``, in which their lines are those of a script."""
+    text = (ROOT / "docs" / name).read_text("utf-8")
     compared = all(map(importlib.util.find_spec, ("equinox", "flax")))
-    text = text if compared else text.partition(OTHERS)[0]
-    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    with jax.enable_x64(False):
-        runner.run(doctest.DocTestParser().get_doctest(text, {}, name, name, 0))
-    assert runner.failures == 0, capsys.readouterr().out
+    path = tmp_path / pathlib.Path(name).name
+    path.write_text(text if compared else text.partition(OTHERS)[0], "utf-8")
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_ENABLE_X64": "0"}
+    command = [sys.executable, "-m", "doctest", path]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=os.environ | devices)
+    assert done.returncode == 0, done.stdout + done.stderr
     if name == "research.md" and not compared:
         pytest.skip("equinox or flax is not installed, so their section was left out: pip install -e .[compare]")

@@ -1,6 +1,8 @@
 """A model with lines of one's own is trained, resumed, saved, loaded, converted and used as any other."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -262,3 +264,40 @@ def test_the_document_shows_the_examples():
         assert sum(bool(line.strip()) for line in text.splitlines()) <= 45, name
         assert (f"```python\n{text}```" in page) == (name == "SINKS")
         assert f"tests/own_lines/{module}.py" in page
+
+
+AS_MODULE = """
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from algorithms import LLAMA, DTransformerConfig, d_transformer, init_d_transformer
+from algorithms.inside import record
+from algorithms.lines import MLP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(MLP):
+    def __call__(self, X, W, *, f, implementation, rate=0.0, key=None):
+        U = jnp.full_like(X, 0.25)  # inside
+        return 2 * U
+
+
+sizes = {"N_V": 7, "l_max": 4, "L": 1, "H": 1, "d_e": 4, "d_mlp": 4}
+config = DTransformerConfig(**sizes, variant=LLAMA.but(mlp=Constant()))
+_, seen = record(d_transformer, "U")(jnp.arange(3), init_d_transformer(jax.random.key(0), config))
+print([set(value.ravel().tolist()) for value in seen.values()])
+"""
+
+
+@pytest.mark.end_to_end
+def test_a_package_with_a_line_runs_as_a_module(tmp_path):
+    """``python -m own.main``, whose module is called __main__, but whose loader knows it as own.main."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "main.py").write_text(AS_MODULE)
+    path = os.pathsep.join((str(Path(__file__).parents[2]), str(tmp_path)))
+    command = [sys.executable, "-m", "own.main"]
+    options = {"capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": path}}
+    done = subprocess.run(command, check=False, cwd=tmp_path, **options)
+    assert (done.returncode, done.stdout) == (0, "[{0.25}]\n"), done.stdout + done.stderr
