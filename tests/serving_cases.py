@@ -15,7 +15,7 @@ from training.serving import app, served
 from training.serving.engine import Engine
 from training.serving.guards import connections
 
-LIMITS = served.Limits(body=4000, tokens=60, choices=8, seconds=200.0, prefixes=1 << 20)
+LIMITS = served.Limits(body=4000, tokens=60, queue=8, seconds=200.0, prefixes=1 << 20)
 
 
 def of_run(model, *, converse=None, **limits):

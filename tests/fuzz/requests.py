@@ -21,7 +21,7 @@ from training.serving.served import Decoder, Limits, served_of
 
 __all__ = ["check", "close"]
 
-LIMITS = Limits(body=20_000, tokens=6, choices=3, seconds=120.0, prefixes=1 << 20)
+LIMITS = Limits(body=20_000, tokens=6, queue=3, seconds=120.0, prefixes=1 << 20)
 COMPLETION: dict[str, Any] = {
     "model": "small",
     "prompt": "abc",

@@ -128,7 +128,7 @@ def test_a_stream_without_a_reader_ends(model, leaves_at):
 
     def submit(jobs):
         submitted.extend(jobs)
-        jobs[0].emit(engine.Step("a", token=0, log_p=0.0, likeliest=[], finish=None))
+        jobs[0].emit(engine.Token("a", token=0, log_p=0.0, likeliest=[], finish=None))
 
     of_model.submit = submit
     application = app.make_app(what, of_model, clock=time.time)

@@ -130,7 +130,7 @@ def main(arguments: argparse.Namespace) -> None:
     limits = Limits(
         body=arguments.max_bytes,
         tokens=arguments.max_tokens,
-        choices=arguments.queue,
+        queue=arguments.queue,
         seconds=arguments.timeout,
         prefixes=arguments.prefix_bytes,
         memory=arguments.memory,

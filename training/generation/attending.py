@@ -71,7 +71,7 @@ def of_rows(
     result = read.result or (lambda Y: Y)
 
     def printed():
-        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(*whole(cache)))
+        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(whole(cache)))
         D, seen, R = None if of_distances is None else of_distances(), permitted, K.shape[2]
         if slot is not None:  # the oldest token first, as in a whole sequence
             turned = jnp.where(slot < R, 0, -(slot + 1) % R)
@@ -94,7 +94,7 @@ def of_rows(
     return beside(result(Y.reshape(H, -1, B)), printed)
 
 
-class Step(NamedTuple):
+class CachedAttention(NamedTuple):
     """What one attention keeps for one more token of each of B sequences."""
 
     cache: Rows
@@ -102,7 +102,7 @@ class Step(NamedTuple):
     t: Int[Array, "B"]  # the position of each token
     slot: Int[Array, ""]  # where its own key and value go
 
-    def attend(self, read: Read, line: Attention) -> tuple[Array, "Step"]:
+    def attend(self, read: Read, line: Attention) -> tuple[Array, "CachedAttention"]:
         """Write the tokens' own keys and values into the cache, and attend to its rows."""
         cache = self.cache.stored(read.K, read.V, self.slot)
         distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
@@ -118,13 +118,13 @@ class Step(NamedTuple):
         return of_rows(read, cache, permitted, line, D, self.slot), self._replace(cache=cache)
 
 
-class Known(NamedTuple):
+class ContextAttention(NamedTuple):
     """What one attention keeps of a context: all keys and values."""
 
     cache: Rows
     permitted: Bool[Array, "B l_z"]
 
-    def attend(self, read: Read, line: Attention) -> tuple[Array, "Known"]:
+    def attend(self, read: Read, line: Attention) -> tuple[Array, "ContextAttention"]:
         """Attend to the known keys and values."""
         return of_rows(read, self.cache, self.permitted, line), self
 

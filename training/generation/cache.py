@@ -7,6 +7,8 @@ most the widest one, however long the text is. Otherwise R is the number C of sl
 compiled for a bucket serves all lengths in it. On CPUs, such a cache is in parts, see `slots.Slots`.
 """
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -34,21 +36,24 @@ def held(slot: Any, R: int) -> Int[Array, "R"]:
     return slot - 1 - (slot - 1 - jnp.arange(R)) % R
 
 
-class KeyValues(NamedTuple):
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("K", "V"), meta_fields=("limit",))
+@dataclasses.dataclass(frozen=True)
+class KeyValues:
     """The keys and values that one attention reads, of all heads and sequences, head by head."""
 
     K: Float[Array, "HB R d_attn"]
     V: Float[Array, "HB R d_mid"]
+    limit: int | None = None  # of how many tokens, the last, they are kept; None: of all
 
     @staticmethod
-    def of(K: Float[Array, "H d_attn B l"], V: Float[Array, "H d_mid B l"]) -> "KeyValues":
+    def of(K: Float[Array, "H d_attn B l"], V: Float[Array, "H d_mid B l"], limit: int | None = None) -> "KeyValues":
         """Return the keys and values of whole sequences, one row per token."""
 
         def rows(columns):
             H, d, B, l = columns.shape
             return columns.transpose(0, 2, 3, 1).reshape(H * B, l, d)
 
-        return KeyValues(rows(K), rows(V))
+        return KeyValues(rows(K), rows(V), limit)
 
     def stored(self, K: Float[Array, "H d_attn B"], V: Float[Array, "H d_mid B"], slot: Int[Array, ""]) -> "KeyValues":
         """Return the cache with the key and value of one more token of each sequence, in this slot."""
@@ -57,15 +62,16 @@ class KeyValues(NamedTuple):
             rows = column.transpose(0, 2, 1).reshape(len(cache), 1, column.shape[1])
             return jax.lax.dynamic_update_slice_in_dim(cache, rows, slot % cache.shape[1], axis=1)
 
-        return KeyValues(store(self.K, K), store(self.V, V))
+        return KeyValues(store(self.K, K), store(self.V, V), self.limit)
 
-    def grown(self, R: int) -> "KeyValues":
-        """Return the cache with R rows, the new ones 0."""
-        return KeyValues(*(jnp.pad(cache, ((0, 0), (0, R - cache.shape[1]), (0, 0))) for cache in self))
+    def resized(self, R: int) -> "KeyValues":
+        """Return the cache with R rows: cut at the end, or with new ones of 0."""
+        none, end = (0, 0, 0), (0, R - self.K.shape[1], 0)
+        return jax.tree.map(lambda cache: jax.lax.pad(cache, jnp.zeros((), cache.dtype), (none, end, none)), self)
 
     def taken(self, rows: Int[Array, "R"]) -> "KeyValues":
         """Return the cache with the given rows of every sequence."""
-        return KeyValues(*(jnp.take(cache, rows, axis=1) for cache in self))
+        return jax.tree.map(lambda cache: jnp.take(cache, rows, axis=1), self)
 
     def arranged(self, rows: Int[Array, "B R"]) -> "KeyValues":
         """Return the cache with the given rows of each of B sequences; a negative index gives an arbitrary row."""
@@ -76,12 +82,12 @@ class KeyValues(NamedTuple):
             chosen = jnp.clip(rows, 0, cache.shape[1] - 1)[None, :, :, None]
             return jnp.take_along_axis(of_heads, chosen, axis=2).reshape(len(cache), R, cache.shape[2])
 
-        return KeyValues(arrange(self.K), arrange(self.V))
+        return jax.tree.map(arrange, self)
 
     def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
         """As `Slots.attend`, for all rows: `permitted` says which of them are within the window before the slot."""
         queries, permitted, cap, of_distances, _, _, sinks = asked
-        (HB, g, d_attn), (K, V) = queries.shape, values_too(*self)
+        (HB, g, d_attn), (K, V) = queries.shape, values_too(self)
         equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
         queries = jnp.broadcast_to(queries, (HB, equal, d_attn))
         S = jnp.einsum("rcd,rqd->rqc", K, queries, preferred_element_type=accumulation_dtype(queries.dtype))
@@ -97,8 +103,8 @@ class KeyValues(NamedTuple):
         return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
 
 
-class Kept(NamedTuple):
-    """What a mixer that is no attention has kept: arrays whose last axis has the sequences."""
+class RecurrentState(NamedTuple):
+    """The state of a mixer that is no attention: arrays whose last axis has the sequences."""
 
     state: Any
 
@@ -106,7 +112,7 @@ class Kept(NamedTuple):
 Rows = KeyValues | Slots
 """What a step reads and writes of one attention."""
 
-Cache = Rows | Kept
+Cache = Rows | RecurrentState
 """What a step reads and writes of one layer."""
 
 
@@ -120,20 +126,20 @@ def rows_of_parts(theta: Weights, B: int) -> int | None:
     return smallest_part(B, len(theta.W_e), *sizes[:2])
 
 
-def with_room(cache: Cache, C: int, most: int | None, n: int | None) -> Cache:
-    """Return a cache with room for C slots, or the last `most`; in parts if it is for all slots and n is given."""
-    if isinstance(cache, Kept):
+def with_room(cache: Cache, C: int, n: int | None) -> Cache:
+    """Return a cache with room for C slots, or up to its limit; in parts if that is all and n is given."""
+    if isinstance(cache, RecurrentState):
         return cache
-    R = min(C, most or C)
+    R = min(C, cache.limit or C)
     if isinstance(cache, Slots):
-        return (cache if C == R else whole(cache)).grown(R)
-    cache = cache.grown(R)
-    return Slots.of(*cache, n) if C == R and n is not None else cache
+        return cache.grown(R) if C == R else whole(cache).resized(R)
+    cache = cache.resized(R)
+    return Slots.of(cache.K, cache.V, n, cache.limit) if C == R and n is not None else cache
 
 
 def whole(cache: Rows) -> KeyValues:
     """Return a cache in one part."""
-    return KeyValues(*cache.rows()) if isinstance(cache, Slots) else cache
+    return KeyValues(*cache.rows(), cache.limit) if isinstance(cache, Slots) else cache
 
 
 def rows_of(cache: Rows) -> int:
@@ -149,7 +155,7 @@ def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
         parts = [a.reshape(H, len(a) // H, *a.shape[1:]) for a in (cache, of_others)]
         return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
-    if isinstance(cache, Kept):
+    if isinstance(cache, RecurrentState):
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=-1), cache, other)
     return jax.tree.map(both, cache, other)
 
@@ -161,11 +167,11 @@ def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
         H = len(cache) // B
         return cache.reshape(H, B, *cache.shape[1:])[:, chosen].reshape(H * len(chosen), *cache.shape[1:])
 
-    if isinstance(cache, Kept):
+    if isinstance(cache, RecurrentState):
         return jax.tree.map(lambda a: a[..., chosen], cache)
     return jax.tree.map(choose, cache)
 
 
-def values_too(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"]) -> tuple[Array, Array]:
+def values_too(cache: KeyValues) -> tuple[Float[Array, "HB R d_attn"], Float[Array, "HB R d_mid"]]:
     """Return the keys and values of a cache, whose keys serve as values if it has none."""
-    return K, V if V.shape[2] else K
+    return cache.K, cache.V if cache.V.shape[2] else cache.K

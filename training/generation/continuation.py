@@ -18,7 +18,7 @@ from training.generation.cache import rows_of_parts
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import ROOM, Read
+from training.generation.prompts import ROOM, ReadPrompts
 from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_arrays
 from training.generation.sampling import History, Sampling
 from training.generation.states import Likeliest, State
@@ -102,10 +102,10 @@ class Generator:
         return Continuation(self, requests, likeliest=likeliest)
 
     @property
-    def most(self) -> states.Most:
+    def limits(self) -> states.Limits:
         """How many tokens the cache of each layer keeps: those in its window, unless anything reads them all."""
         in_full = self.prefixes is not None or self.inside is not None
-        return () if in_full else states.windows(self.config.variant, self.config.L)
+        return (None,) * self.config.L if in_full else states.windows(self.config.variant, self.config.L)
 
     def read(self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, reading: Reading | None = None) -> State:
         """Read prompts, padded on the right, into caches with room for at least `room` more tokens; `reading` records
@@ -114,10 +114,10 @@ class Generator:
         x = bucketed(x, self.config.l_max)
         C = capacity(x.shape[1] + 1 + room)
         if reading is not None:
-            return reading.prefill(self.theta, x, lengths, C=C, most=self.most)
+            return reading.prefill(self.theta, x, lengths, C=C, limits=self.limits)
         if self.prefixes is not None and self.inside is None:
             return self.prefixes.read(self, x, lengths, C=C)
-        return prefilling.prefill(self.apart, x, lengths, C=C, most=self.most)
+        return prefilling.prefill(self.apart, x, lengths, C=C, limits=self.limits)
 
 
 class Plan(NamedTuple):
@@ -136,6 +136,13 @@ class Continuation:
     come from the cache: at most about three columns per token, however long the text.
 
     Attributes:
+        tokens: generated, ``[B, n]``; eos from a sequence's end on.
+        log_p: the log-probability of each, ``[B, n]``, under the model: at temperature 1, among all tokens, whatever
+            `Sampling` draws them with. 0 after the end.
+        likeliest: the N likeliest tokens at each position and their log-probabilities, ``[B, n, N]`` each.
+        starts: the index of each request's first token; 0 unless it joined later.
+        ended: whether all sequences have ended.
+        sampling: how the tokens of each request are drawn.
         left: how many tokens each request can be followed by before it needs a new window.
     """
 
@@ -145,11 +152,9 @@ class Continuation:
         """
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
-        self.tokens = np.zeros((B, 0), np.int32)  # generated, [B, n]
-        self.log_p = np.zeros((B, 0), model.theta.W_e.dtype)  # under the model, however they are drawn; 0 after the end
-        # the N likeliest tokens at each position and their log-probabilities, [B, n, N] each
+        self.tokens, self.log_p = np.zeros((B, 0), np.int32), np.zeros((B, 0), model.theta.W_e.dtype)
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
-        self.starts = np.zeros(B, np.int64)  # the index of each request's first token; 0 unless it joined later
+        self.starts = np.zeros(B, np.int64)
         self.left = np.zeros(B, np.int64)
         self._reading = None if model.inside is None else Reading(model.inside)
         self._state: Any = None
@@ -165,7 +170,7 @@ class Continuation:
             if not self.left.min():
                 self._read_windows()
             if self.is_full:
-                self._state = states.grow(self._state, C=2 * self.slots, most=self._model.most)
+                self._state = states.grow(self._state, C=2 * self.slots)
             first, sampling = int(self._state.slot), self.sampling
             last = min(first + min(1 if self._permits else n - done, int(self.left.min())), self.slots - 1)
             if self._permits:
@@ -195,7 +200,7 @@ class Continuation:
         if self._model.prefixes is not None and self._model.inside is None:
             text = self._texts()[r][:-1]  # the last token has not been read
             cached = self._model.config.l_max - int(self.left[r])
-            self._model.prefixes.keep(self._state, r, text[len(text) - cached :], self._model.config.variant)
+            self._model.prefixes.keep(self._state, r, text[len(text) - cached :])
 
     def drop(self, r: int) -> None:
         """Let request r no longer begin windows, since nobody reads its tokens."""
@@ -217,7 +222,7 @@ class Continuation:
         return 4 * int(self._state.slot) >= 3 * self.slots
 
     def join(
-        self, requests: Sequence[Request], *, keep: Sequence[int], read: Read | None = None, slots: int = 0
+        self, requests: Sequence[Request], *, keep: Sequence[int], read: ReadPrompts | None = None, slots: int = 0
     ) -> None:
         """Continue some of the requests, together with new ones, which are read now if they have not been: `keep` are
         indices into the B present requests followed by the new ones, and the rest are dropped. There are as many slots
@@ -249,7 +254,7 @@ class Continuation:
         self._remember(plan.T)
 
     def plan(
-        self, requests: Sequence[Request], *, keep: Sequence[int], read: Read | None = None, slots: int = 0
+        self, requests: Sequence[Request], *, keep: Sequence[int], read: ReadPrompts | None = None, slots: int = 0
     ) -> Plan:
         """Return how requests are to continue after `join` with these arguments: with room for what they asked for."""
         l_max, rows, n = self._model.config.l_max, np.asarray(keep), self.tokens.shape[1]
@@ -261,7 +266,7 @@ class Continuation:
         C = capacity(slot + 1 + max(1, min(self._missing(of_rows, starts), ROOM, int(left.min()))))
         return Plan(of_rows, left, slot, max(C, slots), self._remembered(of_rows, starts))
 
-    def program(self, plan: Plan, read: Read | None = None) -> tuple[tuple[Any, ...], Callable[[], None]]:
+    def program(self, plan: Plan, read: ReadPrompts | None = None) -> tuple[tuple[Any, ...], Callable[[], None]]:
         """Return what decides which program generates the next tokens of a plan, and a function that compiles it, which
         another thread may call.
         """
@@ -285,7 +290,7 @@ class Continuation:
 
     def _placed(self, plan: Plan, given: list[State], rows: Int[Array, "n"]) -> State:
         model = self._model
-        where = {"slot": plan.slot, "C": plan.C, "most": model.most, "N": self._N}
+        where = {"slot": plan.slot, "C": plan.C, "N": self._N}
         return states.placed(given, rows, n=rows_of_parts(model.theta, len(rows)), **where)
 
     def _begin(self) -> None:

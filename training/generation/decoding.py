@@ -17,8 +17,8 @@ from algorithms.layers import keeping, lines_of
 from algorithms.lines import Experts
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
-from training.generation.attending import Known, Step, keys_of_distances
-from training.generation.cache import Cache, Kept, rows_of
+from training.generation.attending import CachedAttention, ContextAttention, keys_of_distances
+from training.generation.cache import Cache, RecurrentState, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, State, grow
@@ -44,7 +44,7 @@ def _of_distances(weights: Any, caches: tuple[Cache, ...]) -> tuple[Any, ...]:
     (d_e, _), dtype = weights.W_e.shape, weights.W_e.dtype
 
     def of_layer(l, W, cache):
-        R = 0 if isinstance(cache, Kept) else rows_of(cache)
+        R = 0 if isinstance(cache, RecurrentState) else rows_of(cache)
         return keys_of_distances(weights.variant.attention_of(l), W, d_e, dtype, table, R)
 
     return tuple(of_layer(l, W, cache) for l, (W, cache) in enumerate(zip(mixers, caches, strict=True)))
@@ -56,7 +56,7 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
     t = state.lengths - 1 + state.slot - state.first
     caches: Any = state.caches
     own = tuple(
-        cache.state if isinstance(cache, Kept) else Step(cache, of_distances, t, state.slot)
+        cache.state if isinstance(cache, RecurrentState) else CachedAttention(cache, of_distances, t, state.slot)
         for cache, of_distances in zip(caches, P, strict=True)
     )
     kept = layers.Kept(own)
@@ -66,7 +66,7 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
         X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
     else:
         caches = context.caches
-        kept = kept._replace(context=tuple(Known(cache, context.permitted) for cache in caches))
+        kept = kept._replace(context=tuple(ContextAttention(cache, context.permitted) for cache in caches))
         f = lines_of("decoder of Algorithm 8", y, weights, **options, kept=kept)
         Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
         X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
@@ -74,7 +74,7 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
 
 
 def _caches(own: tuple[Any, ...]) -> tuple[Cache, ...]:
-    return tuple(of.cache if isinstance(of, Step) else Kept(of) for of in own)
+    return tuple(of.cache if isinstance(of, CachedAttention) else RecurrentState(of) for of in own)
 
 
 @functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))
@@ -165,4 +165,4 @@ def grown_until(stop: int, state: State, advance: Callable[..., State]) -> State
         state = advance(state, stop=np.int32(here))
         if here == stop or int(state.slot) < here:
             return state
-        state = grow(state, C=2 * C, most=())
+        state = grow(state, C=2 * C)

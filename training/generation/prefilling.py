@@ -1,5 +1,6 @@
 """Reading whole prompts and contexts into caches of keys and values."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,8 +14,8 @@ from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
 from algorithms.lines import Attention
 from algorithms.model.theta import Apart, count_layers, places, stacks_of
-from training.generation.cache import Cache, Kept, KeyValues, held, rows_of_parts
-from training.generation.states import Context, Most, State, begun, prompt_tokens
+from training.generation.cache import Cache, KeyValues, RecurrentState, held, rows_of_parts
+from training.generation.states import Context, Limits, State, begun, prompt_tokens
 
 
 def prefill(
@@ -23,21 +24,22 @@ def prefill(
     lengths: Int[Array, "B"] | np.ndarray,
     *,
     C: int,
-    most: Most = (),
+    limits: Limits | None = None,
 ) -> State:
-    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into caches of C > P slots that keep
-    the last `most` tokens. Layers in a tuple, as `apart` returns them, run as separate programs that read their
-    parameters in place; a loop over stacked ones would copy them. The last layer only computes what is kept.
+    """Read prompts, padded on the right, with Algorithm 10, all columns at once, into caches of C > P slots, those of
+    layers with `limits` for their last tokens. Layers in a tuple, as `apart` returns them, run as separate programs
+    that read their parameters in place; a loop over stacked ones would copy them. The last layer only computes what is
+    kept.
     """
-    rooms = {"C": C, "most": most, "n": rows_of_parts(theta, len(x))}
+    rooms = {"C": C, "n": rows_of_parts(theta, len(x))}
+    limits = limits or (None,) * count_layers(theta.layers, theta.variant)
     if not isinstance(theta.layers, Apart):
-        return begun(x, lengths, _of_every_layer(theta, x, lengths, most=most), **rooms)
+        return begun(x, lengths, _of_every_layer(theta, x, lengths, limits=limits), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
         of_one = {"norm": None, "embedding_norm": None, "variant": _of_layer(variant, l)}
         of_layer = theta._replace(layers=Apart((layer,)), **of_one)
-        R, is_last = most[l] if most else None, l == len(theta.layers) - 1
-        X, cache = layer_read(X, of_layer, lengths, R=R, is_last=is_last)
+        X, cache = layer_read(X, of_layer, lengths, limit=limits[l], is_last=l == len(limits) - 1)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
 
@@ -50,35 +52,36 @@ def _of_layer(variant: Variant, l: int) -> Variant:
     return variant.but(attention=attention, mlp=mlp, order=order, **of_all)
 
 
-def _keeps(lengths: Int[Array, "B"], P: int, R: int | None) -> Keep:
-    """Return what keeps the last R rows (None: all) of the keys and values of prompts of P columns, or the state of a
+def _keeps(lengths: Int[Array, "B"], P: int, limit: int | None) -> Keep:
+    """Return what keeps the keys and values of prompts of P columns, of all tokens or the last ones, or the state of a
     mixer that is no attention.
     """
-    rows = prompt_tokens(lengths, P, min(P, R or P))
+    rows = prompt_tokens(lengths, P, min(P, limit or P))
 
     def keep(line, kept):
-        return KeyValues.of(kept.K, kept.V).arranged(rows) if isinstance(line, Attention) else Kept(kept)
+        is_attention = isinstance(line, Attention)
+        return KeyValues.of(kept.K, kept.V, limit).arranged(rows) if is_attention else RecurrentState(kept)
 
     return keep
 
 
-@functools.partial(jax.jit, static_argnames=("most",))
+@functools.partial(jax.jit, static_argnames=("limits",))
 def _of_every_layer(
-    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, most: Most
+    theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"], *, limits: Limits
 ) -> tuple[Cache, ...]:
     """Return each layer's cache of the prompts without their last tokens, from stacked parameters."""
     P, L = x.shape[1], count_layers(theta.layers, theta.variant)
-    x, widest = zero_padding(x, lengths), None if None in most else max((R for R in most if R), default=None)
+    x, widest = zero_padding(x, lengths), None if None in limits else max(filter(None, limits), default=None)
     f = lines_of("Algorithm 10", x, theta, "auto", keep=_keeps(lengths, P, widest), until=lengths - 1)
     stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
 
     def of_layer(l, stack, row):
         cache = jax.tree.map(lambda a: a[row], stacks[stack])
-        if isinstance(cache, Kept) or not most or most[l] == widest:
+        if isinstance(cache, RecurrentState) or limits[l] == widest:
             return cache
-        held_now, needed = (held(P, min(P, R or P)) for R in (widest, most[l]))
+        held_now, needed = (held(P, min(P, limit or P)) for limit in (widest, limits[l]))
         rows = (needed[:, None] == held_now[None]).argmax(axis=1)
-        return cache.arranged(jnp.broadcast_to(rows, (len(x), len(rows))))
+        return dataclasses.replace(cache.arranged(jnp.broadcast_to(rows, (len(x), len(rows)))), limit=limits[l])
 
     return tuple(of_layer(l, *at) for l, at in enumerate(places(theta.variant, L)))
 
@@ -90,12 +93,12 @@ def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Arra
     return lines_of("Algorithm 10", x, theta, implementation="auto").embedding(x, theta)
 
 
-@functools.partial(jax.jit, static_argnames=("R", "is_last"))
+@functools.partial(jax.jit, static_argnames=("limit", "is_last"))
 def layer_read(
-    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, R: int | None, is_last: bool
+    X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, limit: int | None, is_last: bool
 ) -> tuple[Float[Array, "d_e B P"] | None, Cache]:
-    """Return the residual stream after one layer (None if it is the last), and the layer's cache of R rows, or all."""
-    f = lines_of("Algorithm 10", X, theta, "auto", keep=_keeps(lengths, X.shape[-1], R), until=lengths - 1)
+    """Return the residual stream after one layer (None if it is the last), and the layer's cache."""
+    f = lines_of("Algorithm 10", X, theta, "auto", keep=_keeps(lengths, X.shape[-1], limit), until=lengths - 1)
     X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
     return None if is_last else X, kept.own[0]
 

@@ -1,6 +1,6 @@
 """Reading prompts: all at once, or in parts, between which others go on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,13 +9,13 @@ import numpy as np
 from training.generation import states
 from training.generation.buckets import padded_rows, to_power_of_two
 from training.generation.inside import Reading
-from training.generation.prefixes import Parts, Prefixes
+from training.generation.prefixes import Prefixes, PromptReader
 from training.generation.states import State
 
 ROOM = 256  # most tokens that a new cache has room for, so that a typical answer needs one compiled loop
 
 
-class Read(NamedTuple):
+class ReadPrompts(NamedTuple):
     """Prompts that have been read; one that several texts share is read once."""
 
     state: State
@@ -43,7 +43,7 @@ def window_start(t: int, l_max: int) -> int:
     return max(0, -(-(t - l_max) // stride)) * stride
 
 
-def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
+def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
     """Let a `Generator` read the window of each text, into caches with room for `more` tokens, or for `ROOM`. Windows
     that several texts share are read once, a power of two of them, if those are fewer.
     """
@@ -58,31 +58,17 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> Read:
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
     reading = None if model.inside is None else Reading(model.inside)
     state = model.read(x, lengths, room=room, reading=reading)
-    return Read(state, rows, [] if reading is None else reading.latest)
+    return ReadPrompts(state, rows, [] if reading is None else reading.latest)
 
 
-class PromptReader:
-    """A prompt that is to be read in parts, for n texts that end with the same window."""
-
-    def __init__(self, model: Any, text: np.ndarray, n: int) -> None:
-        """Begin, with what the prompt has in common with an earlier one."""
-        self._model, self._text, self._n = model, text, n
-        window = np.asarray(text[window_start(len(text), model.config.l_max) :], np.int32)
-        self._at_once = model.inside is not None or not Prefixes.serve(model.config.variant)
-        if not self._at_once:
-            known = None if model.prefixes is None else model.prefixes.begin(window[:-1])
-            self._parts = Parts(model, window[:-1], known)
-        self._last = int(window[-1])
-
-    def advance(self) -> Read | None:
-        """Read the next part; return the whole prompt after the last one."""
-        if self._at_once:  # who looks inside, and states that are kept, need whole sequences
-            return read(self._model, [self._text] * self._n, more=1)
-        parts, kept = self._parts, self._model.prefixes
-        if parts.rest:
-            parts.read()
-        if parts.rest:
-            return None
-        if kept is not None:
-            kept.add(parts.text, parts.cache)
-        return Read(parts.state(self._last), [0] * self._n, [])
+def in_parts(model: Any, text: np.ndarray, n: int) -> Iterator[ReadPrompts | None]:
+    """Read a prompt part by part, for n texts that end with the same window; yield None until it is read."""
+    if model.inside is not None or not Prefixes.serve(model.config.variant):  # they need whole sequences
+        yield read(model, [text] * n, more=1)
+        return
+    reader = PromptReader(model, np.asarray(text[window_start(len(text), model.config.l_max) :], np.int32))
+    while reader.rest:
+        reader.read()
+        if reader.rest:
+            yield None
+    yield ReadPrompts(reader.state(), [0] * n, [])

@@ -19,19 +19,30 @@ from algorithms.ops.softmax import softmax
 
 
 class Sampling(TypedDict, total=False):
-    """How the next token is drawn."""
+    """How the next token is drawn; every option may be left out.
 
-    tau: float  # temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
-    top_k: int | None  # draw only from the k likeliest tokens, and any as likely as the last of them; None: from all
-    # draw only from the nucleus: the fewest likeliest tokens whose total probability, at temperature τ and after
-    # `top_k`, reaches this; None: from all
+    Attributes:
+        tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully (the default), inf uniformly.
+        top_k: draw only from the k likeliest tokens, and any as likely as the last of them; None: from all.
+        top_p: draw only from the nucleus: the fewest likeliest tokens whose total probability, at temperature τ and
+            after `top_k`, reaches this; None: from all.
+        eos: the tokens that end a sequence, and the first the rest of its row; None: no token.
+        repetition_penalty: divides positive scores of earlier tokens, multiplies others, before all else; 1: none.
+        no_repeat_ngram_size: forbid repeating any n-gram of this size (eos if that rules out all); 0: allow all.
+        frequency_penalty: subtracted from the score of a token for each time that it was generated; 0: no effect.
+        presence_penalty: subtracted once from the score of every generated token; 0: no effect.
+        logit_bias: added to tokens' scores, after the penalties, before the temperature; None: nothing.
+    """
+
+    tau: float
+    top_k: int | None
     top_p: float | None
-    eos: int | Sequence[int] | None  # the tokens that end a sequence, and the first the rest of its row; None: no token
-    repetition_penalty: float  # divides positive scores of earlier tokens, multiplies others, before all else; 1: none
-    no_repeat_ngram_size: int  # forbid repeating any n-gram of this size (eos if that rules out all); 0: allow all
-    frequency_penalty: float  # subtracted from the score of a token for each time that it was generated; 0: no effect
-    presence_penalty: float  # subtracted once from the score of every generated token; 0: no effect
-    logit_bias: dict[int, float] | None  # added to tokens' scores, after the penalties, before the temperature
+    eos: int | Sequence[int] | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[int, float] | None
 
 
 DRAWN_FAITHFULLY: Sampling = {

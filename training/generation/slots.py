@@ -64,7 +64,7 @@ class Asked(NamedTuple):
     sinks: Float[Array, "HB g _"] | None  # scores without a value
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("K", "V"), meta_fields=("n",))
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("K", "V"), meta_fields=("n", "limit"))
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """The keys and values that one attention reads, of all heads and sequences, in parts of consecutive slots."""
@@ -72,12 +72,13 @@ class Slots:
     K: tuple[Float[Array, "HB d_attn _"], ...]
     V: tuple[Float[Array, "HB _ d_mid"], ...]
     n: int  # see `sizes_of_parts`
+    limit: int | None = None  # of how many tokens, the last, they are kept once there are more slots; None: of all
 
     @staticmethod
-    def of(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"], n: int) -> "Slots":
+    def of(K: Float[Array, "HB R d_attn"], V: Float[Array, "HB R d_mid"], n: int, limit: int | None = None) -> "Slots":
         """Return a cache with these rows."""
         ends = np.cumsum(sizes_of_parts(V.shape[1], n))[:-1].tolist()
-        return Slots(tuple(jnp.split(K.swapaxes(1, 2), ends, axis=2)), tuple(jnp.split(V, ends, axis=1)), n)
+        return Slots(tuple(jnp.split(K.swapaxes(1, 2), ends, axis=2)), tuple(jnp.split(V, ends, axis=1)), n, limit)
 
     @property
     def starts(self) -> Sequence[int]:
@@ -100,7 +101,7 @@ class Slots:
         for j, part in enumerate(parts):
             here = (starts[j] <= slot) & (slot < starts[j + 1])
             parts[j] = jax.lax.cond(here, store, lambda part, _: part, part, slot - starts[j])
-        return Slots(tuple(K for K, _ in parts), tuple(V for _, V in parts), self.n)
+        return Slots(tuple(K for K, _ in parts), tuple(V for _, V in parts), self.n, self.limit)
 
     def grown(self, R: int) -> "Slots":
         """Return the cache with R rows, the new ones 0."""
@@ -108,10 +109,10 @@ class Slots:
         (HB, d_attn, first), d_mid = self.K[0].shape, self.V[0].shape[2]
         if first < self.n:  # its only part grows
             K, V = (jnp.pad(rows, ((0, 0), (0, R - first), (0, 0))) for rows in self.rows())
-            return Slots.of(K, V, self.n)
+            return Slots.of(K, V, self.n, self.limit)
         K = tuple(jnp.zeros((HB, d_attn, size), self.K[0].dtype) for size in new)
         V = tuple(jnp.zeros((HB, size, d_mid), self.V[0].dtype) for size in new)
-        return Slots(self.K + K, self.V + V, self.n)
+        return Slots(self.K + K, self.V + V, self.n, self.limit)
 
     def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4."""

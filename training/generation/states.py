@@ -14,7 +14,6 @@ between two tokens is therefore that of their slots, and determines which slots 
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -29,8 +28,8 @@ from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from training.generation.cache import (
     Cache,
-    Kept,
     KeyValues,
+    RecurrentState,
     chosen_sequences,
     held,
     rows_of,
@@ -73,38 +72,27 @@ class State(NamedTuple):
     likeliest: Likeliest | None = None  # the likeliest tokens at each slot, if wanted
 
 
-Most = tuple[int | None, ...]
-"""How many of the last tokens the cache of each layer keeps; None for all. Of no layers: all of all."""
+Limits = tuple[int | None, ...]
+"""How many of the last tokens the cache of each layer keeps; None for all."""
 
 
-def windows(variant: Variant, L: int) -> Most:
+def windows(variant: Variant, L: int) -> Limits:
     """Return the most tokens to which each of L layers attends when decoding."""
     return tuple(variant.attention_of(l).window for l in range(L))
 
 
-def _of_layers(most: Most, caches: tuple[Cache, ...]) -> Iterator[tuple[Cache, int | None]]:
-    return zip(caches, most or (None,) * len(caches), strict=True)
-
-
-@functools.partial(jax.jit, static_argnames=("C", "most", "n"))
-def begun(
-    x: Int[Array, "B P"],
-    lengths: Int[Array, "B"],
-    caches: tuple[Cache, ...],
-    *,
-    C: int,
-    most: Most = (),
-    n: int | None,
-) -> State:
+@functools.partial(jax.jit, static_argnames=("C", "n"))
+def begun(x: Int[Array, "B P"], lengths: Int[Array, "B"], caches: tuple[Cache, ...], *, C: int, n: int | None) -> State:
     """Return the state of prompts with what layers kept of the tokens before slot P, and room for C slots."""
     P = x.shape[1]
-    rooms = tuple(with_room(cache, C, of_layer, n) for cache, of_layer in _of_layers(most, caches))
+    rooms = tuple(with_room(cache, C, n) for cache in caches)
     x = zero_padding(x, lengths)
     last = jnp.take_along_axis(x, lengths[:, None] - 1, axis=1)
-    return _at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
+    return at_slot(P, rooms, jnp.pad(jnp.concatenate([x, last], axis=1), ((0, 0), (0, C - P - 1))), lengths)
 
 
-def _at_slot(slot: int, caches: tuple[Cache, ...], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> State:
+@jax.jit
+def at_slot(slot: Any, caches: tuple[Cache, ...], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> State:
     """Return the state of sequences whose next token to read is in this slot, before anything is generated."""
     B, C = tokens.shape
     return State(
@@ -132,32 +120,32 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     def empty(l, layer) -> Cache:
         line, W = weights.variant.attention_of(l), layer[0]  # of self-attention
         if not isinstance(line, Attention):
-            return Kept(line.begin(W, B))
+            return RecurrentState(line.begin(W, B))
         _, H_kv, *sizes = sizes_of_heads(line, W, len(weights.W_e), weights.W_e.dtype)
         rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes))
-        return with_room(rows, C, None, rows_of_parts(weights, B))
+        return with_room(rows, C, rows_of_parts(weights, B))
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
-    return _at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
+    return at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
 
 
-def placed(given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, most: Most, n: int | None, N: int) -> State:
+def placed(given: list[State], rows: Int[Array, "n"], *, slot: int, C: int, n: int | None, N: int) -> State:
     """Return the chosen ``rows`` of the sequences in the given states, one after another, as they continue from `slot`
-    with room for C slots, or for the keys and values of the last `most` tokens, in parts of n (see `with_room`); a slot
-    that has at least as many before it as any of these sequences has tokens. N is how many of the `likeliest` tokens
-    it records. The list is emptied, so that a layer's caches are freed once they are copied.
+    with room for C slots, in parts of n (see `with_room`); a slot that has at least as many before it as any of these
+    sequences has tokens. N is how many of the `likeliest` tokens it records. The list is emptied, so that a layer's
+    caches are freed once they are copied.
     """
     layers, rest = [list(state.caches) for state in given], tuple(state._replace(caches=()) for state in given)
     given.clear()
     slots, B, caches = tuple(state.slot for state in rest), tuple(len(state.tokens) for state in rest), []
-    for of_most in most or (None,) * len(layers[0]):
+    while layers[0]:
         of_layer = tuple(of_state.pop(0) for of_state in layers)
-        caches.append(_placed_cache(of_layer, slots, rows, np.int32(slot), B=B, C=C, most=of_most, n=n))
+        caches.append(placed_cache(of_layer, slots, rows, np.int32(slot), B=B, C=C, n=n))
     return _placed_tokens(rest, rows, np.int32(slot), C=C, N=N)._replace(caches=tuple(caches))
 
 
-@functools.partial(jax.jit, static_argnames=("B", "C", "most", "n"))
-def _placed_cache(
+@functools.partial(jax.jit, static_argnames=("B", "C", "n"))
+def placed_cache(
     caches: tuple[Cache, ...],
     slots: tuple[Int[Array, ""], ...],
     rows: Int[Array, "n"],
@@ -165,15 +153,14 @@ def _placed_cache(
     *,
     B: tuple[int, ...],
     C: int,
-    most: int | None,
     n: int | None,
 ) -> Cache:
     """Return the chosen rows of caches of B sequences each, whose tokens before `slots` are then before `slot`."""
-    there = held(slot, min(C, most or C)) - slot
 
     def moved(cache, before):
-        if isinstance(cache, Kept):
+        if isinstance(cache, RecurrentState):
             return cache
+        there = held(slot, min(C, cache.limit or C)) - slot
         in_cache = jnp.where(there + before < 0, 0, (there + before) % rows_of(cache))
         return whole(cache).taken(in_cache)
 
@@ -181,7 +168,7 @@ def _placed_cache(
     for i, other in enumerate(others, start=1):
         every = side_by_side(every, other, sum(B[:i]))
     every = chosen_sequences(every, rows, sum(B))
-    return with_room(every, C, most, n)
+    return with_room(every, C, n)
 
 
 @functools.partial(jax.jit, static_argnames=("C", "N"))
@@ -218,15 +205,15 @@ def chosen(state: State, rows: Int[Array, "n"]) -> State:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("C", "most"))
-def grow(state: State, *, C: int, most: Most) -> State:
-    """Return the state with room for C slots, and for the keys and values of the last `most` tokens."""
+@functools.partial(jax.jit, static_argnames=("C",))
+def grow(state: State, *, C: int) -> State:
+    """Return the state with room for C slots."""
 
     def grown(of_slots):
         return jnp.pad(of_slots, ((0, 0), (0, C - of_slots.shape[1])) + ((0, 0),) * (of_slots.ndim - 2))
 
     return state._replace(
-        caches=tuple(with_room(cache, C, of_layer, None) for cache, of_layer in _of_layers(most, state.caches)),
+        caches=tuple(with_room(cache, C, None) for cache in state.caches),
         tokens=grown(state.tokens),
         log_p=grown(state.log_p),
         likeliest=jax.tree.map(grown, state.likeliest),

@@ -157,7 +157,7 @@ class _Server:
     async def _alone(self, work: Callable[[], T]) -> T:
         """Run a computation in the thread beside the engine's, one at a time. Raises FullError if too many wait."""
         self._pending = [pending for pending in self._pending if not pending.done()]
-        if len(self._pending) >= self._served.limits.choices:
+        if len(self._pending) >= self._served.limits.queue:
             raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
         turns = self._engine.turns if self._engine is not None else None
 

@@ -105,7 +105,7 @@ FORMATS = (HERMES, MISTRAL, LLAMA)
 """Those of Hermes and Qwen, of Mistral, and of Llama 3."""
 
 
-class Read(NamedTuple):
+class Delta(NamedTuple):
     """What new text of an answer has told."""
 
     content: str = ""  # text that belongs to no call
@@ -125,7 +125,7 @@ class CallReader:
         self.n = 0  # calls begun
         self._may_call = True
 
-    def add(self, text: str, *, is_last: bool = False) -> Read:
+    def add(self, text: str, *, is_last: bool = False) -> Delta:
         """Read more text, which may be the last, and return what it tells."""
         self._held += text
         content, calls = "", list[dict[str, Any]]()
@@ -133,7 +133,7 @@ class CallReader:
             if self._arguments is None:
                 head = self._next() if self._may_call else None
                 if head is None:
-                    return Read(content + self._content(is_last), tuple(calls))
+                    return Delta(content + self._content(is_last), tuple(calls))
                 content += self._between(self._held[: head.start()])
                 calls.append(self._begun(head))
             new, is_whole = self._argument_text()
@@ -142,7 +142,7 @@ class CallReader:
             elif new:
                 calls.append({"index": self.n - 1, "function": {"arguments": new}})
             if not is_whole:
-                return Read(content, tuple(calls))
+                return Delta(content, tuple(calls))
 
     def _next(self) -> re.Match[str] | None:
         """Return the head of the next call in the text, if it is there."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from training.data.tokenizers import Tokenizer
 from training.generation.requests import Prompt
-from training.serving.calls import CallReader, Read
-from training.serving.engine import Step
+from training.serving.calls import CallReader, Delta
+from training.serving.engine import Token
 from training.serving.errors import invalid
 from training.serving.generating import Asked, common_fields, escaped, shown
 from training.serving.messages import conversation, speaker
@@ -33,7 +33,7 @@ class Chat:
         """Return the first parts of a stream: the roles."""
         return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.asked.n)]
 
-    def part(self, index: int, step: Step) -> dict[str, Any]:
+    def part(self, index: int, step: Token) -> dict[str, Any]:
         """Return one token of an answer."""
         if self.tools is not None and index not in self.readers:
             self.readers[index] = self.tools.reader()
@@ -43,7 +43,7 @@ class Chat:
             new["tool_calls"] = [*read.calls]
         return self._delta(index, new, self._reported([step]), finish)
 
-    def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
+    def whole(self, index: int, steps: Sequence[Token]) -> dict[str, Any]:
         """Return an answer."""
         reader = None if self.tools is None else self.tools.reader()
         read, finish = _read(reader, "".join(step.text for step in steps), steps[-1].finish)
@@ -57,7 +57,7 @@ class Chat:
     def _delta(index: int, new: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
         return {"index": index, "delta": new, "logprobs": logprobs, "finish_reason": finish}
 
-    def _reported(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _reported(self, steps: Sequence[Token]) -> dict[str, Any] | None:
         if self.logprobs is None:
             return None
         of_steps = []
@@ -66,15 +66,15 @@ class Chat:
             of_steps.append({**self._token(step.token, step.log_p, step), "top_logprobs": best})
         return {"content": of_steps, "refusal": None}
 
-    def _token(self, token: int, log_p: float | None, step: Step) -> dict[str, Any]:
+    def _token(self, token: int, log_p: float | None, step: Token) -> dict[str, Any]:
         text, spelled = shown(self.tokenizer, token, begins=step.begins)
         return {"token": escaped(spelled) if text is None else text, "logprob": log_p, "bytes": list(spelled)}
 
 
-def _read(reader: CallReader | None, text: str, finish: str | None) -> tuple[Read, str | None]:
+def _read(reader: CallReader | None, text: str, finish: str | None) -> tuple[Delta, str | None]:
     """Return what a text says and calls, and how it ends."""
     if reader is None:
-        return Read(text), finish
+        return Delta(text), finish
     read = reader.add(text, is_last=finish is not None)
     return read, "tool_calls" if reader.n and finish == "stop" else finish
 

@@ -8,7 +8,7 @@ from typing import Any
 from training.data.tokenizers import Tokenizer
 from training.generation.pieces import Pieces
 from training.generation.requests import Prompt
-from training.serving.engine import Step
+from training.serving.engine import Token
 from training.serving.errors import RequestError, errors_of, invalid
 from training.serving.fields import listed
 from training.serving.generating import Asked, common_fields, escaped, shown
@@ -42,7 +42,7 @@ class Completion:
         for i, (token, p, pairs) in enumerate(zip(prompt.tokens, [None, *log_p], [[], *best], strict=True)):
             place, begins = text.place
             text.add(token)
-            steps.append(Step("", token, p, pairs, None, place + names, begins))
+            steps.append(Token("", token, p, pairs, None, place + names, begins))
             if i >= framing and self.tokenizer.is_special(token):
                 names += len(self.tokenizer.name(token))
         reported = self._reported(steps[framing:])
@@ -57,11 +57,11 @@ class Completion:
         n, last = self.asked.n, "length" if not self.asked.l_gen else None
         return [self._choice(i, self.texts[i // n], self._of_echo(i), last) for i in range(n * len(self.texts))]
 
-    def part(self, index: int, step: Step) -> dict[str, Any]:
+    def part(self, index: int, step: Token) -> dict[str, Any]:
         """Return one token of a completion."""
         return self._choice(index, step.text, self._of_steps(index, [step]), step.finish)
 
-    def whole(self, index: int, steps: Sequence[Step]) -> dict[str, Any]:
+    def whole(self, index: int, steps: Sequence[Token]) -> dict[str, Any]:
         """Return a completion."""
         text, reported = "".join(step.text for step in steps), self._of_steps(index, steps)
         if self.echo:
@@ -77,14 +77,14 @@ class Completion:
     def _of_echo(self, index: int) -> dict[str, list[Any]] | None:
         return None if self.logprobs is None else self.scores[index // self.asked.n]
 
-    def _of_steps(self, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _of_steps(self, index: int, steps: Sequence[Token]) -> dict[str, Any] | None:
         """Return the log-probabilities of generated tokens, whose offsets count from the beginning of what is shown."""
         if self.logprobs is None:
             return None
         start = len(self.texts[index // self.asked.n]) if self.echo else 0
         return self._reported(steps, start)
 
-    def _reported(self, steps: Sequence[Step], start: int = 0) -> dict[str, list[Any]]:
+    def _reported(self, steps: Sequence[Token], start: int = 0) -> dict[str, list[Any]]:
         return {
             "tokens": [self._token(step.token, step) for step in steps],
             "token_logprobs": [step.log_p for step in steps],
@@ -92,7 +92,7 @@ class Completion:
             "text_offset": [max(0, start + step.start) for step in steps],
         }
 
-    def _best(self, step: Step) -> dict[str, float | None]:
+    def _best(self, step: Token) -> dict[str, float | None]:
         """Return the token that was drawn, and the likeliest; of several with one text, all but one by their IDs."""
         found: dict[str, float | None] = {}
         for token, log_p in dict([(step.token, step.log_p), *step.likeliest[: self.logprobs]]).items():
@@ -100,7 +100,7 @@ class Completion:
             found[f"token_id:{token}" if text in found else text] = log_p
         return found
 
-    def _token(self, token: int, step: Step) -> str:
+    def _token(self, token: int, step: Token) -> str:
         text, spelled = shown(self.tokenizer, token, begins=step.begins)
         return f"bytes:{escaped(spelled)}" if text is None else text
 
@@ -112,9 +112,9 @@ def completion_of(body: Any, served: Served) -> Completion:
         raise RequestError("the model is an encoder, which cannot complete text: use /v1/embeddings")
     common, echo, logprobs = common_fields(request, served), request.echo, request.logprobs
     prompts = _prompts(request, served.tokenizer, served.model)
-    if len(prompts) * common["n"] > served.limits.choices:
+    if len(prompts) * common["n"] > served.limits.queue:
         asked = f"{len(prompts)} prompts with n = {common['n']}"
-        raise invalid("n", f"expected at most {served.limits.choices} completions per request, got {asked}")
+        raise invalid("n", f"expected at most {served.limits.queue} completions per request, got {asked}")
     longest = max(len(prompt.tokens) for _, prompt, _ in prompts)
     if echo and logprobs is not None and longest > served.config.l_max:
         message = f"echo with logprobs: the prompt has {longest} tokens, expected at most l_max = {served.config.l_max}"

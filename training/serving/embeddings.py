@@ -16,8 +16,8 @@ def texts_of(request: EmbeddingRequest, served: Served) -> list[list[int]]:
     if isinstance(served.model, Decoder):
         raise RequestError("the model is a decoder, which does not embed texts: use /v1/completions")
     texts = listed(request.input)
-    if len(texts) > served.limits.choices:
-        raise invalid("input", f"expected at most {served.limits.choices} texts, got {len(texts)}")
+    if len(texts) > served.limits.queue:
+        raise invalid("input", f"expected at most {served.limits.queue} texts, got {len(texts)}")
     return [_tokens(i, text, served) for i, text in enumerate(texts)]
 
 

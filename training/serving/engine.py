@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from training.generation import Continuation, Generator, Sampling
 from training.generation.grammars import Grammar
 from training.generation.pieces import Pieces
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import ROOM, PromptReader, Read
+from training.generation.prompts import ROOM, ReadPrompts, in_parts
 from training.generation.requests import Prompt, Request
 from training.serving.memory import LIKELIEST, Budget, rows_for, slots_for
 from training.system import give_back_memory
@@ -35,7 +35,7 @@ class FullError(RuntimeError):
     """The queue is full."""
 
 
-class Step(NamedTuple):
+class Token(NamedTuple):
     """One more token of a continuation."""
 
     text: str  # the text that has become certain
@@ -64,7 +64,7 @@ class Job:
     number: int  # the key is ``fold_in(key(seed), number)``
     stop: tuple[str, ...]  # texts before which it ends
     ends: frozenset[int]  # tokens that end it
-    emit: Callable[[Step | Failed], None]  # called with each step, in the engine's thread
+    emit: Callable[[Token | Failed], None]  # called with each step, in the engine's thread
     named: Mapping[int, str] = dataclasses.field(default_factory=dict)  # special tokens that its text names
     grammar: Grammar | None = None  # what it follows, if not any text will do; for it alone
     abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)  # set when nobody waits for it
@@ -86,7 +86,7 @@ class _Sequence:
         permits = None if job.grammar is None else job.grammar.permits
         return Request(tokens, key, job.l_gen - drawn, job.sampling, begins, drawn, permits)
 
-    def step(self, continuation: Continuation, r: int) -> Step | Failed:
+    def step(self, continuation: Continuation, r: int) -> Token | Failed:
         """Add the last token of row r, and return it as a step."""
         token, log_p = int(continuation.tokens[r, -1]), float(continuation.log_p[r, -1])
         likeliest = list(zip(*(array[r, -1].tolist() for array in continuation.likeliest), strict=True))
@@ -101,10 +101,10 @@ class _Sequence:
             is_last = len(self.tokens) == self.job.l_gen
             finish = "stop" if self.text.stopped or is_whole else "length" if is_last else None
             text += self.text.rest() if finish and not self.text.stopped else ""
-        return Step(text, token, log_p, likeliest, finish, place - self.job.prompt.given, begins)
+        return Token(text, token, log_p, likeliest, finish, place - self.job.prompt.given, begins)
 
 
-def _is_last(step: Step | Failed) -> bool:
+def _is_last(step: Token | Failed) -> bool:
     return isinstance(step, Failed) or step.finish is not None
 
 
@@ -112,7 +112,7 @@ class _Group(NamedTuple):
     """Sequences with the same prompt, which is read once."""
 
     sequences: list[_Sequence]
-    reader: PromptReader
+    parts: Iterator[ReadPrompts | None]
 
 
 class Turns:
@@ -141,13 +141,14 @@ class Engine:
         a share of what memory is free unless there is a `budget`.
         """
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
+        self._l_max = generator.config.l_max
         self._budget = Budget(generator) if budget is None else budget
         self._changed, self._closing = threading.Condition(), False
         # where a job is: first it waits, then it is active, while its prompt is read, ready to join, and running
         self._waiting: list[_Sequence] = []
         self._active: list[_Sequence] = []
         self._groups: deque[_Group] = deque()
-        self._ready: deque[tuple[list[_Sequence], Read]] = deque()
+        self._ready: deque[tuple[list[_Sequence], ReadPrompts]] = deque()
         self._entering: list[_Sequence] = []
         self._running: dict[int, _Sequence] = {}  # by their rows
         self._continuation = self._empty()
@@ -215,9 +216,9 @@ class Engine:
     def _empty(self) -> Continuation:
         return Continuation(self._generator, [], likeliest=min(LIKELIEST, self._generator.config.N_V))
 
-    def _fail(self, sequences: Sequence[_Sequence], message: str) -> None:
+    def _fail(self, sequences: Sequence[_Sequence], why: Exception | str) -> None:
         for one in sequences:
-            one.job.emit(Failed(message))
+            one.job.emit(Failed(why if isinstance(why, str) else f"the continuation failed: {why}"))
 
     def _release(self, sequences: Sequence[_Sequence]) -> None:
         """Give the rows and the memory of sequences to others."""
@@ -267,38 +268,45 @@ class Engine:
     def _admit(self) -> None:
         """Move waiting jobs to the active ones, in their order, as long as there are rows and memory."""
         self._waiting = [one for one in self._waiting if not one.job.abandoned.is_set()]
-        admitted: list[_Sequence] = []
-        while self._waiting and len(self._active) < self._rows and self._fits(self._waiting[0]):
-            admitted.append(self._waiting.pop(0))
-            self._active.append(admitted[-1])
         same: dict[tuple[int, ...], list[_Sequence]] = {}
-        for one in admitted:
-            same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
+        while self._waiting and len(self._active) < self._rows:
+            one = self._waiting[0]
+            try:
+                if not self._fits(one):
+                    break
+                same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
+                self._active.append(one)
+            except Exception as error:  # whatever is wrong with it, others may succeed
+                self._fail([one], error)
+            self._waiting.pop(0)
         self._groups += map(self._group, same.values())
 
-    def _fits(self, *new: _Sequence, sizes: tuple[int, int] = (0, 0)) -> bool:
-        """Whether the active sequences and new ones fit into memory, in a batch of at least these rows and slots."""
+    def _fits(self, *new: _Sequence, rows: int = 0) -> bool:
+        """Whether the active sequences and new ones fit into memory, in a batch of at least so many rows."""
         every, running = [*self._active, *new], list(self._running.values())
         batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in every]
         read = {tuple(one.job.prompt.tokens) for one in every if one not in running}
-        return self._budget.fits(batch, map(len, read), sizes)
+        return self._budget.fits(batch, map(len, read), rows)
 
     def _group(self, sequences: list[_Sequence]) -> _Group:
-        text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
-        return _Group(sequences, PromptReader(self._generator, text, len(sequences)))
+        def parts() -> Iterator[ReadPrompts | None]:  # which begins, and fails if it has to, in `_read_part`
+            text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
+            yield from in_parts(self._generator, text, len(sequences))
+
+        return _Group(sequences, parts())
 
     def _read_part(self, group: _Group) -> None:
         """Read a part of the prompts of a group, unless nobody waits for it."""
-        sequences, reader = group
+        sequences, parts = group
         if all(one.job.abandoned.is_set() for one in sequences):
             self._release(sequences)
             return
         try:
             with self.turns or contextlib.nullcontext():
-                read = reader.advance()
+                read = next(parts)
         except Exception as error:  # whatever is wrong with these, others may succeed
             self._release(sequences)
-            self._fail(sequences, f"the continuation failed: {error}")
+            self._fail(sequences, error)
             return
         with self._changed:
             if read is None:
@@ -317,7 +325,7 @@ class Engine:
                 failed = [*self._running.values(), *self._entering]
                 self._running, self._entering, self._continuation = {}, [], self._empty()
                 self._release(failed)
-                self._fail(failed, f"the continuation failed: {error}")
+                self._fail(failed, error)
             self._tidy()
 
     def _has_work(self) -> bool:
@@ -352,63 +360,47 @@ class Engine:
 
     def _join(self) -> None:
         """Let the sequences that are ready join the others once their program is compiled; otherwise, let the others
-        continue in fewer rows, or more slots, if they should.
+        continue in other sizes, if they should.
         """
         while self._ready:
-            self._entering, read = self._ready.popleft()
-            moved = True
+            self._entering, read = self._ready[0]
             if all(one.job.abandoned.is_set() for one in self._entering):
                 self._release(self._entering)
-            elif not (moved := self._move(self._entering, read)):
-                self._ready.appendleft((self._entering, read))
+            elif not self._move(self._entering, read):
+                self._entering = []
+                return
             self._entering = []
-            if not moved:
-                break
-        if self._running and self._continuation.is_full:
-            self._move([], None, now=True)
-        elif self._running and self._should_move():
-            self._move([], None)
+            self._ready.popleft()
+        if self._running:
+            present, full = len(self._continuation.left), self._continuation.is_full
+            self._spared = self._spared + 1 if rows_for(len(self._active)) < present else 0
+            if full or self._spared >= FEWER or self._continuation.is_nearly_full:
+                self._move([], None, now=full)
 
-    def _should_move(self) -> bool:
-        """Whether the slots will not be enough for those that run, or fewer rows are."""
-        continuation, n, B = self._continuation, len(self._running), len(self._continuation.left)
-        fewer, nearly_full = rows_for(max(n, len(self._active))) < B, continuation.is_nearly_full
-        self._spared = self._spared + 1 if fewer else 0
-        if not (fewer or nearly_full):
-            return False
-        C = continuation.plan([], keep=list(self._running)).C
-        return (nearly_full and continuation.slots < C) or self._sizes(n, C)[0] < B
-
-    def _sizes(self, n: int, C: int) -> tuple[int, int]:
-        """Return the rows and slots for n sequences that need C slots: as many as the active ones will need, or more
-        rows, for which there are memory and a program, unless fewer have been enough for a while. So, under load, few
-        programs are compiled; each takes memory until the server stops.
+    def _sizes(self, least: int) -> tuple[int, int]:
+        """Return the rows and slots of the batch, for at least so many slots: as many as the active sequences will need
+        for a while, and as many rows as at present, if there is memory, unless fewer have been enough for long. So,
+        under load, few programs are compiled; each takes memory until the server stops.
         """
-        rows, slots = rows_for(max(n, len(self._active))), self._slots(C)
-        with self._changed:
-            known = {key[:2] for key in self._programs if key[1] == slots}
-        if (rows, slots) in known or self._spared >= FEWER:
-            return rows, slots
-        return min((of for of in known if of[0] > rows and self._fits(sizes=of)), default=(rows, slots))
+        prompts, l_max = [(len(one.job.prompt.tokens), one.job.l_gen) for one in self._active], self._l_max
+        slots = max(length + min(l_gen, ROOM) + 1 for length, l_gen in prompts)
+        rows, present = rows_for(len(self._active)), len(self._continuation.left)
+        if present > rows and self._spared < FEWER and self._fits(rows=present):
+            rows = present
+        return rows, slots_for(max(least, min(slots, l_max + 1)), l_max)
 
-    def _slots(self, least: int) -> int:
-        """Return the slots that the active sequences will need for a while, at least so many."""
-        prompts = [(len(one.job.prompt.tokens), one.job.l_gen) for one in self._active]
-        most = max(length + min(l_gen, ROOM) + 1 for length, l_gen in prompts)
-        l_max = self._generator.config.l_max
-        return slots_for(max(least, min(most, l_max + 1)), l_max)
-
-    def _move(self, sequences: Sequence[_Sequence], read: Read | None, *, now: bool = False) -> bool:
-        """Continue with the running sequences and new ones in rows and slots of their own. Return False if they have to
-        wait for a program, and it is not wanted `now`.
+    def _move(self, sequences: Sequence[_Sequence], read: ReadPrompts | None, *, now: bool = False) -> bool:
+        """Continue with the running sequences and new ones in the sizes for all. Return False if they have to wait for
+        a program, and it is not wanted `now`.
         """
         continuation, requests = self._continuation, [one.request() for one in sequences]
         present = len(continuation.left)
         rows = [*self._running, *range(present, present + len(sequences))]
-        B, slots = self._sizes(len(rows), continuation.plan(requests, keep=rows, read=read).C)
+        B, slots = self._sizes(continuation.plan(requests, keep=rows, read=read).C)
+        if not (sequences or now) and (B, slots) == (present, continuation.slots):
+            return True
         keep = rows + rows[:1] * (B - len(rows))
-        compiles_ahead = self.turns is None and self._generator.inside is None
-        if compiles_ahead:
+        if self.turns is None and self._generator.inside is None:  # programs are compiled ahead
             key, compiled = continuation.program(continuation.plan(requests, keep=keep, read=read, slots=slots), read)
             if key not in self._programs and self._running and not now:
                 with self._changed:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from training.serving.chat import Chat
 from training.serving.completions import Completion
-from training.serving.engine import Failed, Job, Step
+from training.serving.engine import Failed, Job, Token
 from training.serving.errors import RequestError, event
 from training.serving.served import Served
 
@@ -24,10 +24,10 @@ class Exchange:
         """Begin an answer; `created` is in seconds since 1970, and `used` is called with the token counts."""
         self._wanted, self._served, self._used = wanted, served, used
         self._identity, self._created = f"{wanted.prefix}-{secrets.token_hex(12)}", created
-        self._steps: asyncio.Queue[tuple[int, Step | Failed]] = asyncio.Queue()
+        self._steps: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
         asked, loop = wanted.asked, asyncio.get_running_loop()
 
-        def emit(index: int, step: Step | Failed) -> None:
+        def emit(index: int, step: Token | Failed) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._steps.put_nowait, (index, step))
 
@@ -56,7 +56,7 @@ class Exchange:
     async def whole(self) -> dict[str, Any]:
         """Return the complete answer. Raises RequestError if it failed."""
         asked = self._wanted.asked
-        found: list[list[Step]] = [[] for _ in range(len(asked.prompts) * asked.n)]
+        found: list[list[Token]] = [[] for _ in range(len(asked.prompts) * asked.n)]
         async for index, step in self._each():
             found[index].append(step)
         choices = [self._wanted.whole(i, steps) for i, steps in enumerate(found)]
@@ -78,7 +78,7 @@ class Exchange:
         except RequestError as failed:
             yield event(failed.to_json())
 
-    async def _each(self) -> AsyncIterator[tuple[int, Step]]:
+    async def _each(self) -> AsyncIterator[tuple[int, Token]]:
         """Yield the steps of all jobs, until all have ended."""
         missing = len(self.jobs)
         while missing:

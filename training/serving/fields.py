@@ -14,13 +14,13 @@ class Bounds(NamedTuple):
     """What the fields of requests to one server may be."""
 
     model: str  # its name
-    choices: int  # most continuations or texts of a request
+    queue: int  # most continuations or texts of a request
     tokens: int  # most tokens of a continuation
     N_V: int  # tokens of the vocabulary
     d_e: int  # components of an embedding
 
 
-class Told:
+class Described:
     """A field that expects `what`, in words."""
 
     def __init__(self, what: str) -> None:
@@ -48,12 +48,12 @@ class Told:
             if self.holds(read, info.context):
                 return read
         except ValidationError as wrong:
-            if wrong.errors(include_url=False)[0]["type"] in ("told", "extra_forbidden"):
+            if wrong.errors(include_url=False)[0]["type"] in ("described", "extra_forbidden"):
                 raise
-        raise PydanticCustomError("told", "told", {"what": self.words(info.context)})
+        raise PydanticCustomError("described", "described", {"what": self.words(info.context)})
 
 
-class Within(Told):
+class Within(Described):
     """An integer from `least` to `most`: numbers, or names of fields of `Bounds`."""
 
     def __init__(self, least: int | str, most: int | str) -> None:
@@ -79,7 +79,7 @@ class Within(Told):
         return {**handler(schema), **{name: limit for name, limit in shared.items() if isinstance(limit, int)}}
 
 
-class OnlyModel(Told):
+class OnlyModel(Described):
     """The name of the model."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class OnlyModel(Told):
         return repr(bounds.model)
 
 
-class TextOrTokens(Told):
+class TextOrTokens(Described):
     """A text, tokens, or several of these, in a list; tokens are never empty."""
 
     def __init__(self) -> None:
@@ -125,9 +125,9 @@ class Neutral:
         return value
 
 
-Flag = Annotated[bool, Told("true or false")]
-Text = Annotated[str, Told("a text")]
-Number = Annotated[float, Told("a number below 10^308")]
+Flag = Annotated[bool, Described("true or false")]
+Text = Annotated[str, Described("a text")]
+Number = Annotated[float, Described("a number below 10^308")]
 ModelName = Annotated[str, OnlyModel()]
 Texts = Annotated[str | list[int] | list[str | list[int]], TextOrTokens()]
 
@@ -153,7 +153,7 @@ class Fields(BaseModel):
         """Return the fields of a request's JSON to this server. Raises RequestError if one is unknown or invalid."""
         limits = served.limits
         N_V, d_e = served.tokenizer.N_V, served.config.d_e
-        bounds = Bounds(model=served.name, choices=limits.choices, tokens=limits.tokens, N_V=N_V, d_e=d_e)
+        bounds = Bounds(model=served.name, queue=limits.queue, tokens=limits.tokens, N_V=N_V, d_e=d_e)
         try:
             found = cls.model_validate(body, context=bounds)
         except ValidationError as wrong:
@@ -176,8 +176,8 @@ class Fields(BaseModel):
             case "extra_forbidden" | "neutral":
                 message = f"{place} is not supported: leave it out"
             case "missing":
-                (told,) = (kind for kind in cls.model_fields[parameter].metadata if isinstance(kind, Told))
-                message = f"{place}: expected {told.words(bounds)}, got nothing"
+                (described,) = (kind for kind in cls.model_fields[parameter].metadata if isinstance(kind, Described))
+                message = f"{place}: expected {described.words(bounds)}, got nothing"
             case _:
                 message = f"{place}: expected {wrong.get('ctx', {})['what']}, got {reprlib.repr(wrong['input'])}"
         return RequestError(message, parameter=parameter)

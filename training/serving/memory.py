@@ -2,7 +2,7 @@
 
 Each number of rows and of slots of a batch is compiled as a program of its own, which takes time, and memory as long as
 the server runs. So there are few of both: 1, 4, 16, 64, … rows, and 256, 1024, 4096, … slots, or all of the context.
-And a batch takes more rows than it needs, if there is memory, rather than have a program compiled (see `engine`).
+And a batch keeps its rows for a while after it needs fewer, if there is memory (see `engine`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from training.generation import Generator
 from training.generation.buckets import capacity
 from training.generation.layout import bytes_kept
 from training.generation.prefixes import SMALLEST
-from training.generation.states import Most
+from training.generation.states import Limits
 from training.system import available_memory
 
 LIKELIEST = 20  # the likeliest tokens that are always recorded; every other number would compile another program
@@ -68,36 +68,33 @@ class Budget:
         self.most = (free_memory(generator) // SHARE if most is None else most) - kept
         self._l_max = generator.config.l_max
         self._kept = bytes_kept(generator.theta)
-        self._most = generator.most or (None,) * len(self._kept)
+        self._limits = generator.limits
         if self.slots < 2:
             raise ValueError(
                 f"--memory: expected more than the {kept} bytes of --prefix-bytes and those of two tokens, got "
                 f"{self.most + kept}; give more, or a smaller --prefix-bytes"
             )
 
-    def of_batch(self, tokens: Sequence[int]) -> int:
-        """Return the bytes of sequences side by side that grow to so many tokens each."""
-        B = rows_for(len(tokens)) if tokens else 0
-        return self.of_sizes(B, slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max))
-
-    def of_sizes(self, B: int, C: int) -> int:
-        """Return the bytes of a batch of B rows and C slots."""
-        return B * (self._of_caches(C, self._most) + C * 8 * (LIKELIEST + 1))
+    def of_batch(self, tokens: Sequence[int], rows: int = 0) -> int:
+        """Return the bytes of sequences side by side that grow to so many tokens each, in at least so many rows."""
+        B = max(rows, rows_for(len(tokens)) if tokens else 0)
+        C = slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max)
+        return B * (self._of_caches(C, self._limits) + C * 8 * (LIKELIEST + 1))
 
     def of_reading(self, tokens: int) -> int:
         """Return the bytes of a prompt while it is read."""
         return 2 * self._of_caches(max(SMALLEST, capacity(min(tokens, self._l_max) + 1)), (None,) * len(self._kept))
 
-    def _of_caches(self, C: int, most: Most) -> int:
-        """Return the bytes that all layers keep of a sequence with C slots, of the last `most` tokens."""
-        of_layers = zip(self._kept, most, strict=True)
+    def _of_caches(self, C: int, limits: Limits) -> int:
+        """Return the bytes that all layers keep of a sequence with C slots, of their last tokens."""
+        of_layers = zip(self._kept, limits, strict=True)
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
-    def fits(self, batch: Sequence[int], read: Iterable[int], sizes: tuple[int, int] = (0, 0)) -> bool:
-        """Whether a batch fits into memory, beside the prompts that are being read. `batch` has the number of tokens to
-        which each sequence grows, `read` the length of each prompt, and `sizes` the least rows and slots of the batch.
+    def fits(self, batch: Sequence[int], read: Iterable[int], rows: int = 0) -> bool:
+        """Whether a batch of at least so many rows fits into memory, beside the prompts that are being read. `batch`
+        has the number of tokens to which each sequence grows, `read` the length of each prompt.
         """
-        return max(self.of_batch(batch), self.of_sizes(*sizes)) + sum(map(self.of_reading, read)) <= self.most
+        return self.of_batch(batch, rows) + sum(map(self.of_reading, read)) <= self.most
 
     @property
     def slots(self) -> int:

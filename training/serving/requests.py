@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from training.serving.fields import Fields, Flag, ModelName, Neutral, Number, Text, Texts, Told, Within
+from training.serving.fields import Described, Fields, Flag, ModelName, Neutral, Number, Text, Texts, Within
 from training.serving.memory import LIKELIEST
 
 MOST_STOPS = 4
@@ -38,14 +38,14 @@ class Generation(Fields):
     no_repeat_ngram_size: Annotated[int, Within(0, LONGEST_NGRAM)] = 0
     frequency_penalty: Number = 0.0
     presence_penalty: Number = 0.0
-    logit_bias: Annotated[dict[str, Number], Told("an object of token IDs and numbers")] | None = None
-    n: Annotated[int, Within(1, "choices")] = 1
+    logit_bias: Annotated[dict[str, Number], Described("an object of token IDs and numbers")] | None = None
+    n: Annotated[int, Within(1, "queue")] = 1
     stream: Flag = False
-    stream_options: Annotated[StreamOptions, Told("an object with include_usage")] = StreamOptions()
+    stream_options: Annotated[StreamOptions, Described("an object with include_usage")] = StreamOptions()
     logprobs: Any = None
     stop: Annotated[
         Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)],
-        Told(f"a text or at most {MOST_STOPS}, none of them empty"),
+        Described(f"a text or at most {MOST_STOPS}, none of them empty"),
     ] = Field(default_factory=list)
     seed: Annotated[int, Within(-(2**63), 2**63 - 1)] | None = None
     user: Any = None
@@ -55,7 +55,7 @@ class CompletionRequest(Generation):
     """A request to /v1/completions."""
 
     prompt: Texts
-    max_tokens: Annotated[int, Told("an integer")] = 16
+    max_tokens: Annotated[int, Described("an integer")] = 16
     echo: Flag = False
     logprobs: Annotated[int, Within(0, MOST_LOGPROBS)] | None = None
     parse_special: Flag = True
@@ -98,7 +98,7 @@ class CalledFunction(Fields):
     model_config = ConfigDict(extra="allow")
 
     name: str
-    arguments: Annotated[str, AfterValidator(_of_object), Told("an object, as JSON in a text")]
+    arguments: Annotated[str, AfterValidator(_of_object), Described("an object, as JSON in a text")]
 
 
 class Call(Fields):
@@ -115,9 +115,9 @@ class Message(Fields):
     """A message of a conversation."""
 
     role: str
-    content: Annotated[str | list[TextPart], Told("a text, or a list of text parts")] | None = None
+    content: Annotated[str | list[TextPart], Described("a text, or a list of text parts")] | None = None
     name: Text | None = None
-    tool_calls: Annotated[list[Call], Told(CALLS)] = Field(default_factory=list)
+    tool_calls: Annotated[list[Call], Described(CALLS)] = Field(default_factory=list)
     tool_call_id: Text | None = None
 
     @model_validator(mode="before")
@@ -160,20 +160,20 @@ class ChosenTool(Fields):
 
 
 Messages = Annotated[
-    list[Annotated[Message, Told("an object with a role and a content")]],
+    list[Annotated[Message, Described("an object with a role and a content")]],
     Field(min_length=1),
-    Told("a list of at least one message"),
+    Described("a list of at least one message"),
 ]
 
 
 class ForTemplate(Fields):
     """What a chat template reads besides messages."""
 
-    tools: Annotated[list[Tool], Told(TOOLS)] = Field(default_factory=list)
-    tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool, Told(CHOICES)] = "auto"
+    tools: Annotated[list[Tool], Described(TOOLS)] = Field(default_factory=list)
+    tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool, Described(CHOICES)] = "auto"
     parallel_tool_calls: Flag = True
     reasoning_effort: Text | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Told("an object of variables of the chat template")] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], Described("an object of variables of the chat template")] = Field(
         default_factory=dict
     )
 
@@ -212,7 +212,7 @@ class ChatRequest(ForTemplate, Generation):
     max_completion_tokens: Annotated[int, Within(1, "tokens")] | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Within(0, LIKELIEST)] = 0
-    response_format: Annotated[ResponseFormat, Told(FORMS)] | None = None
+    response_format: Annotated[ResponseFormat, Described(FORMS)] | None = None
     function_call: Annotated[Any, Neutral("none")] = None
     functions: Annotated[Any, Neutral([])] = None
     store: Annotated[Any, Neutral(False)] = None
@@ -226,7 +226,7 @@ class EmbeddingRequest(Fields):
 
     model: ModelName
     input: Texts
-    encoding_format: Annotated[Literal["float", "base64"], Told("float or base64")] = "float"
+    encoding_format: Annotated[Literal["float", "base64"], Described("float or base64")] = "float"
     dimensions: Annotated[int, Within("d_e", "d_e")] | None = None
     user: Any = None
 

@@ -31,7 +31,7 @@ class Limits:
 
     body: int  # bytes of a request
     tokens: int  # tokens of a continuation
-    choices: int  # continuations of a request, or texts to embed
+    queue: int  # what may wait: continuations, texts to embed and texts to score; so a request has at most as many
     seconds: float  # time for an answer, waiting included
     prefixes: int  # bytes of keys and values kept for later requests with the same prefix
     memory: int | None = None  # bytes of all keys and values, those included; None: a share of what is free

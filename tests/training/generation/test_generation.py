@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 
 import jax
@@ -15,7 +16,7 @@ from algorithms.ops.softmax import softmax
 from tests import cases
 from tests.cases import random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Generator, attending, cache, decoding, generate
+from training.generation import Continuation, Generator, Sampling, attending, cache, decoding, generate
 from training.generation.buckets import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, largest, permitted
@@ -84,8 +85,10 @@ def test_the_log_probability_of_what_is_impossible_is_a_number():
     np.testing.assert_allclose(begun.likeliest[1][:, 0], [[0, np.log(np.finfo(np.float64).tiny)]] * 3, atol=1e-9)
 
 
-def test_scores_are_the_log_probabilities_of_the_generated_tokens():
-    begun = GENERATOR.begin(PROMPTS, lengths=LENGTHS, l_gen=6, key=KEY, likeliest=3)
+@pytest.mark.parametrize("how", [{}, {"tau": 3.0, "top_k": 5, "presence_penalty": 1.0, "logit_bias": {2: 4.0}}])
+def test_scores_are_the_log_probabilities_of_the_generated_tokens(how):
+    """Under the model, however they are drawn."""
+    begun = GENERATOR.begin(PROMPTS, lengths=LENGTHS, l_gen=6, key=KEY, likeliest=3, **how)
     begun.extend(4)
     begun.extend(6)
     tokens = begun.tokens
@@ -98,6 +101,12 @@ def test_scores_are_the_log_probabilities_of_the_generated_tokens():
         np.testing.assert_array_equal(begun.likeliest[0][r], best)
         expected = [np.log(P[vs, r, t]) for t, vs in zip(before, best, strict=True)]
         np.testing.assert_allclose(begun.likeliest[1][r], expected, rtol=1e-12)
+
+
+def test_help_describes_every_option_and_field():
+    fields = [name for name in vars(Continuation(GENERATOR, [])) if not name.startswith("_")]
+    for kind, names in ((Sampling, Sampling.__annotations__), (Continuation, fields)):
+        assert [name for name in names if f"\n    {name}: " not in inspect.getdoc(kind)] == []
 
 
 def test_eos_ends_a_sequence_and_fills_its_row():

@@ -11,7 +11,7 @@ from algorithms.inside import at, intervene, record
 from tests.cases import assert_drawn, assert_trees_close, random_theta
 from tests.own_lines.retention import HYBRID
 from training.generation import Generator
-from training.generation.cache import Kept, rows_of
+from training.generation.cache import RecurrentState, rows_of
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
@@ -36,7 +36,7 @@ def test_every_layer_keeps_as_much_as_it_needs():
     state = Generator(THETA, CONFIG).begin(X, lengths=LENGTHS, l_gen=80, tau=0.8, key=KEY)._state
     caches: Any = state.caches
     for l, cache in enumerate(caches):
-        assert isinstance(cache, Kept) == (l % 3 < 2)
+        assert isinstance(cache, RecurrentState) == (l % 3 < 2)
         assert cache.state.shape == (7, 3) if l % 3 < 2 else rows_of(cache) == 5
 
 

@@ -50,9 +50,9 @@ def test_the_cache_of_a_layer_is_no_longer_than_its_window(name):
     config, theta = model(VARIANTS[name])
     most = states.windows(config.variant, config.L)
     assert most == tuple(line.window for line in (config.variant.attentions * config.L)[: config.L])
-    read = functools.partial(prefilling.prefill, theta, C=64, most=most)
+    read = functools.partial(prefilling.prefill, theta, C=64, limits=most)
     shapes = jax.eval_shape(read, X[:3], LENGTHS.astype(np.int32))
-    grown = jax.eval_shape(lambda state: states.grow(state, C=512, most=most), shapes)
+    grown = jax.eval_shape(lambda state: states.grow(state, C=512), shapes)
     for state, C in ((shapes, 64), (grown, 512)):
         for cache, window in zip(state.caches, most, strict=True):
             numbers = sum(leaf.size for leaf in jax.tree.leaves(cache))

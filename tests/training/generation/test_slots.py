@@ -50,7 +50,7 @@ def test_parts_give_what_all_rows_give(slot, window):
     starts = np.cumsum([0, *SIZES])
     read = [start <= slot and (window is None or slot - window < end) for start, end in itertools.pairwise(starts)]
     unread = ~np.repeat(read, SIZES)[None, :, None]
-    parts = Slots.of(*(jnp.where(unread, jnp.nan, a) for a in rows), 4)
+    parts = Slots.of(*(jnp.where(unread, jnp.nan, a) for a in (rows.K, rows.V)), 4)
     assert tuple(part.shape[1] for part in parts.V) == SIZES
     found = attend(queries(), parts, slot=jnp.asarray(slot), window=window)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
@@ -60,8 +60,9 @@ def test_parts_give_what_all_rows_give(slot, window):
 def test_a_token_is_stored_in_its_part(slot):
     rng, rows = np.random.default_rng(3), random_cache()
     K, V = (jnp.asarray(rng.normal(size=(H_kv, d, B))) for d in (d_attn, d_mid))
-    stored = jax.jit(Slots.stored)(Slots.of(*rows, 4), K, V, jnp.asarray(slot))
-    for found, expected in zip(stored.rows(), rows.stored(K, V, jnp.asarray(slot)), strict=True):
+    stored = jax.jit(Slots.stored)(Slots.of(rows.K, rows.V, 4), K, V, jnp.asarray(slot))
+    expected_rows = rows.stored(K, V, jnp.asarray(slot))
+    for found, expected in zip(stored.rows(), (expected_rows.K, expected_rows.V), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -150,7 +151,7 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
         return [jax.eval_shape(read, x, lengths), jax.eval_shape(empty, weights)]
 
     assert all(isinstance(state.caches[0], Slots) for state in caches())
-    assert isinstance(caches(most=(40,) * config.L)[0].caches[0], cache.KeyValues)
+    assert isinstance(caches(limits=(40,) * config.L)[0].caches[0], cache.KeyValues)
     monkeypatch.setattr(cache, "platform_of", lambda _: "tpu")
     with traced_anew():
         for state in caches():

@@ -15,9 +15,9 @@ from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
 from training.generation import Continuation, Generator, prompts
-from training.generation.prompts import PromptReader
 from training.generation.requests import Request
 from training.generation.text import Continuer, Options
+from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
 
 PROMPTS = ["abc", "j", "fade .", "a b", "cc"]
@@ -111,13 +111,13 @@ def test_prompts_that_are_the_same_are_read_once(model, monkeypatch):
     for how in asked.values():
         how |= {"sampling": {"tau": 0.9, "eos": EOS}, "l_gen": 12}
     alone = {name: tokens_of(steps_of(model, one=how)["one"]) for name, how in asked.items()}
-    read, original = [], PromptReader.__init__
+    read, original = [], engine.in_parts
 
-    def noting(reader, model, text, n):
+    def noting(model, text, n):
         read.append(n)
-        original(reader, model, text, n)
+        return original(model, text, n)
 
-    monkeypatch.setattr(PromptReader, "__init__", noting)
+    monkeypatch.setattr(engine, "in_parts", noting)
     together = steps_of(model, **asked)
     assert read == [5, 1]
     assert {name: tokens_of(steps) for name, steps in together.items()} == alone
@@ -319,3 +319,27 @@ def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
         text = jnp.array([*x, *y][:-1])
         f = intervene(d_transformer, changes)
         cases.assert_trees_close(found[r], record(f, *names)(text, model.theta)[1], 1e-4)
+
+
+@pytest.mark.parametrize("where", ["in_parts", "Engine._fits"])
+def test_a_job_that_cannot_be_admitted_fails_alone(model, monkeypatch, where):
+    """Also if it is among others, which are read and answered after it."""
+    original = functools.reduce(getattr, where.split("."), engine)
+
+    def failing(owner, given, *rest, **options):
+        tokens = given.job.prompt.tokens if isinstance(given, engine._Sequence) else given
+        if len(tokens) == 3:
+            raise RuntimeError("no such thing")
+        return original(owner, given, *rest, **options)
+
+    monkeypatch.setattr(f"training.serving.engine.{where}", failing)
+    of_model, done = engine_of(model), queue.SimpleQueue()
+    of_model.start()
+    for _ in range(2):
+        of_model.submit([job_of(model, prompt, done.put, l_gen=1) for prompt in ("ab", "abc")])
+        steps = [done.get(timeout=60) for _ in range(2)]
+        assert [step.message for step in steps if isinstance(step, Failed)] == [
+            "the continuation failed: no such thing"
+        ]
+    assert (of_model.is_well, of_model.running) == (True, 0)
+    of_model.close()

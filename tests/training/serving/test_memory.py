@@ -15,10 +15,9 @@ from tests.cases import random_theta
 from tests.own_lines.retention import HYBRID
 from tests.run_cases import make_run
 from training.data.tokenizers import CharacterTokenizer
-from training.generation import Generator, prefixes
+from training.generation import Generator, prefixes, prompts
 from training.generation.layout import bytes_of_token
 from training.generation.prefixes import Prefixes
-from training.generation.prompts import PromptReader
 from training.generation.requests import Prompt, Request
 from training.runs.trained_model import load_run
 from training.serving.engine import Engine, Failed, Job, _Sequence
@@ -47,9 +46,7 @@ def joined(generator, read):
 
 
 def in_parts(generator, new):
-    reader = PromptReader(generator, new.tokens, 1)
-    while (read := reader.advance()) is None:
-        pass
+    *_, read = prompts.in_parts(generator, new.tokens, 1)
     return read
 
 
@@ -142,32 +139,30 @@ def finished(engine, *jobs):
     return [*tokens.values()], shapes - {None}
 
 
-def test_a_program_for_fewer_rows_is_compiled_only_if_they_are_enough_for_a_while(monkeypatch):
-    """Four of five end; then one comes after another."""
+def test_a_batch_has_fewer_rows_only_if_they_are_enough_for_a_while(monkeypatch):
+    """Four of five end."""
     engine, alone = engine_of(), Generator(THETA, CONFIG).answer([request(20, l_gen=70)])
     alone.extend(70)
     engine.start()
     tokens, shapes = finished(engine, (20, 70, 0), *((20, 3, seed) for seed in range(1, 5)))
     assert shapes == {(16, 256)}
     assert tokens[0] == alone.tokens[0].tolist()
-    assert finished(engine, (20, 70, 0)) == ([tokens[0]], {(16, 256)})
-    monkeypatch.setattr("training.serving.engine.FEWER", 80)
+    monkeypatch.setattr("training.serving.engine.FEWER", 20)
     deadline = time.monotonic() + 60
-    while shapes != {(1, 256)} and time.monotonic() < deadline:
-        again, shapes = finished(engine, (20, 70, 0))
-        assert again == tokens[:1]
-    assert shapes == {(1, 256)}
+    while shapes != {(16, 256), (1, 256)} and time.monotonic() < deadline:
+        again, shapes = finished(engine, (20, 70, 0), *((20, 3, seed) for seed in range(1, 5)))
+        assert again == tokens
+    assert shapes == {(16, 256), (1, 256)}
     engine.close()
 
 
-def test_more_rows_than_needed_are_only_taken_if_there_is_memory():
+def test_more_rows_than_needed_are_only_kept_if_there_is_memory():
     of_slot = bytes_of_token(THETA) + 8 * 21
     engine = engine_of(4 * 256 * of_slot + 5 * 256 * bytes_of_token(THETA))
-    engine._programs = {(rows, 256, True, 0, 1, True) for rows in (4, 16)}
     engine._active = engine._waiting = [_Sequence(job(20, print), TOKENIZER)]
-    assert engine._sizes(1, 30) == (4, 256)
-    engine._programs = {key for key in engine._programs if key[0] > 4}
-    assert engine._sizes(1, 30) == (1, 256)
+    for present, rows in ((4, 4), (16, 1)):
+        engine._continuation.left = np.zeros(present)
+        assert engine._sizes(30) == (rows, 256)
 
 
 def test_memory_is_given_back_when_something_was_compiled_and_when_a_batch_ends(monkeypatch):
@@ -205,14 +200,14 @@ def test_a_request_that_never_fits_is_refused_over_http(tmp_path):
 def slow_parts(monkeypatch):
     """Parts of 64 tokens, which take longer together than any short request, by the token that each begins with."""
     monkeypatch.setattr(prefixes, "MANY", 64)
-    read, parts = prefixes.Parts.read, []
+    read, parts = prefixes.PromptReader.read, []
 
     def slow(self):
         parts.append(self.n)
         time.sleep(0.3)
         read(self)
 
-    monkeypatch.setattr(prefixes.Parts, "read", slow)
+    monkeypatch.setattr(prefixes.PromptReader, "read", slow)
     return parts
 
 
@@ -260,7 +255,7 @@ def test_layers_that_differ_need_what_each_of_them_keeps():
     state = generator.read(TEXT[None, :20].astype(np.int32), np.array([20]), room=30)
     budget, C = Budget(generator, 1 << 20), state.tokens.shape[1]
     kept = 8 * (3 * 7 + 5 * 2 * (4 + 4))
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state.caches)) == budget._of_caches(C, budget._most) == kept
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state.caches)) == budget._of_caches(C, budget._limits) == kept
     batch = joined(generator, in_parts)
     batch.extend(15)
     alone = generator.answer([request(40, seed=1)])

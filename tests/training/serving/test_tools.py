@@ -69,7 +69,7 @@ def served(request, tmp_path_factory):
     """The client of a model, its format of calls, and the port."""
     tokenizer = tokenizer_of(template_of(request.param))
     run = load_run(make_run(tmp_path_factory.mktemp("runs") / "small", "d", tokenizer, l_max=1024))
-    what = serving_cases.of_run(run, tokens=300, choices=100)
+    what = serving_cases.of_run(run, tokens=300, queue=100)
     with serving_cases.serving(what, rows=32, queue=120) as port, serving_cases.client_of(port) as client:
         yield client, what.model.calls, port
 
