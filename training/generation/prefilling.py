@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def _of_every_layer(
     stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
 
     def of_layer(l, stack, row):
-        cache = jax.tree.map(lambda a: a[row], stacks[stack])
+        cache: Any = jax.tree.map(lambda a: a[row], stacks[stack])
         if isinstance(cache, RecurrentState) or limits[l] == widest:
             return cache
         held_now, needed = (held(P, min(P, limit or P)) for limit in (widest, limits[l]))

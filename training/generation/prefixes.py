@@ -125,7 +125,7 @@ class Prefixes:
             while reader.rest:
                 reader.read()
         given, n = [reader.state() for reader in readers], rows_of_parts(generator.theta, len(x))
-        return states.placed(given, np.arange(len(x)), slot=int(lengths.max()) - 1, C=C, n=n, N=0)
+        return states.placed(given, jnp.arange(len(x)), slot=int(lengths.max()) - 1, C=C, n=n, N=0)
 
     def keep(self, state: State, r: int, text: np.ndarray) -> None:
         """Keep the keys and values of sequence r, those of the tokens of a text."""
@@ -176,8 +176,9 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
 def _empty(theta: DTransformerParams, C: int) -> Caches:
     """Return the caches of a text of which nothing has been read."""
 
-    def of_layer(_, H_kv, *rows):
-        return KeyValues(*(jnp.zeros((H_kv, C, d), theta.W_e.dtype) for d in rows))
+    def of_layer(_, H_kv, d_attn, d_mid):
+        K, V = (jnp.zeros((H_kv, C, d), theta.W_e.dtype) for d in (d_attn, d_mid))
+        return KeyValues(K, V)
 
     sizes: Any = sizes_of_each_layer(theta)
     return tuple(of_layer(*of_one) for of_one in sizes)

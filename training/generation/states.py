@@ -122,8 +122,8 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
         if not isinstance(line, Attention):
             return RecurrentState(line.begin(W, B))
         _, H_kv, *sizes = sizes_of_heads(line, W, len(weights.W_e), weights.W_e.dtype)
-        rows = KeyValues(*(jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes))
-        return with_room(rows, C, rows_of_parts(weights, B))
+        K, V = (jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes)
+        return with_room(KeyValues(K, V), C, rows_of_parts(weights, B))
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
