@@ -30,7 +30,7 @@ from algorithms.alg08_ed_transformer import ed_encoding as ed_encoding, ed_decod
 from algorithms.alg08_ed_transformer import ed_logits as ed_logits
 from algorithms.alg09_e_transformer import e_encoding as e_encoding, e_hidden_state as e_hidden_state, e_logits as e_logits
 from algorithms.alg10_d_transformer import d_hidden_state as d_hidden_state, d_logits as d_logits
-from algorithms.cache import empty_cache as empty_cache, read_tokens as read_tokens
+from algorithms.cache import context_cache as context_cache, empty_cache as empty_cache, read_tokens as read_tokens
 from algorithms.losses import d_token_losses as d_token_losses, e_token_losses as e_token_losses, ed_token_losses as ed_token_losses
 from algorithms.ops.activation import gelu as gelu, gelu_tanh as gelu_tanh, relu as relu
 from algorithms.ops.log_loss import log_loss as log_loss, token_losses as token_losses

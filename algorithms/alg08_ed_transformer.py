@@ -12,7 +12,7 @@ from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
-from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask
+from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask, StructuralMask, in_documents
 from algorithms.model.theta import EDTransformerParams
 from algorithms.notation import ContextLength, LoopOptions, Options
 from algorithms.ops.activation import relu
@@ -57,10 +57,12 @@ def ed_encoding(
     *,
     z_length: ContextLength = None,
     z_mask: ContextMask = BIDIRECTIONAL,
+    z_segments: Integer[AnyArray, "*#batch l_z"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
-    f = lines_of("encoder of Algorithm 8", z, theta, length=z_length, **options)
+    z_mask, positions = in_documents(z_mask, z_segments)
+    f = lines_of("encoder of Algorithm 8", z, theta, length=z_length, positions=positions, **options)
     Z = f.embedding(z, of_context(theta))  # lines 1-3
 
     @f.each_layer(Z, theta.encoder, z_mask)  # line 4
@@ -84,10 +86,18 @@ def ed_decoding(
     z_length: ContextLength = None,
     mask: PrimaryMask = UNIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
+    z_segments: Integer[AnyArray, "*#batch l_z"] | None = None,
+    segments: Integer[AnyArray, "*#batch l_x"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_x"]:
-    """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z."""
-    f = lines_of("decoder of Algorithm 8", x, theta, z_length=z_length, **options)
+    """Lines 10-20 of Algorithm 8: decode the primary sequence, conditioning on the encoded context Z.
+
+    Tokens of a document see those of the context whose number in ``z_segments`` is theirs in ``segments``.
+    """
+    mask, positions = in_documents(mask, segments)
+    if segments is not None:
+        cross_mask = cross_mask & StructuralMask(documents_z=z_segments, documents_x=segments)
+    f = lines_of("decoder of Algorithm 8", x, theta, z_length=z_length, positions=positions, **options)
     return ed_decoder_lines(f, Z, x, theta, mask, cross_mask)
 
 
@@ -122,11 +132,14 @@ def ed_hidden_state(
     mask: PrimaryMask = UNIDIRECTIONAL,
     z_mask: ContextMask = BIDIRECTIONAL,
     cross_mask: Mask = BIDIRECTIONAL,
+    z_segments: Integer[AnyArray, "*#batch l_z"] | None = None,
+    segments: Integer[AnyArray, "*#batch l_x"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
-    Z = ed_encoding(z, theta, z_length=z_length, z_mask=z_mask, **of_part(0, options))
-    masks: Any = {"z_length": z_length, "mask": mask, "cross_mask": cross_mask}
+    of_z: Any = {"z_length": z_length, "z_segments": z_segments}
+    Z = ed_encoding(z, theta, z_mask=z_mask, **of_z, **of_part(0, options))
+    masks: Any = of_z | {"mask": mask, "cross_mask": cross_mask, "segments": segments}
     return ed_decoding(Z, x, theta, **masks, **of_part(1, options))
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Integer
 from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
-from algorithms.masks import BIDIRECTIONAL, SelfMask
+from algorithms.masks import BIDIRECTIONAL, SelfMask, in_documents
 from algorithms.model.theta import ETransformerParams
 from algorithms.notation import Length, LoopOptions, Options, implementation_of
 from algorithms.ops.activation import gelu
@@ -52,10 +52,13 @@ def e_encoding(
     length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
     mask: SelfMask = BIDIRECTIONAL,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts."""
-    f = lines_of("Algorithm 9", x, theta, length=length, **options)
+    mask, positions = in_documents(mask, segments, positions)
+    f = lines_of("Algorithm 9", x, theta, length=length, positions=positions, **options)
     X = f.embedding(x, theta, types)  # lines 1-3
 
     @f.each_layer(X, theta.layers, mask)  # line 4

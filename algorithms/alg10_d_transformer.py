@@ -12,7 +12,7 @@ from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
-from algorithms.masks import UNIDIRECTIONAL, SelfMask, documents
+from algorithms.masks import UNIDIRECTIONAL, SelfMask, in_documents
 from algorithms.model.theta import DTransformerParams
 from algorithms.notation import Length, LoopOptions, Options
 from algorithms.ops.activation import gelu
@@ -73,10 +73,10 @@ def d_hidden_state(
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
-    For packed documents, ``segments`` numbers each token's document, the only one it attends to, and ``positions`` is
-    each token's position in its document.
+    For packed documents, ``segments`` numbers each token's document: a run of equal numbers, in which positions start
+    at 0 unless ``positions`` are given, and outside of which a token sees nothing.
     """
-    mask = mask if segments is None else mask & documents(segments)
+    mask, positions = in_documents(mask, segments, positions)
     f = lines_of("Algorithm 10", x, theta, length=length, positions=positions, **options)
     return d_lines(f, x, theta, mask)
 

@@ -44,8 +44,8 @@ def ed_training(
     *,
     N_epochs: Epochs,
     eta: Rate,
-    z_lengths: ContextLengths = None,
-    x_lengths: PrimaryLengths = None,
+    z_length: ContextLengths = None,
+    length: PrimaryLengths = None,
     implementation: Implementation = "auto",
 ) -> EDTransformerParams:
     """Algorithm 11: θ̂ ← EDTraining(z, x, θ). Trains Algorithm 8 to predict each next token, by plain SGD.
@@ -68,8 +68,8 @@ def ed_training(
     def theta_hat(i, theta):
         @for_each(N_data, theta)  # line 2
         def theta_i(n, theta):
-            l = _length(x, x_lengths, n)  # line 3
-            z_n, l_z, x_n = z[n], _length(z, z_lengths, n), jnp.where(t < l, as_ids(x[n]), 0)
+            l = _length(x, length, n)  # line 3
+            z_n, l_z, x_n = z[n], _length(z, z_length, n), jnp.where(t < l, as_ids(x[n]), 0)
 
             def loss(theta):
                 X = ed_hidden_state(z_n, x_n, theta, z_length=l_z, **options)  # line 4, up to the softmax
@@ -93,7 +93,7 @@ def e_training(
     eta: Rate,
     p_mask: Probability,
     key: Key[Array, ""],
-    lengths: Lengths = None,
+    length: Lengths = None,
     implementation: Implementation = "auto",
 ) -> ETransformerParams:
     """Algorithm 12: θ̂ ← ETraining(x, θ). Trains Algorithm 9 to predict masked tokens, by plain SGD.
@@ -118,7 +118,7 @@ def e_training(
     def theta_hat(i, theta):
         @for_each(N_data, theta)  # line 2
         def theta_i(n, theta):
-            l = _length(x, lengths, n)  # line 3
+            l = _length(x, length, n)  # line 3
             x_n, key_n = as_ids(x[n]), jax.random.fold_in(jax.random.fold_in(key, i), n)
             x_tilde = jnp.where(draw(key_n, p_mask), mask, x_n)  # lines 4-6
             T_tilde = (x_tilde == mask) & (t < l)  # line 7
@@ -143,7 +143,7 @@ def d_training(
     *,
     N_epochs: Epochs,
     eta: Rate,
-    lengths: Lengths = None,
+    length: Lengths = None,
     implementation: Implementation = "auto",
 ) -> DTransformerParams:
     """Algorithm 13: θ̂ ← DTraining(x, θ). Trains Algorithm 10 to predict each next token, by plain SGD.
@@ -164,7 +164,7 @@ def d_training(
     def theta_hat(i, theta):
         @for_each(N_data, theta)  # line 2
         def theta_i(n, theta):
-            l = _length(x, lengths, n)  # line 3
+            l = _length(x, length, n)  # line 3
             x_n = jnp.where(t < l, as_ids(x[n]), 0)  # padding may hold anything
 
             def loss(theta):
@@ -186,6 +186,6 @@ def descend(loss: Callable[[T], Array], theta: T, eta: Any) -> T:
     return jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)
 
 
-def _length(x: Integer[Array, "N_data l"], lengths: Array | None, n: Array) -> Integer[Array, ""]:
+def _length(x: Integer[Array, "N_data l"], length: Array | None, n: Array) -> Integer[Array, ""]:
     """The length of sequence n, in the integer type of token IDs: in uint8, ℓ − 1 would wrap around at ℓ = 0."""
-    return as_ids(x.shape[1] if lengths is None else jnp.asarray(lengths)[n])
+    return as_ids(x.shape[1] if length is None else jnp.asarray(length)[n])

@@ -38,7 +38,7 @@ def d_inference(
 
     Each token is drawn from ``q ∝ p^{1/τ}``, where p is the last column of ``DTransformer(x | θ̂)``: τ = 0 takes the
     likeliest token, 1 samples faithfully, inf uniformly. A batch has one τ, or one per prompt. Token i = 0 … l_gen − 1
-    is drawn with ``fold_in(key, i)``.
+    is drawn with ``fold_in(key, i)``. After a token ID outside [0, N_V), all are −1.
     Departures: none (columns past the last token are computed but ignored; of P, only log p is computed).
 
     Example:
@@ -121,7 +121,7 @@ def sample(
 ) -> Integer[Array, "*batch"]:
     """Draw a token from ``q ∝ p^{1/τ}``: at τ = 0 the likeliest (the first if tied), at τ = ∞ any that is possible.
 
-    ``log_p`` may be off by a constant, as logits are. The draw is in float32 at least.
+    ``log_p`` may be off by a constant, as logits are. The draw is in float32 at least; −1 where there is a NaN.
     """
     log_p = log_p.astype(accumulation_dtype(log_p.dtype))
     tau = jnp.asarray(tau, log_p.dtype)
@@ -133,7 +133,8 @@ def sample(
 
     for _ in range(key.ndim):
         draw = jax.vmap(draw, in_axes=(0, 1, 0 if tau.ndim else None))
-    return jnp.where(is_greedy(tau), jnp.argmax(log_p, axis=0), draw(key, log_p, tau)).astype(jnp.int32)
+    drawn = jnp.where(is_greedy(tau), jnp.argmax(log_p, axis=0), draw(key, log_p, tau))
+    return jnp.where(jnp.isnan(log_p).any(axis=0), -1, drawn).astype(jnp.int32)
 
 
 def tempered(log_p: Float[Array, "N_V *batch"], tau: Float[Array, "*#batch"]) -> Float[Array, "N_V *batch"]:

@@ -67,7 +67,7 @@ class Lines(NamedTuple):
     kept: Kept = Kept()  # of earlier columns; then the columns follow these, and otherwise are whole sequences
     keep: Keep | None = None  # of whole sequences; None: nothing
     until: Any = None  # of how many tokens of each
-    slots: bool = False  # whether ``kept`` has slots, and the columns are several of each sequence
+    slots: Any = None  # of the columns, several of each sequence, where ``kept`` has slots
     keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
@@ -128,9 +128,9 @@ class Lines(NamedTuple):
 
         def by(line):
             def of_layer(X, Z, W, kept, key):
-                given = Given(self.t, self.implementation, self.table, self.dropout, key, self.until)
-                if self.slots:
-                    return line.steps(X, W, kept, given)
+                given = Given(self.t, self.implementation, self.table, self.dropout, key, self.until, self.slots)
+                if self.slots is not None:
+                    return line.steps(X, W, kept, given, mask, Z)
                 if kept is not None:
                     return line.step(X, W, kept, given, Z)
                 Y, new = line.whole(X, W, mask, given, Z)
@@ -304,7 +304,7 @@ def lines_of(
             orders = ", ".join(map(repr, own.orders))
             raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
-    t = positions_in(x) if positions is None else positions
+    t = positions_in(x) if positions is None else positions.astype(int)
     in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
     table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
     return Lines(variant, own.orders[0], t, table, implementation, **fields)

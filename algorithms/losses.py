@@ -12,7 +12,7 @@ from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.layers import positions_in
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
-from algorithms.masks import UNIDIRECTIONAL, SelfMask
+from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, SelfMask
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
     ContextLength,
@@ -20,6 +20,7 @@ from algorithms.notation import (
     LoopOptions,
     Options,
     PrimaryLength,
+    Share,
     implementation_of,
     mask_token,
 )
@@ -29,17 +30,24 @@ from algorithms.ops.log_loss import token_losses
 @compiled
 def ed_token_losses(
     z: Integer[AnyArray, "*#batch l_z"],
-    x: Integer[AnyArray, "*batch l_x"],
+    x: Integer[AnyArray, "*batch l_x"] | Float[AnyArray, "d_e *batch l_x"],
     theta: EDTransformerParams,
     *,
-    z_lengths: ContextLength = None,
-    x_lengths: PrimaryLength = None,
+    targets: Integer[AnyArray, "*batch l_x"] | None = None,
+    weights: Float[AnyArray, "*#batch l_x"] | Bool[AnyArray, "*#batch l_x"] | None = None,
+    label_smoothing: Share = 0.0,
+    z_length: ContextLength = None,
+    length: PrimaryLength = None,
+    z_segments: Integer[AnyArray, "*#batch l_z"] | None = None,
+    segments: Integer[AnyArray, "*#batch l_x"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l_x"]:
     """``−log P[x[t+1], t]`` with ``P = EDTransformer(z, x | θ)``, for every token that has a next one; 0 for others.
 
-    The probabilities of all tokens are never held at once; the result is in at least float32. Its sum is the loss of
-    Algorithm 11.
+    The last token of a document has none. Given ``targets``, every column before the padding has a loss,
+    ``−log P[targets[t], t]``; columns of embeddings need them. ``weights`` multiply the losses; where a weight is 0,
+    the target is not read. The probabilities of all tokens are never held at once; the result is in at least float32.
+    Without these options, its sum is the loss of Algorithm 11.
 
     Example:
         >>> config = EDTransformerConfig(N_V=5, l_max=4, L_enc=1, L_dec=1, H=2, d_e=6, d_mlp=8)
@@ -49,29 +57,41 @@ def ed_token_losses(
 
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 11.
     """
-    X = ed_hidden_state(z, x, theta, z_length=z_lengths, **options)
-    return losses_of(X, theta, jnp.roll(x, -1, axis=-1), is_before(x, x_lengths, 1), options)
+    where: Any = {"z_length": z_length, "z_segments": z_segments, "segments": segments}
+    X = ed_hidden_state(z, x, theta, **where, **options)
+    targets, counted = next_tokens(x, targets, length, segments)
+    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
 
 
 @compiled
 def e_token_losses(
-    x: Integer[AnyArray, "*batch l"],
+    x: Integer[AnyArray, "*batch l"] | Float[AnyArray, "d_in *batch l"],
     theta: ETransformerParams,
     *,
-    x_tilde: Integer[AnyArray, "*batch l"],
-    lengths: Length = None,
+    x_tilde: Integer[AnyArray, "*batch l"] | None = None,
+    targets: Integer[AnyArray, "*batch l"] | None = None,
+    weights: Float[AnyArray, "*#batch l"] | Bool[AnyArray, "*#batch l"] | None = None,
+    label_smoothing: Share = 0.0,
+    mask: SelfMask = BIDIRECTIONAL,
+    length: Length = None,
     types: Integer[AnyArray, "*#batch l"] | None = None,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l"]:
     """``−log P[x[t], t]`` with ``P = ETransformer(x̃ | θ)``, for every token that x̃ masks; 0 for others.
 
-    ``x_tilde`` is x with mask_token in place of some tokens. Otherwise like `ed_token_losses`.
+    ``x_tilde`` is x with mask_token in place of some tokens. Given ``targets`` instead, x itself is read, and every
+    column before the padding has the loss ``−log P[targets[t], t]``. Otherwise like `ed_token_losses`.
 
     Source: Phuong and Hutter 2022, lines 7 to 9 of Algorithm 12.
     """
-    X = e_hidden_state(x_tilde, theta, length=lengths, types=types, **options)
-    masked = x_tilde == mask_token(theta.W_e.shape[1])
-    return losses_of(X, theta, x, masked & is_before(x, lengths), options)
+    where: Any = {"length": length, "types": types, "mask": mask, "positions": positions, "segments": segments}
+    X = e_hidden_state(x if x_tilde is None else x_tilde, theta, **where, **options)
+    counted = is_before(X[0], length)
+    if x_tilde is not None:
+        targets, counted = x, counted & (x_tilde == mask_token(theta.W_e.shape[1]))
+    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
 
 
 @compiled
@@ -81,48 +101,54 @@ def d_token_losses(
     *,
     targets: Integer[AnyArray, "*batch l"] | None = None,
     weights: Float[AnyArray, "*#batch l"] | Bool[AnyArray, "*#batch l"] | None = None,
+    label_smoothing: Share = 0.0,
     mask: SelfMask = UNIDIRECTIONAL,
-    lengths: Length = None,
+    length: Length = None,
     positions: Integer[AnyArray, "*#batch l"] | None = None,
     segments: Integer[AnyArray, "*#batch l"] | None = None,
     **options: Unpack[LoopOptions],
 ) -> Float[Array, "*batch l"]:
     """``−log P[x[t+1], t]`` with ``P = DTransformer(x | θ)``, for every token that has a next one; 0 for others.
 
-    The last token of a document, if ``segments`` numbers each token's, has none. Given ``targets``, every column before
-    the padding has a loss, ``−log P[targets[t], t]``; columns of embeddings need them. ``weights`` multiply the losses;
-    where a weight is 0, the target is not read. ``mask`` replaces the mask of line 6 of Algorithm 10. Otherwise like
-    `ed_token_losses`.
+    ``mask`` replaces the mask of line 6 of Algorithm 10. Otherwise like `ed_token_losses`.
 
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 13.
     """
-    where: Any = {"length": lengths, "mask": mask, "positions": positions, "segments": segments}
+    where: Any = {"length": length, "mask": mask, "positions": positions, "segments": segments}
     X = d_hidden_state(x, theta, **where, **options)
-    counted = is_before(X[0], lengths, 0 if targets is not None else 1)
-    if targets is None and segments is not None:
-        counted = counted & (segments == jnp.roll(segments, -1, axis=-1))
-    if weights is not None:
-        counted = counted & (weights != 0)
-    losses = losses_of(X, theta, jnp.roll(x, -1, axis=-1) if targets is None else targets, counted, options)
-    return losses if weights is None else weights.astype(losses.dtype) * losses
+    targets, counted = next_tokens(x, targets, length, segments)
+    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
+
+
+def next_tokens(x: Any, targets: Any, length: Any, segments: Any) -> tuple[Any, Bool[Array, "*batch l"]]:
+    """The token to predict in each column, and whether there is one: in the next column, unless targets are given."""
+    if targets is not None:
+        return targets, is_before(targets, length)
+    counted, following = is_before(x, length, 1), jnp.roll(x, -1, axis=-1)
+    return following, counted if segments is None else counted & (segments == jnp.roll(segments, -1, axis=-1))
 
 
 def losses_of(
     X: Float[Array, "d *batch l"],
     theta: Any,
-    targets: Integer[Array, "*batch l"],
+    targets: Any,
     counted: Bool[Array, "*batch l"],
     options: Options,
+    weights: Any = None,
+    label_smoothing: float = 0.0,
 ) -> Float[Array, "*batch l"]:
-    """``−log P[targets[t], t]``, with P the unembedding of the hidden state X, for the counted t; 0 for others."""
+    """``−log P[targets[t], t]``, with P the unembedding of X, for the counted t, times their weights; 0 for others."""
+    counted = counted if weights is None else counted & (weights != 0)
     line = theta.variant.unembedding
     X, targets = jnp.where(counted[None], X, 0), jnp.where(counted, as_ids(targets), 0)
     of_logits: Any = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation_of(options)}
-    return jnp.where(counted, token_losses(X, line.matrix(theta), targets, **of_logits), 0)
+    losses = token_losses(X, line.matrix(theta), targets, label_smoothing=label_smoothing, **of_logits)
+    losses = jnp.where(counted, losses, 0)
+    return losses if weights is None else weights.astype(losses.dtype) * losses
 
 
-def is_before(x: Shaped[Array, "*batch l"], lengths: Any, n: int = 0) -> Bool[Array, "*batch l"]:
+def is_before(x: Shaped[Array, "*batch l"], length: Any, n: int = 0) -> Bool[Array, "*batch l"]:
     """Whether the token n after each one is before the padding."""
-    lengths = as_ids(x.shape[-1] if lengths is None else lengths)
-    lengths = lengths.reshape(*lengths.shape, *(1,) * (x.ndim - lengths.ndim))
-    return jnp.broadcast_to(positions_in(x) + n < lengths, x.shape)
+    length = as_ids(x.shape[-1] if length is None else length)
+    length = length.reshape(*length.shape, *(1,) * (x.ndim - length.ndim))
+    return jnp.broadcast_to(positions_in(x) + n < length, x.shape)

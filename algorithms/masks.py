@@ -288,15 +288,44 @@ def _length(name: str, length: Any) -> Any:
 
 
 def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
-    """Packed documents: a token may attend only to tokens of its own document; ``numbers`` has each token's.
+    """Packed documents: a token may attend only to tokens of its own document, a run of equal ``numbers``.
 
-    Joined with another of these, it lets tokens attend that have the same number in both.
+    Joined with another of these, it lets tokens attend that are in the same document of both.
+
+    Raises:
+        TypeError: if the numbers are not integers.
 
     Example:
         >>> documents(jnp.array([1, 1, 2])).dense(3, 3).astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     """
+    if not has_dtype(numbers, jnp.integer):
+        raise TypeError(f"documents: expected integers [*batch, l], got {numbers!r}; make it an array with jnp.asarray")
+    numbers = runs(numbers)
     return StructuralMask(documents_z=numbers, documents_x=numbers)
+
+
+def runs(numbers: Integer[AnyArray, "*batch l"]) -> Integer[Array, "*batch l"]:
+    """The number, from 0, of the run of equal numbers that each token is in."""
+    return jnp.cumsum(_begins(numbers, False), axis=-1, dtype=jnp.int32)
+
+
+def positions_in_runs(numbers: Integer[AnyArray, "*batch l"]) -> Integer[Array, "*batch l"]:
+    """The position of each token in its run of equal numbers: 0, 1, …"""
+    t = jnp.broadcast_to(jnp.arange(numbers.shape[-1]), numbers.shape)
+    return t - jax.lax.cummax(jnp.where(_begins(numbers, True), t, 0), axis=numbers.ndim - 1)
+
+
+def in_documents(mask: Any, segments: Any, positions: Any = None) -> tuple[Any, Any]:
+    """A mask within documents, and positions, which restart in each unless they are given; as they are without any."""
+    if segments is None:
+        return mask, positions
+    return mask & documents(segments), positions_in_runs(segments) if positions is None else positions
+
+
+def _begins(numbers: Any, first: bool) -> Array:
+    is_other = numbers[..., 1:] != numbers[..., :-1]
+    return jnp.concatenate([jnp.full_like(is_other, first, shape=(*numbers.shape[:-1], 1)), is_other], axis=-1)
 
 
 def blocks(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:

@@ -55,13 +55,14 @@ mask                True where token t_x may attend to context token t_z: a stru
                     ``UNIDIRECTIONAL``, or booleans
 z_mask              the mask of the context's attention to itself
 cross_mask          the mask of the primary sequence's attention to the context
-length, lengths     number of tokens before the padding; None: there is no padding. Later positions are never
-                    read; their outputs are meaningless
-x_lengths           number of tokens before the padding of each primary sequence; None: there is no padding
-z_length, z_lengths number of tokens before the padding of a context, or of each; None: there is no padding
+length              number of tokens before the padding, of the (primary) sequence, or of each; None: there is no
+                    padding. Later positions are never read; their outputs are meaningless
+z_length            number of tokens before the padding of a context, or of each; None: there is no padding
 types               types of the tokens, such as BERT's first and second sentence; None: all have type 0
-positions           positions of the columns; None: 0, 1, 2, …
-segments            the document of each token, the only one it attends to; None: all are one document
+positions           positions of the columns; None: 0, 1, 2, …, in each document
+segments            the number of each token's document, a run of equal numbers; tokens do not see other documents.
+                    None: all are one document
+z_segments          the number of each context token's document, as segments
 implementation      how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout             probability of dropping an attention weight; above 0 it needs a key
 cache               what the layers have kept of the tokens that were read, as ``empty_cache`` makes it
@@ -85,9 +86,8 @@ l_max               the longest output, in tokens; None: as long as the paramete
 `help` shows these meanings, and the types below say which values are allowed. Invalid input raises an error when a
 function is traced, saying what was expected, what came, and what to do: ``TypeError`` for the wrong kind of value,
 ``ValueError`` for the wrong shape or an invalid value. The values of numbers and NumPy arrays are checked at every
-call, those of JAX arrays only if a CPU has them ready: no check waits for a computation or copies from an accelerator
-(``jax.device_get`` does). Compiled code cannot raise for a token ID outside [0, N_V): it yields NaN, never another
-token's embedding.
+call, those of JAX arrays only on a CPU: no check copies from an accelerator (``jax.device_get`` does). Compiled code
+cannot raise for a token ID outside [0, N_V): it yields NaN, never another token's embedding.
 
 A docstring adds what is specific to its function: the paper's line, its departures from the paper, and the source,
 unless that is the numbered algorithm. Examples follow ``from algorithms import *`` and
@@ -107,7 +107,7 @@ from jaxtyping import Float, Integer, Key
 
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import LEGEND, Default, UpTo
-from algorithms.machinery.record import Range
+from algorithms.machinery.record import Positive, Range
 
 for names, meaning in re.findall(
     r"^(\w+(?:, \w+)*) +(\S.*(?:\n {8,}.*)*)", (__doc__ or "").split("argument  ")[-1], re.M
@@ -126,7 +126,7 @@ Dropout        = Annotated[float, Range("a probability in [0, 1)", lambda p: 0 <
 Epsilon        = Annotated[float, Range("a number >= 0", lambda epsilon: epsilon >= 0)]
 Temperature    = Annotated[float | Float[AnyArray, "*#batch"],  # one for all sequences, or one each
                            Range("a temperature >= 0 (0 is greedy, inf is uniform)", lambda tau: tau >= 0)]
-Cap            = Annotated[float | None, Range("a number > 0", lambda c: c > 0)]
+Cap            = Positive | None
 Base           = Annotated[float, Range("a number > 1", lambda base: base > 1)]  # of a sinusoid's wavelengths
 Rate           = Annotated[float | Float[AnyArray, ""], Range("a learning rate >= 0", lambda eta: eta >= 0)]
 Probability    = Annotated[float | Float[AnyArray, ""], Range("a probability in (0, 1)", lambda p: (p > 0) & (p < 1))]

@@ -67,7 +67,7 @@ def lines_10_and_11_of_algorithm_9_have_parameters(theta: Any) -> None:
         raise ValueError("theta.W_f: expected parameters of lines 10 and 11, got a bare encoder's; call e_encoding")
 
 
-@relation("e_transformer", "e_logits", "e_hidden_state", "e_encoding")
+@relation("e_transformer", "e_logits", "e_hidden_state", "e_encoding", "e_token_losses")
 def columns_have_the_rows_of_embeddings(x: Any, theta: Any) -> None:
     """Columns stand for those of W_e, which have d_in rows where W_in projects them."""
     rows = theta.W_e.shape[0]
@@ -77,13 +77,27 @@ def columns_have_the_rows_of_embeddings(x: Any, theta: Any) -> None:
         )
 
 
-@relation()
+@relation("d_token_losses", "ed_token_losses")
 def columns_need_targets(x: Any, targets: Any) -> None:
     """Embeddings do not say which token follows."""
     if targets is None and jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             "targets: expected the ID of the token to predict for each column, since x are embeddings, got None"
         )
+
+
+@relation()
+def documents_of_a_context_are_those_of_the_sequence(segments: Any, z_segments: Any) -> None:
+    """Line 16 of Algorithm 8 compares their numbers."""
+    if (segments is None) != (z_segments is None):
+        raise ValueError("segments: expected to be given with z_segments, or without, got one of them; give both")
+
+
+@relation("e_token_losses")
+def masked_tokens_are_predicted_or_targets(x_tilde: Any, targets: Any, x: Any) -> None:
+    """x̃ says which tokens of x to predict; targets what to predict from x."""
+    if (x_tilde is None) == (targets is None) or (targets is None and jnp.issubdtype(x.dtype, jnp.floating)):
+        raise ValueError("x_tilde: expected x with masked tokens, or else targets, got neither or both; give one")
 
 
 @relation()

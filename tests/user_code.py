@@ -29,8 +29,8 @@ from algorithms.lines import MLP, Attention, RMSNorm, Rotary
 
 def arrays_of_numpy(theta: DTransformerParams, x: np.ndarray, lengths: np.ndarray) -> None:
     assert_type(d_transformer(x, theta), Array)
-    assert_type(d_training(x, theta, N_epochs=1, eta=0.1, lengths=lengths), DTransformerParams)
-    d_token_losses(x, theta, lengths=lengths)
+    assert_type(d_training(x, theta, N_epochs=1, eta=0.1, length=lengths), DTransformerParams)
+    d_token_losses(x, theta, length=lengths)
     d_transformer(x, theta, mask=np.ones((3, 3), bool))
     d_transformer(x, theta, mask=padding(lengths))
     d_inference(x, theta, l_gen=3, tau=np.ones(3), key=jax.random.key(0))

@@ -10,7 +10,7 @@ an annotation                           means
 ``Annotated[AttentionParams, shapes]``  parameters of these shapes
 ``StructuralMask``                      another pytree, each field checked against its own annotation
 ``Literal["auto", "paper"]``            a choice
-``Annotated[float, Range(…)]``          allowed values, checked if they are at hand
+``Annotated[float, Range(…)]``          allowed values, checked if they are concrete
 ``Annotated[int, UpTo("l")]``           one or several numbers of tokens, at most the size of the axis l
 ``Annotated[Any, A, B]``                A or B, hidden from type checkers
 ``**options: Unpack[Options]``          options by name, the fields of a record that several functions share
@@ -30,6 +30,7 @@ import inspect
 import math
 import textwrap
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -159,13 +160,12 @@ def check_key(name: str, key: Any) -> None:
 
 
 def check_value(name: str, value: Any, allowed: Range) -> None:
-    """Check the values of an argument, if they are at hand.
+    """Check the values of an argument, if they are concrete and on a CPU.
 
-    Those of numbers, of NumPy arrays, and of JAX arrays that a CPU has computed are. Nothing waits for a computation,
-    and nothing is copied from an accelerator: have such values checked by passing ``jax.device_get(array)``. Raises
-    TypeError if the value is not a number, ValueError if it is out of range.
+    Nothing is copied from an accelerator: pass ``jax.device_get(array)`` to have such values checked. Raises TypeError
+    if the value is not a number, ValueError if it is out of range.
     """
-    if isinstance(value, Array) and not _at_hand(value):
+    if isinstance(value, Array) and not _on_a_cpu(value):
         return
     values = np.asarray(value)
     if values.dtype.kind in "OSU":
@@ -174,11 +174,11 @@ def check_value(name: str, value: Any, allowed: Range) -> None:
         raise ValueError(f"{name}: expected {allowed.says}, got {value}")
 
 
-def _at_hand(array: Any) -> bool:
-    """Whether reading an array neither waits nor copies: a traced one, or one of other processes, cannot be read."""
+def _on_a_cpu(array: Any) -> bool:
+    """Whether an array can be read without a copy: one that is traced, or of other processes, cannot."""
     if isinstance(array, Tracer) or not array.is_fully_addressable:
         return False
-    return all(device.platform == "cpu" for device in array.devices()) and array.is_ready()
+    return all(device.platform == "cpu" for device in array.devices())
 
 
 KINDS: dict[str, tuple[str, Any, str]] = {
@@ -255,8 +255,10 @@ class Axes:
             check_key(name, value)
         elif not has_dtype(value, dtype):
             is_other = hasattr(value, "dtype") and not has_dtype(value, np.generic)
-            is_list = isinstance(value, (list, tuple)) and not instead
+            is_list = type(value) in (list, tuple) and not instead
             hint = "; make it an array with jnp.asarray" if is_other or is_list else ""
+            if hasattr(value, "__shapes__"):
+                hint = "; give the arguments in their order, or by name"
             raise TypeError(f"{name}: expected {instead}{expected}{others}, got {described(value)}{hint}")
         found = self._sizes_in(axes, value.shape)
         if found is None:
@@ -427,7 +429,7 @@ class Contract:
                 relate(**{name: arguments[name] for name in names})
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
-        """Check the values of arrays that are at hand; the errors are those of `check`."""
+        """Check the values of arrays on a CPU; the errors are those of `check`."""
         arguments = self.bound(args, kwargs) if self._limits else {}
         for name, limit in self._limits:
             allowed = limit if isinstance(limit, Range) else self._numbers_of_tokens(limit.axis, arguments)
@@ -513,6 +515,7 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     def public(*args, **kwargs):
         if _IN_A_BODY.get():
             return named(*args, **kwargs)
+        kwargs = _renamed(kwargs, contract)
         kwargs = {name: as_number(v) if name in contract.static else v for name, v in kwargs.items()}
         contract.check_values(*args, **kwargs)
         try:
@@ -559,6 +562,19 @@ def algorithm(number: int, name: str) -> Callable[[Callable[P, R_co]], Public[P,
         return function
 
     return register
+
+
+RENAMED = {"lengths": "length", "x_lengths": "length", "z_lengths": "z_length"}
+"""Earlier name of an argument → its name."""
+
+
+def _renamed(kwargs: dict[str, Any], contract: Contract) -> dict[str, Any]:
+    """The arguments by their present names; an earlier name is accepted with a warning."""
+    for old in kwargs.keys() & RENAMED.keys() - contract.annotations.keys():
+        new = RENAMED[old]
+        warnings.warn(f"{contract.name}: {old} is now called {new}; give {new}=", DeprecationWarning, stacklevel=3)
+        kwargs = {new if name == old else name: value for name, value in kwargs.items()}
+    return kwargs
 
 
 LEGEND: dict[str, str] = {}

@@ -143,15 +143,23 @@ def _last_line(code: types.CodeType) -> int:
     return max([*inside, *(line for _, _, line in code.co_lines() if line is not None)])
 
 
-@functools.cache
+_SOURCES: dict[str, tuple[Any, str | None]] = {}
+"""Name of a module → its specification, which is another one after a reload, and its source."""
+
+
 def _source(module: str) -> str | None:
     """A module's source at the time of its import, also in a zipped package or of a script; None if it has none."""
     spec = sys.modules[module].__spec__
-    loader: Any = spec and spec.loader
-    if hasattr(loader, "get_source"):
-        return loader.get_source(spec.name)  # of a script that `python -m` runs, not __main__
+    if module not in _SOURCES or _SOURCES[module][0] is not spec:
+        _SOURCES[module] = spec, _read(sys.modules[module], spec)
+    return _SOURCES[module][1]
+
+
+def _read(module: types.ModuleType, spec: Any) -> str | None:
+    if hasattr(spec and spec.loader, "get_source"):
+        return spec.loader.get_source(spec.name)  # of a script that `python -m` runs, not __main__
     try:
-        return inspect.getsource(sys.modules[module])
+        return inspect.getsource(module)
     except (OSError, TypeError):
         return None
 

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -27,6 +28,10 @@ class Range(NamedTuple):
 
     says: str  # their description in error messages
     holds: Callable[[Any], Any]  # whether a value is allowed; elementwise for an array
+
+
+Positive = Annotated[float, Range("a finite number > 0", lambda n: 0 < n < math.inf)]
+Count = Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
 
 
 class Allowed(NamedTuple):
@@ -104,7 +109,8 @@ def check_fields(record: Any) -> None:
         object.__setattr__(record, field.name, value)
         refused = refusal(value, annotations_of(type(record))[field.name])
         if refused is not None and not (value is None and field.default is None):
-            raise refused[0](f"{type(record).__name__}.{field.name}: expected {refused[1]}, got {value!r}")
+            hint = f"; give an instance, {value.__name__}(…)" if isinstance(value, type) else ""
+            raise refused[0](f"{type(record).__name__}.{field.name}: expected {refused[1]}, got {value!r}{hint}")
 
 
 class _TakesFields:

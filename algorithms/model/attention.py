@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from algorithms.alg03_attention import combine, of_heads, of_one_head, projections
 from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Range
-from algorithms.masks import Mask, StructuralMask, documents, near
+from algorithms.machinery.record import Positive, Range
+from algorithms.masks import Mask, StructuralMask, documents, near, sequence_axes
 from algorithms.model.mixer import Given, Mixer, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Positions, Table
@@ -72,7 +72,7 @@ class Attention(Mixer):
     """
 
     positions: Positions | None = None
-    scale: Annotated[float | None, Range("a number > 0", lambda scale: scale > 0)] = None
+    scale: Positive | None = None
     cap: Cap = None
     window: Annotated[int | None, Range("a width of at least 1 token", lambda width: width >= 1)] = None
     chunked: bool = False
@@ -81,7 +81,7 @@ class Attention(Mixer):
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
     sinks: bool = False
-    clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
+    clip: Positive | None = None
     gated: bool = False
 
     reads_context: ClassVar[bool] = True
@@ -145,10 +145,10 @@ class Attention(Mixer):
         return KeyValueSlots(*shapes)
 
     def steps(
-        self, X: Float[Array, "d_e *batch m"], W: Any, kept: "KeyValueSlots", given: Given
-    ) -> tuple[Float[Array, "d_e *batch m"], "KeyValueSlots"]:
-        """Algorithm 5 for columns that attend to the keys and values of earlier ones, and to each other's."""
-        return self._of_heads(lambda read: kept.attend(read, self, given), X, W, given, None)
+        self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given, mask: Mask, context: Any = None
+    ) -> tuple[Float[Array, "d_e *batch m"], Any]:
+        """Algorithm 5 for columns that attend to keys and values in slots, their own too, or to those of a context."""
+        return self._of_heads(lambda read: kept.attend(read, self, given, mask), X, W, given, context)
 
     @numbered
     def _of_heads(self, attend: Callable[[Read], tuple[Any, Any]], X: Any, W: Any, given: Given, context: Any) -> Any:
@@ -249,39 +249,74 @@ class Attention(Mixer):
 
 
 class KeyValueSlots(NamedTuple):
-    """The keys and values of the tokens of sequences, each in the slot of its position."""
+    """The keys and values of the tokens of sequences, each in a slot of its own."""
 
     K: Float[Array, "H_kv d_attn *batch C"]
     V: Float[Array, "H_kv d_mid *batch C"]
 
-    def attend(self, read: Read, line: Attention, given: Given) -> tuple[Array, "KeyValueSlots"]:
-        """Lines 4 to the end of Algorithm 4 for columns at the positions ``given.t``, and the slots with theirs, too.
+    def attend(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Array, "KeyValueSlots"]:
+        """Lines 4 to the end of Algorithm 4 for columns in ``given.slots``, and the slots with theirs, too.
 
-        Later slots, whose contents do not matter, count as 0.
+        Later slots, whose contents do not matter, count as 0. The mask is that of the columns among themselves.
         """
-        t, C = given.t, self.K.shape[-1]
-        slots = KeyValueSlots(stored(self.K, read.K, t), stored(self.V, read.V, t))
-        is_known = jnp.arange(C).reshape(*(1,) * (t.ndim - 1), C) <= t[..., -1:]
+        at, C = given.slots, self.K.shape[-1]
+        slots = KeyValueSlots(stored(self.K, read.K, at), stored(self.V, read.V, at))
+        is_known = jnp.arange(C).reshape(*(1,) * (at.ndim - 1), C) <= at[..., -1:]
         K, V = (jnp.where(is_known[None, None], a, 0).astype(read.K.dtype) for a in slots)
         read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
+        if isinstance(mask, StructuralMask):  # UNIDIRECTIONAL, and the positions are the slots
+            mask = line.windowed(StructuralMask(unidirectional=True, first=at[..., 0]), np.arange(C), at)
+        else:
+            mask = _among(mask, line, given, C)
         of_sequence = functools.partial(_from_slots, read, line, given.implementation)
         if read.U is None:
-            Y = of_sequence(read.Q, read.K, read.V, None, t)
+            Y = of_sequence(read.Q, read.K, read.V, None, mask, at)
         else:  # the distances of sequences differ
-            for _ in range(t.ndim - 1):
-                of_sequence = jax.vmap(of_sequence, (2, 2, 2, 2, 0), 2)
-            Y = of_sequence(read.Q, read.K, read.V, read.U, t)
+            for _ in range(at.ndim - 1):
+                of_sequence = jax.vmap(of_sequence, (2, 2, 2, 2, sequence_axes(mask), 0), 2)
+            Y = of_sequence(read.Q, read.K, read.V, read.U, mask, at)
         return (Y if read.result is None else read.result(Y)), slots
 
 
-def _from_slots(read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, t: Any) -> Any:
-    """Lines 4 to the end of Algorithm 4 for queries at the positions t, which follow one another."""
-    l_x, C, first = Q.shape[-1], K.shape[-1], t[..., 0]
-    mask = line.windowed(StructuralMask(unidirectional=True, first=first), np.arange(C), t)
-    P: Any = None if U is None else read.P(np.arange(1 - C, C + 1))
+class ContextKeys(NamedTuple):
+    """The keys and values of a context."""
+
+    K: Float[Array, "H_kv d_attn *batch l_z"]
+    V: Float[Array, "H_kv d_mid *batch l_z"]
+
+    def attend(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Array, None]:
+        """Lines 4 to the end of Algorithm 4."""
+        K, V = (a.astype(read.Q.dtype) for a in self)
+        read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
+        Y = of_sequences(read, mask, line, implementation=given.implementation, dropout=0.0, key=None)
+        return (Y if read.result is None else read.result(Y)), None
+
+
+def _among(mask: Any, line: Attention, given: Given, C: int) -> Bool[Array, "*batch C m"]:
+    """The mask of columns in slots: they see all slots before theirs, and each other by ``mask``, in line's window.
+
+    Windows count positions: those before have the positions of their slots.
+    """
+    at, (*batch, m) = given.slots, given.slots.shape
+    before = jnp.broadcast_to(jnp.arange(C) < at[..., :1], (m, *batch, C))
+    seen = stored(before, jnp.moveaxis(jnp.broadcast_to(mask, (*batch, m, m)), -1, 0), at)
+    seen, t_x = jnp.moveaxis(seen, 0, -1), given.t[..., None, :]
+    t_z = stored(jnp.broadcast_to(jnp.arange(C, dtype=given.t.dtype), (*batch, C)), given.t, at)[..., None]
+    if line.window is not None:
+        seen &= abs(t_z - t_x) < line.window
+        seen &= (t_z // line.window == t_x // line.window) | (not line.chunked)
+    return seen
+
+
+def _from_slots(
+    read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, mask: Any, at: Any
+) -> Any:
+    """Lines 4 to the end of Algorithm 4 for queries in the slots ``at``, which follow one another."""
+    l_x, C, first = Q.shape[-1], K.shape[-1], at[..., 0]
+    P: Any = None if U is None else read.P(np.arange(1 - C - l_x, C + 1))
 
     def of_distances(_):
-        return jax.lax.dynamic_slice_in_dim(P, C - l_x - first, C + l_x, 2)
+        return jax.lax.dynamic_slice_in_dim(P, C - first, C + l_x, 2)
 
     read = read._replace(Q=Q, K=K, V=V, U=U, P=of_distances)
     return of_sequences(read, mask, line, implementation=implementation, dropout=0.0, key=None)

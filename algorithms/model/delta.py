@@ -9,9 +9,9 @@ from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
-from algorithms.machinery.record import Range
+from algorithms.machinery.record import Count, Range
 from algorithms.model.mixer import Given
-from algorithms.model.recurrence import Count, Rates, Recurrence, softplus_rates
+from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
 
 EPSILON = 1e-6

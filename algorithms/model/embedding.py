@@ -10,7 +10,7 @@ from jaxtyping import Float, Integer
 from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
-from algorithms.machinery.record import Range, Record
+from algorithms.machinery.record import Positive, Range, Record
 from algorithms.model.norm import LayerNorm
 from algorithms.parameters import EmbeddingParams
 
@@ -35,7 +35,7 @@ class Embedding(Record):
     positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves"] | None = "learned"
     first_position: Annotated[int, Range("a number >= 0", lambda t: t >= 0)] = 0
     scaled: bool | Literal["bfloat16"] = False
-    factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
+    factor: Positive = 1.0
     normalized: bool = False
     context_positions: bool = False
     factored: bool = False

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Key
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Range
+from algorithms.machinery.record import Count, Positive, Range
 from algorithms.machinery.sharding import split_experts
 from algorithms.model.mlp import MLP, Activation
 from algorithms.ops.dropout import dropout
@@ -21,8 +21,6 @@ from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
 from algorithms.parameters import ExpertsParams, MLPParams
-
-Count = Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Experts(MLP):
     k: Count = 2
     scores: Literal["softmax", "sigmoid"] = "softmax"
     renormalized: bool = True
-    factor: float = 1.0
+    factor: Positive = 1.0
     weighted: Literal["outputs", "inputs"] = "outputs"
     router_bias: bool = False
     choice_bias: bool = False

@@ -25,6 +25,7 @@ class Given(NamedTuple):
     dropout: float = 0.0
     key: OptionalKey = None
     until: Any = None  # of how many tokens of each sequence to keep something; None: of all
+    slots: Any = None  # of the columns, where what is kept has slots
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,40 +76,41 @@ class Mixer(Line, abstract=True):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*a.shape[:-1], *batch, C), a.dtype), kept)
 
     def steps(
-        self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given
+        self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given, mask: Mask, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch m"], Any]:
-        """Columns of each sequence at the positions ``given.t``, ``[*batch, m]``, and the slots that then are kept.
+        """Columns of each sequence in the slots ``given.slots``, one after another, and what is kept then.
 
-        The slot of a position has what is kept after its column, so a sequence can continue behind any of them.
+        A slot has what is kept after its column, so a sequence can continue behind any of them.
         """
-        (d_e, *batch, m), t = X.shape, given.t
+        (d_e, *batch, m), slots = X.shape, given.slots
         B = math.prod(batch)
 
         @functools.partial(jax.vmap, in_axes=(-2, -1, 0), out_axes=-1)
-        def before(slots, first, t):
-            return jnp.where(t > 0, slots[..., jnp.maximum(t - 1, 0)].astype(first.dtype), first)
+        def before(of_slots, first, slot):
+            return jnp.where(slot > 0, of_slots[..., jnp.maximum(slot - 1, 0)].astype(first.dtype), first)
 
         def turn(of_column, x_t):
             y, of_column = self.step(x_t[0], W, of_column, given._replace(t=x_t[1]))
             return of_column, (y, of_column)
 
         flat = jax.tree.map(lambda a: a.reshape(*a.shape[: a.ndim - len(batch) - 1], B, a.shape[-1]), kept)
-        columns = jnp.moveaxis(X.reshape(d_e, B, m), -1, 0), t.reshape(B, m).T
-        begun = jax.tree.map(lambda slots, first: before(slots, first, columns[1][0]), flat, self.begin(W, B))
+        columns = jnp.moveaxis(X.reshape(d_e, B, m), -1, 0), given.t.reshape(B, m).T
+        first = slots.reshape(B, m)[:, 0]
+        begun = jax.tree.map(lambda a, begun: before(a, begun, first), flat, self.begin(W, B))
         _, (Y, after) = jax.lax.scan(turn, begun, columns)
         after = jax.tree.map(lambda a: jnp.moveaxis(a, 0, -1).reshape(*a.shape[1:-1], *batch, m), after)
-        return jnp.moveaxis(Y, 0, -1).reshape(X.shape), jax.tree.map(lambda a, new: stored(a, new, t), kept, after)
+        return jnp.moveaxis(Y, 0, -1).reshape(X.shape), jax.tree.map(lambda a, new: stored(a, new, slots), kept, after)
 
 
 def stored(
-    slots: Shaped[Array, "*rows C"], columns: Shaped[Array, "*rows m"], t: Integer[Array, "*batch m"]
+    kept: Shaped[Array, "*rows C"], columns: Shaped[Array, "*rows m"], slots: Integer[Array, "*batch m"]
 ) -> Shaped[Array, "*rows C"]:
-    """Slots ``[…, *batch, C]`` with columns ``[…, *batch, m]`` in those of the positions t; the rest is dropped."""
-    first = slots.ndim - t.ndim
+    """What is kept, ``[…, *batch, C]``, with columns ``[…, *batch, m]`` in these slots; those beyond C are dropped."""
+    first = kept.ndim - slots.ndim
 
-    def store(slots, columns, t):
-        return slots.at[..., t].set(columns.astype(slots.dtype), mode="drop")
+    def store(kept, columns, slots):
+        return kept.at[..., slots].set(columns.astype(kept.dtype), mode="drop")
 
-    for _ in range(t.ndim - 1):
+    for _ in range(slots.ndim - 1):
         store = jax.vmap(store, (first, first, 0), first)
-    return store(slots, columns, t)
+    return store(kept, columns, slots)

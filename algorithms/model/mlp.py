@@ -1,7 +1,7 @@
 """Line 8 of Algorithm 10, line 7 of Algorithm 9, and lines 7 and 18 of Algorithm 8: the MLP."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxtyping import Float, Key
 
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
-from algorithms.machinery.record import Range
+from algorithms.machinery.record import Count, Positive
 from algorithms.machinery.sharding import shard_hidden_units
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
@@ -38,9 +38,9 @@ class MLP(Line):
     activation: Activation | None = None
     gated: bool = False
     biases: bool = True
-    clip: Annotated[float | None, Range("a number > 0", lambda clip: clip > 0)] = None
+    clip: Positive | None = None
     normalize_output: LayerNorm | None = None
-    d_mlp: Annotated[int | None, Range("a number >= 1", lambda d: d >= 1)] = None
+    d_mlp: Count | None = None
 
     def shapes(self) -> MLPParams:
         """The shapes of its parameters."""

@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.record import Range, Record
+from algorithms.machinery.record import Count, Positive, Range, Record
 from algorithms.notation import Base
 from algorithms.ops.rotation import rotate
 
@@ -31,7 +31,7 @@ class Linear(Record):
         factor: by how much longer sequences may be than those first trained on.
     """
 
-    factor: float
+    factor: Positive
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The scaled frequencies, and a factor for sines and cosines."""
@@ -49,10 +49,10 @@ class Llama3(Record):
         l_original: length in tokens of the sequences first trained on.
     """
 
-    factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    l_original: int = 8192
+    factor: Positive = 8.0
+    low: Positive = 1.0
+    high: Positive = 4.0
+    l_original: Count = 8192
 
     def __call__(self, frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
         """The scaled frequencies, and a factor for sines and cosines."""
@@ -75,11 +75,11 @@ class Yarn(Record):
         scores: s: `Latent` multiplies its scores by (1 + s ln(factor)/10)², DeepSeek's ``mscale_all_dim``.
     """
 
-    factor: float
-    l_original: int
-    slow: float = 1.0
-    fast: float = 32.0
-    attention_factor: float | None = None
+    factor: Positive
+    l_original: Count
+    slow: Positive = 1.0
+    fast: Positive = 32.0
+    attention_factor: Positive | None = None
     truncate: bool = True
     scores: float = 0.0
 
@@ -171,7 +171,7 @@ class Temperature(Positions):
     """
 
     c: float = 0.1
-    n: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 8192
+    n: Count = 8192
 
     def of_queries(
         self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any

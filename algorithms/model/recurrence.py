@@ -1,6 +1,7 @@
 """Recurrences in place of an attention: line 6 of Algorithm 10 with a state that does not grow with the sequence."""
 
 import dataclasses
+import math
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -8,16 +9,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.contract import array
-from algorithms.machinery.record import Range
-from algorithms.masks import Mask, StructuralMask
+from algorithms.machinery.record import Count, Range
+from algorithms.masks import Mask, StructuralMask, runs
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.norm import RMSNorm
 from algorithms.ops.delta_rule import delta_rule, one_token
 from algorithms.ops.linear import linear
-
-Count = Annotated[int, Range("a number >= 1", lambda n: n >= 1)]
 
 CHUNK = 64
 """At most how many tokens are computed together: as many as a key has rows, from 32 on. CPUs take 32 faster."""
@@ -104,9 +103,8 @@ class Recurrence(Mixer, abstract=True):
         self, X: Float[Array, "d_e *batch l"], W: Any, mask: Mask, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
         """Whole sequences, and the state after the first ``given.until`` tokens of each."""
-        X_flat = X.reshape(len(X), -1, X.shape[-1])
-        B, l = X_flat.shape[1:]
-        document = documents_of(mask, B, l)
+        X_flat, document = one_batch_axis(X, mask)
+        B, l = document.shape
         before = [linear(M, X_flat, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
         Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
@@ -156,16 +154,20 @@ def softplus_rates(Y: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
     return delta, -jnp.exp(a) * delta
 
 
-def documents_of(mask: Mask, B: int, l: int) -> Array:
-    """The number of each token's document, counted by where they begin. Raises ValueError for masks of other kinds."""
+def one_batch_axis(X: Float[Array, "d_e *batch l"], mask: Mask) -> tuple[Float[Array, "d_e B l"], Array]:
+    """X, and the number of each token's document, from 0, ``[B, l]``. Raises ValueError for masks of other kinds."""
+    (d_e, *batch, l), B = X.shape, math.prod(X.shape[1:-1])
+    if not are_numbers(l):
+        raise ValueError(f"x: expected a number of tokens, since a recurrence goes through chunks of them, got l = {l}")
     rules = {"unidirectional": True, "width": None, "prefix": None, "blocks_z": None, "first": None}
     if not isinstance(mask, StructuralMask) or any(getattr(mask, name) is not value for name, value in rules.items()):
         raise ValueError(
             "mask: expected UNIDIRECTIONAL, with padding() and documents() if there are any, since a recurrence "
             "reads tokens in their order, got another; leave it out"
         )
-    numbers = jnp.zeros((B, l), int) if mask.documents_z is None else jnp.broadcast_to(mask.documents_z, (B, l))
-    return jnp.cumsum(jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (1, 0))), axis=1)
+    if mask.documents_z is None:
+        return X.reshape(d_e, B, l), jnp.zeros((B, l), jnp.int32)
+    return X.reshape(d_e, B, l), runs(jnp.broadcast_to(mask.documents_z, (*batch, l)).reshape(B, l))
 
 
 def convolved(Y: Float[Array, "H d B l"], C: Float[Array, "H d width"], document: Array) -> Float[Array, "H d B l"]:

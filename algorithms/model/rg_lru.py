@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.contract import array
-from algorithms.machinery.record import Range
+from algorithms.machinery.record import Count, Range
 from algorithms.masks import Mask
 from algorithms.model.mixer import Given, Mixer
-from algorithms.model.recurrence import Count, before_until, convolved, convolved_last, documents_of
+from algorithms.model.recurrence import before_until, convolved, convolved_last, one_batch_axis
 from algorithms.ops.activation import gelu_tanh
 from algorithms.ops.linear import linear
 
@@ -93,9 +93,8 @@ class RGLRU(Mixer):
         self, X: Float[Array, "d_e *batch l"], W: RGLRUParams, mask: Mask, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
         """Whole sequences, and the state after the first ``given.until`` tokens of each."""
-        X_flat = X.reshape(len(X), -1, X.shape[-1])
-        B, l = X_flat.shape[1:]
-        document = documents_of(mask, B, l)
+        X_flat, document = one_batch_axis(X, mask)
+        B, l = document.shape
         begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         rows = linear(W.W_x, X_flat, W.b_x, given.implementation)
         log_alpha, v = self._read(convolved(rows, W.C, document), begins, W)
@@ -148,7 +147,7 @@ def _root(x: Any) -> Any:
 @_root.defjvp
 def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
     (x,), (dx,) = primals, tangents
-    return jnp.sqrt(x), dx / jnp.sqrt(jnp.maximum(4 * x, STEEPEST**-2))
+    return _root(x), dx / jnp.sqrt(jnp.maximum(4 * x, STEEPEST**-2))
 
 
 def _by_tokens(alpha: Any, v: Any) -> Any:

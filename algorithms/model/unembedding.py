@@ -1,13 +1,13 @@
 """The last line of Algorithms 8, 9 and 10: distributions over the vocabulary."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 from jax import Array
 from jaxtyping import Float
 
 from algorithms.alg07_unembedding import unembedding
-from algorithms.machinery.record import Range, Record
+from algorithms.machinery.record import Positive, Record
 from algorithms.notation import Cap
 from algorithms.ops.linear import logits, tied_logits
 from algorithms.ops.softmax import capped
@@ -27,7 +27,7 @@ class Unembedding(Record):
 
     tied: bool = False
     bias: bool = False
-    factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
+    factor: Positive = 1.0
     cap: Cap = None
     scaled: bool = False
 

@@ -5,12 +5,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from algorithms.machinery.record import Range, Record, as_arguments, serializable
+from algorithms.machinery.record import Count, Positive, Record, as_arguments, serializable
 from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding
 from algorithms.model.mixer import Mixer
@@ -100,11 +100,11 @@ class Variant(Record):
     mlp: MLP | tuple[MLP | None, ...] | None = MLP()
     first: tuple[MLP | None, ...] = ()
     order: Order | tuple[Order, ...] | None = None
-    residual_factor: Annotated[float, Range("a number > 0", lambda factor: factor > 0)] = 1.0
+    residual_factor: Positive = 1.0
     first_norm: bool = True
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
-    shared_layers: Annotated[int, Range("a number >= 1", lambda n: n >= 1)] = 1
+    shared_layers: Count = 1
     head: bool = True
     pooler: bool = False
 

@@ -73,7 +73,7 @@ class _Chunks(NamedTuple):
     K: Float[Array, "chunks H B C d_k"]
     V: Float[Array, "chunks H B C d_v"]
     beta: Any  # [chunks, H, B, C, 1]; None: nothing is corrected
-    G: Float[Array, "chunks H B C r"]
+    log_alpha: Float[Array, "chunks H B C r"]
     together: Bool[Array, "chunks 1 B C C"]  # whether both are of one document
     Gamma: Float[Array, "chunks H B C r"]
     to_end: Float[Array, "chunks H B C r"]
@@ -154,13 +154,13 @@ def _backward(C: int, kept: _Kept, gradients: tuple[Any, Any]) -> tuple[Any, ...
         dbeta, rho = (rho * e).sum(axis=-1, keepdims=True), c.beta * rho
         dA, dL = -rho @ _transposed(delta), -c.Gamma * (rho @ _transposed(S))
     K_left = None if c.beta is None else c.K
-    _, transposed = jax.vjp(lambda Q, K_left, K: _pairs(Q, K_left, K, c.G, c.together), c.Q, K_left, c.K)
+    _, transposed = jax.vjp(lambda Q, K_left, K: _pairs(Q, K_left, K, c.log_alpha, c.together), c.Q, K_left, c.K)
     dQ, of_pairs, dR = transposed((dM, dA))
     dQ, dL = dQ + c.Gamma * (E @ _transposed(S)), dL if of_pairs is None else dL + of_pairs
     dR = dR + c.to_end * (delta @ _transposed(D))
     after = gamma * S + K_end @ delta
     dG = (c.Q * dQ + c.K * (dL - dR)).at[..., -1, :].add((after * D).sum(axis=-1))
-    if c.G.shape[-1] == 1:
+    if c.log_alpha.shape[-1] == 1:
         dG = dG.sum(axis=-1, keepdims=True)
     dG = jax.lax.cumsum(dG, axis=dG.ndim - 2, reverse=True)
     columns = (None if a is None else _columns(a, kept.arguments[0]) for a in (dQ, dL + dR, rho, dG, dbeta))
@@ -173,13 +173,13 @@ def _chunks(C: int, Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document:
     beta = None if beta is None else _by_chunks(C, beta[:, None])
     number = _by_chunks(C, document[None, None], mode="edge")[..., 0]
     before = jnp.concatenate([number[:1, ..., 0], number[:-1, ..., -1]])  # of the state
-    G = jnp.cumsum(log_alpha, axis=-2)
+    G, to_last = jnp.cumsum(log_alpha, axis=-2), _after(log_alpha)
     together = jnp.tri(C, dtype=bool)[None, None, None] & (number[..., :, None] == number[..., None, :])
     Gamma = jnp.exp(jnp.where((number == before[..., None])[..., None], G, -jnp.inf))
-    to_end = jnp.exp(jnp.where((number == number[..., -1:])[..., None], G[..., -1:, :] - G, -jnp.inf))
-    M, A = _pairs(Q, None if beta is None else K, K, G, together)
+    to_end = jnp.exp(jnp.where((number == number[..., -1:])[..., None], to_last, -jnp.inf))
+    M, A = _pairs(Q, None if beta is None else K, K, log_alpha, together)
     T = None if beta is None else _inverse(beta * A)
-    return _Chunks(Q, K, V, beta, G, together, Gamma, to_end, M, A, T)
+    return _Chunks(Q, K, V, beta, log_alpha, together, Gamma, to_end, M, A, T)
 
 
 def _by_chunks(C: int, a: Any, mode: str = "constant") -> Any:
@@ -199,29 +199,36 @@ def _transposed(A: Any) -> Any:
     return jnp.swapaxes(A, -1, -2)
 
 
-def _pairs(Q: Any, K_left: Any, K: Any, G: Any, together: Any) -> tuple[Any, Any]:
+def _after(log_alpha: Any) -> Any:
+    """The sum of log α over the tokens after each one. No sum here is a difference of others, which would cancel."""
+    return jax.lax.cumsum(jnp.roll(log_alpha, -1, axis=-2).at[..., -1, :].set(0), axis=log_alpha.ndim - 2, reverse=True)
+
+
+def _pairs(Q: Any, K_left: Any, K: Any, log_alpha: Any, together: Any) -> tuple[Any, Any]:
     """The matrices M and, below its diagonal, A."""
-    if G.shape[-1] == 1:
-        decay = jnp.exp(jnp.where(together, G - _transposed(G), -jnp.inf))
+    if log_alpha.shape[-1] == 1:
+        is_later = jnp.tri(log_alpha.shape[-2], k=-1, dtype=bool)[None, None, None]
+        between = jnp.cumsum(jnp.where(is_later, log_alpha, 0), axis=-2)
+        decay = jnp.exp(jnp.where(together, between, -jnp.inf))
         M, A = (None if X is None else decay * (X @ _transposed(K)) for X in (Q, K_left))
     else:
-        M, A = (None if X is None else jnp.where(together, _of_rows(X, K, G), 0) for X in (Q, K_left))
+        M, A = (None if X is None else jnp.where(together, _of_rows(X, K, log_alpha), 0) for X in (Q, K_left))
     return M, None if A is None else jnp.tril(A, -1)
 
 
-def _of_rows(X: Any, K: Any, G: Any) -> Any:
+def _of_rows(X: Any, K: Any, log_alpha: Any) -> Any:
     """``Σ_k e^{G_tk − G_sk} x_tk k_sk`` for s ≤ t, as ``(x_t e^{G_t − G_m})ᵀ (k_s e^{G_m − G_s})`` with s ≤ m < t.
 
     For each pair of neighboring blocks, m is the last token of the first: no power of e is above 1.
     """
     found = (X * K).sum(axis=-1)[..., None, None]
     while (n := found.shape[-1]) < X.shape[-2]:
-        x, g_x, k, g_k = (
+        x, after, k, before = (
             a.reshape(*a.shape[:-2], -1, 2, n, a.shape[-1])[..., half, :, :]
-            for a, half in ((X, 1), (G, 1), (K, 0), (G, 0))
+            for a, half in ((X, 1), (log_alpha, 1), (K, 0), (log_alpha, 0))
         )
-        middle = g_k[..., -1:, :]
-        found = _joined(found, (x * jnp.exp(g_x - middle)) @ _transposed(k * jnp.exp(middle - g_k)))
+        x, k = x * jnp.exp(jnp.cumsum(after, axis=-2)), k * jnp.exp(_after(before))
+        found = _joined(found, x @ _transposed(k))
     return found[..., 0, :, :]
 
 

@@ -107,9 +107,9 @@ def right() -> dict[str, dict[str, Any]]:
         "d_hidden_state": {"x": x, "theta": d, "positions": x, "segments": x},
         "ed_encoding": {"z": x, "theta": ed, "z_length": 2},
         "ed_decoding": {"Z": X[:3], "x": x, "theta": ed, "z_length": 2},
-        "ed_training": {"z": xs, "x": xs, "theta": ed, "z_lengths": lengths, "x_lengths": lengths, **epoch},
-        "e_training": {"x": xs, "theta": e, "lengths": lengths, "p_mask": 0.5, "key": KEY, **epoch},
-        "d_training": {"x": xs, "theta": d, "lengths": lengths, **epoch},
+        "ed_training": {"z": xs, "x": xs, "theta": ed, "z_length": lengths, "length": lengths, **epoch},
+        "e_training": {"x": xs, "theta": e, "length": lengths, "p_mask": 0.5, "key": KEY, **epoch},
+        "d_training": {"x": xs, "theta": d, "length": lengths, **epoch},
         "d_inference": {"x": x, "theta": d, "l_gen": 1, **prompt},
         "ed_inference": {"z": x, "theta": ed, "z_length": 2, **prompt},
     }

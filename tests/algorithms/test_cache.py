@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig, d_inference, d_logits, empty_cache, read_tokens
+from algorithms import (
+    VARIANTS,
+    DTransformerConfig,
+    EDTransformerConfig,
+    context_cache,
+    d_inference,
+    d_logits,
+    ed_encoding,
+    empty_cache,
+    read_tokens,
+)
 from algorithms.lines import MLP, Attention
 from tests import cases, family_cases
 from tests.own_lines.retention import HYBRID, Retention
@@ -123,7 +133,7 @@ def test_columns_of_embeddings_are_read_as_tokens_are():
     cases.assert_close(logits, whole[..., 3:], 1e-11)
 
 
-@pytest.mark.parametrize("name", ["HYBRID", "LLAMA"])
+@pytest.mark.parametrize("name", ["HYBRID", "LLAMA", "BLOOM", "GOPHER"])
 def test_what_has_no_slot_is_nan_and_reaches_nothing(name):
     config = config_of(name)
     theta = family_cases.theta_of(config)
@@ -134,6 +144,54 @@ def test_what_has_no_slot_is_nan_and_reaches_nothing(name):
     logits, _ = read_tokens(theta, cache, x[:, 6:9], jnp.asarray(6))
     assert np.isnan(logits[..., 2:]).all()
     cases.assert_close(logits[..., :2], d_logits(x[:, :8], theta)[..., 6:], 1e-11)
+
+
+PARENTS = [-1, 0, 0, 1, 2, 2]
+"""Of a tree of drafts; −1 is the last token before."""
+
+
+def branch(i):
+    """The tokens of the tree up to i."""
+    return [] if i < 0 else [*branch(PARENTS[i]), i]
+
+
+@pytest.mark.parametrize("name", ["PAPER", "LLAMA4", "GEMMA2", "GPT_OSS"])
+def test_a_tree_of_drafts_is_verified_in_one_pass(name):
+    """The columns are those of each branch by itself; also where windows and chunks count the depth in the tree."""
+    config, n = config_of(name), np.array([5, 3])
+    theta, tree = family_cases.theta_of(config), np.random.default_rng(1).integers(0, config.N_V, (2, len(PARENTS)))
+    mask = np.array([[z in branch(x) for x in range(len(PARENTS))] for z in range(len(PARENTS))])
+    positions = n[:, None] + np.array([len(branch(i)) - 1 for i in range(len(PARENTS))])
+    before = x[:, :5] % config.N_V
+    _, cache = read_tokens(theta, empty_cache(config, 2), before, 0)
+    logits, _ = read_tokens(theta, cache, tree, n, mask=mask, positions=positions.astype(np.uint8))
+    for b in range(2):
+        for leaf in (3, 4, 5):
+            text = np.concatenate([before[b, : n[b]], tree[b, branch(leaf)]])
+            expected = family_cases.oracle_logits(text, theta, config.variant)
+            cases.assert_close(logits[:, b, branch(leaf)], expected[:, n[b] :], 1e-9)
+    if name == "PAPER":
+        hybrid, bloom = config_of("HYBRID"), config_of("BLOOM")
+        with pytest.raises(ValueError, match="mask: expected UNIDIRECTIONAL, since Retention reads tokens in their"):
+            read_tokens(family_cases.theta_of(hybrid), empty_cache(hybrid), tree[0], 0, mask=mask)
+        with pytest.raises(ValueError, match="positions: expected None, since the variant's scores depend on"):
+            read_tokens(family_cases.theta_of(bloom), empty_cache(bloom), tree[0], 0, positions=positions[0])
+
+
+@pytest.mark.parametrize("name", ["PAPER", "T5", "BART"])
+def test_algorithm_8_continues_from_the_keys_and_values_of_its_context(name):
+    sizes = {name: size for name, size in SIZES.items() if name != "L"}
+    variant = VARIANTS[name]
+    theta = cases.random_theta(EDTransformerConfig(**sizes, L_enc=1, L_dec=2, variant=variant))
+    z, z_length = np.random.default_rng(2).integers(0, 17, (2, 5)), np.array([5, 3], np.uint8)
+    Z = ed_encoding(z, theta, z_length=z_length)
+    cache = context_cache(Z, theta, l_max=11, z_length=z_length)
+    logits, cache = read(theta, cache, x, (0, 7))
+    for b, n in enumerate(z_length):
+        expected = family_cases.oracle_logits(x[b], theta, variant, z=z[b, :n])
+        cases.assert_close(logits[:, b], expected, 1e-9)
+    with pytest.raises(ValueError, match=r"got .*; make it by context_cache\(Z, theta, l_max=…\)"):
+        read_tokens(theta, cache._replace(context=()), x, 0)
 
 
 class Mixing(MLP):

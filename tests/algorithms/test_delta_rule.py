@@ -58,6 +58,19 @@ def test_values_and_gradients_are_those_of_tokens(kind, chunk, decays):
     assert_trees_close(gradient(inputs, "auto", chunk), gradient(inputs, "paper"), 1e-10)
 
 
+@pytest.mark.parametrize("strong", [{3: -1000.0}, dict.fromkeys(range(0, 64, 2), -160.0)], ids=["one", "every second"])
+def test_strong_decays_cost_no_digits_of_others_in_float32(kind, strong):
+    """Sums of log α are not differences of larger ones."""
+    exact = drawn(kind, l=64)
+    for t, log_alpha in strong.items():
+        exact["log_alpha"] = exact["log_alpha"].at[..., t].set(log_alpha)
+    narrow, numbers = jax.tree.map(lambda a: a.astype(jnp.float32), exact), jnp.zeros((B, 64), int)
+    with jax.default_matmul_precision("highest"):
+        found = computed(narrow, numbers=numbers, chunk=64)
+    expected = computed(jax.tree.map(lambda a: a.astype(float), narrow), "paper", numbers)
+    assert_trees_close(found, expected, 4e-6)
+
+
 def test_chunks_are_rounded_up_to_a_power_of_two():
     inputs = drawn("one decay for a head")
     for found, expected in zip(computed(inputs, chunk=3), computed(inputs, chunk=4), strict=True):

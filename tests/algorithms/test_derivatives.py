@@ -75,7 +75,7 @@ def takes_implementation(name):
 
 
 HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
-SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1]), "positions": jnp.array([0, 1, 0, 1, 2])}
+SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1])}
 ROWS = {"row": PLACES[0], "column": PLACES[1]}
 CACHE = alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY))
 LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": jnp.asarray(0.1)}
@@ -146,13 +146,13 @@ OF_FUNCTIONS = {
         (x,),
         {"at": jnp.array([-1, 0, 1, 2, 3]), **ROWS},
     ),
-    "d_training": ({"theta": D, **TRAINED}, (both(x),), {"N_epochs": 1, "lengths": jnp.array([5, 3], jnp.uint8)}),
+    "d_training": ({"theta": D, **TRAINED}, (both(x),), {"N_epochs": 1, "length": jnp.array([5, 3], jnp.uint8)}),
     "e_training": (
         {"theta": E, **TRAINED},
         (both(x),),
-        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "lengths": jnp.array([5, 3])},
+        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "length": jnp.array([5, 3])},
     ),
-    "ed_training": ({"theta": ED, **TRAINED}, (both(z), both(x)), {"N_epochs": 1, "z_lengths": jnp.array([2, 4])}),
+    "ed_training": ({"theta": ED, **TRAINED}, (both(z), both(x)), {"N_epochs": 1, "z_length": jnp.array([2, 4])}),
 }
 for name, mask in MASKS.items():
     K, values = (Z, V) if name != "documents" else (X[::-1], 2 * X)

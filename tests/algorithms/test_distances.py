@@ -66,8 +66,7 @@ def test_buckets_are_the_oracles(both_ways):
 def test_packed_documents_are_the_documents_alone_and_padding_reaches_nothing(kind, window, implementation):
     theta = theta_of(kind)._replace(variant=variant_of(kind, window=window))
     options = {"implementation": implementation}
-    segments, positions = np.array([0] * 6 + [1] + [2] * 6), np.array([*range(6), 0, *range(6)])
-    packed = alg.d_hidden_state(X[0], theta, segments=segments, positions=positions, **options)
+    packed = alg.d_hidden_state(X[0], theta, segments=np.array([0] * 6 + [1] + [2] * 6), **options)
     for part in (slice(6), slice(7, 13)):
         np.testing.assert_allclose(packed[:, part], alg.d_hidden_state(X[0, part], theta, **options), atol=1e-10)
     padded = alg.d_hidden_state(X, theta, length=np.array([13, 6]), **options)

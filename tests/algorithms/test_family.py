@@ -157,9 +157,8 @@ def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a
 def test_chunks_and_temperatures_count_from_the_first_token_of_each_document(implementation):
     theta = cases.theta_of(cases.config_of("LLAMA4"))
     segments = np.array([[7] * 11 + [3] * 2, [4] * 4 + [9] * 9])
-    positions = np.array([[*range(11), *range(2)], [*range(4), *range(9)]])
     with small_blocks(5):
-        found = d_logits(X, theta, segments=segments, positions=positions, implementation=implementation)
+        found = d_logits(X, theta, segments=segments, implementation=implementation)
     for b, x in enumerate(cases.X):
         expected = cases.oracle_logits(x, theta, theta.variant, documents=segments[b].tolist())
         np.testing.assert_allclose(found[:, b], expected, atol=1e-9)

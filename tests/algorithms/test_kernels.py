@@ -42,9 +42,9 @@ B, l = 2, 1024
 def loss_of(name):
     """The variant's loss of (θ, x, lengths), on the rows that `train.py` makes of documents, or with padding."""
     if name in TRANSLATORS:
-        return lambda theta, x, n: alg.ed_token_losses(x, x, theta, z_lengths=n, x_lengths=n)
+        return lambda theta, x, n: alg.ed_token_losses(x, x, theta, z_length=n, length=n)
     if name in ENCODERS:
-        return lambda theta, x, n: alg.e_token_losses(x, theta, x_tilde=x, lengths=n)
+        return lambda theta, x, n: alg.e_token_losses(x, theta, x_tilde=x, length=n)
     return lambda theta, x, n: alg.d_token_losses(x, theta, segments=x)
 
 

@@ -117,8 +117,7 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
 def test_documents_and_padding_are_each_by_themselves():
     theta = model(4)
     segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 2]])
-    positions = jnp.asarray([[0, 1, 2, 0, 1, 2, 3]])
-    packed = alg.d_hidden_state(X[:1], theta, segments=segments, positions=positions)
+    packed = alg.d_hidden_state(X[:1], theta, segments=segments)
     assert_close(packed[:, :, 3:], alg.d_hidden_state(X[:1, 3:], theta))
     padded = alg.d_hidden_state(X, theta, length=np.array([7, 4]))
     assert_close(padded[:, 1:, :4], alg.d_hidden_state(X[1:, :4], theta))

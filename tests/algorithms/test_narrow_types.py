@@ -157,9 +157,9 @@ def test_a_model(architecture, dtype):
 
 
 TRAININGS = {
-    "d": (D, lambda x: alg.d_training(x, D, N_epochs=1, eta=0.1, lengths=np.array([5, 3]))),
-    "e": (E, lambda x: alg.e_training(x, E, N_epochs=1, eta=0.1, p_mask=0.5, key=KEY, lengths=np.array([5, 3]))),
-    "ed": (ED, lambda x: alg.ed_training(x, x, ED, N_epochs=1, eta=0.1, z_lengths=np.array([2, 5]))),
+    "d": (D, lambda x: alg.d_training(x, D, N_epochs=1, eta=0.1, length=np.array([5, 3]))),
+    "e": (E, lambda x: alg.e_training(x, E, N_epochs=1, eta=0.1, p_mask=0.5, key=KEY, length=np.array([5, 3]))),
+    "ed": (ED, lambda x: alg.ed_training(x, x, ED, N_epochs=1, eta=0.1, z_length=np.array([2, 5]))),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_batch_with_padding_is_each_by_itself(name):
     P = alg.d_transformer(jnp.asarray(x), theta, length=lengths)
     for b, l in enumerate(lengths):
         np.testing.assert_allclose(P[:, b, :l], alg.d_transformer(jnp.asarray(x[b, :l]), theta), rtol=0, atol=1e-12)
-    gradient = jax.jit(jax.grad(lambda theta: alg.d_token_losses(jnp.asarray(x), theta, lengths=lengths).sum()))(theta)
+    gradient = jax.jit(jax.grad(lambda theta: alg.d_token_losses(jnp.asarray(x), theta, length=lengths).sum()))(theta)
     assert all(np.isfinite(g).all() and np.any(np.asarray(g) != 0) for g in jax.tree.leaves(gradient))
 
 
@@ -308,7 +308,7 @@ def test_lines_that_mix_columns_do_not_read_packed_documents(lines, method):
     """They would read each other; one document a row is right."""
     theta, x = random_theta(config_of(alg.PAPER.but(**lines))), jnp.array([3, 1, 4, 1, 5])
     alone = alg.d_token_losses(x, theta)
-    padded = alg.d_token_losses(jnp.pad(x, (0, 2)), theta, lengths=5) if "mlp" in lines else alone
+    padded = alg.d_token_losses(jnp.pad(x, (0, 2)), theta, length=5) if "mlp" in lines else alone
     np.testing.assert_allclose(padded[:5], alone, atol=1e-12)
     for f in (alg.d_token_losses, alg.d_hidden_state, alg.d_logits):
         packed = jax.jit(jax.grad(lambda theta, f=f: f(x, theta, segments=jnp.array([0, 0, 0, 1, 1])).sum()))
@@ -319,6 +319,6 @@ def test_lines_that_mix_columns_do_not_read_packed_documents(lines, method):
 @own
 def test_lines_that_do_not_mix_columns_read_packed_documents(name):
     theta, x = theta_of(name), jnp.array([3, 1, 4, 1, 5])
-    packed = alg.d_token_losses(x, theta, segments=jnp.array([0, 0, 0, 1, 1]), positions=jnp.array([0, 1, 2, 0, 1]))
+    packed = alg.d_token_losses(x, theta, segments=jnp.array([0, 0, 0, 1, 1]))
     expected = [*alg.d_token_losses(x[:3], theta), *alg.d_token_losses(x[3:], theta)]
     np.testing.assert_allclose(packed, expected, rtol=0, atol=1e-12)

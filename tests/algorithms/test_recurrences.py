@@ -1,6 +1,7 @@
 """The gated delta rules, Mamba-2 and the RG-LRU: at once, token by token and by steps, against loops of NumPy."""
 
 import importlib
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from algorithms import UNIDIRECTIONAL, documents, padding
 from algorithms.lines import RGLRU, GatedDelta, Given, KimiDelta, Mamba2, RMSNorm
 from algorithms.model import recurrence
+from algorithms.model.rg_lru import _root
 from tests.cases import assert_close, assert_trees_close
 from tests.interchange_cases import libraries, randomized
 from training.oracle.lines import gated_delta, mamba2, rg_lru
@@ -165,6 +167,35 @@ def test_no_token_reads_a_later_one_or_another_document(case):
     mask = UNIDIRECTIONAL & documents(NUMBERS[0])
     of_token = np.asarray(jax.jit(jax.grad(lambda X: line.whole(X, W, mask, given())[0][:, 0, 9].sum()))(X))[:, 0]
     assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
+
+
+def test_second_derivatives_of_a_root_that_is_cut_off_are_finite():
+    """Where α = 1, as with a = −200: the derivative of the root there is the largest, and its own is 0."""
+    first, second = (jax.vmap(f)(jnp.array([0.0, 0.25])) for f in (jax.grad(_root), jax.grad(jax.grad(_root))))
+    np.testing.assert_allclose(first, [1000.0, 1.0])
+    np.testing.assert_allclose(second, [0.0, -2.0])
+    line = LINES["lru"][0]
+    W = parameters(line)
+    W = W._replace(a=W.a - 200)
+
+    def score(W):
+        return jnp.sin(line.whole(X, W, UNIDIRECTIONAL, given())[0]).sum()
+
+    gradient, v = jax.grad(score), jax.tree.map(jnp.ones_like, W)
+    product = jax.jit(jax.grad(lambda W: sum((a * b).sum() for a, b in zip(gradient(W), v, strict=True))))(W)
+    assert all(np.isfinite(a).all() for a in product)
+
+
+@pytest.mark.parametrize("batch", [(2, 1), (0,), ()])
+def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
+    line, W, _ = case
+    numbers = np.resize(NUMBERS[0], (*batch, L))
+    Y, kept = whole(line)(np.resize(X[:, 0], (D_E, *batch, L)), W, UNIDIRECTIONAL & documents(jnp.asarray(numbers)))
+    expected = whole(line)(X[:, :1], W, UNIDIRECTIONAL & documents(NUMBERS[:1]))[0][:, 0]
+    assert Y.shape == (D_E, *batch, L)
+    assert {a.shape[-1] for a in jax.tree.leaves(kept)} == {math.prod(batch)}
+    for of_sequence in np.moveaxis(np.asarray(Y).reshape(D_E, math.prod(batch), L), 1, 0):
+        assert_close(of_sequence, expected)
 
 
 def test_what_is_refused(case):

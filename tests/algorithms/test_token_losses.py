@@ -9,6 +9,7 @@ import pytest
 
 import algorithms as alg
 from tests import cases
+from tests.family_cases import oracle_logits
 
 pytestmark = pytest.mark.sampled(1, tests=6)
 
@@ -35,10 +36,10 @@ def following(losses):
 @pytest.mark.parametrize("implementation", ["paper", "auto"])
 def test_a_decoders_losses_are_those_of_its_probabilities(name, implementation):
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.VARIANTS[name]))
-    found = alg.d_token_losses(X, theta, lengths=LENGTHS, implementation=implementation)
+    found = alg.d_token_losses(X, theta, length=LENGTHS, implementation=implementation)
     P = alg.d_transformer(X, theta, length=LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
-    whole = alg.d_token_losses(X, theta, lengths=jnp.array([5, 5]), implementation=implementation)
+    whole = alg.d_token_losses(X, theta, length=jnp.array([5, 5]), implementation=implementation)
     np.testing.assert_allclose(whole[0], found[0], rtol=1e-9)
     one = alg.d_token_losses(X[1, :3], theta, implementation=implementation)
     np.testing.assert_allclose(found[1, :3], one, rtol=1e-9)
@@ -47,7 +48,7 @@ def test_a_decoders_losses_are_those_of_its_probabilities(name, implementation):
 @pytest.mark.parametrize("variant", [alg.PAPER, alg.T5, alg.VARIANTS["BART"]], ids=["PAPER", "T5", "BART"])
 def test_an_encoder_decoders_losses_are_those_of_its_probabilities(variant):
     theta = cases.random_theta(alg.EDTransformerConfig(**SIZES, L_enc=1, L_dec=2, variant=variant))
-    found = alg.ed_token_losses(Z, X, theta, z_lengths=Z_LENGTHS, x_lengths=LENGTHS)
+    found = alg.ed_token_losses(Z, X, theta, z_length=Z_LENGTHS, length=LENGTHS)
     P = alg.ed_transformer(Z, X, theta, z_length=Z_LENGTHS)
     np.testing.assert_allclose(found, following(picked(P, jnp.roll(X, -1, 1))), rtol=1e-9)
 
@@ -56,7 +57,7 @@ def test_an_encoder_decoders_losses_are_those_of_its_probabilities(variant):
 def test_an_encoders_losses_are_those_of_the_masked_tokens(variant):
     theta = cases.random_theta(alg.ETransformerConfig(**SIZES, L=2, variant=variant))
     x_tilde = X.at[0, 1].set(8).at[0, 3].set(8).at[1, 2].set(8).at[1, 4].set(8)  # 8 is mask_token; [1, 4] is padding
-    found = alg.e_token_losses(X, theta, x_tilde=x_tilde, lengths=LENGTHS)
+    found = alg.e_token_losses(X, theta, x_tilde=x_tilde, length=LENGTHS)
     expected = picked(alg.e_transformer(x_tilde, theta, length=LENGTHS), X)
     where = np.array([[0, 1, 0, 1, 0], [0, 0, 1, 0, 0]])
     np.testing.assert_allclose(found, np.where(where, expected, 0), rtol=1e-9)
@@ -64,13 +65,43 @@ def test_an_encoders_losses_are_those_of_the_masked_tokens(variant):
 
 def test_the_last_token_of_a_document_has_no_loss():
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2))
-    segments, positions = jnp.array([0, 0, 0, 1, 1]), jnp.array([0, 1, 2, 0, 1])
-    found = alg.d_token_losses(X[0], theta, segments=segments, positions=positions)
+    segments = jnp.array([0, 0, 0, 1, 1])
+    found = alg.d_token_losses(X[0], theta, segments=segments)
     expected = [*alg.d_token_losses(X[0, :3], theta), *alg.d_token_losses(X[0, 3:], theta)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     assert found[2] == found[4] == 0
-    one = {"segments": 0 * segments, "positions": jnp.arange(5)}
-    cases.assert_close(alg.d_token_losses(X[0], theta, **one), alg.d_token_losses(X[0], theta))
+    cases.assert_close(alg.d_token_losses(X[0], theta, segments=0 * segments), alg.d_token_losses(X[0], theta))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("d", "PAPER"), ("e", "BERT"), ("ed", "PAPER"), ("ed", "T5")])
+def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_them(kind, name):
+    layers, variant = {"L_enc": 1, "L_dec": 1} if kind == "ed" else {"L": 1}, alg.VARIANTS[name]
+    config = {"d": alg.DTransformerConfig, "e": alg.ETransformerConfig, "ed": alg.EDTransformerConfig}[kind]
+    theta = cases.random_theta(config(**SIZES, **layers, variant=variant))
+    x, z, segments, z_segments = X[0], Z[0], np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 1])
+    targets, weights = jnp.array([2, 0, 3, 10, 5]), jnp.array([0.5, 2.0, 0.0, 1.0, 1.0])
+    documents = {"x_documents": segments.tolist(), "z_documents": z_segments.tolist(), "z": z}
+    documents = documents if kind == "ed" else {"documents": segments.tolist()}
+    logits = oracle_logits(x, theta, variant, **documents)
+    log_P = logits - np.log(np.exp(logits).sum(axis=0))
+    expected = -(0.9 * log_P[targets, np.arange(5)] + 0.1 / 11 * log_P.sum(axis=0))
+    inputs, apart = ((z, x), {"z_segments": z_segments}) if kind == "ed" else ((x,), {})
+    losses = functools.partial(getattr(alg, f"{kind}_token_losses"), *inputs, theta, segments=segments, **apart)
+    found = losses(targets=targets, weights=weights, label_smoothing=0.1)
+    np.testing.assert_allclose(found, weights * expected, rtol=1e-9)
+    if kind == "e":
+        with pytest.raises(ValueError, match="x_tilde: expected x with masked tokens, or else targets, got neither"):
+            losses()
+    elif kind == "ed":
+        with pytest.raises(ValueError, match="segments: expected to be given with z_segments, or without"):
+            alg.ed_token_losses(z, x, theta, segments=segments)
+
+
+def test_the_earlier_name_of_the_length_is_accepted_with_a_sentence():
+    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2))
+    with pytest.warns(DeprecationWarning, match="^d_token_losses: lengths is now called length; give length=$"):
+        found = alg.d_token_losses(X, theta, lengths=LENGTHS)  # pyright: ignore[reportCallIssue]
+    np.testing.assert_array_equal(found, alg.d_token_losses(X, theta, length=LENGTHS))
 
 
 KEY = jax.random.key(5)
@@ -112,7 +143,7 @@ def test_one_step_of_training_descends_their_sum(name, implementation):
 def test_padding_and_invalid_targets_send_no_gradient():
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=1))
     padded = X.at[1, 3:].set(99)
-    of = jax.jit(jax.grad(lambda theta, x: alg.d_token_losses(x, theta, lengths=LENGTHS).sum()))
+    of = jax.jit(jax.grad(lambda theta, x: alg.d_token_losses(x, theta, length=LENGTHS).sum()))
     cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)
 
 
@@ -126,7 +157,7 @@ def test_targets_weights_and_a_mask_of_ones_own_and_columns(name):
     P = alg.d_transformer(X, theta, length=LENGTHS, mask=mask)
     before = np.arange(5) < np.asarray(LENGTHS)[:, None]
     expected = np.where(before, picked(P, jnp.clip(targets, 0, 10)), 0)
-    options = {"lengths": LENGTHS, "mask": mask, "targets": targets}
+    options = {"length": LENGTHS, "mask": mask, "targets": targets}
     E = theta.W_e[:, X] * (8**0.5 if theta.variant.embedding.scaled else 1.0)
     np.testing.assert_allclose(alg.d_token_losses(E, theta, **options), expected, rtol=1e-9)
     segments = jnp.array([[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])

@@ -45,7 +45,7 @@ def test_ed_training_is_the_oracles():
     expected = oracle.ed_training(cut(z, z_lengths), cut(x, x_lengths), oracle.unstack(theta), 2, ETA)
     for filler in (0, -1, N_V):  # what stands in the padding does not matter
         z_padded, x_padded = with_padding(z, z_lengths, filler), with_padding(x, x_lengths, filler)
-        lengths = {"z_lengths": z_lengths, "x_lengths": x_lengths}
+        lengths = {"z_length": z_lengths, "length": x_lengths}
         assert_trained(alg.ed_training(z_padded, x_padded, theta, N_epochs=2, eta=ETA, **lengths), expected, theta)
 
 
@@ -54,7 +54,7 @@ def test_d_training_is_the_oracles():
     expected = oracle.d_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA)
     for filler in (0, -1, N_V):
         x_padded = with_padding(x, x_lengths, filler)
-        assert_trained(alg.d_training(x_padded, theta, N_epochs=2, eta=ETA, lengths=x_lengths), expected, theta)
+        assert_trained(alg.d_training(x_padded, theta, N_epochs=2, eta=ETA, length=x_lengths), expected, theta)
 
 
 def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
@@ -70,13 +70,13 @@ def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
     assert len({tuple(m) for epoch in masked for m in epoch}) == 6  # no mask is drawn twice
     expected = oracle.e_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA, masked)
     for filler in (0, -1, alg.mask_token(N_V)):
-        options = {"N_epochs": 2, "eta": ETA, "p_mask": p_mask, "key": key, "lengths": x_lengths}
+        options = {"N_epochs": 2, "eta": ETA, "p_mask": p_mask, "key": key, "length": x_lengths}
         assert_trained(alg.e_training(with_padding(x, x_lengths, filler), theta, **options), expected, theta)
 
 
 def test_without_lengths_every_token_counts():
     theta = cases.random_theta(D)
-    every = alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=np.array([5, 5, 5]))
+    every = alg.d_training(x, theta, N_epochs=2, eta=ETA, length=np.array([5, 5, 5]))
     cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA), every, 1e-14)
 
 
@@ -90,7 +90,7 @@ def test_a_sequence_of_one_token_or_none_teaches_nothing():
     """There is no next token to predict, and nothing is 0/0."""
     theta = cases.random_theta(D)
     lengths = np.array([0, 1, 1])
-    chex.assert_trees_all_equal(alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths), theta)
+    chex.assert_trees_all_equal(alg.d_training(x, theta, N_epochs=2, eta=ETA, length=lengths), theta)
 
 
 @pytest.mark.end_to_end
@@ -101,12 +101,12 @@ def test_lengths_in_few_bits_are_lengths(dtype):
     lengths = np.array([5, 0, 3])
     narrow = lengths.astype(dtype)
     theta = cases.random_theta(D)
-    expected = alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=lengths)
-    cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA, lengths=narrow), expected, 1e-14)
+    expected = alg.d_training(x, theta, N_epochs=2, eta=ETA, length=lengths)
+    cases.assert_trees_close(alg.d_training(x, theta, N_epochs=2, eta=ETA, length=narrow), expected, 1e-14)
     theta, options = cases.random_theta(ED), {"N_epochs": 1, "eta": ETA}
     z_narrow = z_lengths.astype(dtype)
-    expected = alg.ed_training(z, x, theta, **options, z_lengths=z_lengths, x_lengths=lengths)
-    actual = alg.ed_training(z, x, theta, **options, z_lengths=z_narrow, x_lengths=narrow)
+    expected = alg.ed_training(z, x, theta, **options, z_length=z_lengths, length=lengths)
+    actual = alg.ed_training(z, x, theta, **options, z_length=z_narrow, length=narrow)
     cases.assert_trees_close(actual, expected, 1e-14)
 
 
@@ -117,7 +117,7 @@ def test_training_is_differentiable_by_its_learning_rate():
 
     @functools.partial(jax.jit, static_argnames="implementation")
     def sum_after(eta, implementation):
-        theta_hat = alg.d_training(x, theta, N_epochs=2, eta=eta, lengths=x_lengths, implementation=implementation)
+        theta_hat = alg.d_training(x, theta, N_epochs=2, eta=eta, length=x_lengths, implementation=implementation)
         return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(theta_hat))
 
     step = 1e-5

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.lines import Embedding
+from algorithms.lines import Attention, Embedding, Rotary
 from algorithms.ops.attention.dispatch import RULES
 from tests import cases
+from tests.family_cases import oracle_logits
 from training import oracle
 
 pytestmark = pytest.mark.sampled(2)
@@ -131,18 +132,19 @@ def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
     assert np.abs(P - without).max() > 1e-3
 
 
-def test_packed_documents_are_as_each_by_itself():
-    theta = cases.random_theta(cases.D)
-    lengths = (4, 1, 6)
-    positions = jnp.concatenate([jnp.arange(l) for l in lengths])
-    segments = jnp.repeat(jnp.array([7, 2, 5]), jnp.array(lengths), total_repeat_length=11)
-    packed = cases.random_tokens(11, seed=3)
-    X = alg.d_hidden_state(packed, theta, positions=positions, segments=segments)
-    start = 0
-    for l in lengths:
-        alone = oracle.d_transformer(packed[start : start + l], oracle.unstack(theta))
-        cases.assert_close(softmax(theta.W_u @ X[:, start : start + l]), alone)
-        start += l
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
+def test_packed_documents_are_as_each_by_itself(positions):
+    """Positions restart, also where a number comes back; given ones are taken, and narrow ones do not overflow."""
+    rotary = alg.PAPER.but(embedding=Embedding(positions=None), attention=Attention(positions=Rotary()))
+    variant = rotary if positions == "rotary" else alg.PAPER.but(embedding=Embedding(positions=positions))
+    theta = cases.random_theta(dataclasses.replace(cases.D, d_e=12, d_attn=6, variant=variant))
+    packed, segments = cases.random_tokens(11, seed=3), np.repeat(np.array([7, 2, 7]), (4, 1, 6))
+    X = np.asarray(alg.d_hidden_state(packed, theta, segments=segments))
+    for part in (slice(0, 4), slice(4, 5), slice(5, 11)):
+        alone = oracle_logits(packed[part], theta, variant)
+        cases.assert_close(np.asarray(theta.W_u) @ X[:, part], alone)
+    given = np.array([*range(4), 0, *range(6)], np.uint8)
+    cases.assert_close(alg.d_hidden_state(packed, theta, segments=segments, positions=given), X)
 
 
 @architectures

@@ -44,7 +44,7 @@ def loads(theta: DTransformerParams, batches: Iterable[Batch]) -> Float[np.ndarr
     @jax.jit
     def counted(theta, batch):
         within = in_sequence()(batch)
-        _, seen = routed(batch["x"], theta, segments=batch.get("segment_ids"), positions=batch.get("positions"))
+        _, seen = routed(batch["x"], theta, segments=batch.get("segment_ids"))
         return jnp.einsum("lnbt,bt->ln", seen["G"] > 0, within), within.sum()
 
     chosen, tokens = zip(*(jax.device_get(counted(theta, batch)) for batch in batches), strict=True)

@@ -209,20 +209,20 @@ class Scenarios:
     def _runs_11(self) -> Iterator[Run]:
         s, theta = self.small, self._theta("ED", self.small)
         (x, l_x, xs), (z, l_z, zs) = self._data(s.l_x), self._data(s.l_z + 1)
-        lengths = {"z_lengths": jnp.asarray(l_z), "x_lengths": jnp.asarray(l_x)}
+        lengths = {"z_length": jnp.asarray(l_z), "length": jnp.asarray(l_x)}
         yield from self._training(11, (z, x, theta), (zs, xs, theta), code_options=lengths)
 
     def _runs_12(self) -> Iterator[Run]:
         s, theta, p_mask, key = self.small, self._theta("E", self.small), 0.5, jax.random.key(self.seed)
         x, lengths, xs = self._data(s.l_x)
         masked = [[masked_tokens(key, i, n, p_mask, x.shape[1]) for n in range(s.N_data)] for i in range(s.N_epochs)]
-        of_code = {"p_mask": p_mask, "key": key, "lengths": jnp.asarray(lengths)}
+        of_code = {"p_mask": p_mask, "key": key, "length": jnp.asarray(lengths)}
         yield from self._training(12, (x, theta), (xs, theta), code_options=of_code, paper_options={"masked": masked})
 
     def _runs_13(self) -> Iterator[Run]:
         theta = self._theta("D", self.small)
         x, lengths, xs = self._data(self.small.l_x)
-        yield from self._training(13, (x, theta), (xs, theta), code_options={"lengths": jnp.asarray(lengths)})
+        yield from self._training(13, (x, theta), (xs, theta), code_options={"length": jnp.asarray(lengths)})
 
     def _runs_14(self) -> Iterator[Run]:
         s, theta = self.sizes, self._theta("D", self.sizes)

@@ -317,8 +317,8 @@ class NextTokens(Source):
         "windows": the documents are joined and cut into windows that attend across documents; consecutive windows
             share one token, so that every token is predicted exactly once. {"x", "length"}
         "packed": a row holds several chunks (best fit), the same in every epoch, separated by segment_ids (from 1; 0 is
-            padding), with positions from 0 in each. loss_mask is true in the columns whose target x[t + 1] is in the
-            same segment. {"x", "segment_ids", "positions", "loss_mask"}
+            padding). loss_mask is true in the columns whose target x[t + 1] is in the same segment. {"x",
+            "segment_ids", "loss_mask"}
 
     Conversations are always packed, and never split: those with more than l_max tokens are left out. Their loss_mask is
     true in the columns whose target is part of an answer. Raises DataError for too few data or a bad mode.
@@ -367,8 +367,7 @@ class NextTokens(Source):
     def _packed_rows(self, indices: np.ndarray) -> Batch:
         shape = (len(indices), self.l_max)
         x = np.full(shape, self.store.N_V - 1, np.int32)
-        segment_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        predicted, answers = np.ones(shape, bool), self.store.answers
+        segment_ids, predicted, answers = np.zeros(shape, np.int32), np.ones(shape, bool), self.store.answers
         first, end = self._row_starts[indices], self._row_starts[indices + 1]
         end = np.where(indices < 0, first, end)
         items = [self._packed[a:b] for a, b in zip(first, end, strict=True)]
@@ -379,13 +378,12 @@ class NextTokens(Source):
                 segment = slice(column, column + length)
                 x[b, segment] = self.store.tokens[start : start + length]
                 segment_ids[b, segment] = s
-                positions[b, segment] = np.arange(length)
                 if answers is not None:
                     predicted[b, segment] = answers[start : start + length]
                 column += length
         loss_mask = np.zeros(shape, bool)
         loss_mask[:, :-1] = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0) & predicted[:, 1:]
-        return {"x": x, "segment_ids": segment_ids, "positions": positions, "loss_mask": loss_mask}
+        return {"x": x, "segment_ids": segment_ids, "loss_mask": loss_mask}
 
 
 class MaskedTokens(Source):

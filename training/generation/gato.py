@@ -102,7 +102,6 @@ class Gato:
             "at": np.full((B, width), -1, np.int32),
             "patches": np.zeros((B, n, side, side, self.config.channels), np.float32),
             "places": np.zeros((B, n, 2), np.int32),
-            "positions": np.tile(np.arange(width, dtype=np.int32), (B, 1)),
             "segment_ids": np.ones((B, width), np.int32),
         }
         for b, columns in enumerate(asked):

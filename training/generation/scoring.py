@@ -189,9 +189,9 @@ def sentence_embeddings(
 def _losses(theta: Any, context, x, lengths) -> Float[Array, "B l"]:
     x = zero_padding(x, lengths)
     if context is None:
-        return d_token_losses(x, theta, lengths=lengths)
+        return d_token_losses(x, theta, length=lengths)
     z, z_lengths = context
-    return ed_token_losses(z, x, theta, z_lengths=z_lengths, x_lengths=lengths)
+    return ed_token_losses(z, x, theta, z_length=z_lengths, length=lengths)
 
 
 @functools.partial(jax.jit, static_argnames=("n",))

@@ -18,8 +18,7 @@ def hidden_state(params: GatoParams, batch: Batch, options: LoopOptions = DEFAUL
     places = jnp.moveaxis(batch["places"], 2, 0)
     x = batch.get("x_read", batch["x"])
     X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params)
-    packed = {"positions": batch["positions"], "segments": batch["segment_ids"]}
-    return d_hidden_state(X, params.transformer, **packed, **options)
+    return d_hidden_state(X, params.transformer, segments=batch["segment_ids"], **options)
 
 
 def _columns(params: GatoParams, batch: Batch, options: LoopOptions) -> Columns:

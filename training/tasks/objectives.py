@@ -2,7 +2,7 @@
 
 | objective | predicts | batch |
 |---|---|---|
-| `d` | every next token (Algorithm 13) | x, and length or segment_ids, positions, loss_mask |
+| `d` | every next token (Algorithm 13) | x, and length or segment_ids, loss_mask |
 | `e` | the tokens that were masked (Algorithm 12) | x, x_masked, loss_mask, length |
 | `ed` | every next token of the target, given the source (Algorithm 11) | z, z_length, x, x_length |
 | `classify` | the class, from the first token's encoding (Radu 2026, §12.7) | x, length, label |

@@ -21,8 +21,7 @@ from training.tasks.task import Task
 
 
 def _d_columns(params, batch: Batch, options: LoopOptions) -> Columns:
-    packed = {"positions": batch.get("positions"), "segments": batch.get("segment_ids")}
-    X = d_hidden_state(batch.get("x_read", batch["x"]), params, **packed, **options)
+    X = d_hidden_state(batch.get("x_read", batch["x"]), params, segments=batch.get("segment_ids"), **options)
     return Columns.of(X, params, next_tokens(batch["x"]))
 
 

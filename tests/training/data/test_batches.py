@@ -87,15 +87,12 @@ def test_packed_rows_hold_the_same_chunks_apart(l_max):
     data = batched(NextTokens, store, l_max=l_max, batch_size=2, mode="packed")
     segments, targets = [], []
     for batch in data.evaluation_batches():
-        for x, ids, positions, mask in zip(
-            *(batch[name] for name in ("x", "segment_ids", "positions", "loss_mask")), strict=True
-        ):
+        for x, ids, mask in zip(*(batch[name] for name in ("x", "segment_ids", "loss_mask")), strict=True):
             n = np.count_nonzero(ids)
             assert (ids[n:] == 0).all()
             assert (x[n:] == 999).all()
             assert np.array_equal(np.unique(ids[:n]), np.arange(1, ids.max() + 1))
             for i in range(1, ids.max() + 1):
-                assert positions[ids == i].tolist() == list(range(np.count_nonzero(ids == i)))
                 segments.append(x[ids == i].tolist())
             targets += [(int(x[t]), int(x[t + 1])) for t in np.flatnonzero(mask)]
     chunks = batched(NextTokens, store, l_max=l_max, batch_size=2)

@@ -140,7 +140,7 @@ def test_a_batch_has_text_digits_and_control_and_the_loss_is_on_text_and_actions
         assert mask.sum() == 15
         assert np.all(batch["x"][row][mask] == SEPARATOR)
         assert np.all(batch["x"][row][[0, 26, 52]] == BOS)
-        np.testing.assert_array_equal(batch["positions"][row][:78], np.tile(np.arange(26), 3))
+        np.testing.assert_array_equal(batch["segment_ids"][row][:78], np.repeat([1, 2, 3], 26))
         different = batch["x_read"][row] != batch["x"][row]
         assert not np.any(different & ~np.roll(mask, 1))  # in actions alone
         assert 3 <= different.sum() <= 14

@@ -89,7 +89,7 @@ def test_the_loss_of_a_task_reads_the_noise_and_predicts_the_text(task):
     if task == "ed":
         P = ed_transformer(batch["z"], read, theta, z_length=batch["z_length"])
     else:
-        X = d_hidden_state(read, theta, positions=batch["positions"], segments=batch["segment_ids"])
+        X = d_hidden_state(read, theta, segments=batch["segment_ids"])
         P = unembedding(X, theta.variant.unembedding.matrix(theta))
     B, l = batch["x"].shape
     targets = np.roll(batch["x"], -1, axis=1)

@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     at[1, 1:5] = np.arange(4)
     read = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     batch = {"x": x, "x_read": read, "at": at, "patches": np.stack([columns.patches] * 2)}
-    batch |= {"places": np.stack([columns.places] * 2), "positions": np.tile(np.arange(24), (2, 1))}
+    batch |= {"places": np.stack([columns.places] * 2)}
     batch |= {"segment_ids": np.ones((2, 24), np.int32), "loss_mask": rng.random((2, 24)) < 0.3}
     found = TASKS["gato"].objective.losses(PARAMS, batch).nats
     patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)

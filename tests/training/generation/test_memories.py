@@ -71,13 +71,11 @@ def a_whole_sequence(name):
     tokens, log_P = of_algorithm_14(name)
     whole = [np.concatenate([text, of_text]) for text, of_text in zip(TEXTS, tokens, strict=True)]
     segments = np.repeat(np.arange(3), [len(text) for text in whole])
-    positions = np.concatenate([np.arange(len(text)) for text in whole])
-    options = {"positions": jnp.asarray(positions), "segments": jnp.asarray(segments)}
     longer = theta
     if config.variant.embedding.limit(theta) is not None:  # W_p has a column for each position of a document
         W_p = jnp.pad(theta.W_p, ((0, 0), (0, len(segments) - L_MAX)))
         longer = theta._replace(W_p=W_p)
-    X = d_hidden_state(jnp.asarray(np.concatenate(whole)), longer, **options)
+    X = d_hidden_state(jnp.asarray(np.concatenate(whole)), longer, segments=jnp.asarray(segments))
     logits = config.variant.unembedding.logits(X, theta)
     for b, text in enumerate(TEXTS):
         first = np.flatnonzero(segments == b)[0] + len(text) - 1

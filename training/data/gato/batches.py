@@ -20,7 +20,7 @@ EPISODES = {"train": (1000, 0), "validation": (32, 1)}  # number of episodes and
 
 
 class Modalities(Batches):
-    """Rows of text, digits and control: {"x", "segment_ids", "positions", "loss_mask"} as those of `NextTokens`, and
+    """Rows of text, digits and control: {"x", "segment_ids", "loss_mask"} as those of `NextTokens`, and
     {"x_read", "at", "patches", "places"}. ``x_read`` is what the model reads: x with the actions done in place of those
     asked for; ``at`` is the index of a column's patch among the row's ``patches`` [B, n, side, side, channels], −1 for
     none; ``places`` [B, n, 2] are the row and column of each patch in its image.
@@ -115,7 +115,6 @@ class Modalities(Batches):
             "x_read": row_of(whole.read, self._filler),
             "at": row_of(whole.at, -1),
             "segment_ids": row_of(segments, 0),
-            "positions": row_of(np.concatenate([np.arange(n) for n in lengths]), 0),
             "loss_mask": row_of(np.append(whole.predicted[1:] & (segments[1:] == segments[:-1]), False), 0, bool),
         } | self._patches(1)
         row["patches"][0, : len(whole.places)] = whole.patches.reshape(-1, *self._no_patches.shape[1:])
