@@ -44,6 +44,7 @@ from algorithms.notation import bos_token as bos_token, eos_token as eos_token, 
 
 # Parameters and their initial values
 from algorithms.model.initialization import count_params as count_params
+from algorithms.model.initialization import grow_vocabulary as grow_vocabulary
 from algorithms.model.initialization import init_d_transformer as init_d_transformer
 from algorithms.model.initialization import init_e_transformer as init_e_transformer
 from algorithms.model.initialization import init_ed_transformer as init_ed_transformer

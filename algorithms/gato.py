@@ -8,6 +8,7 @@ their own; `mu_law` and `discretize` turn continuous values into tokens, too. On
 """
 
 import dataclasses
+import math
 from typing import Annotated, NamedTuple
 
 import jax
@@ -139,14 +140,18 @@ def raster_patches(image: Pixels, *, side: int) -> Float[Array, "side side chann
         ValueError: if patches of this side do not tile the images, or a pixel is not finite or outside [-1, 1].
     """
     *batch, height, width, channels = image.shape
+    _check_tiles(height, width, side)
+    grid = image.reshape(*batch, height // side, side, width // side, side, channels)
+    grid = jnp.moveaxis(grid, (-4, -2, -1), (0, 1, 2))
+    return grid.reshape(side, side, channels, *batch, height // side * (width // side)) / side**0.5
+
+
+def _check_tiles(height: int, width: int, side: int) -> None:
     if side < 1 or height % side or width % side:
         raise ValueError(
             f"image: expected height and width that patches of side {side} tile, got {height} x {width}; crop or pad "
             f"it to multiples of {max(side, 1)}, or give another side"
         )
-    grid = image.reshape(*batch, height // side, side, width // side, side, channels)
-    grid = jnp.moveaxis(grid, (-4, -2, -1), (0, 1, 2))
-    return grid.reshape(side, side, channels, *batch, -1) / side**0.5
 
 
 def raster_places(
@@ -155,8 +160,9 @@ def raster_places(
     """Row and column of each patch of an image, in raster order.
 
     Raises:
-        ValueError: if the image has more than n_places rows or columns of patches.
+        ValueError: if patches of this side do not tile the image, or make more than n_places rows or columns.
     """
+    _check_tiles(height, width, side)
     if max(height, width) > side * n_places:
         raise ValueError(
             f"image: expected at most {n_places} rows and columns of patches, one for each position in an image, got "
@@ -193,11 +199,11 @@ def patch_embedding(
     a random one within the patch; here each row and each column of patches has one position.
     """
     side, _, channels, *columns = patches.shape
-    p = jnp.moveaxis(patches.reshape(side, side, channels, -1), -1, 0).astype(image.K_in.dtype)
+    p = jnp.moveaxis(patches.reshape(side, side, channels, math.prod(columns)), -1, 0).astype(image.K_in.dtype)
     U = _conv(p, image.K_in, image.b_in)
     V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1), implementation), image.K_1, image.b_1)
     U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2), implementation), image.K_2, image.b_2)
-    vec = jnp.moveaxis(U, 0, -1).reshape(-1, *columns)
+    vec = jnp.moveaxis(U, 0, -1).reshape(math.prod(U.shape[1:]), *columns)
     E = linear(image.W_out, vec, image.b_out, implementation)
     for place, W in ((row, image.W_row), (column, image.W_column)):
         of_batch = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
-from algorithms.machinery.arrays import indices
+from algorithms.machinery.arrays import indices, of_all_heads
 from algorithms.machinery.naming import through_layers
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
@@ -238,13 +238,13 @@ class Lines(NamedTuple):
             return X, found
 
         def by_turns(tree):
-            return jax.tree.map(lambda a: a.reshape(part.times, -1, *a.shape[1:]), tree)
+            return jax.tree.map(lambda a: a.reshape(part.times, len(a) // part.times, *a.shape[1:]), tree)
 
         if part.times == 1:
             return cycle(X, (0, stacks, kept))
         xs = jnp.arange(part.times), by_turns(stacks), by_turns(kept)
         X, found = jax.lax.scan(cycle, X, xs, unroll=self.unroll)
-        return X, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
+        return X, jax.tree.map(of_all_heads, found)
 
     def _run(self, body, X, run, first, stack, kept, reads):
         """Layers with parameters of equal shapes, from number ``first`` on."""

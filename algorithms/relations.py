@@ -121,7 +121,7 @@ def distances_are_within_documents(positions: Any, segments: Any, theta: Any) ->
 @relation()
 def lines_keep_documents_apart(segments: Any, theta: Any) -> None:
     """Only the mask of attention knows where a document ends."""
-    found = None if segments is None else mixed(theta)
+    found = None if segments is None else mixed(theta, in_documents=True)
     if found is not None:
         raise ValueError(
             f"segments: expected None, since {found.name} mixes columns, also those of different documents, got an "

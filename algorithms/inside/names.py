@@ -29,7 +29,7 @@ class At(str):
 
 def at(
     name: str,
-    *,
+    *unnamed: Any,
     layer: Index = None,
     head: Index = None,
     token: Index = None,
@@ -43,6 +43,7 @@ def at(
 
     Args:
         name: see `algorithms.inside`.
+        unnamed: none; indices are given by name.
         layer: the layers, counted from 0.
         head: the heads of an attention.
         token: the columns.
@@ -53,6 +54,8 @@ def at(
         >>> at("A", layer=3, head=5)
         'A[layer=3, head=5]'
     """
+    if unnamed:
+        raise TypeError(f"at({name!r}, …): expected indices by name, such as layer=0 and head=1, got {unnamed}")
     given = {"layer": layer, "head": head, "token": token, "context": context}
     return _made(name, {word: _concrete(word, part) for word, part in given.items()} | {"within": within})
 
@@ -122,7 +125,7 @@ def find(where: At, sites: Sequence[Site], function: str) -> Site:
     names = shortest_names(sites)
     expected = ", ".join(names[site] for site in matching or of_symbol or sites)
     other = f"{function} computes no other" + " of this symbol" * bool(of_symbol)
-    got = "it matches all of them" if matching else other
+    got = "it matches all of them; add the line of the caller, as in these" if matching else other
     raise ValueError(f"{where}: expected one of {expected or 'no names at all'}; {got}")
 
 

@@ -27,6 +27,11 @@ def as_columns(b: Shaped[Array, "*rows"], X: Shaped[Array, "*rows_and_columns"])
     return b.reshape(b.shape + (1,) * (X.ndim - b.ndim))
 
 
+def of_all_heads(Y: Shaped[Array, "H d *columns"]) -> Shaped[Array, "rows *columns"]:
+    """The rows of all heads, one after another."""
+    return Y.reshape(Y.shape[0] * Y.shape[1], *Y.shape[2:])
+
+
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype in which sums over ``dtype`` are accumulated: at least float32, and float64 for float64."""
     return np.promote_types(dtype, np.float32)  # jnp.promote_types raises under jax_numpy_dtype_promotion="strict"

@@ -109,7 +109,8 @@ def check_fields(record: Any) -> None:
         object.__setattr__(record, field.name, value)
         refused = refusal(value, annotations_of(type(record))[field.name])
         if refused is not None and not (value is None and field.default is None):
-            hint = f"; give an instance, {value.__name__}(…)" if isinstance(value, type) else ""
+            kind = next((v for v in (value if isinstance(value, tuple) else [value]) if isinstance(v, type)), None)
+            hint = f"; give an instance, {kind.__name__}(…)" if kind else ""
             raise refused[0](f"{type(record).__name__}.{field.name}: expected {refused[1]}, got {value!r}{hint}")
 
 

@@ -64,10 +64,16 @@ def mesh_axes(
 
 
 def explicit_mesh(arguments: Any) -> Any:
-    """The mesh in use, or else that of an argument, if it has axes of type Explicit; None if there is none."""
-    arrays = (leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array))
-    meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays))
-    return next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    """The mesh in use, or else that of an argument, if it has axes of type Explicit; None if there is none.
+
+    None, too, inside a ``jax.shard_map`` over other axes where these divide no argument: JAX has no reverse mode there
+    for what `with_auto_axes` does.
+    """
+    shardings = [jax.typeof(leaf).sharding for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array)]
+    meshes = (jax.sharding.get_abstract_mesh(), *(sharding.mesh for sharding in shardings))
+    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
+    is_divided = any(entry is not None for sharding in shardings for entry in sharding.spec)
+    return mesh if mesh is None or is_divided or not mesh.manual_axes else None
 
 
 def spec_of(array: Any) -> tuple[Any, ...]:
@@ -296,9 +302,12 @@ def _mesh(X: Array) -> Any:
 
 
 def _several(mesh: Any) -> dict[str, int]:
-    """The sizes of the mesh axes that divide a program among several devices."""
-    taken = (*mesh.manual_axes, *_names.value.mapped)
-    return {axis: size for axis, size in mesh.shape.items() if axis not in taken and size > 1}
+    """The sizes of the mesh axes that divide a program among several devices; none inside ``jax.shard_map``.
+
+    JAX cannot transpose a ``jax.shard_map`` inside another one over other axes.
+    """
+    axes = {} if mesh.manual_axes else mesh.shape
+    return {axis: size for axis, size in axes.items() if axis not in _names.value.mapped and size > 1}
 
 
 def _sizes(X: Array) -> dict[str, int]:

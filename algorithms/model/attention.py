@@ -101,6 +101,8 @@ class Attention(Mixer):
         super().__post_init__()
         if self.chunked and self.window is None:
             self.refuse("chunked", "False where window = None")
+        if self.heads_together and self.normalize_heads is None:
+            self.refuse("heads_together", "False where normalize_heads = None")
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
@@ -298,10 +300,11 @@ def _among(mask: Any, line: Attention, given: Given, C: int) -> Bool[Array, "*ba
     Windows count positions: those before have the positions of their slots.
     """
     at, (*batch, m) = given.slots, given.slots.shape
-    before = jnp.broadcast_to(jnp.arange(C) < at[..., :1], (m, *batch, C))
+    every = jnp.broadcast_to(jnp.arange(C, dtype=at.dtype), (*batch, C))
+    before = jnp.broadcast_to((every < at[..., :1])[None], (m, *batch, C))
     seen = stored(before, jnp.moveaxis(jnp.broadcast_to(mask, (*batch, m, m)), -1, 0), at)
     seen, t_x = jnp.moveaxis(seen, 0, -1), given.t[..., None, :]
-    t_z = stored(jnp.broadcast_to(jnp.arange(C, dtype=given.t.dtype), (*batch, C)), given.t, at)[..., None]
+    t_z = stored(every.astype(given.t.dtype), given.t, at)[..., None]
     if line.window is not None:
         seen &= abs(t_z - t_x) < line.window
         seen &= (t_z // line.window == t_x // line.window) | (not line.chunked)

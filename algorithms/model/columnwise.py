@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.record import Record
+from algorithms.masks import UNIDIRECTIONAL, documents
 from algorithms.model.attention import Attention, axes_of_own
 from algorithms.model.distances import Table
-from algorithms.model.mixer import Mixer
+from algorithms.model.mixer import Given, Mixer
 from algorithms.model.mlp import MLP
 from algorithms.model.theta import of_each_layer
 
@@ -32,10 +34,11 @@ class Mixed(NamedTuple):
         return f"{type(self.line).__name__}.{self.method}"
 
 
-def mixed(theta: Any) -> Mixed | None:
-    """The first method of θ's lines of one's own that mixes columns; None if each column depends on itself alone.
+def mixed(theta: Any, *, in_documents: bool = False) -> Mixed | None:
+    """The first method of θ's custom lines that mixes columns; None if each column depends on itself alone.
 
-    Of Algorithm 8, only the decoder counts.
+    A mixer other than an attention may mix columns, but not those of other documents if ``in_documents``. Of Algorithm
+    8, only the decoder counts.
     """
     variant, layers = theta.variant, theta.layers if hasattr(theta, "layers") else theta.decoder
     if all(map(_is_ours, (*variant.attentions, *variant.mlps, variant.norm))):
@@ -49,8 +52,8 @@ def mixed(theta: Any) -> Mixed | None:
     cases += [(variant.norm, norm) for norm in norms if norm is not None][:1]
     for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in cases if W is not None):
         is_other_mixer = isinstance(line, Mixer) and not isinstance(line, Attention)  # which is to mix columns
-        if not _is_ours(line) and not is_other_mixer:
-            found = _mixed(line, *W, len(theta.W_e))
+        if not _is_ours(line) and not (is_other_mixer and not in_documents):
+            found = _in_float64(_leaking if is_other_mixer else _first_mixed, line, *W, len(theta.W_e))
             if found is not None:
                 return Mixed(line, *found)
     return None
@@ -90,25 +93,39 @@ def _read(line: Attention, X: Any, W: Any, t: Any) -> Any:
 
 
 @apart
-def _mixed(line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
-    """The first method, and the name of its result, that mixes columns: in float64, if the line runs in it."""
-    try:
-        with jax.enable_x64(True):
-            return _first_mixed(line, tree, shapes, d_e)
-    except (TypeError, ValueError):
-        with jax.enable_x64(False):
-            return _first_mixed(line, tree, shapes, d_e)
+def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
+    """The first method, and the name of its result, that ``find`` finds: in float64, if the line runs in it."""
+    for x64 in (True, False):
+        with jax.enable_x64(x64):
+            rng = np.random.default_rng(0)
+            W = tree.unflatten([_drawn(rng, *shape) for shape in shapes])
+            try:
+                return find(line, W, rng, d_e)
+            except (TypeError, ValueError):
+                if not x64:
+                    raise
+    return None
 
 
-def _first_mixed(line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
-    rng, dtype = np.random.default_rng(0), jnp.result_type(float)
+def _drawn(rng: Any, *shape: int) -> Array:
+    """Matrices around 0, and vectors from 0.25 to 0.75, so that none is 0 by chance."""
+    a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
+    return jnp.asarray(a, float)
 
-    def drawn(*shape):
-        """Matrices around 0, and vectors from 0.25 to 0.75, so that none is 0 by chance."""
-        a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
-        return jnp.asarray(a, dtype)
 
-    W = tree.unflatten([drawn(*shape) for shape in shapes])
+def _leaking(line: Mixer, W: Any, rng: Any, d_e: int) -> tuple[str, str] | None:
+    """The method of a mixer that computes whole sequences, if a document changes the columns of the next one."""
+    t, X = np.arange(COLUMNS), rng.standard_normal((2, d_e, COLUMNS))
+    X[1, :, COLUMNS // 2 :] = X[0, :, COLUMNS // 2 :]
+    mask = UNIDIRECTIONAL & documents(jnp.asarray(t >= COLUMNS // 2, int))
+    one, other = (np.asarray(line.whole(jnp.asarray(x), W, mask, Given(t, "paper"))[0], float) for x in X)
+    one, other = one[:, COLUMNS // 2 :], other[:, COLUMNS // 2 :]
+    same = np.allclose(one, other, rtol=0, atol=SAME * np.abs(one).max(initial=0), equal_nan=True)
+    return None if same else ("whole", "")
+
+
+def _first_mixed(line: Any, W: Any, rng: Any, d_e: int) -> tuple[str, str] | None:
+    dtype = jnp.result_type(float)
     for method, rows, f in _methods(line, W, d_e):
         X, others = (jnp.asarray(rng.standard_normal((*rows, COLUMNS)), dtype) for _ in range(2))
         for name in _results_that_mix(jax.jit(f), X, others, W):

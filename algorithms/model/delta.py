@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype, of_all_heads
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Count, Range
 from algorithms.model.mixer import Given
@@ -87,7 +87,7 @@ class GatedDelta(Recurrence):
         """``W_out (norm(O) ⊙ gate)``."""
         O = self.norm.of_heads(O.astype(X.dtype), W.gamma, given.implementation)
         O = O * self.gate(X, W, given)
-        return linear(W.W_out, O.reshape(-1, *O.shape[2:]), None, given.implementation)
+        return linear(W.W_out, of_all_heads(O), None, given.implementation)
 
 
 class KimiDeltaParams(NamedTuple):

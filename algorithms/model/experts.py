@@ -152,7 +152,7 @@ class Experts(MLP):
         self, scores: Float[Array, "N_experts *columns"], chosen: Int[Array, "k *columns"]
     ) -> Float[Array, "N_experts *columns"]:
         """G: the weights of the chosen experts, and 0 for others."""
-        experts = jnp.arange(self.n).reshape(1, -1, *(1,) * (scores.ndim - 1))
+        experts = jnp.arange(self.n, dtype=chosen.dtype).reshape(1, -1, *(1,) * (scores.ndim - 1))
         G = jnp.where((chosen[:, None] == experts).any(0), scores, 0)
         if self.renormalized:
             total = G.sum(0, keepdims=True)

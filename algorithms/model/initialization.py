@@ -4,19 +4,22 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
+from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import Shape, check_key
 from algorithms.model.sizes import DTransformerConfig, EDTransformerConfig, ETransformerConfig, TransformerConfig
-from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, theta_shapes
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, declared, theta_shapes
+from algorithms.notation import mask_token
 from algorithms.ops.dropout import by_own_key
 
 Scheme = Literal["glorot", "gpt2"]
+T = TypeVar("T")
 
 WRITES = {"L": 2, "L_enc": 2, "L_dec": 3}
 """How often each of these layers adds to the residual stream."""
@@ -67,6 +70,38 @@ def count_params(init: Callable, config: TransformerConfig) -> int:
     """
     shapes = jax.tree.leaves(_shapes(init, config))
     return sum(math.prod(shape.of(config.sizes())) for shape in shapes)
+
+
+def grow_vocabulary(theta: T, n: int, *, first: int | None = None) -> T:
+    """θ with n more tokens, which have the IDs from ``first`` on; those of the tokens behind them grow by n.
+
+    By default these are the special tokens, which stay the last; ``first=N_V`` appends. A new token has the mean of the
+    columns of W_e, and of the rows of W_u and b_u. Optimizer states are made anew.
+
+    Raises:
+        ValueError: if n is negative, or first is not from 0 to N_V.
+
+    Example:
+        >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
+        >>> grow_vocabulary(theta, 2).W_e.shape
+        (6, 7)
+    """
+    tree: Any = theta
+    N_V, shapes = tree.W_e.shape[1], declared(tree)
+    first = mask_token(N_V) if first is None else first
+    if n < 0 or not 0 <= first <= N_V:
+        raise ValueError(f"grow_vocabulary: expected n >= 0 and first from 0 to {N_V}, got n = {n} and first = {first}")
+
+    def grown(path, a):
+        axes = shapes[path].axes.split()
+        if "N_V" not in axes:
+            return a
+        axis = axes.index("N_V")
+        before, after = jnp.split(a, [first], axis)
+        mean = jnp.mean(a, axis, keepdims=True, dtype=accumulation_dtype(a.dtype)).astype(a.dtype)
+        return jnp.concatenate([before, jnp.repeat(mean, n, axis), after], axis)
+
+    return jax.tree.map_with_path(grown, theta)
 
 
 MADE_BY = {

@@ -69,7 +69,8 @@ class Latent(Attention):
         """Check the fields."""
         super().__post_init__()
         nothing = dict.fromkeys(("normalize_heads", "normalize_output", "clip"))
-        for name, expected in {"biases": False, "gated": False, **nothing}.items():
+        no = dict.fromkeys(("biases", "gated", "sinks", "heads_together"), False)
+        for name, expected in {**no, **nothing}.items():
             if getattr(self, name) != expected:
                 self.refuse(name, f"{expected}, since latent attention has none")
         if self.positions is not None:

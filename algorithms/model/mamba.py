@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.machinery.arrays import accumulation_dtype, as_columns, of_all_heads
 from algorithms.machinery.contract import array
 from algorithms.model.mixer import Given
 from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
@@ -79,7 +79,8 @@ class Mamba2(Recurrence):
         D = W.D.reshape(-1, *(1,) * (V.ndim - 1)).astype(O.dtype)
         gate = jax.nn.silu(linear(W.W_z, X, None, given.implementation))
         Y = (O + D * V.astype(O.dtype)).astype(X.dtype) * gate
-        Y = Y.reshape(self.n_keys, -1, *Y.shape[2:])
-        Y = self.norm.but(gamma=False).of_heads(Y, None, given.implementation)
-        Y = Y.reshape(-1, *Y.shape[2:]) * (W.gamma + self.norm.offset).reshape(-1, *(1,) * (Y.ndim - 2))
+        Y = Y.reshape(self.n_keys, self.n // self.n_keys * self.d_value, *Y.shape[2:])
+        Y = of_all_heads(self.norm.but(gamma=False).of_heads(Y, None, given.implementation))
+        if W.gamma is not None:
+            Y = Y * as_columns(W.gamma + self.norm.offset, Y)
         return linear(W.W_out, Y, None, given.implementation)

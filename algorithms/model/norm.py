@@ -67,5 +67,5 @@ class RMSNorm(LayerNorm):
         self, Q: Float[Array, "H d *columns"], gamma: Any, implementation: Any, together: bool = False
     ) -> Float[Array, "H d *columns"]:
         """Normalizes each column of each head by the same γ; or of all heads ``together``, whose rows γ then has."""
-        each = Q.reshape(-1, Q.shape[1] * (len(Q) if together else 1), *Q.shape[2:])
+        each = Q.reshape(1 if together else len(Q), Q.shape[1] * (len(Q) if together else 1), *Q.shape[2:])
         return jax.vmap(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each).reshape(Q.shape)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, as_columns, of_all_heads
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Count, Range
 from algorithms.masks import Mask
@@ -135,7 +135,7 @@ class RGLRU(Mixer):
         """``W_out (h ⊙ GELU(W_y X + b_y)) + b_out``."""
         gate = gelu_tanh(linear(W.W_y, X, W.b_y, given.implementation))
         Y = h.astype(X.dtype) * gate
-        return linear(W.W_out, Y.reshape(-1, *Y.shape[2:]), W.b_out, given.implementation)
+        return linear(W.W_out, of_all_heads(Y), W.b_out, given.implementation)
 
 
 @jax.custom_jvp

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms.machinery.apart import shapes_of_leaves
-from algorithms.machinery.contract import Shape, array
+from algorithms.machinery.contract import Shape, array, described
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -108,7 +108,15 @@ def of_a_variant(kind: C) -> C:
     methods: Any = kind
     methods.__shapes__ = lambda theta: shapes_of(theta)  # noqa: PLW0108 - it is defined below
     methods.__declared__ = lambda theta: theta_shapes(kind, theta.variant, theta=theta)
+    methods.__repr__ = _shown
     return serializable(kind)
+
+
+def _shown(theta: Any) -> str:
+    """The variant, and the name, dtype and shape of each array."""
+    arrays = jax.tree_util.tree_leaves_with_path(theta)
+    lines = [f"  {jax.tree_util.keystr(path, simple=True, separator='.')}: {described(a)}" for path, a in arrays]
+    return "\n".join([f"{type(theta).__name__} of {theta.variant!r}", *lines])
 
 
 @of_a_variant

@@ -192,7 +192,7 @@ def _by_chunks(C: int, a: Any, mode: str = "constant") -> Any:
 def _columns(a: Any, like: Any) -> Any:
     """The other way round, of as many tokens as ``like`` has."""
     a = a.transpose(1, 4, 2, 0, 3)
-    return a.reshape(*a.shape[:3], -1)[..., : like.shape[-1]]
+    return a.reshape(*a.shape[:3], a.shape[3] * a.shape[4])[..., : like.shape[-1]]
 
 
 def _transposed(A: Any) -> Any:
@@ -224,7 +224,7 @@ def _of_rows(X: Any, K: Any, log_alpha: Any) -> Any:
     found = (X * K).sum(axis=-1)[..., None, None]
     while (n := found.shape[-1]) < X.shape[-2]:
         x, after, k, before = (
-            a.reshape(*a.shape[:-2], -1, 2, n, a.shape[-1])[..., half, :, :]
+            a.reshape(*a.shape[:-2], a.shape[-2] // (2 * n), 2, n, a.shape[-1])[..., half, :, :]
             for a, half in ((X, 1), (log_alpha, 1), (K, 0), (log_alpha, 0))
         )
         x, k = x * jnp.exp(jnp.cumsum(after, axis=-2)), k * jnp.exp(_after(before))
@@ -239,7 +239,8 @@ def _inverse(A: Any) -> Any:
     """
     found = jnp.ones_like(A, shape=(*A.shape[:-1], 1, 1))
     while (n := found.shape[-1]) < A.shape[-1]:
-        pairs = A.reshape(*A.shape[:-2], -1, 2, n, A.shape[-1] // (2 * n), 2, n)[..., :, 1, :, :, 0, :]
+        m = A.shape[-1] // (2 * n)
+        pairs = A.reshape(*A.shape[:-2], m, 2, n, m, 2, n)[..., :, 1, :, :, 0, :]
         Y = jnp.moveaxis(jnp.diagonal(pairs, axis1=-4, axis2=-2), -1, -3)
         found = _joined(found, -found[..., 1::2, :, :] @ Y @ found[..., 0::2, :, :])
     return found[..., 0, :, :]

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import for_platform
+from algorithms import PAPER, DTransformerConfig, d_token_losses, for_platform
 from algorithms.lines import Experts
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from tests.algorithms.test_sharding import mesh_of
-from tests.cases import assert_trees_close, normal, random_like
+from tests.cases import assert_trees_close, normal, random_like, random_theta
 from training.oracle.lines import weights_of_experts
 
 SILU = {"activation": "silu", "gated": True, "biases": False}
@@ -228,3 +228,10 @@ def test_the_kernels_for_tpus_multiply_every_row_by_the_matrix_of_its_group(R, n
     for actual, expected in zip(found, ((Y, -Y), (dW, -dW), (dX, dX)), strict=True):
         np.testing.assert_allclose(np.asarray(actual, float), np.stack(expected), rtol=2**-8, atol=2e-3)
     assert not np.any(found[1][:, 1])
+
+
+def test_nothing_is_promoted_by_jax_in_64_bit_mode():
+    config = DTransformerConfig(N_V=7, l_max=5, L=1, H=2, d_e=4, d_mlp=3, variant=PAPER.but(mlp=Experts(n=4, k=2)))
+    gradient = jax.grad(lambda theta: d_token_losses(jnp.arange(4), theta).sum())
+    with jax.numpy_dtype_promotion("strict"):
+        assert jax.eval_shape(gradient, random_theta(config, dtype=jnp.float32)).W_e.dtype == jnp.float32

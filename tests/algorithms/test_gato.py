@@ -71,6 +71,12 @@ def test_without_images_gato_is_algorithm_10():
     cases.assert_close(alg.d_transformer(X, THETA.transformer), alg.d_transformer(x, THETA.transformer))
 
 
+def test_a_batch_without_patches():
+    x, places = cases.random_tokens(2, 7), jnp.zeros((2, 2, 0), int)
+    X = alg.gato_embedding(x, jnp.zeros((2, 2, 3, 2, 0)), jnp.full((2, 7), -1), *places, *THETA)
+    cases.assert_close(X, THETA.transformer.W_e[:, x])
+
+
 def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
     weight = cases.normal(11, 10, seed=5)
 

@@ -190,3 +190,12 @@ class TestKeysOfXLAsGenerator:
         for b in range(3):
             np.testing.assert_array_equal(seeds[b], seed_of(keys[b]))
         np.testing.assert_array_equal(jax.jit(jax.vmap(seed_of))(keys), seeds)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.7])
+def test_after_a_token_outside_of_the_vocabulary_there_is_none(tau):
+    theta = cases.random_theta(cases.D)
+    x = jnp.array([[3, 17, 2], [3, 1, 2]])
+    tokens = d_inference(x, theta, l_gen=2, tau=tau, key=jax.random.split(jax.random.key(0), 2))
+    assert tokens[0].tolist() == [-1, -1]
+    assert np.all(tokens[1] >= 0)

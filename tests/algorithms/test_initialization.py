@@ -148,3 +148,28 @@ def test_parameters_depend_on_their_own_key(impl):
     for n in range(2):
         alone = alg.init_d_transformer(keys[n], config)
         jax.tree.map(lambda a, b, n=n: np.testing.assert_array_equal(a[n], b), together, alone)
+
+
+@pytest.mark.parametrize("first", [None, 17])
+@pytest.mark.parametrize("name", ["PAPER", "OPT", "LLAMA"])
+def test_a_larger_vocabulary_changes_nothing_of_the_others(name, first):
+    """Where the output is a product, the logit of a new token is the mean of the others."""
+    config = dataclasses.replace(cases.D, d_attn=4, variant=alg.VARIANTS[name], tied=name == "OPT")
+    theta, x = cases.random_theta(config), np.arange(17)
+    moved = np.where(x < (14 if first is None else 17), x, x + 2)
+    found = np.asarray(alg.d_logits(jnp.asarray(moved), alg.grow_vocabulary(theta, 2, first=first)))
+    expected = np.asarray(alg.d_logits(jnp.asarray(x), theta))
+    np.testing.assert_allclose(found[moved], expected, rtol=1e-12)
+    new = np.setdiff1d(np.arange(19), moved)
+    np.testing.assert_allclose(found[new], np.broadcast_to(expected.mean(axis=0), (2, 17)), atol=1e-12)
+    with pytest.raises(
+        ValueError, match="grow_vocabulary: expected n >= 0 and first from 0 to 17, got n = 1 and first"
+    ):
+        alg.grow_vocabulary(theta, 1, first=18)
+
+
+def test_a_theta_is_shown_by_names_and_shapes():
+    shown = repr(cases.random_theta(alg.DTransformerConfig(N_V=7, l_max=5, L=2, H=1, d_e=3, d_mlp=2))).splitlines()
+    assert shown[:3] == ["DTransformerParams of PAPER", "  W_e: float64[3, 7]", "  W_p: float64[3, 5]"]
+    assert "  layers.attention.heads.W_q: float64[2, 1, 3, 3]" in shown
+    assert len(shown) < 25

@@ -1,6 +1,7 @@
 """Looking inside is nothing that threads, debuggers, coverage, ``python -O`` or a zipped package can trip over."""
 
 import bdb
+import importlib
 import inspect
 import itertools
 import json
@@ -181,6 +182,31 @@ def test_optimized_and_zipped(how, tmp_path):
         np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
     np.testing.assert_allclose(found["P"], found["plain"], rtol=1e-6)
     np.testing.assert_allclose(np.sum(found["A"], axis=2), 1, rtol=1e-6)
+
+
+LINE = """
+import dataclasses
+from algorithms.lines import MLP
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(MLP):
+    def __call__(self, X, W, **options):
+        Y = {} * X  # line 8
+        return Y
+"""
+
+
+def test_after_a_reload_the_new_lines_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for factor in (2.0, 3.0):
+        (tmp_path / "edited_line.py").write_text(LINE.format(factor), encoding="utf-8")
+        importlib.invalidate_caches()
+        module = importlib.reload(sys.modules["edited_line"]) if factor == 3 else importlib.import_module("edited_line")
+        theta = D._replace(variant=D.variant.but(mlp=module.Own()))
+        plain = d_transformer(X[0], theta)
+        P, seen = record(d_transformer, "Y@8", "X_tilde@7")(X[0], theta)
+        np.testing.assert_allclose(seen["Y@8"], factor * seen["X_tilde@7"], rtol=1e-12)
+        np.testing.assert_allclose(P, plain, rtol=1e-12)
 
 
 def test_a_function_without_its_source_says_so(monkeypatch):

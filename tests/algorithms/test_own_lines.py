@@ -13,7 +13,7 @@ from jax import Array
 
 import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
-from algorithms.lines import Attention, LayerNorm, array
+from algorithms.lines import Attention, Embedding, LayerNorm, array
 from algorithms.machinery.record import Record
 from algorithms.model.mixer import Given
 from tests.cases import random_theta
@@ -21,6 +21,7 @@ from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
 from tests.own_lines.latent import LATENT
+from tests.own_lines.retention import Retention
 from tests.own_lines.sinks import SINKS
 
 pytestmark = pytest.mark.sampled(1, tests=5)
@@ -314,6 +315,25 @@ def test_lines_that_mix_columns_do_not_read_packed_documents(lines, method):
         packed = jax.jit(jax.grad(lambda theta, f=f: f(x, theta, segments=jnp.array([0, 0, 0, 1, 1])).sum()))
         with pytest.raises(ValueError, match=rf"^segments: expected None, since {method} mixes columns, .*; give each"):
             packed(theta)
+
+
+class Leaking(Retention):
+    """One that does not read its mask."""
+
+    def whole(self, X, W, mask, given, context=None):
+        return super().whole(X, W, alg.UNIDIRECTIONAL, given)
+
+
+def test_a_mixer_that_reads_other_documents_is_refused_and_one_that_does_not_reads_them():
+    segments, x = jnp.array([0, 0, 0, 1, 1]), jnp.array([3, 1, 4, 1, 5])
+    for line in (Retention(), Leaking()):
+        theta = random_theta(config_of(alg.PAPER.but(embedding=Embedding(positions=None), attention=line)))
+        if type(line) is Retention:
+            alone = [*alg.d_token_losses(x[:3], theta), *alg.d_token_losses(x[3:], theta)]
+            np.testing.assert_allclose(alg.d_token_losses(x, theta, segments=segments), alone, rtol=0, atol=1e-12)
+        else:
+            with pytest.raises(ValueError, match=r"^segments: expected None, since Leaking.whole mixes columns, also"):
+                alg.d_token_losses(x, theta, segments=segments)
 
 
 @own

@@ -10,10 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import UNIDIRECTIONAL, documents, padding
-from algorithms.lines import RGLRU, GatedDelta, Given, KimiDelta, Mamba2, RMSNorm
+from algorithms import (
+    PAPER,
+    UNIDIRECTIONAL,
+    DTransformerConfig,
+    d_logits,
+    d_token_losses,
+    documents,
+    empty_cache,
+    padding,
+    read_tokens,
+)
+from algorithms.lines import RGLRU, Attention, GatedDelta, Given, KimiDelta, Mamba2, RMSNorm
 from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
+from tests import cases
 from tests.cases import assert_close, assert_trees_close
 from tests.interchange_cases import libraries, randomized
 from training.oracle.lines import gated_delta, mamba2, rg_lru
@@ -189,13 +200,29 @@ def test_second_derivatives_of_a_root_that_is_cut_off_are_finite():
 @pytest.mark.parametrize("batch", [(2, 1), (0,), ()])
 def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
     line, W, _ = case
-    numbers = np.resize(NUMBERS[0], (*batch, L))
-    Y, kept = whole(line)(np.resize(X[:, 0], (D_E, *batch, L)), W, UNIDIRECTIONAL & documents(jnp.asarray(numbers)))
+    columns = np.broadcast_to(np.asarray(X)[:, 0].reshape(D_E, *(1,) * len(batch), L), (D_E, *batch, L))
+    mask = UNIDIRECTIONAL & documents(jnp.broadcast_to(NUMBERS[0], (*batch, L)))
+    Y, kept = whole(line)(columns, W, mask)
     expected = whole(line)(X[:, :1], W, UNIDIRECTIONAL & documents(NUMBERS[:1]))[0][:, 0]
     assert Y.shape == (D_E, *batch, L)
     assert {a.shape[-1] for a in jax.tree.leaves(kept)} == {math.prod(batch)}
     for of_sequence in np.moveaxis(np.asarray(Y).reshape(D_E, math.prod(batch), L), 1, 0):
         assert_close(of_sequence, expected)
+
+
+def test_a_model_of_no_sequences_and_one_without_gamma(case):
+    line = case[0]
+    attention = (line if isinstance(line, RGLRU) else line.but(norm=RMSNorm(gamma=False)), Attention())
+    config = DTransformerConfig(N_V=7, l_max=8, L=2, H=2, d_e=8, d_mlp=8, variant=PAPER.but(attention=attention))
+    theta, none = cases.random_theta(config), jnp.zeros((0, 4), int)
+    logits, _ = read_tokens(theta, empty_cache(config, 0), none, 0)
+    assert logits.shape == (7, 0, 4)
+    gradient = jax.jit(jax.grad(lambda theta: d_token_losses(none, theta).sum()))(theta)
+    assert all(not np.any(a) for a in jax.tree.leaves(gradient))
+    assert np.isfinite(d_token_losses(jnp.arange(4), theta)).all()
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("l"), jnp.int32)
+    with pytest.raises(ValueError, match="x: expected a number of tokens, since a recurrence goes through chunks"):
+        jax.export.export(d_logits)(symbolic, theta)
 
 
 def test_what_is_refused(case):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
@@ -216,6 +217,32 @@ def test_a_models_training_loss(architecture, implementation, n, ways):
         return alg.log_loss(X, theta.W_u, targets, implementation=implementation) + 0 * weights.sum()
 
     assert_devices_are_one(loss, (ROWS, ROWS), theta, WEIGHTS, (x, z, NUMBERS, LENGTHS), n=n, ways=ways)
+
+
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("implementation", ["auto", "paper"])
+def test_reverse_mode_over_some_axes_of_a_mesh(kind, implementation):
+    """What is divided by the others is left to JAX."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+
+    def loss(given, x):
+        theta, W = given
+        columns = alg.d_hidden_state(x, theta, implementation=implementation)
+        V_tilde = alg.attention(columns, columns, W, CAUSAL, implementation=implementation)
+        losses = alg.d_token_losses(x, theta, implementation=implementation)
+        log_loss = alg.log_loss(columns, theta.W_e.T, x, implementation=implementation)
+        return losses.sum() + sum_of_cubes(V_tilde) + log_loss
+
+    def of_devices(given, x):
+        options = {"mesh": mesh, "in_specs": (P(), ROWS), "out_specs": P(), "axis_names": {"data"}}
+        return jax.shard_map(lambda *arguments: jax.lax.psum(loss(*arguments), "data"), **options)(given, x)
+
+    given = D, head_params(d_x=11, d_z=11)
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.value_and_grad(of_devices))(given, x)
+    cases.assert_trees_close(jax.device_get(found), jax.device_get(jax.jit(jax.value_and_grad(loss))(given, x)), 1e-11)
 
 
 @pytest.mark.end_to_end
