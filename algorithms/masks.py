@@ -3,7 +3,8 @@
 The two masks of equation (3), sliding windows to one side or both, prefixes, blocks, padding by length and the borders
 of packed documents are *structural*: rules about (t_z, t_x), which fast attention evaluates a block at a time, so that
 no ``[l_z, l_x]`` array is formed. A conjunction ``a & b`` of them is structural, too. Any other mask is a dense boolean
-array. A mask without batch axes applies to all sequences of a batch.
+array. A mask without batch axes applies to all sequences of a batch. Numbers of another kind or range raise TypeError
+and ValueError.
 
 Source: Phuong and Hutter 2022, equation (3) and line 5 of Algorithm 4.
 """
@@ -218,9 +219,6 @@ def banded(width: int) -> StructuralMask:
 
     It is ``UNIDIRECTIONAL & near(width)``.
 
-    Raises:
-        ValueError: if width is not a positive integer.
-
     Example:
         >>> banded(2).dense(3, 3).astype(int).tolist()
         [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
@@ -230,9 +228,6 @@ def banded(width: int) -> StructuralMask:
 
 def near(width: int) -> StructuralMask:
     """A sliding window to both sides: a token may attend to itself and the ``width - 1`` on each, |t_x - t_z| < width.
-
-    Raises:
-        ValueError: if width is not a positive integer.
 
     Example:
         >>> near(2).dense(3, 3).astype(int).tolist()
@@ -251,10 +246,6 @@ def _width(name: str, width: Any) -> int | None:
 def padding(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:
     """Only the first ``length`` context tokens may be attended to, t_z < length; one length, or one per sequence.
 
-    Raises:
-        TypeError: if length is not an integer.
-        ValueError: if length is negative, unless it is traced.
-
     Example:
         >>> (UNIDIRECTIONAL & padding(1)).dense(2, 2).astype(int).tolist()
         [[1, 1], [0, 0]]
@@ -266,10 +257,6 @@ def prefix(length: Integer[AnyArray, "*batch"] | int) -> StructuralMask:
     """A prefix language model's mask: every token may attend to the first ``length``, t_z <= t_x or t_z < length.
 
     One length, or one per sequence; with 0 it is `UNIDIRECTIONAL`.
-
-    Raises:
-        TypeError: if length is not an integer.
-        ValueError: if length is negative, unless it is traced.
 
     Example:
         >>> prefix(2).dense(3, 3).astype(int).tolist()
@@ -291,9 +278,6 @@ def documents(numbers: Integer[AnyArray, "*batch l"]) -> StructuralMask:
     """Packed documents: a token may attend only to tokens of its own document, a run of equal ``numbers``.
 
     Joined with another of these, it lets tokens attend that are in the same document of both.
-
-    Raises:
-        TypeError: if the numbers are not integers.
 
     Example:
         >>> documents(jnp.array([1, 1, 2])).dense(3, 3).astype(int).tolist()

@@ -135,16 +135,21 @@ def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 def test_packed_documents_are_as_each_by_itself(positions):
     """Positions restart, also where a number comes back; given ones are taken, and narrow ones do not overflow."""
-    rotary = alg.PAPER.but(embedding=Embedding(positions=None), attention=Attention(positions=Rotary()))
-    variant = rotary if positions == "rotary" else alg.PAPER.but(embedding=Embedding(positions=positions))
+    first = 2 if positions == "sinusoidal" else 0  # 255 + 2 is 1 in a uint8
+    if positions == "rotary":
+        variant = alg.PAPER.but(embedding=Embedding(positions=None), attention=Attention(positions=Rotary()))
+    else:
+        variant = alg.PAPER.but(embedding=Embedding(positions=positions, first_position=first))
     theta = cases.random_theta(dataclasses.replace(cases.D, d_e=12, d_attn=6, variant=variant))
     packed, segments = cases.random_tokens(11, seed=3), np.repeat(np.array([7, 2, 7]), (4, 1, 6))
     X = np.asarray(alg.d_hidden_state(packed, theta, segments=segments))
     for part in (slice(0, 4), slice(4, 5), slice(5, 11)):
         alone = oracle_logits(packed[part], theta, variant)
         cases.assert_close(np.asarray(theta.W_u) @ X[:, part], alone)
-    given = np.array([*range(4), 0, *range(6)], np.uint8)
-    cases.assert_close(alg.d_hidden_state(packed, theta, segments=segments, positions=given), X)
+    given = np.array([3, 1, 4, 1] if positions == "learned" else [254, 255, 0, 1], np.uint8)
+    X = alg.d_hidden_state(packed[:4], theta, positions=given)
+    expected = oracle_logits(packed[:4], theta, variant, positions=given.tolist())
+    cases.assert_close(np.asarray(theta.W_u) @ np.asarray(X), expected)
 
 
 @architectures
