@@ -196,6 +196,7 @@ class Own(MLP):
 """
 
 
+@pytest.mark.end_to_end
 def test_after_a_reload_the_new_lines_are_recorded(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for factor in (2.0, 3.0):
@@ -203,8 +204,8 @@ def test_after_a_reload_the_new_lines_are_recorded(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         module = importlib.reload(sys.modules["edited_line"]) if factor == 3 else importlib.import_module("edited_line")
         theta = D._replace(variant=D.variant.but(mlp=module.Own()))
-        plain = d_transformer(X[0], theta)
-        P, seen = record(d_transformer, "Y@8", "X_tilde@7")(X[0], theta)
+        plain = d_transformer(X, theta)
+        P, seen = record(d_transformer, "Y@8", "X_tilde@7")(X, theta)
         np.testing.assert_allclose(seen["Y@8"], factor * seen["X_tilde@7"], rtol=1e-12)
         np.testing.assert_allclose(P, plain, rtol=1e-12)
 

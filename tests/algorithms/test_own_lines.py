@@ -324,6 +324,7 @@ class Leaking(Retention):
         return super().whole(X, W, alg.UNIDIRECTIONAL, given)
 
 
+@pytest.mark.end_to_end
 def test_a_mixer_that_reads_other_documents_is_refused_and_one_that_does_not_reads_them():
     segments, x = jnp.array([0, 0, 0, 1, 1]), jnp.array([3, 1, 4, 1, 5])
     for line in (Retention(), Leaking()):

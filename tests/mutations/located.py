@@ -185,14 +185,14 @@ def _trained(
     of = {11: ("z", "x"), 12: ("labels",), 13: ("x",)}[algorithm]
     data = [jnp.asarray(case.inputs[name])[None] for name in of]
     options: dict[str, Any] = {"p_mask": 0.5, "key": key} if algorithm == 12 else {}
-    options |= {"lengths": jnp.asarray([case.inputs["length"]])} if algorithm == 12 else {}
+    options |= {"length": jnp.asarray([case.inputs["length"]])} if algorithm == 12 else {}
     options["implementation"] = implementation
     if algorithm == 11:
         data = [jnp.concatenate([a[:, ::-1], a]) for a in data]
-        options["z_lengths"] = jnp.asarray([data[0].shape[1], case.inputs["z_length"]])
+        options["z_length"] = jnp.asarray([data[0].shape[1], case.inputs["z_length"]])
 
     def train(theta: Any, n: int) -> Any:
-        some = {name: a[:n] if name.endswith("lengths") else a for name, a in options.items()}
+        some = {name: a[:n] if name.endswith("length") else a for name, a in options.items()}
         function = package.REGISTRY[algorithm].function
         return function(*(a[:n] for a in data), theta, N_epochs=1, eta=case.eta, **some)
 

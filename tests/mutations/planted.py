@@ -58,7 +58,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "alg11_training.py": (
         ("target off by one", "ed_training.theta_hat.theta_i.loss", "5", "jnp.roll(x_n, -1)", "x_n", 11, "5", None),
         ("uphill", "descend", "return", "theta - (eta", "theta + (eta", 11, "6", None),
-        ("the length of another context", "ed_training.theta_hat.theta_i", "l_z", "_length(z, z_lengths, n)", "_length(z, z_lengths, 0)", 11, "4", None),
+        ("the length of another context", "ed_training.theta_hat.theta_i", "l_z", "_length(z, z_length, n)", "_length(z, z_length, 0)", 11, "4", None),
         ("what is masked and what is not", "e_training.theta_hat.theta_i", "x_tilde", "mask, x_n", "x_n, mask", 12, "5", None),
         ("the same masks for all sequences", "e_training.theta_hat.theta_i", "x_n", "jax.random.fold_in(jax.random.fold_in(key, i), n)", "jax.random.fold_in(key, i)", 12, "5", None),
         ("the same masks in all epochs", "e_training.theta_hat.theta_i", "x_n", "jax.random.fold_in(jax.random.fold_in(key, i), n)", "jax.random.fold_in(key, n)", 12, "5", None),
@@ -70,7 +70,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("column off by one", "d_inference.x_y", "4", "l + i - 1", "l + i - 2", 14, "4", None),
         ("temperature inverted", "tempered", "log_q", "/ (divisor", "* (divisor", 14, "5", None),
         ("one key for all tokens", "d_inference.x_y", "5", "fold_in(key, i)", "fold_in(key, 0)", 14, "5", None),
-        ("greedy ignored", "sample", "return", "is_greedy(tau)", "tau < 0", 14, "5", None),
+        ("greedy ignored", "sample", "drawn", "is_greedy(tau)", "tau < 0", 14, "5", None),
         ("τ = ∞ not uniform", "tempered", "divisor", "is_greedy(tau)", "is_greedy(tau) | jnp.isinf(tau)", 14, "5", None),
         ("prompt in the result", "d_inference", "return", "x_y[..., l:]", "x_y[..., l - 1 : -1]", 14, "return", None),
         ("no bos_token", "ed_inference", "1", "set(bos)", "set(0)", 15, "1", None),
