@@ -161,7 +161,7 @@ def test_what_has_no_batch_axes_serves_every_sequence_of_a_batch():
 BATCH = (4, 3)
 OF_LENGTH = np.random.default_rng(7).integers(L_Z + 1, size=BATCH)
 OF_LENGTH[0, 0] = 0  # nothing to attend to
-NUMBERS = np.random.default_rng(8).integers(3, size=(*BATCH, L_X))
+NUMBERS = np.sort(np.random.default_rng(8).integers(3, size=(*BATCH, L_X)), axis=-1)
 t_z, t_x = np.indices((L_Z, L_X))
 t_1, t_2 = np.indices((L_X, L_X))
 EACH, ONE = np.asarray(MASKS.make(BATCH)), random_mask(L_Z, L_X)
