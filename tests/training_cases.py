@@ -73,7 +73,7 @@ def data_for(settings: Settings) -> RunData:
         parts = [TokenStore.from_sequences(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
     train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
     of_corpus = {"train": [Document("abc")], "validation": [Document("abc")], "test": []}
-    corpus = Corpus(name="tiny", kind="text", source="", license="", fingerprint="", **of_corpus)
+    corpus = Corpus(name="tiny", kind="text", fingerprint="", **of_corpus)
     found = {"corpus": corpus, "tokenizer": tokenizer, "train": train, "validation": validation}
     labels = ("even", "odd") if settings.task == "classify" else ()
     return RunData(**found, stores=Splits(*parts, parts[1]), labels=labels)

@@ -426,31 +426,20 @@ class SequencePairs(Source):
 
     too_long = "pairs are left out"
 
-    def __init__(self, store: PairStore, *, l_max: int, pad_multiple: int | None = None) -> None:
-        """A batch is l_max wide, or, with pad_multiple, as wide as its longest sequence, rounded up to a multiple."""
-        if pad_multiple is not None and pad_multiple < 1:
-            raise DataError(f"pad_multiple: expected at least 1, got {pad_multiple}")
-        self.store, self.pad_multiple = store, pad_multiple
+    def __init__(self, store: PairStore, *, l_max: int) -> None:
+        self.store = store
         longest = np.maximum(store.source.lengths, store.target.lengths)
         self._kept = _fitting(longest, l_max, f"{store.source.part} pairs")
         self.n_too_long = len(store) - len(self._kept)
-        identity = store.source.fingerprint, store.target.fingerprint, pad_multiple
-        super().__init__(*identity, n=len(self._kept), l_max=l_max)
-
-    def _width(self, lengths: np.ndarray) -> int:
-        if self.pad_multiple is None:
-            return self.l_max
-        return min(self.l_max, -(-int(lengths.max()) // self.pad_multiple) * self.pad_multiple)
-
-    def _side(self, store: TokenStore, indices: np.ndarray, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
-        return _padded(store, starts[rows], lengths[rows], self._width(lengths)), lengths[rows]
+        super().__init__(store.source.fingerprint, store.target.fingerprint, n=len(self._kept), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
         """As `Source.examples`."""
-        z, z_length = self._side(self.store.source, indices, rows)
-        x, x_length = self._side(self.store.target, indices, rows)
-        return {"z": z, "z_length": z_length, "x": x, "x_length": x_length}
+        batch, indices = {}, indices[rows]
+        for name, store in (("z", self.store.source), ("x", self.store.target)):
+            starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
+            batch |= {name: _padded(store, starts, lengths, self.l_max), f"{name}_length": lengths}
+        return batch
 
 
 class LabeledTexts(Source):

@@ -238,7 +238,7 @@ class FileRecords:
                     hashes.append(hash64(key))
                     sizes.append(len(key))
             if 1 not in kept[-1]:
-                raise DataError(f"{file.name}: expected a record, got none: {next(iter(left_out), EMPTY)}")
+                raise DataError(f"{file.name}: expected a record, got none: {', '.join(left_out)}")
         return _Found(np.array(hashes, np.uint64), np.array(sizes, np.int64), kept, left_out)
 
     @property
@@ -287,9 +287,8 @@ class FileRecords:
         where = f"{file.name}:{number}"
         if self._is_prose(file.path):
             return Document(item, where)
-        read = (
-            self._of_row if is_table(file.path) else self._of_json if inner_suffix(file.path) in JSON else self._of_tsv
-        )
+        is_json = not is_table(file.path) and inner_suffix(file.path) in JSON
+        read = self._of_json if is_json else self._of_row if is_table(file.path) else self._of_tsv
         fields = read(item, where)
         if self.kind == "conversations":
             return conversation(fields, where)
@@ -308,12 +307,9 @@ class FileRecords:
         """Return the fields of a row of a table."""
         if self.kind != "conversations":
             return row
-        # in a table, every message has all fields, some None
-        return {
-            "messages": [
-                {k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in row[0] or ()
-            ]
-        }
+        messages = row[0] or ()  # in a table, every message has all fields, some None
+        given = [{k: v for k, v in m.items() if v is not None} if isinstance(m, dict) else m for m in messages]
+        return {"messages": given}
 
     def _of_json(self, line: str, where: str) -> Any:
         names = FIELDS[self.kind]
@@ -424,8 +420,6 @@ def read_corpus(
     return Corpus(
         name=name,
         kind=kind,
-        source=name,
-        license="the user's",
         fingerprint=fingerprint(kind, len(files), *contents, validation_fraction, *["counted"] * counted),
         held_out=fraction,
         files=tuple(file.name for file in files) if counted else (),

@@ -82,8 +82,6 @@ class Corpus(Generic[R]):
 
     name: str  # as the user gave it
     kind: Kind  # "text", "pairs", "labeled" or "conversations"
-    source: str  # where it comes from
-    license: str  # of the data
     fingerprint: str  # hash of the contents and of the split
     train: Iterable[R]  # re-iterable, like the next two
     validation: Iterable[R]

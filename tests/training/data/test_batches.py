@@ -131,7 +131,6 @@ def datasets(seed=0, batch_size=4):
         "paper": batched(MaskedTokens, store, **keywords),
         "bert": batched(MaskedTokens, store, rule="bert", **keywords),
         "pairs": batched(SequencePairs, PairStore(store, distinct_store(LENGTHS[::-1])), **keywords),
-        "padded": batched(SequencePairs, PairStore(store, store), pad_multiple=3, **keywords),
         "mixture": Batches(Mixture(halves, [3.0, 1.0]), batch_size=batch_size, seed=seed),
         "noisy": Batches(halves[0], batch_size=batch_size, seed=seed, noise=noise),
         "labeled": batched(LabeledTexts, LabeledStore(store, labels, ("a", "b", "c")), **keywords),
@@ -322,18 +321,6 @@ def test_pairs_stay_together_and_long_ones_are_left_out():
             assert (int(z[0]), int(x[0])) in {(0, 500), (16, 516), (21, 521)}
 
 
-def test_pairs_are_as_wide_as_the_longest_rounded_up():
-    lengths = [3, 3, 5, 7, 8, 2]
-    store = PairStore(distinct_store(lengths), distinct_store(lengths[::-1]))
-    data = batched(SequencePairs, store, l_max=11, batch_size=2, pad_multiple=4)
-    widths = [(batch["z"].shape[1], batch["x"].shape[1]) for batch in data.evaluation_batches()]
-    assert widths == [(4, 8), (8, 8), (8, 4)]
-    pair = PairStore(distinct_store([10]), distinct_store([2]))
-    wide = batched(SequencePairs, pair, l_max=11, batch_size=1, pad_multiple=4)
-    assert wide.batch(0)["z"].shape[1] == 11
-    assert batched(SequencePairs, store, l_max=11, batch_size=2).batch(0)["z"].shape[1] == 11
-
-
 def test_labeled_texts_are_cut_to_l_max_with_eos():
     store = TokenStore.from_sequences([[8, 1, 2, 3, 9], [8, 4, 9], [8, 9]], N_V=10)
     data = batched(LabeledTexts, LabeledStore(store, np.array([1, 0, 1], np.int32), ("a", "b")), l_max=4, batch_size=2)
@@ -361,7 +348,6 @@ LABELED = LabeledStore(STORE, np.zeros(10, np.int32), ("a",))
         (lambda: MaskedTokens(STORE, l_max=89), "the training data have 88 tokens"),
         (lambda: MaskedTokens(STORE, l_max=5, rule="x"), "there is no masking rule 'x'; choose paper"),
         (lambda: MaskedTokens(STORE, l_max=5, p_mask=1.0), "p_mask: expected a probability between 0 and 1, got 1.0"),
-        (lambda: SequencePairs(LONG, l_max=5, pad_multiple=0), "pad_multiple: expected at least 1, got 0"),
         (
             lambda: SequencePairs(LONG, l_max=5),
             "none of the 2 train pairs fits into l_max = 5 tokens, special tokens inc",

@@ -96,7 +96,7 @@ def corpus(n=500, **changes):
     records = [Labeled("ab"[i % 2], f"text {i % (n - 40)}", f"f:{i}") for i in range(n)]
     test = [Labeled("a", "of the test", "t:1")]
     parts = {"train": records[:400], "validation": records[400:], "test": test}
-    return Corpus(name="c", kind="labeled", source="", license="", fingerprint="f", **{**parts, **changes})
+    return Corpus(name="c", kind="labeled", fingerprint="f", **{**parts, **changes})
 
 
 def test_every_record_is_held_out_once():

@@ -23,7 +23,7 @@ def test_a_pair_is_source_separator_target_and_the_target_is_predicted():
 
 def test_a_labeled_text_is_a_pair_with_its_label():
     parts = {"train": [Labeled("h", "ab", "f:1")], "validation": [Labeled("g", "c", "f:2")], "test": []}
-    corpus = Corpus(name="c", kind="labeled", source="", license="", fingerprint="", **parts)
+    corpus = Corpus(name="c", kind="labeled", fingerprint="", **parts)
     assert as_pairs(corpus).train == [Pair("ab", "h", "f:1")]
     assert as_pairs(as_pairs(corpus)).validation == [Pair("c", "g", "f:2")]
 

@@ -30,7 +30,7 @@ TEXTS = ["The first text.", "Ein zweiter, größerer.", "", "4"]
 
 def corpus_of(train, validation, test=(), kind="text", fingerprint="f"):
     parts = {"train": train, "validation": validation, "test": list(test)}
-    return Corpus(name="mine", kind=kind, source="s", license="l", fingerprint=fingerprint, **parts)
+    return Corpus(name="mine", kind=kind, fingerprint=fingerprint, **parts)
 
 
 TEXT_CORPUS = corpus_of([Document(t, f"a:{i}") for i, t in enumerate(TEXTS)], [Document("held out")])

