@@ -282,7 +282,7 @@ def _overlap(store: Any) -> Iterator[str]:
     """Yield a line that reports the overlap of held-out data with the training data, if it was measured."""
     share = token_stores(store)[0].overlap
     if share is not None:
-        yield f"{100 * share:.2g} % of the held-out windows of {WIDTH} characters are in the training data, too"
+        yield f"{100 * share:.3g} % of the held-out windows of {WIDTH} characters are in the training data, too"
 
 
 def sample(run: Run) -> str:

@@ -15,7 +15,9 @@ from training.data.formats import opened
 from training.data.loading import load_run_data
 from training.data.records import Corpus, DataError, Labeled
 from training.data.tokenizers import build_tokenizer
+from training.evaluation.report import summary
 
+FIGURES = ("loss", "perplexity", "accuracy", "bits_per_byte")
 KNOWN = "the cat sat on the mat\n"
 
 
@@ -80,16 +82,20 @@ def test_a_file_is_read_once_for_each_purpose_and_once_if_the_tokens_are_cached(
 
 def test_the_overlap_of_held_out_text_is_measured_and_noted(tmp_path):
     """Text without blank lines that repeats at another offset is in both parts, whatever is held out."""
-    draw, notes = np.random.default_rng(0).choice, {}
+    draw, notes, lines = np.random.default_rng(0).choice, {}, {}
     repeats, other = "".join(draw([*"abcdefgh "], 997)), "".join(draw([*"abc d"], 90_000))
     for name, text in (("repeats", "\r".join([repeats] * 90)), ("not", other)):
         (tmp_path / f"{name}.txt").write_text(text)
         settings = settings_for("d", data=(str(tmp_path / f"{name}.txt"),), tokenizer="bytes", l_max=8)
-        notes[name] = load_run_data(settings, cache_dir=tmp_path / "cache").notes
+        data = load_run_data(settings, cache_dir=tmp_path / "cache")
+        notes[name], lines[name] = data.notes, [*summary(settings, data, dict.fromkeys(FIGURES, 0.5))]
     assert any(
         re.match("(98|99|100) % of the held-out text is in the training text, too", note) for note in notes["repeats"]
     )
     assert not any("held-out text is in" in note for note in notes["not"])
+    said = r"([\d.]+) % of the held-out windows of 60 characters are in the training data, too"
+    found = {name: re.fullmatch(said, reported[-1]) for name, reported in lines.items()}
+    assert float(found["not"][1]) == 0 < 98 <= float(found["repeats"][1])
 
 
 def corpus(n=500, **changes):
