@@ -127,60 +127,33 @@ class Chunks:
         return starts, np.minimum(self.l_max, self._offsets[sequence + 1] - starts)
 
 
-Group = tuple[tuple[int, ...], int]  # the lengths of the items in a row, and the number of such rows
-
-
-def _fill(counts: np.ndarray, capacity: int) -> list[Group]:
-    """Fill rows by best fit decreasing, on a histogram: `counts[n]` items of length n."""
-    by_room: list[list[Group]] = [[] for _ in range(capacity + 1)]
-    for length in range(capacity, 0, -1):
-        left = int(counts[length])
-        for room in range(length, capacity):  # rows with this much room, the tightest first
-            groups, by_room[room] = by_room[room], []
-            for row, number in groups:
-                taken, left = _put(length, left, row, room, number, by_room)
-                if number > taken:
-                    by_room[room].append((row, number - taken))
-        _put(length, left, (), capacity, left, by_room)
-    return [group for groups in by_room for group in groups]
-
-
-def _put(
-    length: int, left: int, row: tuple[int, ...], room: int, number: int, by_room: list[list[Group]]
-) -> tuple[int, int]:
-    """Put as many of `left` items into `number` rows as fit; return the rows used and the items left."""
-    each = room // length
-    full = min(number, left // each)
-    if full:
-        by_room[room - each * length].append(((*row, *[length] * each), full))
-        left -= full * each
-    if left and full < number:  # too few to fill a row
-        by_room[room - left * length].append(((*row, *[length] * left), 1))
-        return full + 1, 0
-    return full, left
-
-
 def pack(lengths: Int[np.ndarray, " n"], capacity: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " rows+1"]]:
     """Pack items into rows by best fit decreasing: return the items' indices row by row, and where each row starts.
 
     Example:
         >>> order, row_starts = pack(np.array([3, 5, 2, 4]), 7)
         >>> [order[a:b].tolist() for a, b in zip(row_starts, row_starts[1:])]
-        [[3, 0], [1, 2]]
+        [[1, 2], [0, 3]]
     """
-    by_length = np.argsort(lengths, kind="stable")
-    counts = np.bincount(lengths, minlength=capacity + 1)
-    next_item = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    order, sizes = [], []
-    for row, number in _fill(counts, capacity):
-        items = np.empty((number, len(row)), np.int64)
-        for column, length in enumerate(row):
-            items[:, column] = by_length[next_item[length] : next_item[length] + number]
-            next_item[length] += number
-        order.append(items.ravel())
-        sizes.append(np.full(number, len(row)))
-    row_starts = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]) if sizes else np.zeros(1, np.int64)
-    return (np.concatenate(order) if order else np.zeros(0, np.int64)), row_starts
+    by_length, row_of, n_rows = np.argsort(lengths, kind="stable"), np.empty(len(lengths), np.int64), 0
+    ends = np.cumsum(np.bincount(lengths, minlength=capacity + 1))
+    rows_with = [np.zeros(0, np.int64) for _ in range(capacity + 1)]  # the rows with this much room
+    for length in range(capacity, 0, -1):
+        items = by_length[ends[length - 1] : ends[length]]
+        for room in range(length, capacity + 1):  # the tightest first
+            each = room // length
+            if room == capacity:
+                rows_with[room] = np.arange(n_rows, n_rows - (-len(items) // each))
+                n_rows += len(rows_with[room])
+            if not (len(items) and len(rows_with[room])):
+                continue
+            rows, rows_with[room] = np.split(rows_with[room], [-(-len(items) // each)])
+            taken = np.repeat(rows, each)[: len(items)]
+            row_of[items[: len(taken)]], items = taken, items[len(taken) :]
+            left = room - (len(taken) - each * (len(rows) - 1)) * length  # in the last of these rows
+            rows_with[left] = np.append(rows_with[left], rows[-1:])
+            rows_with[room - each * length] = np.append(rows_with[room - each * length], rows[:-1])
+    return np.argsort(row_of, kind="stable"), np.append(0, np.cumsum(np.bincount(row_of, minlength=n_rows)))
 
 
 class Source(abc.ABC):

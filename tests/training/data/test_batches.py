@@ -118,7 +118,7 @@ def test_packing_is_tight():
     assert lengths.sum() / ((len(starts) - 1) * 128) > 0.97
 
 
-def datasets(seed=0, batch_size=4):
+def every_kind(seed=0, batch_size=4):
     store = distinct_store()
     labels = np.arange(len(store), dtype=np.int32) % 3
     keywords = {"l_max": 12, "batch_size": batch_size, "seed": seed}
@@ -137,7 +137,7 @@ def datasets(seed=0, batch_size=4):
     }
 
 
-NAMES = tuple(datasets())
+NAMES = tuple(every_kind())
 
 
 assert_equal = functools.partial(chex.assert_trees_all_equal, strict=True)
@@ -145,7 +145,7 @@ assert_equal = functools.partial(chex.assert_trees_all_equal, strict=True)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_has_its_batch_whatever_was_asked_before(name):
-    data, again = datasets()[name], datasets()[name]
+    data, again = every_kind()[name], every_kind()[name]
     expected = [data.batch(step) for step in range(7)]
     for step in (6, 2, 0):
         assert_equal(again.batch(step), expected[step])
@@ -156,7 +156,7 @@ def test_a_step_has_its_batch_whatever_was_asked_before(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_the_same_whoever_asks_for_them(name):
-    data = datasets()[name]
+    data = every_kind()[name]
     for whole, first, second in zip(
         [data.batch(2), *data.evaluation_batches()],
         [data.batch(2, rows=slice(0, 1)), *data.evaluation_batches(rows=slice(0, 1))],
@@ -168,7 +168,7 @@ def test_rows_are_the_same_whoever_asks_for_them(name):
 
 
 def test_an_epoch_has_every_example_once_and_the_next_another_order():
-    data = datasets()["chunks"]
+    data = every_kind()["chunks"]
     n = data.n_examples
     order = [tuple(row) for row in rows(data.batch(step) for step in range(n))]  # four epochs of batches of 4
     everything = sorted(tuple(row) for row in rows(data.evaluation_batches()) if row)
@@ -201,15 +201,15 @@ def test_a_thread_makes_the_next_batches_and_raises_its_errors_here():
 
 
 def test_another_seed_gives_another_order_and_another_fingerprint():
-    first, second = datasets(seed=0), datasets(seed=1)
+    first, second = every_kind(seed=0), every_kind(seed=1)
     for name in NAMES:
         assert first[name].fingerprint != second[name].fingerprint
     assert any((first["chunks"].batch(s)["x"] != second["chunks"].batch(s)["x"]).any() for s in range(3))
 
 
 def test_fingerprints_differ_by_kind_mode_size_and_data():
-    found = [data.fingerprint for data in datasets().values()]
-    found += [data.fingerprint for data in datasets(batch_size=5).values()]
+    found = [data.fingerprint for data in every_kind().values()]
+    found += [data.fingerprint for data in every_kind(batch_size=5).values()]
     other = distinct_store(LENGTHS[::-1])
     found += [batched(NextTokens, other, l_max=12, batch_size=4).fingerprint]
     found += [batched(NextTokens, distinct_store(), l_max=13, batch_size=4).fingerprint]
@@ -219,7 +219,7 @@ def test_fingerprints_differ_by_kind_mode_size_and_data():
 
 def digest():
     found = hashlib.sha256()
-    for data in datasets().values():
+    for data in every_kind().values():
         for array in data.batch(5).values():
             found.update(array.tobytes())
     return found.hexdigest()
@@ -302,7 +302,7 @@ def test_a_sample_of_held_out_data_is_fixed_and_drawn_from_all():
     assert len(set(drawn)) == 64 < data.n_examples
     n = data.n_examples
     assert abs(drawn.mean() - n / 2) < 4 * n / np.sqrt(12 * 64)  # of a uniform draw, four deviations
-    assert set(in_row(everything[:16])) == {2} != set(in_row(sample))
+    assert max(in_row(everything[:16])) <= 2 < max(in_row(sample))
     assert abs(in_row(sample).mean() - in_row(everything).mean()) < 0.15
     for size in (0, data.n_steps, data.n_steps + 1):
         chex.assert_trees_all_equal(list(data.evaluation_batches(sample=size)), everything)
