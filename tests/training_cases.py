@@ -1,7 +1,7 @@
 """What the tests of training share: tiny data sets, settings and runs."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from training.data.batches import Batches, Source
 from training.data.loading import RunData, make_dataset
-from training.data.records import Corpus, Document
-from training.data.token_store import LabeledStore, PairStore, Splits, TokenStore
+from training.data.records import Corpus, Document, fingerprint
+from training.data.token_store import LabeledStore, PairStore, Splits, TokenStore, token_dtype
 from training.data.tokenizers import CharacterTokenizer
 from training.loop.program import Plan
 from training.loop.trainer import Watch, train
@@ -43,9 +43,18 @@ def sequences(n: int, *, seed: int = 0, shortest: int = 3, longest: int = 11) ->
     return texts
 
 
+def token_store_of(
+    sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
+) -> TokenStore:
+    """A store in memory of sequences that include bos and eos."""
+    flat, offsets = np.array([*itertools.chain(*sequences)], np.int64), np.cumsum([0, *map(len, sequences)])
+    own = fingerprint(N_V, flat.tolist(), offsets.tolist())
+    return TokenStore(flat.astype(token_dtype(N_V)), offsets, N_V, n_bytes, own, part)
+
+
 def text_store(n: int, *, seed: int = 0, part: str = "train") -> TokenStore:
     texts = sequences(n, seed=seed)
-    return TokenStore.from_sequences(texts, N_V, n_bytes=sum(map(len, texts)), part=part)
+    return token_store_of(texts, N_V, n_bytes=sum(map(len, texts)), part=part)
 
 
 def settings_for(task: str, **values: Any) -> Settings:
@@ -70,7 +79,7 @@ def data_for(settings: Settings) -> RunData:
     tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(LETTERS)])
     if settings.task == "gato":  # whose digits have names
         tokenizer = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
-        parts = [TokenStore.from_sequences(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
+        parts = [token_store_of(sequences(40), tokenizer.N_V, n_bytes=300, part=p) for p in ("train", "val")]
     train, validation = (make_dataset(settings, store, tokenizer=tokenizer) for store in parts)
     of_corpus = {"train": [Document("abc")], "validation": [Document("abc")], "test": []}
     corpus = Corpus(name="tiny", kind="text", fingerprint="", **of_corpus)

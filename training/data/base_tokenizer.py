@@ -21,7 +21,6 @@ class Tokenizer(abc.ABC):
 
     N_V: int  # size of the vocabulary
     special: SpecialTokens | None = None  # those of the model that the tokenizer came with; None: the paper's
-    special_origins: tuple[int | None, int | None, int | None] = (None, None, None)  # its own IDs for mask, bos and eos
     unknown: int | None = None  # the token for text outside the vocabulary, if there is one
     chat_template: str | None = None  # see `training.data.chat`; None: the model was not trained to converse
 

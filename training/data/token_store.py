@@ -84,18 +84,6 @@ class TokenStore:
             raise DataError(f"the model that the tokenizer came with has no {name} token, which this needs")
         return token
 
-    @classmethod
-    def from_sequences(
-        cls, sequences: Sequence[Sequence[int]], N_V: int, *, n_bytes: int = 0, part: str = "train"
-    ) -> "TokenStore":
-        """Return a store in memory; sequences include bos and eos. Raises DataError for a token outside [0, N_V)."""
-        flat = np.array([token for s in sequences for token in s], np.int64)
-        if flat.size and not (flat.min() >= 0 and flat.max() < N_V):
-            raise DataError(f"token IDs: expected [0, {N_V}), got {flat.min()} to {flat.max()}")
-        offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
-        tokens = flat.astype(token_dtype(N_V))
-        return cls(tokens, offsets, N_V, n_bytes, fingerprint(N_V, flat.tolist(), offsets.tolist()), part)
-
 
 @dataclass(frozen=True)
 class PairStore:

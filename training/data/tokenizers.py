@@ -6,9 +6,8 @@
     tokenizer.save(path); load_tokenizer(path)      a JSON file
 
 A loaded tokenizer keeps its own IDs, and the paper's three special tokens follow them, so N_V is its size plus 3. Its
-own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's <|endoftext|>) remain ordinary tokens;
-`special_origins` has their IDs, so that pretrained embeddings can be copied to the new rows. A tokenizer that came with
-a model (`training.interchange`) keeps the model's special tokens, `tokenizer.special`.
+own tokens for the same purposes (BERT's [MASK], [CLS], [SEP], GPT-2's <|endoftext|>) remain ordinary tokens. A
+tokenizer that came with a model (`training.interchange`) keeps the model's special tokens, `tokenizer.special`.
 """
 
 import functools
@@ -181,11 +180,6 @@ class LibraryTokenizer(Tokenizer):
         self.inner.no_padding()
         size = 1 + max(self.inner.get_vocab(with_added_tokens=True).values())
         self.N_V = special.N_V if special else size + 3
-        names = ("[MASK]", "<mask>"), ("[CLS]", "<s>", "<|endoftext|>"), ("[SEP]", "</s>", "<|endoftext|>")
-        mask, bos, eos = (
-            next((i for i in map(self.inner.token_to_id, candidates) if i is not None), None) for candidates in names
-        )
-        self.special_origins = mask, bos, eos
         unknown = getattr(self.inner.model, "unk_token", None)
         self.unknown = self.inner.token_to_id(unknown) if unknown else None
 

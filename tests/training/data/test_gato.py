@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from algorithms import GatoConfig
+from tests.training_cases import token_store_of
 from training.data.batches import NextTokens
 from training.data.gato import digits, pendulum
 from training.data.gato.batches import Modalities
 from training.data.gato.sequences import EXTRA_TOKENS, Control, Discrete, Image, Text, Vocabulary
 from training.data.mixtures import Mixture
 from training.data.records import DataError
-from training.data.token_store import TokenStore
 from training.data.tokenizers import CharacterTokenizer
 
 TOKENIZER = CharacterTokenizer([chr(ord("a") + i) for i in range(26)])
@@ -115,7 +115,7 @@ def packed(store, l_max):
 @pytest.fixture(scope="module")
 def data():
     texts = [[BOS, *([i % 26] * 40), EOS] for i in range(30)]
-    store = TokenStore.from_sequences(texts, TOKENIZER.N_V, n_bytes=1200, part="train")
+    store = token_store_of(texts, TOKENIZER.N_V, n_bytes=1200, part="train")
     return Modalities(packed(store, 83), VOCABULARY, batch_size=8, seed=3)
 
 
@@ -168,7 +168,7 @@ def test_the_batch_of_a_step_depends_on_seed_and_step_alone(data):
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    store = TokenStore.from_sequences([[BOS, *([1] * 90), EOS]] * 3, TOKENIZER.N_V, n_bytes=99, part="train")
+    store = token_store_of([[BOS, *([1] * 90), EOS]] * 3, TOKENIZER.N_V, n_bytes=99, part="train")
     with pytest.raises(DataError, match=r"^--batch-size: expected a multiple of 8, .* got 6"):
         Modalities(packed(store, 83), VOCABULARY, batch_size=6)
     with pytest.raises(DataError, match=r"^--l_max: expected at least 71, for a drawing of a digit, got 70"):

@@ -5,19 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from tests.training_cases import N_V, settings_for
+from tests.training_cases import N_V, settings_for, token_store_of
 from training.data.batches import Batches, LabeledTexts, MaskedTokens, NextTokens, SequencePairs
 from training.data.loading import load_run_data
 from training.data.mixtures import Mixture, documents, weighted, weights_of
 from training.data.records import DataError
-from training.data.token_store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore
 
 SIZES = {"batch_size": 16, "seed": 3}
 
 
 def store_of(letter, n):
     """Texts of one letter, told apart by their lengths."""
-    return TokenStore.from_sequences([[N_V - 2, *[letter] * (1 + i % 4), N_V - 1] for i in range(n)], N_V)
+    return token_store_of([[N_V - 2, *[letter] * (1 + i % 4), N_V - 1] for i in range(n)], N_V)
 
 
 def mixed(weights=(3.0, 1.0), sizes=(150, 600), **options):

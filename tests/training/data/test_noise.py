@@ -6,9 +6,9 @@ import pytest
 
 from algorithms import d_hidden_state, ed_transformer, unembedding
 from tests import training_cases as cases
-from tests.training_cases import batched
+from tests.training_cases import batched, token_store_of
 from training.data.batches import Batches, LabeledTexts, NextTokens, Noise, SequencePairs
-from training.data.token_store import LabeledStore, PairStore, TokenStore
+from training.data.token_store import LabeledStore, PairStore
 from training.tasks import TASKS
 from training.tasks.models import model_config
 
@@ -16,7 +16,7 @@ N_V = 23
 MASK, BOS, EOS = 20, 21, 22
 rng = np.random.default_rng(0)
 TEXTS = [[BOS, *rng.integers(20, size=rng.integers(5, 30)).tolist(), EOS] for _ in range(200)]
-STORE = TokenStore.from_sequences(TEXTS, N_V, n_bytes=9)
+STORE = token_store_of(TEXTS, N_V, n_bytes=9)
 SIZES = {"l_max": 31, "batch_size": 64, "seed": 1}
 LABELS = np.arange(200, dtype=np.int32) % 2
 

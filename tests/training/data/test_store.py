@@ -14,11 +14,11 @@ import time
 import numpy as np
 import pytest
 
+from tests.training_cases import token_store_of
 from training.data import token_store
 from training.data.batches import Batches, NextTokens
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.token_store import (
-    TokenStore,
     default_cache_dir,
     token_dtype,
     tokenize,
@@ -80,7 +80,7 @@ def test_other_data_or_another_tokenizer_are_another_store(tmp_path):
 
 def test_large_vocabularies_take_four_bytes():
     assert (token_dtype(1 << 16), token_dtype((1 << 16) + 1)) == (np.uint16, np.uint32)
-    assert TokenStore.from_sequences([[0, 65536]], 65537).tokens.tolist() == [0, 65536]
+    assert token_store_of([[0, 65536]], 65537).tokens.tolist() == [0, 65536]
 
 
 def test_pairs_keep_their_order(tmp_path):

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from training.data.token_store import TokenStore
+from tests.training_cases import token_store_of
 from training.evaluation.baselines import compressed_bits_per_byte, ngram_score, probabilities
 
 N_V = 8  # ordinary tokens 0 to 4, mask 5, bos 6, eos 7
@@ -34,8 +34,8 @@ def witten_bell(token, context):
 
 def probability(token, context, order):
     """p(token | context) of the model, as the last token of a text that has no bos where the model needs none."""
-    text = TokenStore.from_sequences([[*(context or [4]), token]], N_V)
-    return probabilities(TokenStore.from_sequences(SEQUENCES, N_V), text, order=order)[-1]
+    text = token_store_of([[*(context or [4]), token]], N_V)
+    return probabilities(token_store_of(SEQUENCES, N_V), text, order=order)[-1]
 
 
 @pytest.mark.parametrize("context", [[], [0], [6], [0, 1], [6, 0], [4], [1, 4], [4, 0]])
@@ -67,15 +67,15 @@ def test_the_score_is_that_of_nltk(order):
     def sequence(s):
         return [11, *[(7 * i * i + 3 * i * s) % 9 for i in range(30 + s)], 12]
 
-    train = TokenStore.from_sequences([sequence(s) for s in range(12)], 13)
-    held_out = TokenStore.from_sequences([*map(sequence, (12, 13, 17)), [11, 9, 12]], 13, n_bytes=101)
+    train = token_store_of([sequence(s) for s in range(12)], 13)
+    held_out = token_store_of([*map(sequence, (12, 13, 17)), [11, 9, 12]], 13, n_bytes=101)
     assert ngram_score(train, held_out, order=order) == pytest.approx(NLTK[order], rel=1e-12)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5, 9])
 def test_the_score_counts_every_token_but_bos_once(order):
-    train = TokenStore.from_sequences(SEQUENCES, N_V)
-    held_out = TokenStore.from_sequences([[6, 0, 1, 4, 7], [6, 7]], N_V, n_bytes=11)
+    train = token_store_of(SEQUENCES, N_V)
+    held_out = token_store_of([[6, 0, 1, 4, 7], [6, 7]], N_V, n_bytes=11)
     nats = []
     for s in ([6, 0, 1, 4, 7], [6, 7]):
         nats += [-math.log(witten_bell(s[t], s[max(0, t - order + 1) : t])) for t in range(1, len(s))]
@@ -85,11 +85,11 @@ def test_the_score_counts_every_token_but_bos_once(order):
 
 
 def test_what_cannot_be_is_said():
-    train = TokenStore.from_sequences(SEQUENCES, N_V)
+    train = token_store_of(SEQUENCES, N_V)
     with pytest.raises(ValueError, match="order: expected at least 1, got 0"):
         ngram_score(train, train, order=0)
     with pytest.raises(ValueError, match="held-out text: expected N_V = 8, as in the training text, got 9"):
-        ngram_score(train, TokenStore.from_sequences(SEQUENCES, 9))
+        ngram_score(train, token_store_of(SEQUENCES, 9))
 
 
 DATA = "".join(f"{i} squared is {i * i}.\n" for i in range(4000)).encode()
