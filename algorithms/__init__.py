@@ -72,13 +72,6 @@ from algorithms.model.variants import LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT
 from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_NEXT as QWEN3_NEXT
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA
 
-# Gato
-from algorithms.gato import GatoConfig as GatoConfig, GatoParams as GatoParams, PatchParams as PatchParams
-from algorithms.gato import gato_embedding as gato_embedding, patch_embedding as patch_embedding, init_gato as init_gato
-from algorithms.gato import discretize as discretize, undiscretize as undiscretize
-from algorithms.gato import mu_law as mu_law, inverse_mu_law as inverse_mu_law
-from algorithms.gato import raster_patches as raster_patches, raster_places as raster_places
-
 # For programs around them
 from algorithms.machinery.contract import REGISTRY as REGISTRY
 from algorithms.machinery.platform import for_platform as for_platform

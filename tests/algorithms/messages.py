@@ -39,7 +39,6 @@ def names() -> dict[str, Any]:
     E = algorithms.ETransformerConfig(L=1, d_f=2, **cases.TINY)
     ED = algorithms.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY)
     d, e, ed = map(cases.random_theta, (D, E, ED))
-    GATO = algorithms.GatoConfig(L=1, d_r=10, n_groups=2, patch=2, channels=3, n_places=5, **cases.SHARED)
     RMS = PAPER.but(norm=lines.RMSNorm())
     KEY = jax.random.key(0)
     X, sizes = cases.normal(7, 3), {"N_V": 7, "l_max": 5, "H": 2, "d_e": 6, "d_mlp": 4, "L": 1}
@@ -59,7 +58,6 @@ def names() -> dict[str, Any]:
         "ed_config": lambda **changes: algorithms.EDTransformerConfig(
             **({name: n for name, n in sizes.items() if name != "L"} | {"L_enc": 2, "L_dec": 2} | changes)
         ),
-        "image": cases.random_like(jax.eval_shape(lambda: algorithms.init_gato(KEY, GATO))).image,
         "sinusoidal": ed._replace(W_p=None, variant=PAPER.but(embedding=lines.Embedding(positions="sinusoidal"))),
         "bert": cases.random_theta(algorithms.ETransformerConfig(L=1, variant=BERT, **cases.TINY)),
         "rms": cases.random_theta(algorithms.DTransformerConfig(L=1, variant=RMS, **cases.TINY)),

@@ -43,11 +43,6 @@ MASKS = {
     "nothing": alg.padding(0),
 }
 KEY = jax.random.key(0)
-GATO_CONFIG = alg.GatoConfig(L=1, patch=2, channels=1, d_r=4, n_groups=2, n_places=2, **cases.TINY)
-GATO = cases.random_like(jax.eval_shape(lambda key: alg.init_gato(key, GATO_CONFIG), KEY))
-IMAGE = jax.device_put(0.9 * np.tanh(cases.normal(4, 4, 1, seed=7)))
-PATCHES = cases.normal(2, 2, 1, 4, seed=8)
-PLACES = alg.raster_places(4, 4, side=2, n_places=2)
 
 
 def both(x):
@@ -76,7 +71,6 @@ def takes_implementation(name):
 
 HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
 SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1])}
-ROWS = {"row": PLACES[0], "column": PLACES[1]}
 CACHE = alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY))
 LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": jnp.asarray(0.1)}
 LOSS = {"X": X, "W_u": W_u, "b_u": b_u}
@@ -137,15 +131,6 @@ OF_FUNCTIONS = {
     "ed_decoding, of columns": ({"Z": Z, "x": X, "theta": ED}, (), {"z_length": 3}),
     "ed_hidden_state, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
     "ed_transformer, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
-    "mu_law": ({"x": X}, (), {}),
-    "inverse_mu_law": ({"y": 0.9 * jnp.tanh(X)}, (), {}),
-    "raster_patches": ({"image": IMAGE}, (), {"side": 2}),
-    "patch_embedding": ({"patches": PATCHES, "image": GATO.image}, (), ROWS),
-    "gato_embedding": (
-        {"patches": PATCHES, "theta": GATO.transformer, "image": GATO.image},
-        (x,),
-        {"at": jnp.array([-1, 0, 1, 2, 3]), **ROWS},
-    ),
     "d_training": ({"theta": D, **TRAINED}, (both(x),), {"N_epochs": 1, "length": jnp.array([5, 3], jnp.uint8)}),
     "e_training": (
         {"theta": E, **TRAINED},
@@ -279,7 +264,7 @@ def test_derivatives(name, implementation):
 
 
 def test_every_public_function_that_returns_floats_is_here():
-    without_floats = {"sinusoidal_positional_embedding", "undiscretize"}  # of integers and static numbers
+    without_floats = {"sinusoidal_positional_embedding"}  # of integers and static numbers
     named = {name.split(",")[0] for name in CASES}
     for name in vars(alg).keys() - without_floats:
         function = getattr(alg, name)

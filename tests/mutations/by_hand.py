@@ -21,7 +21,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("window of the cache off by one", "training/generation/attending.py", "Step.attend", "first", "line.window - 1", "line.window", ("training/generation/test_rings.py",)),
     ("parameters of the next layers that share theirs", "algorithms/layers.py", "Lines._run.turn", "W", "i // shared", "(i + 1) // shared", ("algorithms/test_family.py",)),
     ("parameters by turns in the cache", "training/generation/layout.py", "_one_by_one", "return", "for layer in map(laid_out, layers) for _ in range(shared)", "for _ in range(shared) for layer in map(laid_out, layers)", ("algorithms/test_family.py",)),
-    ("what is predicted read for what was done", "training/tasks/gato.py", "hidden_state", "x", 'batch.get("x_read", batch["x"])', 'batch["x"]', ("training/generation/test_gato.py",)),
+    ("patches left out of a sequence", "training/tasks/gato_embedding.py", "gato_embedding", "return", "at[None] < 0", "at[None] < 1", ("training/test_gato_embedding.py",)),
     ("no token replaced", "training/data/batches.py", "Noise.__call__", "read", "(chosen < self.noise) & ordinary", "(chosen < 0) & ordinary", ("training/data/test_noise.py",)),
     ("no token left out", "training/data/batches.py", "Noise.__call__", "batch", "(left_out < self.deletion) & ordinary", "left_out < 0", ("training/data/test_noise.py",)),
     ("product of the distributions for their mean", "training/evaluation/ensembles.py", "ensemble_totals.totals", "log_P", "jax.nn.logsumexp(jnp.stack(logs), axis=0) - jnp.log(float(len(logs)))", "jnp.stack(logs).mean(axis=0)", ("training/evaluation/test_ensembles.py",)),

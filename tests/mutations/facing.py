@@ -3,7 +3,7 @@
 __all__ = ["FACING", "facing"]
 
 FACING = {
-    "alg01_embedding": "embedding documents gato errors",
+    "alg01_embedding": "embedding documents errors",
     "alg03_attention": "attention backward project/crosscheck",
     "alg06_layer_norm": "normalization backward family",
     "alg07_unembedding": "unembedding loss",
@@ -12,7 +12,6 @@ FACING = {
     "alg10_d_transformer": "transformers documents",
     "alg11_training": "training_algorithms narrow_types",
     "alg14_inference": "inference narrow_types batch_axes",
-    "gato": "gato",
     "losses": "token_losses loss training_algorithms",
     "masks": "masks transformers batch_axes sharding",
     "model/attention": "family distances documents transformers initialization own_lines project/crosscheck_variants",

@@ -19,10 +19,8 @@ from training.tasks import TASKS, settings_from
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted(page for room in ("commands", "command_line") for page in (ROOT / "training" / room).glob("*.py"))
-NAMES = ("benchmark", "convert", "crosscheck", "evaluate", "gato", "generate", "load_of_experts")
-MODULES = {
-    name: f"training.commands.{name}" for name in (*NAMES, "look_inside", "loss_curve", "scaling", "serve", "train")
-}
+NAMES = ("benchmark", "convert", "crosscheck", "evaluate", "generate", "look_inside", "serve", "train")
+MODULES = {name: f"training.commands.{name}" for name in NAMES}
 COMMAND = re.compile(rf"(?:^|[`| ])(?:python )?(?:scripts/)?({'|'.join(MODULES)})\.py( [^`#<|\n)]*)", re.M)
 RECIPE = re.compile(r"`(--[a-z][^`]*)`")
 

@@ -82,7 +82,7 @@ def test_algorithms_work_from_the_wheel_without_the_extras(environment):
 def test_the_commands_are_installed(environment):
     names = sorted(path.name for path in (environment / "bin").glob("formal-*"))
     assert names == sorted(f"formal-{path.stem.replace('_', '-')}" for path in (ROOT / "scripts").glob("*.py"))
-    for name in ("benchmark", "convert", "induction", "scaling", "serve", "train"):
+    for name in ("benchmark", "convert", "induction", "serve", "train"):
         printed = run(environment / "bin" / f"formal-{name}", "--help", cwd=environment)
         assert printed.startswith(f"usage: formal-{name}")
 

@@ -71,20 +71,20 @@ BENCHMARKS = {
     (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
 }
 
-ELSEWHERE = ("load_of_experts", "loss_curve", "serve", "scaling")
 OF_THEIR_OWN = re.compile(
-    "--coordinator|--dry-run|gato|taught|multi|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
+    "^serve|--coordinator|--dry-run|--experts|--checkpoints|seed0|benchmark scaling|gato|taught|multi"
+    "|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
 LONG = {("benchmark", ""): pytest.mark.thorough}  # half of its parts have commands of their own
 LONG |= {("benchmark", "hardware"): pytest.mark.thorough}  # tests/training/commands/test_hardware.py runs it
 HERE = [
     pytest.param(*command, marks=LONG.get(command, ()))
     for command in FOUND
-    if not (command[0] in ELSEWHERE or OF_THEIR_OWN.search(" ".join(command)))
+    if not OF_THEIR_OWN.search(" ".join(command))
 ]
-"""Not those of load_of_experts.py, loss_curve.py, serve.py, several processes and foreign code, which are what
-tests/training/loop/test_experts.py, test_loss_curve.py, test_serve_script.py, tests/training/mesh/test_processes.py and
-tests/project/test_examples.py run; scaling.py stands below. What needs a model of people, an adapter, images or several
+"""Not those of serve.py, experts, several processes and foreign code, which are what test_serve_script.py,
+tests/training/loop/test_experts.py, tests/training/mesh/test_processes.py and tests/project/test_examples.py run;
+`benchmark.py scaling` stands below. What needs a model of people, an adapter, images or several
 tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
 
 
@@ -170,7 +170,7 @@ def test_a_documented_command_runs(name, words, place, capfd):
 SCALING = [
     (words, *(("jax_cuda12_plugin", "cuda12") if "h100" in words else ("libtpu", "tpu")))
     for name, words in FOUND
-    if name == "scaling"
+    if name == "benchmark" and words.startswith("scaling --")
 ]
 SMALL_MODELS = f"""
 import os, runpy, sys
@@ -178,7 +178,7 @@ from training.benchmarks.accelerators import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
 from training.commands import scaling
 scaling.MODELS |= dict.fromkeys(scaling.MODELS, {MODEL | {"H": 8, "d_e": 256, "d_mlp": 512}})
-sys.argv[0] = {str(ROOT / "scripts" / "scaling.py")!r}
+sys.argv[0] = {str(ROOT / "scripts" / "benchmark.py")!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -194,10 +194,10 @@ def done_by(*words):
 def test_a_missing_compiler_is_said(words, compiler, extra):
     if importlib.util.find_spec(compiler) is not None:
         pytest.skip(f"{compiler} is installed")
-    done = done_by(ROOT / "scripts" / "scaling.py", *shlex.split(words))
+    done = done_by(ROOT / "scripts" / "benchmark.py", *shlex.split(words))
     assert (done.returncode, done.stdout) == (2, "")
     said = f"{compiler.replace('_', '-')} is not installed: pip install 'jax[{extra}]' for the compiler"
-    assert done.stderr == f"scaling.py: {said}\n"
+    assert done.stderr == f"benchmark.py: {said}\n"
 
 
 @pytest.mark.compilers

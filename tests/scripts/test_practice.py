@@ -11,7 +11,6 @@ import pytest
 from tests.run_cases import make_run
 from training import commands
 from training.data.tokenizers import CharacterTokenizer
-from training.runs.directory import RunDirectory
 from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -61,7 +60,7 @@ def table(printed):
 
 def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(tmp_path, called, printed):
     run = trained(tmp_path, "run", "--steps", 6, "--checkpoint-every", 3)
-    words = ("ensemble", run, "--checkpoints", "--average", tmp_path / "mean")
+    words = ("evaluate", run, "--part", "validation", "--checkpoints", "--average", tmp_path / "mean")
     found = table(printed(*words))
     assert found.keys() == {"step 6", "step 3", "the ensemble", "the average"}
     recorded = json.loads((run / "results.json").read_text())["loss"]
@@ -75,25 +74,16 @@ def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(t
     assert (status, "--average: expected a new directory, got" in error) == (2, True)
 
 
-def test_every_part_is_held_out_once_and_what_is_complete_is_not_trained_again(tmp_path, called, printed):
+def test_each_fold_is_evaluated_on_other_data(tmp_path, printed):
     a = "abcdefghij"
     lines = [f"{'ham' if n % 3 else 'spam'}\t{a[n % 10]} {a[n // 10 % 10]} {n % 7}" for n in range(200)]
     (tmp_path / "labeled.tsv").write_text("\n".join(lines))
-    flags = ["--folds", 2, "--data", tmp_path / "labeled.tsv", "--tokenizer", "characters", "--steps", 2, "--quiet"]
+    flags = ["--data", tmp_path / "labeled.tsv", "--tokenizer", "characters", "--steps", 2, "--quiet"]
     flags += [*itertools.chain(*SIZES.items()), "--token-noise", 0.1, "--token-deletion", 0.1]
-    out = printed("cross_validate", tmp_path / "folds", *flags)
-    losses = [RunDirectory(tmp_path / "folds" / f"fold-{i}") for i in (1, 2)]
-    losses = [json.loads(files.results.read_text())["loss"] for files in losses]
+    for i in (1, 2):
+        printed("train", "classify", "--run", tmp_path / f"fold-{i}", "--fold", f"{i}/2", *flags)
+    losses = [json.loads((tmp_path / f"fold-{i}" / "results.json").read_text())["loss"] for i in (1, 2)]
     assert losses[0] != losses[1]
-    found = table(out)
-    assert found["1/2"] == pytest.approx(losses[0], abs=1e-4)
-    assert found["mean"] == pytest.approx(np.mean(losses), abs=1e-4)
-    assert found["deviation"] == pytest.approx(np.std(losses, ddof=1), abs=1e-4)
-    before = (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns
-    assert printed("cross_validate", tmp_path / "folds", *flags).endswith(out[out.index("part ") :])
-    assert (tmp_path / "folds" / "fold-1" / "parameters.safetensors").stat().st_mtime_ns == before
-    status, _, err = called("cross_validate", tmp_path / "folds", "--run", "x")
-    assert (status, "--run: expected none, since each fold has its own" in err) == (2, True)
 
 
 def test_a_decoder_is_trained_with_noise(tmp_path):

@@ -65,6 +65,10 @@ REFUSED = {
             "--limit: expected a run of ed or classify, got one",
         ),
         *((f"d --limit {limit}", "", f"--limit: {COUNT} '{limit}'") for limit in ("-3", "0", "many")),
+        ("d lines", "", "lines: expected the same tokenizer as d, got another"),
+        ("d --checkpoints", "", "has no checkpoint yet"),
+        ("d --average out", "", "--average: expected several models, got one; name more runs, or add --checkpoints"),
+        *((f"{run} --experts", "", "--experts: expected a decoder with experts (task d), got a model") for run in "de"),
     ],
     "induction": [
         ("--seeds 0", "", f"--seeds: {COUNT} '0'"),
@@ -73,16 +77,9 @@ REFUSED = {
         ("--out nowhere/a.png", "", PICTURE),
         ("nowhere", "", "there is no run directory nowhere"),
         ("e", "", "RUN: expected a decoder's run (task d), got one of task e"),
-        ("gato", "", "RUN: expected a decoder's run (task d), got one of task gato"),
         ("short", "", "RUN: expected room for at least 8 tokens, got l_max = 6"),
     ],
-    "ensemble": [
-        ("d", "", "expected several models, got 1"),
-        ("d lines", "", "lines: expected the same tokenizer as d, got another"),
-        ("d --checkpoints", "", "has no checkpoint yet"),
-    ],
     "convert": [("gato out", "", "a model of the task gato cannot be written: no other library here reads it")],
-    "gato": [("d", "", "expected a run of the task gato, got one of the task d")],
     "serve": [
         ("ed", "", "serving needs a decoder, task d, or an encoder, task e"),
         ("e --weights int8", "", "--weights: expected a decoder's run, task d, got the task e"),

@@ -64,9 +64,7 @@ COMMANDS = {
     "serve": ["runs/evil", "--port", "0"],
     "look_inside": ["runs/evil", "--prompt", "ab"],
     "convert": ["runs/evil", "out"],
-    "ensemble": ["runs/evil", "runs/evil"],
     "induction": ["runs/evil"],
-    "gato": ["runs/evil"],
     "train": ["--run", "runs/evil", "--steps", "3000"],
 }
 

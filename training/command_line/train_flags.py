@@ -1,5 +1,5 @@
 """Train a transformer on next tokens (d), masked tokens (e), sequence to sequence (ed), text classification (classify),
-or text, images and control together (gato).
+or text and images together (gato).
 
     scripts/train.py d --run runs/docs                                # on Python's documentation
     scripts/train.py d --run runs/mine --data a.txt b.txt --steps 5000

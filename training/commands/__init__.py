@@ -15,12 +15,13 @@ from training.benchmarks.accelerators import ENVIRONMENT
 from training.command_line.running import Arguments, command
 
 
-def _entry(name: str, environment: Mapping[str, str] | None = None) -> Callable[..., int]:
-    """Return the command of ``training/commands/NAME.py``, whose JAX is imported in this `environment`."""
+def _entry(name: str, **environments: Mapping[str, str]) -> Callable[..., int]:
+    """Return the command of ``training/commands/NAME.py``, whose JAX is imported in the environment of its part."""
 
     def main(argv: Arguments) -> int:
         if "jax" not in sys.modules:
-            os.environ.update(environment or {})
+            part = (sys.argv[1:] if argv is None else argv)[:1]
+            os.environ.update(environments.get("".join(part), {}))
         return _imported(f"{__name__}.{name}").main(argv)
 
     main.__name__, main.__doc__ = f"{name}_main", f"Run scripts/{name}.py."
@@ -39,18 +40,12 @@ def _imported(name: str) -> ModuleType:
             gc.enable()
 
 
-benchmark_main = _entry("benchmark")
+benchmark_main = _entry("benchmark", scaling=ENVIRONMENT)
 convert_main = _entry("convert")
-cross_validate_main = _entry("cross_validate")
 crosscheck_main = _entry("crosscheck")
-ensemble_main = _entry("ensemble")
 evaluate_main = _entry("evaluate")
-gato_main = _entry("gato")
 generate_main = _entry("generate")
 induction_main = _entry("induction")
-load_of_experts_main = _entry("load_of_experts")
 look_inside_main = _entry("look_inside")
-loss_curve_main = _entry("loss_curve")
-scaling_main = _entry("scaling", ENVIRONMENT)
 serve_main = _entry("serve")
 train_main = _entry("train")

@@ -1,8 +1,9 @@
 """Compare the speed and memory of the algorithms with alternatives, and print Markdown tables.
 
-    python scripts/benchmark.py                 everything, some minutes
+    python scripts/benchmark.py                 everything but hardware and scaling, some minutes
     python scripts/benchmark.py attention       one part
-    python scripts/benchmark.py hardware        for whoever has a GPU or a TPU, see below
+    python scripts/benchmark.py hardware        checks and measures a GPU or a TPU, see below
+    python scripts/benchmark.py scaling …       estimates a training step on many accelerators: scaling --help
 
 The candidates of a table alternate, so that other load on the machine affects all of them; times are medians with the
 lower and upper quartile. PyTorch and transformers are included if installed (pip install -e .[compare]).
@@ -12,6 +13,7 @@ decoding with plain JAX and PyTorch, prints them, and writes them to build/hardw
 which, and the exit status is 1. On a CPU it is a self-test with small sizes.
 """
 
+import argparse
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 from training.benchmarks import accelerators, attention, decode, hybrid, startup, training_step
 from training.benchmarks.timing import machine
 from training.command_line.arguments import Parser, at_least
+from training.commands import scaling
 
 PARTS = {
     "attention": attention.run,
@@ -33,29 +36,42 @@ PARTS = {
     "compilation": lambda _: training_step.compilation(),
     "accelerators": accelerators.run,
 }
+HARDWARE = ("kernels", "step", "attention", "decoding")
+"""The parts of `hardware`."""
 
 
 def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
-    parts = f"any of {', '.join(PARTS)} and hardware (default: all but hardware)"
-    main.add_argument("part", nargs="*", metavar="PART", help=parts)
-    main.add_argument("--rounds", type=at_least(2), default=11, metavar="N", help="runs per candidate (default: 11)")
+    parts = main.add_subparsers(dest="part", metavar="PART")
+    rounds: dict[str, Any] = {"type": at_least(2), "metavar": "N", "help": "runs per candidate (default: 11)"}
+    main.add_argument("--rounds", default=11, **rounds)
+    of_parts = {name: parts.add_parser(name) for name in (*PARTS, "hardware")}
+    for part in of_parts.values():
+        part.add_argument("--rounds", default=argparse.SUPPRESS, **rounds)
+    chosen = f"which of its parts, divided by commas: {', '.join(HARDWARE)} (default: all)"
+    of_parts["hardware"].add_argument("--parts", type=_parts, default=HARDWARE, metavar="PART,…", help=chosen)
+    scaling.add_arguments(parts.add_parser("scaling", description=scaling.__doc__))
     return main
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """Return the parts of `hardware` that are named: an argument type."""
+    unknown = sorted(set(text.split(",")) - {*HARDWARE})
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected any of {', '.join(HARDWARE)}, got {unknown[0]!r}")
+    return tuple(text.split(","))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = parser().parse_args(argv)
-    unknown = sorted(set(arguments.part) - {*PARTS, "hardware"})
-    if unknown:
-        parser().error(f"PART: expected any of {', '.join(PARTS)} and hardware, got {unknown[0]!r}")
+    if arguments.part == "scaling":
+        return scaling.run(arguments)
     print(f"Measured on {machine()}.", flush=True)
-    status = 0
-    for name in arguments.part or PARTS:
-        if name == "hardware":
-            needs_train: Any = importlib.import_module("training.commands.hardware")
-            status = needs_train.run(arguments.rounds)
-        else:
-            print(f"\n{PARTS[name](arguments.rounds)}", flush=True)
-    return status
+    if arguments.part == "hardware":
+        needs_train: Any = importlib.import_module("training.commands.hardware")
+        return needs_train.run(arguments.rounds, arguments.parts)
+    for name in [arguments.part] if arguments.part else PARTS:
+        print(f"\n{PARTS[name](arguments.rounds)}", flush=True)
+    return 0

@@ -3,32 +3,46 @@
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
     scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
+    scripts/evaluate.py runs/seed0 runs/seed1 runs/seed2      # each, and all as one model
+    scripts/evaluate.py runs/docs --checkpoints               # those of one run, as one model, and their average
 
 Prints a table and some samples, and writes both to RUN/evaluation-PART.json (with --data, to a file whose name also has
-a hash of the data). Exit status: 0 done; 2 invalid usage or input.
+a hash of the data). Of several models it prints each, and the ensemble, which averages their probabilities, on the data
+of the first; of checkpoints also the average of their parameters, which --average writes as a run.
+
+Exit status: 0 done; 2 invalid usage or input.
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
+
 from training.command_line import compilation_cache
-from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
+from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least, local
 from training.command_line.named_models import run_of
 from training.command_line.progress import TokenizingBar
 from training.command_line.terminal import Bar, print_table, say, show
-from training.data.loading import load_run_data
+from training.data.loading import RunData, load_run_data, make_dataset
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
-from training.evaluation.report import PARTS, compare
+from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
+from training.evaluation.experts import has_experts, loads
+from training.evaluation.held_out import evaluate
+from training.evaluation.report import PARTS, Comparison, compare
 from training.interchange.names import MODEL
-from training.runs.directory import Run, RunDirectory
+from training.runs.directory import Description, Run, RunDirectory
 from training.runs.trained_model import load_run
 from training.settings import Settings
 from training.tasks.objectives import resolved
 
 PREDICTING = ("d", "e")
+COUNTED = 20  # batches of which the tokens of each expert are counted
 EVERY = 30.0  # seconds between two lines of progress without a terminal
 
 
@@ -36,7 +50,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("run", metavar="RUN", help=MODEL)
+    add("runs", metavar="RUN", nargs="+", help=f"{MODEL}; or several, with the same task and tokenizer")
     add("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
     add("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     add("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
@@ -46,6 +60,9 @@ def parser() -> Parser:
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     computed = "type of the parameters and the computation; auto is the one of the run's training (default: auto)"
     add("--dtype", choices=("auto", *DTYPES), default="auto", help=computed)
+    add("--checkpoints", action="store_true", help="evaluate the checkpoints of a run, and all of them as one model")
+    add("--average", metavar="DIR", type=local, help="write the average of several models' parameters as a run")
+    add("--experts", action="store_true", help="also print the share of tokens that each expert gets")
     add_cache(add)
     add_model(add)
     return main
@@ -57,7 +74,7 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     if not arguments.data:
         if not settings.data:
             raise UsageError(
-                f"--data: expected the data to evaluate on, since {arguments.run} was converted and has none, got "
+                f"--data: expected the data to evaluate on, since {arguments.runs[0]} was converted and has none, got "
                 "nothing; name a data set or files"
             )
         for flag in (flag for flag, value in given.items() if value):
@@ -72,13 +89,39 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     return dataclasses.replace(settings, l_max=l_max, **named)
 
 
+def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dtype: str) -> dict[str, Run]:
+    """Return the models to evaluate by name: of several runs, or of the checkpoints of one. Raises UsageError if flags
+    do not fit, and RunError if the models do not.
+    """
+    if arguments.checkpoints and len(directories) > 1:
+        raise UsageError(f"--checkpoints: expected one run, got {len(directories)}; name one, or leave it out")
+    if arguments.checkpoints:
+        found = {f"step {n}": run for n, run in of_checkpoints(directories[0], lines=arguments.lines).items()}
+    else:
+        loaded = (load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories)
+        found = dict(zip(arguments.runs, loaded, strict=True))
+    one, *others = found.values()
+    if arguments.average and not others:
+        raise UsageError("--average: expected several models, got one; name more runs, or add --checkpoints")
+    if arguments.average and arguments.average.exists():
+        raise UsageError(f"--average: expected a new directory, got {arguments.average}, which exists")
+    if arguments.limit and others:
+        raise UsageError("--limit: expected one model, got several; leave it out")
+    if arguments.experts and not (one.task == "d" and has_experts(one.theta)):
+        raise UsageError("--experts: expected a decoder with experts (task d), got a model without; leave it out")
+    check_alike(list(found.values()), list(found), sizes=arguments.checkpoints or bool(arguments.average))
+    return found
+
+
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
-    files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
+    directories = [run_of(name, arguments.cache) for name in arguments.runs]
+    files = RunDirectory(directories[0], lines=arguments.lines)
     description = files.description()
     dtype = resolved(description.settings.dtype if arguments.dtype == "auto" else arguments.dtype)
-    run = load_run(files.path, dtype=dtype, lines=arguments.lines)
+    members = models(arguments, directories, dtype)
+    run = next(iter(members.values()))
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with TokenizingBar(quiet=False) as reading:
         options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
@@ -89,17 +132,64 @@ def main(arguments: argparse.Namespace) -> None:
     part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
-    with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
-        comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
-    print(f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:")
+    where = f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:"
+    if len(members) > 1:
+        print(where)
+        together(members, description, data, part, arguments)
+    else:
+        with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
+            comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
+        print(where)
+        report(comparison, files, description, data, part, of_other_data=bool(arguments.data))
+    if arguments.experts:
+        held_out = make_dataset(description.settings, getattr(data.stores, part))
+        for l, of_layer in enumerate(loads(run.theta, itertools.islice(held_out.evaluation_batches(), COUNTED))):
+            print(f"layer {l}: " + " ".join(f"{100 * share:.1f} %" for share in of_layer))
+
+
+def together(
+    members: dict[str, Run], description: Description, data: RunData, part: str, arguments: argparse.Namespace
+) -> None:
+    """Print the figures of each model, of the ensemble and, where it is one, of the average, which is written if asked
+    for.
+    """
+    runs = list(members.values())
+    groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
+    if arguments.checkpoints or arguments.average:
+        groups["the average"] = [averaged(runs)]
+    held_out = make_dataset(description.settings, getattr(data.stores, part), tokenizer=runs[0].tokenizer)
+    rows = []
+    for name, group in groups.items():
+        totals = jax.jit(ensemble_totals(group, description.settings))
+        found = evaluate(totals, [run.theta for run in group], held_out.evaluation_batches())
+        rows.append([name, found["loss"], found["accuracy"]])
+    print_table(["", "loss", "accuracy"], rows)
+    if arguments.average:
+        files = RunDirectory(arguments.average)
+        files.begin(description, runs[0].tokenizer)
+        files.save_parameters(groups["the average"][0].theta)
+        print(f"The average is in {files.path}.")
+
+
+def report(
+    comparison: Comparison,
+    files: RunDirectory,
+    description: Description,
+    data: RunData,
+    part: str,
+    *,
+    of_other_data: bool,
+) -> None:
+    """Print a model's figures beside those of simpler methods, and write them to its run."""
     columns = list(dict.fromkeys(name for figures in comparison.rows.values() for name in figures))
     print_table(["", *columns], [[method, *map(row.get, columns)] for method, row in comparison.rows.items()])
     for line in comparison.samples:
         show(line)
     for package in comparison.missing:
         say(f"note: install {package} for more comparisons")
-    other = {"data": [*description.settings.data]} if arguments.data else {}
-    results = {"part": part, "dtype": dtype, **other, "rows": comparison.rows, "samples": comparison.samples}
+    settings = description.settings
+    other = {"data": [*settings.data]} if of_other_data else {}
+    results = {"part": part, "dtype": settings.dtype, **other, "rows": comparison.rows, "samples": comparison.samples}
     text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
     suffix = f"-{data.corpus.fingerprint[:8]}" if other else ""  # leaves the results on the run's own data
     kept = files.path / f"evaluation-{part}{suffix}.json"

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,19 +58,20 @@ SMALL = {"N_V": 256, "l_max": 128, "L": 2, "H": 2, "d_e": 32, "d_mlp": 64}
 OF_PLATFORM = {"cpu": Sizes(SMALL, 2, ((2, 128, 16),), (8, 8))}
 
 
-def run(rounds: int) -> int:
-    """Check and measure, print and write each part as soon as it is there, and return the exit status."""
+def run(rounds: int, chosen: Sequence[str]) -> int:
+    """Check and measure the chosen parts, print and write each as soon as it is there, and return the exit status."""
     platform, wrong = jax.default_backend(), []
     sizes = OF_PLATFORM.get(platform, GPT2_124M)
-    parts: dict[str, Callable[[], str]] = {
-        "Kernels": lambda: _checked(platform, wrong),
-        "Training step": lambda: step(sizes, rounds),
-        "Attention": lambda: attentions(sizes, rounds),
-        "Decoding": lambda: decoding(sizes, rounds),
+    all_parts: dict[str, tuple[str, Callable[[], str]]] = {
+        "kernels": ("Kernels", lambda: _checked(platform, wrong)),
+        "step": ("Training step", lambda: step(sizes, rounds)),
+        "attention": ("Attention", lambda: attentions(sizes, rounds)),
+        "decoding": ("Decoding", lambda: decoding(sizes, rounds)),
     }
+    parts = [part for name, part in all_parts.items() if name in chosen]
     FILE.parent.mkdir(parents=True, exist_ok=True)
     text = f"### `python scripts/benchmark.py hardware` on {machine()}\n"
-    for number, (name, part) in enumerate(parts.items(), 1):
+    for number, (name, part) in enumerate(parts, 1):
         say(f"{name.lower()}, {number} of {len(parts)}", dated=True)
         try:
             of_part = part()
@@ -124,7 +125,7 @@ def step(sizes: Sizes, rounds: int) -> str:
     rows = [row(name, str(timing), timing.median) for name, timing in alternate(candidates, rounds).items()]
     if chip:
         seconds = estimate.seconds()[0]
-        rows.append(row("predicted by `scaling.py` for this library", f"{1e3 * seconds:.1f}", seconds))
+        rows.append(row("predicted by `benchmark.py scaling` for this library", f"{1e3 * seconds:.1f}", seconds))
     of = "as specified" if chip else "that of the fastest matrix product here; nothing is predicted for this device"
     title = f"GPT-2 of {', '.join(f'{k} = {v}' for k, v in sizes.model.items())}, batch {sizes.B}, AdamW, {dtype}"
     title += f" unless noted, {N_DOCUMENTS} documents a row; the peak is {peak / 1e12:.3g} TFLOP/s, {of}."

@@ -1,7 +1,7 @@
 """Estimate the cost of a training step on many accelerators from the compiled program; nothing is run or allocated.
 
-    scripts/scaling.py --model gpt3 --chips v5p:8x8x4 --mesh data=32,model=8 --batch-size 128 --remat all
-    scripts/scaling.py --model gpt2 --chips h100:8 --mesh data=8 --batch-size 64
+    scripts/benchmark.py scaling --model gpt3 --chips v5p:8x8x4 --mesh data=32,model=8 --batch-size 128 --remat all
+    scripts/benchmark.py scaling --model gpt2 --chips h100:8 --mesh data=8 --batch-size 64
 
 The program is the update of `scripts/train.py` with its defaults, packed documents in bfloat16. Per step and device, on
 a mesh of n devices:
@@ -15,9 +15,10 @@ a mesh of n devices:
                   and by half, with the half of them that a causal mask leaves (MaxText since 2025)
 """
 
+import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,6 @@ import jax.numpy as jnp
 
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.reference import GPT2_124M
-from training.command_line.arguments import Parser
 from training.loop.cost import BACKWARD, step_flops
 from training.loop.optimizers import optimizer_from
 from training.loop.train_step import init_state, make_step
@@ -224,21 +224,18 @@ def row(case: Case, found: Cost) -> str:
     )
 
 
-def parser() -> Parser:
-    """Return the command line."""
-    main = Parser(description=__doc__)
+def add_arguments(main: argparse.ArgumentParser) -> None:
+    """Add the arguments of `benchmark.py scaling`."""
     main.add_argument("--model", choices=MODELS, default="gpt2", help="the model (default: gpt2)")
     main.add_argument("--chips", default="h100:8", metavar="NAME:SHAPE", help="such as v5e:2x4, v5p:8x8x4 or h100:8")
     main.add_argument("--mesh", default="", help="such as data=4,model=2 (default: data, with all chips)")
     main.add_argument("--batch-size", type=int, default=64, metavar="B", help="sequences per update (default: 64)")
     main.add_argument("--remat", choices=REMAT, default="nothing", help="what a layer recomputes (default: nothing)")
     main.add_argument("--row", action="store_true", help="print a row of the tables in docs/notes/scaling.md")
-    return main
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    arguments = parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int:
+    """Estimate what the arguments name, and return the exit status."""
     case = Case(arguments.model, arguments.chips, arguments.mesh, arguments.batch_size, arguments.remat)
     began = time.monotonic()
     found = cost(case)

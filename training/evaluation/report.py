@@ -5,7 +5,7 @@
 | `d` | loss, perplexity, bits per byte | gzip, bzip2, xz, and an n-gram model |
 | `e` | loss, perplexity, accuracy at masked tokens | token frequencies |
 | `ed` | exact match, BLEU (needs sacrebleu) | |
-| `gato` | bits per byte of text, accuracy and drawings of digits, a pendulum | logistic regression, the expert |
+| `gato` | bits per byte of text, accuracy and drawings of digits | logistic regression |
 | `classify` | accuracy, precision, recall, F1 | TF-IDF and logistic regression (needs scikit-learn) |
 """
 
@@ -258,7 +258,7 @@ EVALUATIONS: dict[str, Evaluation] = {
     "e": Evaluation(_encoder),
     "ed": Evaluation(_translator),
     "classify": Evaluation(_classifier),
-    "gato": Evaluation(lambda *of: Comparison(gato.figures(*of[:4])), lambda run: _continuation(of_text(run))),
+    "gato": Evaluation(lambda *of: Comparison(*gato.figures(*of[:4])), lambda run: _continuation(of_text(run))),
 }
 """The evaluation of each task."""
 

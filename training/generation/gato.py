@@ -1,4 +1,4 @@
-"""Gato beyond text: it names images, draws what a text describes, and acts on observations.
+"""Gato beyond text: it names images, and draws what a text describes.
 
     Gato(load_run(directory)).drawings(["seven", "two"], n=64, levels=17)   # [2, 64] integers
 
@@ -17,11 +17,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int, Key
 
-from algorithms import DTransformerConfig, GatoParams
-from training.data.gato.sequences import Columns, Control, Image, Vocabulary
+from algorithms import DTransformerConfig
+from training.data.gato.sequences import Columns, Image, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
 from training.tasks.gato import hidden_state
+from training.tasks.gato_embedding import GatoParams
 from training.tasks.objectives import Batch
 
 LONGEST_NAME = 16  # tokens
@@ -62,19 +63,8 @@ class Gato:
         asked = [self.vocabulary.to_draw(text) for text in texts]
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
-    def actions(self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the greedy next action, within ±1, after observations [steps, d] and actions [steps − 1, d]."""
-        episodes = [Control(*pair) for pair in zip(observations, actions, strict=True)]
-        asked = [self.vocabulary.sequence([episode], ends=False) for episode in episodes]
-        first = self.vocabulary.first
-        width = max(np.shape(a)[-1] if len(a) else 1 for a in actions)
-        tokens = self._continued(asked, width, (first, self.vocabulary.separator), wide=True)
-        return self.vocabulary.action_of(tokens)
-
-    def _continued(self, asked: Sequence[Columns], n: int, allowed, *, tau=0.0, key: Any = None, ends=None, wide=False):
-        """Return the next n tokens of each sequence, all from `range(*allowed)`; those after `ends` are meaningless. If
-        `wide`, all l_max columns are computed, so that one program serves sequences of all lengths.
-        """
+    def _continued(self, asked: Sequence[Columns], n: int, allowed, *, tau=0.0, key: Any = None, ends=None):
+        """Return the next n tokens of each sequence, all from `range(*allowed)`; those after `ends` are meaningless."""
         lengths = np.array([len(columns.x) for columns in asked])
         needed = int(lengths.max()) + n - 1
         if needed > self.config.l_max:
@@ -82,7 +72,7 @@ class Gato:
                 f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: "
                 "shorten it"
             )
-        batch = self._batch(asked, self.config.l_max if wide else min(self.config.l_max, -(-needed // 16) * 16))
+        batch = self._batch(asked, min(self.config.l_max, -(-needed // 16) * 16))
         found = np.zeros((len(asked), n), np.int64)
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
@@ -105,7 +95,7 @@ class Gato:
             "segment_ids": np.ones((B, width), np.int32),
         }
         for b, columns in enumerate(asked):
-            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.read, columns.at
+            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.x, columns.at
             if len(columns.places):
                 batch["patches"][b, : len(columns.places)] = columns.patches
                 batch["places"][b, : len(columns.places)] = columns.places

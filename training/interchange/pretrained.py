@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams, GatoParams
+from algorithms import DTransformerParams, EDTransformerParams, ETransformerParams
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import NumberTokenizer, Tokenizer
 from training.disk import local_path, reason, require_file, write_atomically
@@ -52,6 +52,7 @@ from training.runs.named_arrays import flatten, unflatten
 from training.runs.trained_model import FROZEN, frozen_fingerprint, load_run, read_adapter
 from training.tasks import TASKS, settings_from
 from training.tasks.classify import ClassifierParams
+from training.tasks.gato_embedding import GatoParams
 from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
 from training.tasks.own_lines import has_lines_of_ones_own, setting_of

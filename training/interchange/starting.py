@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from algorithms import GatoParams
 from training.data.hub_names import HUB
 from training.data.tokenizers import Tokenizer
 from training.interchange import load_model
@@ -18,6 +17,7 @@ from training.runs.directory import RunDirectory
 from training.runs.trained_model import FROZEN, frozen_fingerprint
 from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams
+from training.tasks.gato_embedding import GatoParams
 from training.tasks.low_rank import adapter_shapes
 
 

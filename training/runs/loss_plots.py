@@ -70,26 +70,6 @@ class Losses:
         figure.savefig(path, dpi=120)
 
 
-def compare_losses(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Plot the losses of several runs by name, over the steps and over the seconds of training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    by_step, by_second = figure.subplots(1, 2, sharey=True)
-    for n, (name, lines) in enumerate(runs.items()):
-        steps, losses = _points(lines, "loss")
-        seconds = [line["seconds"] for line in lines if "loss" in line]
-        for axes, at in ((by_step, steps), (by_second, seconds)):
-            axes.plot(at, losses, color=f"C{n}", alpha=0.2, linewidth=0.8)
-            axes.plot(at, smoothed(losses), color=f"C{n}", linewidth=1.5, label=name)
-    by_step.set(xlabel="step", ylabel="nats per predicted token")
-    by_second.set(xlabel="seconds")
-    for axes in (by_step, by_second):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=120)
-
-
 def smoothed(losses: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the mean of each loss and its neighbors on both sides, a fiftieth of all of them, fewer at the ends.
 
@@ -101,8 +81,3 @@ def smoothed(losses: Sequence[float] | np.ndarray) -> np.ndarray:
     at = np.arange(len(losses))
     begin, end = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(losses))
     return (sums[end] - sums[begin]) / (end - begin)
-
-
-def _points(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    found = [line for line in lines if name in line]
-    return [line["step"] for line in found], [float(line[name]) for line in found]

@@ -1,12 +1,12 @@
-"""Gato: text, digits and control as one sequence, for the decoder of Algorithm 10 (Phuong and Hutter 2022, §6)."""
+"""Gato: text and images as one sequence, for the decoder of Algorithm 10 (Phuong and Hutter 2022, §6)."""
 
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import GatoConfig, GatoParams, d_hidden_state, gato_embedding, init_gato
-from algorithms.gato import BINS
+from algorithms import d_hidden_state
 from algorithms.notation import LoopOptions
 from training.tasks.flops import layer_flops
+from training.tasks.gato_embedding import BINS, GatoConfig, GatoParams, gato_embedding, init_gato
 from training.tasks.objectives import DEFAULT, Batch, Columns, Objective, next_tokens
 from training.tasks.paper import D
 from training.tasks.task import Task
@@ -16,8 +16,7 @@ def hidden_state(params: GatoParams, batch: Batch, options: LoopOptions = DEFAUL
     """Return lines 1 to 10 for a batch of the data set `Modalities`."""
     patches = jnp.moveaxis(batch["patches"], (0, 1), (3, 4))
     places = jnp.moveaxis(batch["places"], 2, 0)
-    x = batch.get("x_read", batch["x"])
-    X = gato_embedding(x, patches, batch["at"], places[0], places[1], *params)
+    X = gato_embedding(batch["x"], patches, batch["at"], places[0], places[1], *params)
     return d_hidden_state(X, params.transformer, segments=batch["segment_ids"], **options)
 
 
@@ -28,7 +27,7 @@ def _columns(params: GatoParams, batch: Batch, options: LoopOptions) -> Columns:
 
 GATO = Task(
     name="gato",
-    summary="text, images and control together, with Gato's lines 1 to 3 before Algorithm 10",
+    summary="text and images together, with Gato's lines 1 to 3 before Algorithm 10",
     records="text",
     config=GatoConfig,
     init=init_gato,

@@ -1,5 +1,6 @@
 """The check of a machine's kernels: what it compares with is the oracle's, and a wrong kernel is found."""
 
+import re
 from types import SimpleNamespace
 
 import jax
@@ -178,14 +179,13 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch, tmp_path, capfd):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile allocating")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernels, "checks", lambda _: [])
     monkeypatch.setattr(hardware, "step", fails)
-    for part in ("attentions", "decoding"):
-        monkeypatch.setattr(hardware, part, lambda *_: "measured")
-    assert hardware.run(2) == 1
+    monkeypatch.setattr(hardware, "decoding", lambda *_: "measured")
+    assert benchmark_main(["hardware", "--rounds=2", "--parts=step,decoding"]) == 1
     text = (tmp_path / "build" / "hardware.md").read_text("utf-8")
     assert "**Training step.** Not measured: JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory\n" in text
     assert "**Decoding.** measured" in text
+    assert re.findall(r"\*\*(.+)\.\*\*", text) == ["Training step", "Decoding"]
     assert "hardware: training step: not measured: JaxRuntimeError" in capfd.readouterr().err
 
 

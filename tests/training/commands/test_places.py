@@ -37,15 +37,17 @@ COMMANDS = {
         ["run", "--prompt", "a", "--shots", URL],
         ["run", "--prompt", "a", "--steer", URL],
     ],
-    commands.evaluate_main: [[URL], ["run", "--data", URL], ["run", "--data", "a.txt", "--validation-data", URL]],
+    commands.evaluate_main: [
+        [URL],
+        ["run", "--data", URL],
+        ["run", "--data", "a.txt", "--validation-data", URL],
+        ["run", URL],
+        ["run", "run", "--average", URL],
+    ],
     commands.convert_main: [[URL, "out"], ["run", URL], ["run", "out", "--from", URL]],
-    commands.ensemble_main: [[URL, "run"], ["run", "run", "--average", URL]],
-    commands.cross_validate_main: [[URL, "--data", "a.txt"]],
     commands.look_inside_main: [[URL, "--prompt", "a"], ["run", "--prompt", "a", "--out", URL]],
     commands.induction_main: [[URL], ["--out", URL]],
-    commands.gato_main: [[URL], ["run", "--pictures", URL]],
     commands.serve_main: [[URL]],
-    commands.loss_curve_main: [[URL, "a.svg"], ["run", URL]],
     crosscheck_main: [["--json", URL], ["--html", URL]],
 }
 

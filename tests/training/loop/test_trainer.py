@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
 
 @pytest.mark.thorough
 def test_an_interrupted_run_of_several_modalities_goes_on_exactly(tmp_path):
-    """Rows of text, digits and control are drawn by step; the patches have parameters of their own."""
+    """Rows of text and digits are drawn by step; the patches have parameters of their own."""
     settings = settings_for("gato", steps=3, eval_every=2, checkpoint_every=1, dropout=0.2, ema_decay=0.9)
     for name, stop in (("whole", {}), ("run", {"stop_at_evaluation": 2})):
         trainer, witness = make_trainer(tmp_path / name, settings, **stop)

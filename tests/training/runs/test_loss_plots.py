@@ -1,5 +1,7 @@
 """The picture of a training's losses: means of neighbors when they are many, and the same cost of each drawing."""
 
+import re
+
 import numpy as np
 
 from training.runs.loss_plots import POINTS, Curve, Losses, smoothed
@@ -41,3 +43,15 @@ def test_lines_of_the_metrics_are_training_and_validation(tmp_path):
     losses.add({"step": 3, "validation_loss": 2.125})
     np.testing.assert_array_equal(losses._training.points(), [[1, 2], [2.5, 2.0]])
     np.testing.assert_array_equal(losses._validation.points(), [[2, 3], [2.25, 2.125]])
+
+
+def test_the_losses_of_a_run_are_drawn(tmp_path):
+    """A point of the curve for each step that has a loss, in the order of the steps."""
+    lines = [{"step": step, "loss": 9.0 - step} for step in range(1, 6)]
+    lines[3]["validation_loss"] = 5.5
+    Losses(lines).plot(tmp_path / "a.svg", title="run")
+    picture = (tmp_path / "a.svg").read_text()
+    curves = re.findall(r'<path d="M ([^"]+)" clip-path[^>]* style="fill: none; stroke: #1f77b4', picture)
+    points = [tuple(map(float, point.split())) for point in curves[0].replace("L", "").strip().splitlines()]
+    assert len(points) == 5
+    assert points == sorted(points)  # the y axis points down: the loss falls

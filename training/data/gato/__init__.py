@@ -1,1 +1,1 @@
-"""Gato's modalities: text, images, discrete values and episodes of control, as sequences of columns."""
+"""Gato's modalities: text, images and discrete values, as sequences of columns."""

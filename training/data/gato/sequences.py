@@ -3,33 +3,20 @@
     Text("seven")                          tokens of the tokenizer
     Image(pixels)                          patches, in raster order
     Discrete(shades)                       integers from 0 to 1,023, as additional tokens
-    Control(observations, actions)         continuous values, as the same tokens: μ-law and 1,024 bins for
-                                           observations, the bins alone for actions, which are within ±1
 
-A sequence begins with bos; a separator comes before every answer: the name of an image, the drawing of a text, and
-each action. As in Gato, the loss is on text and actions (the shades of a drawing are actions), never on images,
-observations and separators.
+A sequence begins with bos; a separator comes before every answer: the name of an image, and the drawing of a text. As
+in Gato, the loss is on text and discrete values, never on images and separators.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms.gato import (
-    BINS,
-    GatoConfig,
-    discretize,
-    inverse_mu_law,
-    mu_law,
-    raster_patches,
-    raster_places,
-    undiscretize,
-)
 from training.data.base_tokenizer import Tokenizer
 from training.data.records import DataError
+from training.tasks.gato_embedding import BINS, GatoConfig, raster_patches, raster_places
 
 
 class Text(NamedTuple):
@@ -50,15 +37,7 @@ class Discrete(NamedTuple):
     values: np.ndarray
 
 
-class Control(NamedTuple):
-    """Steps of control."""
-
-    observations: np.ndarray  # [steps, d]
-    actions: np.ndarray  # the actions to predict, within ±1, [steps or steps − 1, d]
-    done: np.ndarray | None = None  # the actions that were done, which the next steps read; None: `actions`
-
-
-ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete), (Control,))
+ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete))
 """The orders of modalities that a model is trained on."""
 EXTRA_TOKENS = BINS + 1  # in addition to the tokenizer's: one for each value, and the separator
 
@@ -67,7 +46,6 @@ class Columns(NamedTuple):
     """A sequence."""
 
     x: np.ndarray  # token IDs, [l]; 0 in columns with a patch
-    read: np.ndarray  # the token IDs that the model reads, [l]: x with the actions done in place of those asked for
     at: np.ndarray  # the index of the column's patch, or −1, [l]
     predicted: np.ndarray  # whether the column is to be predicted, [l]
     patches: np.ndarray  # [n, side, side, channels]
@@ -90,22 +68,6 @@ class Vocabulary(NamedTuple):
         """The token before an answer."""
         return self.first + BINS
 
-    def observed(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of continuous values within ±256."""
-        return self.first + np.asarray(discretize(mu_law(jnp.asarray(values, jnp.float32))))
-
-    def actions(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of continuous values within ±1."""
-        return self.first + np.asarray(discretize(jnp.asarray(values, jnp.float32)))
-
-    def action_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the values of tokens made by `actions`, to within 1/1,024."""
-        return np.asarray(undiscretize(jnp.asarray(tokens) - self.first))
-
-    def observation_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the values of tokens made by `observed`, to within half a bin."""
-        return np.asarray(inverse_mu_law(undiscretize(jnp.asarray(tokens) - self.first)))
-
     def discrete(self, values: np.ndarray) -> np.ndarray:
         """Return the tokens of integers from 0 to 1,023. Raises DataError for any other value."""
         values = np.asarray(values)
@@ -114,7 +76,7 @@ class Vocabulary(NamedTuple):
         if values.size and not (values.min() >= 0 and values.max() < BINS):
             raise DataError(
                 f"discrete values: expected integers from 0 to {BINS - 1}, got {values.min()} to {values.max()}; "
-                "renumber them, or give them as continuous values"
+                "renumber them, or take the discretize(mu_law(values)) of continuous ones"
             )
         return self.first + values.ravel().astype(np.int32)
 
@@ -132,7 +94,7 @@ class Vocabulary(NamedTuple):
             if number:
                 parts.append(_tokens([self.separator], predicted=False))
             parts.append(self._part(element))
-        if not ends and kinds != (Text,) and not isinstance(elements[-1], Control):
+        if not ends and kinds != (Text,):
             parts.append(_tokens([self.separator], predicted=False))
         if ends and kinds[-1] is Text:
             parts.append(_tokens([self.tokenizer.eos_token], predicted=True))
@@ -148,9 +110,6 @@ class Vocabulary(NamedTuple):
             return _tokens(self.tokenizer.encode(element.text), predicted=True)
         if isinstance(element, Discrete):
             return _tokens(self.discrete(element.values), predicted=True)
-        return self._image(element) if isinstance(element, Image) else self._control(element)
-
-    def _image(self, element: Image) -> Columns:
         side, pixels = self.config.patch, np.asarray(element.pixels, np.float32)
         if pixels.ndim != 3 or pixels.shape[-1] != self.config.channels:
             raise DataError(
@@ -159,29 +118,7 @@ class Vocabulary(NamedTuple):
         patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels), side=side)), -1, 0)
         places = raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places)
         n = len(patches)
-        x = np.zeros(n, np.int32)
-        return Columns(x, x, np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
-
-    def _control(self, element: Control) -> Columns:
-        observations, actions = np.asarray(element.observations), np.asarray(element.actions)
-        steps = len(observations)
-        if len(actions) not in (steps, steps - 1):
-            raise DataError(
-                f"actions: expected one for each of the {steps} observations, or for all but the last, got "
-                f"{len(actions)}"
-            )
-        seen = self.observed(observations).reshape(steps, -1)
-        asked = self.actions(actions).reshape(len(actions), math.prod(actions.shape[1:]))  # may be empty
-        done = asked if element.done is None else self.actions(np.asarray(element.done)).reshape(asked.shape)
-        x, read = (self._steps(seen, acted) for acted in (asked, done))
-        width = seen.shape[1] + 1 + asked.shape[1]
-        return _tokens(x, predicted=np.arange(len(x)) % width > seen.shape[1])._replace(read=read)
-
-    def _steps(self, seen: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Return the concatenated tokens of the steps; the last step may have no action."""
-        separators = np.full((len(seen), 1), self.separator)
-        whole = np.concatenate([seen[: len(done)], separators[: len(done)], done], axis=1)
-        return np.concatenate([whole.ravel(), *seen[len(done) :], *separators[len(done) :]]).astype(np.int32)
+        return Columns(np.zeros(n, np.int32), np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -195,14 +132,14 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 def _tokens(ids: Any, *, predicted: Any) -> Columns:
     x = np.asarray(ids, np.int32)
-    return Columns(x, x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
+    return Columns(x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
 
 
 def _no_patches() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((0, 0, 0, 0), np.float32), np.zeros((0, 2), np.int64)
 
 
-WORDS = {Text: "text", Image: "an image", Discrete: "discrete values", Control: "observations and actions in turn"}
+WORDS = {Text: "text", Image: "an image", Discrete: "discrete values"}
 
 
 def _words(kinds: Sequence[type]) -> str:

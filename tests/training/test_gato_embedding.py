@@ -9,18 +9,19 @@ import algorithms as alg
 from tests import cases
 from training import oracle
 from training.oracle import gato as printed
+from training.tasks import gato_embedding as gato
 
-CONFIG = alg.GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
+CONFIG = gato.GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
 IMAGE = np.random.default_rng(3).uniform(-1, 1, (4, 6, 3))
-THETA = cases.random_like(jax.eval_shape(lambda key: alg.init_gato(key, CONFIG), jax.random.key(0)))
-PATCHES, PLACES = alg.raster_patches(jnp.asarray(IMAGE), side=2), alg.raster_places(4, 6, side=2, n_places=5)
+THETA = cases.random_like(jax.eval_shape(lambda key: gato.init_gato(key, CONFIG), jax.random.key(0)))
+PATCHES, PLACES = gato.raster_patches(jnp.asarray(IMAGE), side=2), gato.raster_places(4, 6, side=2, n_places=5)
 
 
 def sequence(theta=THETA, **options):
     """Text, an image of 2 × 3 patches, and two values; as the function takes it, and as the oracle does."""
     x = jnp.asarray([3, 9] + [99] * 6 + [5, 11])  # where patches are, no token is read
     at = jnp.asarray([-1, -1, *range(6), -1, -1])
-    X = alg.gato_embedding(x, PATCHES, at, *PLACES, *theta, **options)
+    X = gato.gato_embedding(x, PATCHES, at, *PLACES, *theta, **options)
     return X, [3, 9, *printed.patches_of(IMAGE, 2), 5, 11]
 
 
@@ -43,10 +44,10 @@ def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
 
 def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
     other = np.random.default_rng(4).uniform(-1, 1, (4, 6, 3))
-    patches = alg.raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
+    patches = gato.raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
     at = jnp.asarray([[0, 1, 2, 3, 4, 5, -1], [-1, 5, 4, -1, 0, 1, 2]])
     x = cases.random_tokens(2, 7)
-    X = alg.gato_embedding(x, patches, at, *PLACES, *THETA)
+    X = gato.gato_embedding(x, patches, at, *PLACES, *THETA)
     for b, image in enumerate((IMAGE, other)):
         of_image = printed.patches_of(image, 2)
         elements = [of_image[n] if n >= 0 else int(v) for n, v in zip(at[b].tolist(), x[b], strict=True)]
@@ -66,7 +67,7 @@ def test_every_parameter_of_the_residual_block_and_of_the_positions_matters(left
 def test_without_images_gato_is_algorithm_10():
     x = cases.random_tokens(2, 7)
     none = jnp.zeros((2, 2, 3, 2, 1))
-    X = alg.gato_embedding(x, none, jnp.full((2, 7), -1), *jnp.zeros((2, 2, 1), int), *THETA)
+    X = gato.gato_embedding(x, none, jnp.full((2, 7), -1), *jnp.zeros((2, 2, 1), int), *THETA)
     cases.assert_close(X, THETA.transformer.W_e[:, x])
     cases.assert_close(alg.d_transformer(X, THETA.transformer), alg.d_transformer(x, THETA.transformer))
 
@@ -89,46 +90,46 @@ def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
 
 def test_patches_are_in_raster_order_and_scaled():
     image = jnp.arange(32.0).reshape(4, 8, 1) / 31
-    patches = alg.raster_patches(image, side=4)
+    patches = gato.raster_patches(image, side=4)
     assert patches.shape == (4, 4, 1, 2)
     np.testing.assert_allclose(patches[1, :, 0, 1], np.arange(12, 16) / 31 / 2)
-    places = alg.raster_places(8, 12, side=4, n_places=3)
+    places = gato.raster_places(8, 12, side=4, n_places=3)
     np.testing.assert_array_equal(places, [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
-    assert alg.raster_patches(jnp.zeros((32, 48, 3)), side=16).shape == (16, 16, 3, 6)
-    assert alg.raster_patches(image, side=1).shape == (1, 1, 1, 32)
+    assert gato.raster_patches(jnp.zeros((32, 48, 3)), side=16).shape == (16, 16, 3, 6)
+    assert gato.raster_patches(image, side=1).shape == (1, 1, 1, 32)
 
 
 def test_continuous_values_are_tokens_by_the_mu_law():
     values = np.concatenate([np.linspace(-256, 256, 101), np.linspace(-0.01, 0.01, 11), [0.0, 1.0, -1.0]])
-    np.testing.assert_allclose(alg.mu_law(jnp.asarray(values)), [printed.mu_law(v) for v in values], atol=1e-14)
-    bins = alg.discretize(alg.mu_law(jnp.asarray(values)))
+    np.testing.assert_allclose(gato.mu_law(jnp.asarray(values)), [printed.mu_law(v) for v in values], atol=1e-14)
+    bins = gato.discretize(gato.mu_law(jnp.asarray(values)))
     np.testing.assert_array_equal(bins, [printed.bin_of(printed.mu_law(v)) for v in values])
     assert (bins.min(), bins.max()) == (0, 1023)
 
 
 def test_tokens_give_values_back_within_half_a_bin_of_the_mu_law():
     values = np.random.default_rng(0).uniform(-1, 1, 2000) * np.geomspace(1e-4, 256, 2000)
-    back = np.asarray(alg.inverse_mu_law(alg.undiscretize(alg.discretize(alg.mu_law(jnp.asarray(values))))))
-    np.testing.assert_allclose(alg.inverse_mu_law(alg.mu_law(jnp.asarray(values))), values, rtol=1e-9)
+    back = np.asarray(gato.inverse_mu_law(gato.undiscretize(gato.discretize(gato.mu_law(jnp.asarray(values))))))
+    np.testing.assert_allclose(gato.inverse_mu_law(gato.mu_law(jnp.asarray(values))), values, rtol=1e-9)
     bound = (np.abs(values) + 0.01) * (25601 ** (1 / 1024) - 1)
     assert np.all(np.abs(back - values) <= bound * (1 + 1e-9))
     uniform = np.linspace(-1, 1, 2001)
-    assert np.max(np.abs(alg.undiscretize(alg.discretize(jnp.asarray(uniform))) - uniform)) <= 1 / 1024 + 1e-12
+    assert np.max(np.abs(gato.undiscretize(gato.discretize(jnp.asarray(uniform))) - uniform)) <= 1 / 1024 + 1e-12
     tokens = jnp.arange(1024)
-    np.testing.assert_array_equal(alg.discretize(alg.undiscretize(tokens)), tokens)
-    np.testing.assert_array_equal(alg.discretize(alg.mu_law(alg.inverse_mu_law(alg.undiscretize(tokens)))), tokens)
+    np.testing.assert_array_equal(gato.discretize(gato.undiscretize(tokens)), tokens)
+    np.testing.assert_array_equal(gato.discretize(gato.mu_law(gato.inverse_mu_law(gato.undiscretize(tokens)))), tokens)
 
 
 def test_a_patch_without_a_position_makes_nan():
     row, column = PLACES
-    e = alg.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)
+    e = gato.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)
     assert np.isnan(e[:, 2]).all()
     assert np.isfinite(np.delete(e, 2, axis=1)).all()
 
 
 def test_the_initializer_uses_no_key_twice_and_scales_kernels():
     with jax.debug_key_reuse(True):
-        image = alg.init_gato(jax.random.key(0), CONFIG).image
+        image = gato.init_gato(jax.random.key(0), CONFIG).image
     deviations = [image.K_in.std(), image.K_2.std(), image.W_out.std(), image.W_column.std()]
     assert deviations == pytest.approx([27**-0.5, 54**-0.5, 1 / (2 * 6**0.5), 0.02], rel=0.4)
     assert [set(np.ravel(a)) for a in (image.gamma1, image.beta1, image.gamma2, image.beta2)] == [{1}, {0}] * 2
