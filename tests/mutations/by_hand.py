@@ -18,7 +18,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("a ring written at another row", "training/generation/cache.py", "KeyValues.stored.store", "return", "slot % cache.shape[1]", "(slot + 1) % cache.shape[1]", ("training/generation/test_rings.py",)),
     ("a part of a cache read a token too late", "training/generation/slots.py", "Slots.attend", "is_read", "start <= slot", "start < slot", ("training/generation/test_slots.py",)),
     ("new tokens one position too early", "training/generation/decoding.py", "_scores", "options", '"positions": t', '"positions": t - 1', ("algorithms/test_family.py",)),
-    ("window of the cache off by one", "training/generation/attending.py", "Step.attend", "first", "line.window - 1", "line.window", ("training/generation/test_rings.py",)),
+    ("window of the cache off by one", "training/generation/attending.py", "CachedAttention.attend", "first", "line.window - 1", "line.window", ("training/generation/test_rings.py",)),
     ("parameters of the next layers that share theirs", "algorithms/layers.py", "Lines._run.turn", "W", "i // shared", "(i + 1) // shared", ("algorithms/test_family.py",)),
     ("parameters by turns in the cache", "training/generation/layout.py", "_one_by_one", "return", "for layer in map(laid_out, layers) for _ in range(shared)", "for _ in range(shared) for layer in map(laid_out, layers)", ("algorithms/test_family.py",)),
     ("patches left out of a sequence", "training/tasks/gato_embedding.py", "gato_embedding", "return", "at[None] < 0", "at[None] < 1", ("training/test_gato_embedding.py",)),

@@ -6,13 +6,14 @@ sends that name as the Host; and it asks for permission (CORS) before it sends J
 """
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import http
 import ipaddress
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -117,9 +118,9 @@ def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
     return guarded
 
 
-def connections(*, most: int, patience: float) -> type[asyncio.Protocol]:
+def connections(*, most: int, patience: float) -> Any:
     """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
-    return cast(type[asyncio.Protocol], type("Connection", (_Connection,), {"MOST": most, "PATIENCE": patience}))
+    return functools.partial(_Connection, most, patience)
 
 
 class _Connection(H11Protocol):
@@ -127,21 +128,21 @@ class _Connection(H11Protocol):
     half in which they have sent their request.
     """
 
-    MOST: int
-    PATIENCE: float
-    _timer: asyncio.TimerHandle | None = None
-    _is_half_closed = False
+    def __init__(self, most: int, patience: float, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._most, self._patience, self._is_half_closed = most, patience, False
+        self._timer: asyncio.TimerHandle | None = None
+        self._application, self.app = self.app, self._answered
 
     def connection_made(self, transport: Any) -> None:
         """Begin, in place of the connection that has been idle longest if there are too many; or end if none is."""
         super().connection_made(transport)
-        self._application, self.app = self.app, self._answered
         others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
         idle = {one: one.timeout_keep_alive_task.when() for one in others if one.timeout_keep_alive_task}
-        if len(others) >= self.MOST and not idle:
-            self._end(503, f"there are {self.MOST} connections already: try again later")
+        if len(others) >= self._most and not idle:
+            self._end(503, f"there are {self._most} connections already: try again later")
             return
-        if len(others) >= self.MOST:
+        if len(others) >= self._most:
             min(idle, key=idle.__getitem__).transport.close()
         self._wait()
 
@@ -186,7 +187,7 @@ class _Connection(H11Protocol):
 
     def _wait(self) -> None:
         """Run the timer of the next request; receiving some of it does not restart the timer."""
-        self._timer = self._timer or self.loop.call_later(self.PATIENCE, self._too_late)
+        self._timer = self._timer or self.loop.call_later(self._patience, self._too_late)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -198,7 +199,7 @@ class _Connection(H11Protocol):
         if self._is_answering:  # and the next request follows already
             self._wait()
         else:
-            self._end(408, f"the request did not arrive within {self.PATIENCE:g} seconds")
+            self._end(408, f"the request did not arrive within {self._patience:g} seconds")
 
     def _probe(self) -> None:
         """Notice, by what has to be sent twice, whether a client that sends no more has left instead."""
