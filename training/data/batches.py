@@ -96,13 +96,10 @@ def prefetched(make: Callable[[int], Batch], first: int) -> Iterator[Batch]:
     """Yield what `make` returns for `first`, `first` + 1, …, computed in their order by a thread."""
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="batches")
     waiting = collections.deque(thread.submit(make, step) for step in range(first, first + AHEAD))
-    try:
-        for step in itertools.count(first + AHEAD):
-            batch = waiting.popleft().result()
-            waiting.append(thread.submit(make, step))
-            yield batch
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
+    for step in itertools.count(first + AHEAD):
+        batch = waiting.popleft().result()
+        waiting.append(thread.submit(make, step))
+        yield batch
 
 
 class Chunks:
