@@ -230,6 +230,9 @@ def test_what_the_run_found_is_told(tmp_path):
     assert "not all equal" in page
     assert "2.5 × 10<sup>−1</sup>" in page
     assert "1 do not agree" in index
+    assert "So far" not in index
+    write_book([results], tmp_path, ROOT, only="algorithm-7.html")
+    assert "So far, 1 algorithm, 1" in (tmp_path / "index.html").read_text("utf-8")
 
 
 def test_a_book_that_was_stopped_goes_on(tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     """An error in the rule that a caller gets, which the lines as printed do not have, is found in training."""
     results = crosscheck([13], "auto")
     assert results.ok, summary(results)
-    assert summary(results).startswith("implementation auto (dense): 1 algorithms, ")
+    assert summary(results).startswith("implementation auto (dense): 1 algorithm, ")
     first = locate(PLANTED["softmax Jacobian without aᵀg"], ROOT, 0, cache, [13]).first
     assert first is not None
     assert first[:2] == (13, "6")
@@ -221,7 +221,7 @@ def test_tags(tmp_path):
 def test_command_line(tmp_path, capsys):
     assert command.main(["--algorithm", "6", "--sizes", "d_e=5", "--json", str(tmp_path / "result.json")]) == 0
     printed = capsys.readouterr().out
-    assert "1 algorithms, 3 lines: 3 equal" in printed
+    assert "1 algorithm, 3 lines: 3 equal" in printed
     assert "algorithms/alg06_layer_norm.py:" in printed
     assert "implementation paper: " in printed
     assert "implementation auto" in printed

@@ -90,7 +90,7 @@ def test_the_commands_are_installed(environment):
 def test_the_cross_check_works_from_the_wheel(environment):
     crosscheck = environment / "bin" / "formal-crosscheck"
     printed = run(crosscheck, "--algorithm", "4", cwd=environment)
-    assert "implementation paper: 1 algorithms, 6 lines: 6 equal" in printed
+    assert "implementation paper: 1 algorithm, 6 lines: 6 equal" in printed
 
 
 @pytest.mark.slow

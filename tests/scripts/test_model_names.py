@@ -138,7 +138,7 @@ def test_the_hub_is_asked_once_and_its_errors_are_sentences(hub, cache, called, 
     ):
         status, _, error = called(*words)
         assert (status, error.count("\n"), (tmp_path / "out").exists()) == (2, 1, False)
-        assert error.startswith(f"{words[0]}.py: cannot download someone/large: is the hub reachable")
+        assert error.startswith(f"{words[0]}.py: cannot download someone/large: ")
     assert called("convert", "hf:someone/small", tmp_path / "out")[0] == 0
     assert load_run(tmp_path / "out").task == "d"
     for wrong in ("hf:", "hf:..", "hf:a/b/c", "hf:/etc", "hf:a@", "hf:a@/b", "hf:a@b@c", "hf:a:b"):

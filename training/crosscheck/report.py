@@ -30,6 +30,10 @@ def print_results(results: Results, console: Console, *, tables: bool = True) ->
     )
 
 
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" + "s" * (n != 1)
+
+
 def summary(results: Results) -> str:
     """How many algorithms and lines were compared, the worst difference, and what is wrong."""
     lines = list(results.lines.values())
@@ -40,7 +44,7 @@ def summary(results: Results) -> str:
     left_out = sum(result.verdict == "left out" for result in lines)
     text = (
         f"{f'{results.variant}: ' if results.variant else ''}implementation {results.implementation}: "
-        f"{len({r.algorithm for r in lines})} algorithms, {len(lines)} lines: {seen} equal"
+        f"{_counted(len({r.algorithm for r in lines}), 'algorithm')}, {_counted(len(lines), 'line')}: {seen} equal"
         f"{f', {within} in a step that is equal' if within else ''}{f', {left_out} left out' if left_out else ''}; "
         f"{f'{changed} changed; ' if results.variant else ''}{values} values{_and_rules(results)} compared; worst difference "
         f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"

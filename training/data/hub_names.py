@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 
 HUB = "hf:"
+UNREACHABLE = {"ConnectError", "ConnectTimeout", "ConnectionError", "LocalEntryNotFoundError", "gaierror"}
+"""Errors of httpx, requests, huggingface_hub and sockets without a connection."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PARTS = re.compile(r"hf:([^:@=]+)(?:@([^:@=]+))?([:=].*)?", re.DOTALL)
 
@@ -42,3 +44,19 @@ def as_begun(written: str, began: str) -> str:
     """Return the name at the commit that a run began with, if that is what it may mean."""
     is_same = with_revision(written, None) == with_revision(began, None)
     return began if is_same and not COMMIT.fullmatch(revision_of(written) or "") else written
+
+
+def why_not(error: BaseException) -> str:
+    """Return what the hub, or the network on the way there, answered: the first line of an error, or that there is no
+    connection.
+
+    Example:
+        >>> why_not(OSError("404: no such model"))
+        '404: no such model'
+    """
+    at: BaseException | None = error
+    while at is not None:
+        if UNREACHABLE & {kind.__name__ for kind in type(at).__mro__}:
+            return "the hub cannot be reached (no network?)"
+        at = at.__cause__ or at.__context__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -182,8 +182,8 @@ def divided(hashes: UInt64[np.ndarray, " n"], fractions: tuple[float, float], *,
     n_validation, n_test = (max(1, round(f * len(distinct))) if f > 0 else 0 for f in fractions)
     if n_validation + n_test >= len(distinct):
         raise DataError(
-            f"{name} has {len(distinct)} distinct records, too few to hold some out for validation; "
-            "give more data or a validation file"
+            f"{name} has {len(distinct)} distinct record{'s' * (len(distinct) != 1)}, too few to hold some out for "
+            "validation; give more data or a validation file"
         )
     rare = np.flatnonzero(counts <= max(counts.min(), sum(fractions) * len(hashes)))
     part = np.full(len(distinct), TRAIN, np.uint8)

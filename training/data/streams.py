@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.data.hub_names import HUB, pinned
+from training.data.hub_names import HUB, pinned, why_not
 from training.data.mixtures import weighted
 from training.data.records import DataError, Kind, fingerprint
 from training.disk import reason, remove_unfinished, write_atomically
@@ -81,8 +81,7 @@ def _commit(written: str) -> str:
     except ModuleNotFoundError:
         raise DataError(f"{written}: datasets is not installed: {install('data')}") from None
     except Exception as error:  # anything that the hub or the network raises
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{written}: cannot be found on the hub: {first}") from None
+        raise DataError(f"{written}: {why_not(error)}") from None
 
 
 def streamed(written: str, kind: Kind, cache_dir: Path) -> Path:

@@ -4,7 +4,7 @@ import importlib
 import re
 from pathlib import Path
 
-from training.data.hub_names import HUB, revision_of, with_revision
+from training.data.hub_names import HUB, revision_of, why_not, with_revision
 from training.disk import local_path
 from training.interchange.errors import InterchangeError
 
@@ -51,7 +51,4 @@ def _download(name: str, revision: str | None) -> Path:
         return path
     except Exception as error:  # anything that the hub or the network raises
         written = with_revision(f"{HUB}{name}", revision).removeprefix(HUB)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InterchangeError(
-            f"cannot download {written}: is the hub reachable, and does it have this model? It says: {reason}"
-        ) from None
+        raise InterchangeError(f"cannot download {written}: {why_not(error)}") from None

@@ -425,6 +425,12 @@ def _described(
             f"the model cannot be written for other libraries, which do not have its lines, {model.config.variant!r}; "
             f'give --to {RUN} (to="{RUN}" in Python) for files of its own'
         )
+    fitting = next((kind for kind in kinds if to and not ARCHITECTURES[kind].write_config(model)[1]), None)
+    if fitting:
+        more = f", and lacks {len(lacks) - 1} more" * (len(lacks) > 1)
+        raise InterchangeError(
+            f"the model cannot be written as {to}, which has no {lacks[0]}{more}; leave out --to, for {fitting}"
+        )
     raise InterchangeError(f"the model cannot be written: {'; '.join(nearly or refused)}")
 
 

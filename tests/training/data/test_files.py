@@ -262,7 +262,7 @@ BAD_FILES = {
     "utf16": ("a.txt", "text".encode("utf-16"), "text", "a.txt begins like UTF-16; convert it to UTF-8"),
     "latin1": ("a.txt", b"one\ncaf\xe9 two\n", "text", "a.txt:2: not UTF-8 at byte offset 7 (byte 0xe9); convert"),
     "cut": ("a.txt", "one\ntwo €".encode()[:-1], "text", "a.txt:2: not UTF-8 at byte offset 8 (byte 0xe2)"),
-    "short": ("a.txt", b"one line\n", "text", "a.txt has 1 distinct records, too few to hold some out"),
+    "short": ("a.txt", b"one line\n", "text", "a.txt has 1 distinct record, too few to hold some out"),
     "json": ("a.jsonl", b'{"text": "a"}\n{"text": }\n', "text", "a.jsonl:2: not a JSON object on one line"),
     "json deep": ("a.jsonl", b"[" * 200_000, "text", "a.jsonl:1: not a JSON object on one line (nested too deeply)"),
     "json list": ("a.jsonl", b'["a"]\n', "text", 'a.jsonl:1: expected an object {"text": "…"}, got ["a"]'),

@@ -10,6 +10,7 @@ import pytest
 
 from training.data import streams
 from training.data.files import read_corpus
+from training.data.hub_names import why_not
 from training.data.loading import load_run_data
 from training.data.records import DataError
 from training.data.streams import Stream, at_commit, parse_stream, streamed
@@ -172,7 +173,7 @@ def hub(monkeypatch, folder):
 
     def info(name, revision):
         if name != "a/b":
-            raise ConnectionError("404: no such data set")
+            raise OSError("404: no such data set")
         return types.SimpleNamespace(sha=COMMIT if revision is None else "d" * 40)
 
     def load(name, configuration, *, revision=None, **options):
@@ -203,8 +204,17 @@ def test_names_at_their_commit(hub, folder):
     assert at_commit("hf:a/b=2") == f"hf:a/b@{COMMIT}=2"
     for same in (f"hf:x/y@{COMMIT}", f"hf:{folder}:test", "docs", "a.txt=0.5", str(folder)):
         assert at_commit(same) == same
-    with pytest.raises(DataError, match="hf:x/y: cannot be found on the hub: 404: no such data set"):
+    with pytest.raises(DataError, match="hf:x/y: 404: no such data set"):
         at_commit("hf:x/y")
+
+
+@pytest.mark.parametrize("error", ["httpx.ConnectError", "requests.ConnectionError", "socket.gaierror"])
+def test_a_missing_network_is_not_a_missing_name(error):
+    module, _, name = error.partition(".")
+    found = ValueError("Got: ConnectError")
+    found.__cause__ = getattr(pytest.importorskip(module), name)("Name or service not known")
+    assert why_not(found) == "the hub cannot be reached (no network?)"
+    assert why_not(ValueError("404\nmore")) == "404"
 
 
 def test_a_run_records_the_commit_and_resumes_by_the_same_command(hub, called, tmp_path):

@@ -21,6 +21,7 @@ from algorithms import (
     DEEPSEEK,
     GPT2,
     GPT_NEO,
+    LLAMA,
     PAPER,
     VASWANI,
     DTransformerConfig,
@@ -369,6 +370,11 @@ def test_what_does_not_go_together_is_refused(tmp_path):
     theta = random_theta(CONFIG)
     with pytest.raises(InterchangeError, match=r"model of the task d cannot be written as 'bert'; choose one of gpt2"):
         save_pretrained(tmp_path / "out", theta, CONFIG, to="bert")
+    llama = DTransformerConfig(L=1, variant=LLAMA, **SIZES | {"d_e": 12})
+    with pytest.raises(
+        InterchangeError, match=r"gpt2, which has no \S.*, and lacks \d+ more; leave out --to, for llama"
+    ):
+        save_pretrained(tmp_path / "out", random_theta(llama), llama, to="gpt2")
     with pytest.raises(InterchangeError, match="got DTransformerParams and ETransformerConfig"):
         save_pretrained(tmp_path / "out", theta, ETransformerConfig(L=1, **SIZES))
     with pytest.raises(InterchangeError, match="there is no directory"):

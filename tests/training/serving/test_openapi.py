@@ -3,6 +3,7 @@
 import json
 import re
 
+import jsonschema
 import pytest
 
 from tests.training.serving.test_fuzz import FIELDS
@@ -67,7 +68,6 @@ def test_the_schema_has_the_fields_that_are_read(described, port, path):
     ],
 )
 def test_the_schema_and_the_server_agree(described, port, path, body, is_valid):
-    jsonschema = pytest.importorskip("jsonschema")
     whole = {**schema_of(described, path), "components": described["components"]}
     assert jsonschema.Draft202012Validator(whole).is_valid(body) == is_valid
     status, _, text = serving_cases.asked(port, "POST", path, json.dumps(body))

@@ -93,7 +93,7 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, o
             published models.
         folder: where to write the pages; created if it does not exist.
         root: the root of the repository.
-        only: the name of a page to write, besides the index; None: all, and the source files.
+        only: the name of a page to write, besides the index, while others are to come; None: all, and the source files.
 
     Returns:
         the path of the index.
@@ -121,7 +121,8 @@ def write_book(every: list[Results], folder: pathlib.Path, root: pathlib.Path, o
     every[0].picture = every[0].picture or (residual_stream(run) or "" if run is not None else "")
     parts = [(name, [c for c in chapters if c.algorithm.number in range_]) for name, range_ in PARTS]
     picture = Markup(every[0].picture) or None
-    pages["index.html"] = "index.html", {"parts": parts, "picture": picture, "rules": rules, "numbers": numbers}
+    index = {"parts": parts, "picture": picture, "rules": rules, "numbers": numbers, "unfinished": only is not None}
+    pages["index.html"] = "index.html", index
     pages = {name: page for name, page in pages.items() if only in (None, name) or name == "index.html"}
     return write_pages(folder, pages, chapters=chapters, models=models, results=results, tolerance=TOLERANCE)
 
