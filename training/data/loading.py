@@ -128,7 +128,8 @@ def load_run_data(
         validation=make_dataset(settings, stores.validation, tokenizer=tokenizer),
         labels=getattr(stores.train, "names", ()),
     )
-    return dataclasses.replace(data, notes=tuple(_notes(data, settings)))
+    of_tasks = (note for task in tasks for note in task.notes())
+    return dataclasses.replace(data, notes=(*_notes(data, settings), *of_tasks))
 
 
 def _vocabulary(settings: Settings, tokenizer: Tokenizer) -> Vocabulary:

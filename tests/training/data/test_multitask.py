@@ -72,6 +72,14 @@ def test_rows_of_text_of_pairs_and_of_labels_come_equally_often(files):
     assert all("\t" not in decode(batch["x"].ravel()) for batch in data.validation.evaluation_batches())
 
 
+def test_empty_pairs_are_left_out_and_counted(files):
+    with (files / "pairs.tsv").open("a") as file:
+        file.write("x\t\n\n")
+    notes = load_run_data(settings(files), cache_dir=files / "cache").notes
+    said = f"2 of 122 records are left out: a field is empty or null, as in {files / 'pairs.tsv'}:121"
+    assert [note for note in notes if "left out" in note] == [said]
+
+
 def test_what_does_not_fit_is_refused(files):
     with pytest.raises(DataError, match=r"^--rows: expected packed with --pairs, got chunks; leave it out"):
         load_run_data(settings(files, rows="chunks"), cache_dir=files / "cache")
