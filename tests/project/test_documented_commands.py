@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.command_line import settings_table
-from training.command_line.resolving import given_by, resolve, with_task
+from training.command_line.resolving import resolve, run_request, with_task
 from training.command_line.train_flags import parser
 from training.loop.optimizers import optimizer_from
 from training.presets import PRESETS
@@ -45,7 +45,7 @@ def main_of(name):
 
 def train_settings(words):
     arguments = parser().parse_args(with_task(words))
-    return resolve(given_by(arguments))
+    return resolve(run_request(arguments))
 
 
 def test_there_are_commands_to_test():

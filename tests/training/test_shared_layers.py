@@ -6,7 +6,7 @@ import pytest
 
 from algorithms import ALBERT, init_d_transformer
 from tests.training_cases import N_V, make_trainer, settings_for
-from training.command_line.resolving import Given, Model, resolve
+from training.command_line.resolving import RunRequest, StartingModel, resolve
 from training.interchange.starting import start_from
 from training.loop.cost import step_flops
 from training.runs.trained_model import load_run
@@ -52,7 +52,9 @@ def test_a_run_is_saved_and_trained_further(tmp_path, values):
         start = start_from(further).fitted(further)
     assert values["L"] == run.config.L
     assert len(run.theta.layers.attention.W_o) == values["L"] // run.config.shared_layers == values["L"] // 2
-    given = Given("e", None, {}, {}, {"start_from": start.name, "l_max": 7}, model=Model(start.name, start.sizes))
+    given = RunRequest(
+        "e", None, {}, {}, {"start_from": start.name, "l_max": 7}, model=StartingModel(start.name, start.sizes)
+    )
     found = resolve(given)
     assert (found.shared_layers, found.variant) == (2, values.get("variant", "BERT"))
     np.testing.assert_array_equal(start.theta.layers.attention.W_o, run.theta.layers.attention.W_o)

@@ -23,15 +23,15 @@ from training.tasks.models import check_sizes
 from training.tasks.own_lines import modules_of
 
 
-class Model(NamedTuple):
+class StartingModel(NamedTuple):
     """The model that a training starts from."""
 
     name: str  # what `start_from` becomes
     sizes: Mapping[str, Any]  # settings that the model decides; of its l_max, the training may use less
 
 
-class Given(NamedTuple):
-    """What decides the settings of a run; those by name are as in JSON."""
+class RunRequest(NamedTuple):
+    """The settings that a command line asks for and what else decides those of a run; by name, as in JSON."""
 
     task: str
     began: Settings | None  # those that the run began with, if it is resumed
@@ -39,7 +39,7 @@ class Given(NamedTuple):
     file: Mapping[str, Any]  # of --config
     flags: Mapping[str, Any]
     epochs: float | None = None  # in place of steps
-    model: Model | None = None  # None: none, or not read yet
+    model: StartingModel | None = None  # None: none, or not read yet
     n_examples: int | None = None  # in an epoch; None: the data are not read yet
     N_V: int | None = None  # of the model; None: not known yet
     lines: Sequence[str] = ()  # packages that lines of one's own may be imported from
@@ -49,13 +49,13 @@ class Given(NamedTuple):
         """What the user chose for this call."""
         return {**self.preset, **self.file, **self.flags}
 
-    def fixed(self, settings: Settings, *names: str) -> "Given":
+    def fixed(self, settings: Settings, *names: str) -> "RunRequest":
         """Return what is given, with these settings as they have become."""
         values = settings_to_json(settings)
         return self._replace(flags={**self.flags, **{name: values[name] for name in names}})
 
 
-def resolve(given: Given) -> Settings:
+def resolve(given: RunRequest) -> Settings:
     """Return the settings of a run: a function of what is given, and of nothing else. By precedence:
 
     1. the sizes of the model that the training starts from,
@@ -82,7 +82,7 @@ def resolve(given: Given) -> Settings:
     return settings
 
 
-def _steps(given: Given, values: Mapping[str, Any]) -> dict[str, int]:
+def _steps(given: RunRequest, values: Mapping[str, Any]) -> dict[str, int]:
     """The number of steps for --epochs; as many as there can be while the data are not read."""
     if given.epochs is None:
         return {}
@@ -96,7 +96,7 @@ def _steps(given: Given, values: Mapping[str, Any]) -> dict[str, int]:
     return {"steps": max(1, math.ceil(given.epochs * given.n_examples / batch_size))}
 
 
-def _of_model(settings: Settings, model: Model, chosen: Mapping[str, Any]) -> Settings:
+def _of_model(settings: Settings, model: StartingModel, chosen: Mapping[str, Any]) -> Settings:
     """The settings with the sizes of the model to start from, which those that the user chose cannot replace."""
     if settings.l_max > model.sizes["l_max"]:
         raise SettingsError(f"l_max is {settings.l_max}, but {model.name} reads at most {model.sizes['l_max']} tokens")
@@ -125,7 +125,7 @@ def with_task(argv: Sequence[str]) -> list[str]:
     return [files.settings().task, *argv]
 
 
-def given_by(arguments: argparse.Namespace) -> Given:
+def run_request(arguments: argparse.Namespace) -> RunRequest:
     """Return what a command line gives. Raises SettingsError or RunError if a file cannot be read."""
     files = RunDirectory(arguments.run)
     began = files.settings() if files.config.is_file() else None
@@ -137,7 +137,7 @@ def given_by(arguments: argparse.Namespace) -> Given:
     if began:
         preset, file, flags = (_as_begun(values, began) for values in (preset, file, flags))
     typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
-    return Given(arguments.task, began, preset, file, flags, arguments.epochs, lines=(*arguments.lines, *typed))
+    return RunRequest(arguments.task, began, preset, file, flags, arguments.epochs, lines=(*arguments.lines, *typed))
 
 
 def _settings_file(path: Path) -> dict[str, Any]:

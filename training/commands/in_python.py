@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from training.command_line.arguments import did_you_mean
-from training.command_line.resolving import given_by, resolve
+from training.command_line.resolving import resolve, run_request
 from training.commands.train import train as train_by
 from training.mesh.cpu import as_devices
 from training.mesh.processes import Processes
@@ -55,7 +55,7 @@ def train(
     in_main_thread = threading.current_thread() is threading.main_thread()  # which alone gets signals
     with interrupts if in_main_thread else contextlib.nullcontext():
         try:
-            found = given_by(arguments)
+            found = run_request(arguments)
             resolved = resolve(found)
             as_devices(n_places(resolved.mesh))
             train_by(arguments, found, resolved, interrupts, Processes())

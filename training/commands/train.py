@@ -22,7 +22,15 @@ from training.command_line import compilation_cache
 from training.command_line.dry_run import described
 from training.command_line.named_models import run_of
 from training.command_line.progress import Display, TokenizingBar
-from training.command_line.resolving import FILES, Given, Model, at_commits, given_by, resolve, with_task
+from training.command_line.resolving import (
+    FILES,
+    RunRequest,
+    StartingModel,
+    at_commits,
+    resolve,
+    run_request,
+    with_task,
+)
 from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
 from training.command_line.terminal import say, show
@@ -51,7 +59,7 @@ from training.tasks.objectives import resolved
 
 
 def train(
-    arguments: argparse.Namespace, given: Given, settings: Settings, interrupts: Interrupts, processes: Processes
+    arguments: argparse.Namespace, given: RunRequest, settings: Settings, interrupts: Interrupts, processes: Processes
 ) -> None:
     """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost. `settings` are
     what is given, resolved.
@@ -101,7 +109,7 @@ def train(
         print(f"The run is in {files.path}.", flush=True)
 
 
-def _directory(path: Path, given: Given) -> RunDirectory:
+def _directory(path: Path, given: RunRequest) -> RunDirectory:
     """Return the directory of the run; one whose model cannot be read is refused before the data are."""
     files = RunDirectory(path, lines=given.lines)
     if files.config.is_file():
@@ -111,7 +119,7 @@ def _directory(path: Path, given: Given) -> RunDirectory:
 
 def _prepared(
     arguments: argparse.Namespace,
-    given: Given,
+    given: RunRequest,
     settings: Settings,
     files: RunDirectory,
     interrupts: Interrupts,
@@ -126,7 +134,7 @@ def _prepared(
         given = given.fixed(settings, *(name for name in FILES if getattr(settings, name) != getattr(before, name)))
     if settings.start_from and (settings.lora_rank or not began):
         start = start_from(settings, functools.partial(run_of, cache=arguments.cache), given.lines)
-        given = given._replace(model=Model(start.name, start.sizes))
+        given = given._replace(model=StartingModel(start.name, start.sizes))
         settings = resolve(given)
         start = start.fitted(settings)
     with TokenizingBar(quiet=arguments.quiet or not processes.is_main) as reading:
@@ -232,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return supervise(words, who=who, advice=functools.partial(_advice, arguments))
     with Interrupts() as interrupts:
         try:
-            given = given_by(arguments)
+            given = run_request(arguments)
             settings = resolve(given)
             keep_memory()
             compilation_cache.begin(arguments, alone=not arguments.coordinator)

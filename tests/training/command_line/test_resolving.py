@@ -4,16 +4,16 @@ import types
 
 import pytest
 
-from training.command_line.resolving import Given, Model, resolve
+from training.command_line.resolving import RunRequest, StartingModel, resolve
 from training.settings import Settings, SettingsError
 from training.tasks import objectives, settings_from
 
-NOTHING = Given("d", None, {}, {}, {})
+NOTHING = RunRequest("d", None, {}, {}, {})
 
 
 def test_precedence_is_as_its_docstring_says():
     began = settings_from({"seed": 1, "L": 1, "H": 1, "steps": 10, "warmup": 1}, task="d")
-    given = Given("d", began, {"seed": 2, "L": 2, "H": 2}, {"seed": 3, "L": 3}, {"seed": 4, "l_max": 16})
+    given = RunRequest("d", began, {"seed": 2, "L": 2, "H": 2}, {"seed": 3, "L": 3}, {"seed": 4, "l_max": 16})
     found = resolve(given)
     assert (found.seed, found.L, found.H, found.steps, found.l_max) == (4, 3, 2, 10, 16)
     assert found.warmup == 1  # the run's own, although it depends on the steps
@@ -32,7 +32,7 @@ def test_defaults_depend_on_what_is_chosen_anywhere():
 
 def test_the_models_sizes_come_first_but_for_its_l_max():
     sizes = {"L": 5, "H": 2, "d_e": 12, "l_max": 64, "variant": "LLAMA"}
-    given = NOTHING._replace(flags={"start_from": "other", "l_max": 32}, model=Model("whole/other", sizes))
+    given = NOTHING._replace(flags={"start_from": "other", "l_max": 32}, model=StartingModel("whole/other", sizes))
     found = resolve(given)
     assert {name: getattr(found, name) for name in sizes} == sizes | {"l_max": 32}
     assert found.start_from == "whole/other"
