@@ -66,6 +66,10 @@ class Mixer(Line, abstract=True):
         """What is kept before the first column of B sequences."""
         self._lacks("begin", "to generate from what is kept")
 
+    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
+        """What is kept of a context, of a line that can read one."""
+        self._lacks("context", "to generate with a context that is kept")
+
     def _lacks(self, method: str, purpose: str) -> NoReturn:
         kind = type(self).__name__
         raise NotImplementedError(f"{kind}.{method}: expected a method of its own, got none; define it {purpose}")
