@@ -69,7 +69,10 @@ from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OL
 from algorithms.model.variants import MISTRAL as MISTRAL, NANOCHAT as NANOCHAT, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
 from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
 from algorithms.model.variants import LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT, OLMO_HYBRID as OLMO_HYBRID
-from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_NEXT as QWEN3_NEXT
+from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_5_MOE as QWEN3_5_MOE, QWEN3_NEXT as QWEN3_NEXT
+from algorithms.model.variants import ARCEE as ARCEE, ERNIE4_5 as ERNIE4_5, GLM4_MOE as GLM4_MOE
+from algorithms.model.variants import GLM4_MOE_LITE as GLM4_MOE_LITE, QWEN2_MOE as QWEN2_MOE, SEED_OSS as SEED_OSS
+from algorithms.model.variants import STARCODER2 as STARCODER2
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA
 
 # For programs around them

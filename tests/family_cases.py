@@ -147,9 +147,17 @@ DECODERS += (
     "QWEN3_MOE",
     "QWEN3_NEXT",
     "QWEN3_5",
+    "QWEN3_5_MOE",
     "OLMOE",
     "GPT_OSS",
     "DEEPSEEK",
+    "GLM4_MOE",
+    "GLM4_MOE_LITE",
+    "QWEN2_MOE",
+    "SEED_OSS",
+    "ARCEE",
+    "ERNIE4_5",
+    "STARCODER2",
     "KIMI_LINEAR",
 )
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}

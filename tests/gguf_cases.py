@@ -42,6 +42,8 @@ def settings_of(config):
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "glm4":
         found["rope.dimension_count"] = int(config.head_dim * rope["partial_rotary_factor"])
+    if config.model_type == "starcoder2":
+        found["attention.layer_norm_epsilon"] = config.norm_epsilon
     if config.model_type == "granite":
         names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
         factors = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -55,7 +57,7 @@ def settings_of(config):
 def _norm(config):
     if config.model_type == "cohere2":
         return {"attention.layer_norm_epsilon": config.layer_norm_eps, "logit_scale": config.logit_scale}
-    return {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
+    return {} if config.model_type == "starcoder2" else {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
 
 
 def write(path, model, *, kind=None, fields=(), tensors=()):
@@ -76,7 +78,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
             continue
         array = tensor.float().numpy()
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture in ("llama", "smollm3", "granite") and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "smollm3", "granite", "arcee") and ("q_proj" in name or "k_proj" in name):
             array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
         if architecture.startswith("gemma") and target.endswith("norm.weight"):
             array = array + 1

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "QWEN3",
-    "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRANITE_HYBRID", "GEMMA", "GEMMA2", "GEMMA3", "RECURRENT_GEMMA",
-    "GLM4", "NANOCHAT", "COHERE2", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "MODERNBERT", "BART", "T5", "MARIAN", "MIXTRAL",
-    "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMOE", "MINIMAX_M2", "LLAMA4", "GPT_OSS", "DEEPSEEK", "KIMI_LINEAR",
+    "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "QWEN2", "SEED_OSS",
+    "ARCEE", "ERNIE4_5", "STARCODER2", "QWEN3", "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRANITE_HYBRID", "GEMMA",
+    "GEMMA2", "GEMMA3", "RECURRENT_GEMMA", "GLM4", "NANOCHAT", "COHERE2", "NEOX", "GPT_NEO", "OPT", "ROBERTA",
+    "MODERNBERT", "BART", "T5", "MARIAN", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE",
+    "OLMOE", "MINIMAX_M2", "LLAMA4", "GPT_OSS", "DEEPSEEK", "GLM4_MOE", "GLM4_MOE_LITE", "KIMI_LINEAR",
 )  # fmt: skip
 # An optimizer or schedule sets other defaults if it is not the task's own.
 OPTIMIZERS: dict[str, dict[str, Any]] = {

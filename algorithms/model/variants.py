@@ -79,6 +79,23 @@ QWEN2 = LLAMA.but(
 )
 """Yang et al. 2024: LLAMA with biases for queries, keys and values."""
 
+SEED_OSS = QWEN2.but(attention=Attention(positions=Rotary(base=10_000_000.0), biases="qkv"))
+"""ByteDance Seed 2025 (Seed-OSS): QWEN2 with another rotary base."""
+
+ARCEE = LLAMA.but(mlp=MLP(activation="relu_squared", biases=False))
+"""Arcee AI 2025 (AFM-4.5B): LLAMA with ReLU² and no gate."""
+
+ERNIE4_5 = LLAMA.but(
+    attention=Attention(positions=Rotary(base=500_000.0, pairs="neighbors"), biases=False),
+    unembedding=Unembedding(tied=True),
+)
+"""Baidu 2025 (Ernie 4.5 without experts): LLAMA with rotations by pairs of neighbors, tied."""
+
+STARCODER2 = GPT2.but(
+    embedding=Embedding(positions=None), attention=Attention(positions=Rotary(base=100_000.0), window=4096)
+)
+"""Lozhkov et al. 2024 (15B): GPT2 with rotary positions and a window."""
+
 QWEN3 = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-6)),
@@ -280,6 +297,21 @@ MIXTRAL = LLAMA.but(
 )
 """Jiang et al. 2024: LLAMA in which each token takes two of eight gated MLPs."""
 
+QWEN2_MOE = QWEN2.but(
+    mlp=Experts(
+        n=60,
+        k=4,
+        activation="silu",
+        gated=True,
+        biases=False,
+        renormalized=False,
+        shared=4,
+        shared_gate=True,
+        balance=0.001,
+    )
+)
+"""Qwen Team 2024 (Qwen1.5-MoE-A2.7B): QWEN2 with 4 of 60 MLPs by the whole softmax, and a gated shared one."""
+
 QWEN3_MOE = QWEN3.but(mlp=Experts(n=128, k=8, activation="silu", gated=True, biases=False, balance=0.001))
 """Yang et al. 2025: QWEN3 in which each token takes 8 of 128 gated MLPs."""
 
@@ -296,6 +328,11 @@ QWEN3_NEXT = LLAMA.but(
 
 QWEN3_5 = QWEN3_NEXT.but(mlp=LLAMA.mlp)
 """Qwen Team 2026 (Qwen 3.5, text): QWEN3_NEXT with one MLP."""
+
+QWEN3_5_MOE = QWEN3_5.but(
+    mlp=Experts(n=256, k=8, activation="silu", gated=True, biases=False, shared=1, shared_gate=True, balance=0.001)
+)
+"""Qwen Team 2026 (Qwen3.5-35B-A3B, text): QWEN3_5 with 8 of 256 MLPs and a gated shared one."""
 
 OLMOE = LLAMA.but(
     attention=Attention(
@@ -365,6 +402,21 @@ DEEPSEEK = LLAMA.but(
 
 All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the first layers.
 """
+
+GLM4_MOE = LLAMA.but(
+    attention=Attention(positions=Rotary(base=1_000_000.0, share=0.5), biases="qkv"), mlp=_of_256(n=128)
+)
+"""GLM Team 2025 (GLM-4.5-Air): LLAMA with half of the rows rotated, biases of q, k, v, and 8 of 128 MLPs by sigmoids.
+
+The published model adds ``first=(…,)``; GLM-4.5 has norms of queries and keys, too.
+"""
+
+GLM4_MOE_LITE = DEEPSEEK.but(
+    norm=RMSNorm(epsilon=1e-5),
+    attention=Latent(d_c=512, d_r=64, d_q=768, positions=Rotary(base=1_000_000.0, pairs="neighbors")),
+    mlp=_of_256(n=64, k=4, factor=1.8),
+)
+"""Z.ai 2026 (GLM-4.7-Flash): DEEPSEEK with 4 of 64 MLPs and no groups; the published model adds ``first=(…,)``."""
 
 KIMI_LINEAR = DEEPSEEK.but(
     norm=RMSNorm(epsilon=1e-5),

@@ -9,7 +9,7 @@ from training.command_line.terminal import Bar, say
 from training.data.hub_names import HUB
 from training.disk import local_path
 from training.interchange import load_quantized
-from training.interchange.gguf_file import SUFFIX, is_quantized
+from training.interchange.gguf_file import SUFFIX, GGUFFile
 from training.interchange.names import as_run
 from training.runs.directory import Run
 from training.runs.trained_model import load_run
@@ -22,9 +22,11 @@ def model_of(name: str, *, dtype: Any, placement: Any, lines: Sequence[str]) -> 
     devices, with the file's blocks in memory, and others from the run that `run_of` returns.
     """
     path = local_path(name) if not name.startswith(HUB) else None
-    if placement is None and path is not None and path.suffix == SUFFIX and path.is_file() and is_quantized(path):
-        with Bar("reading") as bar:
-            return load_quantized(path, dtype=dtype, progress=bar.advance)
+    if placement is None and path is not None and path.suffix == SUFFIX and path.is_file():
+        file = GGUFFile(path)
+        if file.is_quantized:
+            with Bar("reading") as bar:
+                return load_quantized(file, dtype=dtype, progress=bar.advance)
     return load_run(run_of(name), dtype=dtype, placement=placement, lines=lines)
 
 

@@ -12,35 +12,22 @@ from training.interchange import (
     hybrids,
     kimi,
     llama4,
+    llama_like,
     modernbert,
     olmo_hybrid,
     torch_transformer,
 )
 
 ARCHITECTURES = {
-    **gpt_decoders.KINDS,
-    **decoders.KINDS,
-    **deepseek.KINDS,
-    **hybrids.KINDS,
-    **granite.KINDS,
-    **griffin.KINDS,
-    **kimi.KINDS,
-    **llama4.KINDS,
-    **olmo_hybrid.KINDS,
-    **embedding_gemma.KINDS,
-    **encoders.ARCHITECTURES,
-    **modernbert.KINDS,
-    **encoder_decoder.KINDS,
-    torch_transformer.NAME: torch_transformer.ARCHITECTURE,
+    kind: architecture
+    for module in (
+        *(gpt_decoders, decoders, llama_like, deepseek, hybrids, granite, griffin, kimi, llama4, olmo_hybrid),
+        *(encoders, modernbert, embedding_gemma, encoder_decoder, torch_transformer),
+    )
+    for kind, architecture in module.KINDS.items()
 }
-
 WRITTEN_AS = {
-    "d": (
-        *(*gpt_decoders.KINDS, *decoders.KINDS, *deepseek.KINDS),
-        *(*hybrids.KINDS, *granite.KINDS, *griffin.KINDS, *kimi.KINDS, *llama4.KINDS, *olmo_hybrid.KINDS),
-    ),
-    "e": (*encoders.ARCHITECTURES, *modernbert.KINDS, *embedding_gemma.KINDS),
-    "classify": ("bert",),
-    "ed": (*encoder_decoder.KINDS, torch_transformer.NAME),
-}
+    task: tuple(kind for kind, architecture in ARCHITECTURES.items() if architecture.task == task)
+    for task in ("d", "e", "ed")
+} | {"classify": ("bert",)}
 """The kinds that each task's parameters can be written as, in the order they are tried."""

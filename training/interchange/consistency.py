@@ -11,7 +11,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import Fields, Model
 from training.interchange.errors import InterchangeError
 
-LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|block|layer|layers|albert_layer_groups)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|blk|block|layer|layers|albert_layer_groups)\.(\d+)\.")
 SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
 SIGNS = (
@@ -36,11 +36,21 @@ def likely_type(names: Iterable[str]) -> str | None:
     return next((kind for kind, sign in SIGNS if any(map(sign.search, names))), None)
 
 
+def later_layers(fields: Fields, model: Model) -> tuple[str, ...]:
+    """Return the patterns of the tensors of layers after the last, which predict the token after the next, and which
+    transformers leaves out, too.
+    """
+    n, L = fields.integer("num_nextn_predict_layers", 0, least=0, limit=16), getattr(model.config, "L", 0)
+    return tuple(f"{stack}.{l}.*" for l in range(L, L + n) for stack in ("*layers", "blk"))
+
+
 def check(fields: Fields, model: Model, tensors: Tensors) -> None:
     """Check the numbers of layers and classes in config.json. Raises InterchangeError if the tensors have others, or if
     the classes are not named one by one.
     """
-    found = [match.groups() for match in map(LAYER.search, tensors.names) if match]
+    later = later_layers(fields, model)
+    names = [name for name in tensors.names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in later)]
+    found = [match.groups() for match in map(LAYER.search, names) if match]
     for size, side in SIDES.items():
         expected = 1 + max((int(number) for part, number in found if side in (None, part)), default=-1)
         of_layers = getattr(model.config, size, None)

@@ -6,11 +6,10 @@ writes them all: the directories of transformers (with the rotary fields of its 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Yarn
-from algorithms.model.variant import Order
+from algorithms.lines import MLP, Attention, Embedding, Experts, LayerNorm, Linear, Llama3, RMSNorm, Rotary, Yarn
+from algorithms.model.variant import Order, Variant
 from algorithms.model.variants import PAPER
 from training.interchange.description import (
     Architecture,
@@ -21,6 +20,7 @@ from training.interchange.description import (
     fields_of,
     in_turn,
     theirs,
+    value_at,
     written,
 )
 from training.interchange.errors import InterchangeError
@@ -43,8 +43,11 @@ BASES |= {"olmo3": 500_000.0, "minimax_m2": 5_000_000.0}
 SIZES = "N_V l_max L H d_e d_mlp"
 OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
 """Our names of sizes, and the fields', which have no defaults."""
+WITHOUT_MLP = fields_of(SIZES.removesuffix(" d_mlp"), OF_SIZES.removesuffix(" intermediate_size"))
 OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
 """The tensors after the layers."""
+NORMS = "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"
+"""The norms of a layer, for `rows`."""
 GRANITES = "granite", "granitemoe", "granitemoeshared"
 FACTORS = [
     Field("embedding_multiplier", "embedding.factor", 1.0),
@@ -122,54 +125,36 @@ class Family(NamedTuple):
     mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS)  # the matrices of an MLP: their names, and ours
 
 
+_OLMO2 = Family("Olmo2", normalizes_heads=True, norms=_AFTER, order="no_norm", norm=_NORM, together=True)
+_GEMMA2 = Family(
+    "Gemma2",
+    gemma=True,
+    norm=_GEMMA_NORM,
+    norms=_SANDWICH,
+    scalar=True,
+    caps={_SCORES: 50.0, _LOGITS: 30.0},
+    window=4096,
+    period=2,
+    H_kv=4,
+    d_head=256,
+)
+_GEMMA3 = _GEMMA2._replace(
+    name="Gemma3", normalizes_heads=True, caps={_SCORES: None, _LOGITS: None}, period=6, local="rope_local_base_freq"
+)
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama"),
     "mistral": Family("Mistral", window=4096, H_kv=8),
     "qwen2": Family("Qwen2", biases="qkv", window=4096, H_kv=32),
     "qwen3": Family("Qwen3", normalizes_heads=True, window=4096, H_kv=32, d_head=128),
-    "olmo2": Family("Olmo2", normalizes_heads=True, norms=_AFTER, order="no_norm", norm=_NORM, together=True),
-    "olmo3": Family(
-        "Olmo3",
-        normalizes_heads=True,
-        norms=_AFTER,
-        order="no_norm",
-        norm=_NORM,
-        together=True,
-        window=4096,
-        period=4,
-        local="rope_theta",
-    ),
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2._replace(name="Olmo3", window=4096, period=4, local="rope_theta"),
     "smollm3": Family("SmolLM3", H_kv=4, tied=True, unplaced=4),
     "granite": Family("Granite", fields=FACTORS),
     "granitemoe": Family("GraniteMoe", fields=FACTORS),
     "granitemoeshared": Family("GraniteMoeShared", fields=FACTORS),
     "gemma": Family("Gemma", gemma=True, norm=_GEMMA_NORM, H_kv=16, d_head=256),
-    "gemma2": Family(
-        "Gemma2",
-        gemma=True,
-        norm=_GEMMA_NORM,
-        norms=_SANDWICH,
-        scalar=True,
-        caps={_SCORES: 50.0, _LOGITS: 30.0},
-        window=4096,
-        period=2,
-        H_kv=4,
-        d_head=256,
-    ),
-    "gemma3_text": Family(
-        "Gemma3",
-        normalizes_heads=True,
-        gemma=True,
-        norm=_GEMMA_NORM,
-        norms=_SANDWICH,
-        scalar=True,
-        caps={_SCORES: None, _LOGITS: None},
-        window=4096,
-        period=6,
-        H_kv=4,
-        d_head=256,
-        local="rope_local_base_freq",
-    ),
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA3,
     "glm4": Family(
         "Glm4",
         decides="qkv",
@@ -231,7 +216,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     )
     if kind in MIXTURES:
         found["d_mlp"] = fields.integer(MIXTURES[kind].width)
-        shared = shared_experts(fields, found["d_mlp"]) if kind == "granitemoeshared" else 0
+        shared = shared_experts(fields, SHARED, found["d_mlp"]) if kind == "granitemoeshared" else 0
         mlp = read_mixture(fields, MIXTURES[kind], mlp, shared=shared)
     found["attention"] = _attention(fields, kind, norm, L=L, l_max=found["l_max"])
     found |= {"d_mid": found["d_attn"], "norm": norm, "mlp": mlp}
@@ -309,17 +294,22 @@ def _windows(fields: Fields, kind: str, L: int) -> list[bool]:
     return [one == SLIDING for one in types]
 
 
-def rotary_of(fields: Fields, kind: str = FULL, local: str | None = None) -> Fields:
-    """Return the fields of the rotary positions of the layers of a kind; `local`: as in `Family`."""
-    state = fields.table("rope_parameters")
-    if not state:  # before transformers 5
-        own = local if kind == SLIDING else None
-        state = {**({} if own else fields.table("rope_scaling")), "rope_theta": fields.get(own or "rope_theta")}
-        if fields.get("partial_rotary_factor") is not None:
-            state["partial_rotary_factor"] = fields.get("partial_rotary_factor")
-    elif kind in state or FULL in state:
-        state = fields.inner(state).table(kind)
-    return fields.inner(state)
+def rotary_of(
+    fields: Fields,
+    kind: str = FULL,
+    local: str | None = None,
+    names: Sequence[str] = ("rope_theta", "partial_rotary_factor"),
+) -> Fields:
+    """Return the fields of the rotary positions of the layers of a kind; `local`: as in `Family`; `names`: of what
+    config.json has beside them. As in transformers, rope_scaling replaces rope_parameters, or changes those of a kind.
+    """
+    state, own = fields.table("rope_parameters"), kind == SLIDING and local is not None
+    scaling = {} if own else fields.table("rope_scaling")
+    by_kind = kind in state or FULL in state
+    state = {**fields.inner(state).table(kind), **scaling} if by_kind else scaling or state
+    names = (local, names[1]) if own and local else names
+    beside = {"rope_theta": fields.get(names[0]), "partial_rotary_factor": fields.get(names[1])}
+    return fields.inner({name: value for name, value in beside.items() if value is not None} | state)
 
 
 def _rotary(fields: Fields, layers: str, kind: str, l_max: int, base: float) -> Rotary:
@@ -352,6 +342,8 @@ def read_scaling(fields: Fields, l_max: int, *, scales_scores: bool = False) -> 
     scaling = line(**found)
     if not isinstance(scaling, Yarn):
         return scaling
+    if scaling.attention_factor == scaling.magnitude():
+        scaling = dataclasses.replace(scaling, attention_factor=None)
     if not scales_scores:
         fields.require("mscale", None, "another scaling of the scores")
         fields.require("mscale_all_dim", None, "another scaling of the scores")
@@ -429,36 +421,120 @@ def heads_fields(H_kv: int | None = None, d_head: int | None = None) -> list[Fie
     """Return the fields of the heads of keys and of a head's rows, with these defaults; None: H, and d_e/H."""
     return [
         Field("num_key_value_heads", "H_kv", H_kv or (lambda found: found["H"])),
-        Field("head_dim", "d_attn", d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
+        Field("head_dim", "d_attn d_mid", d_head or (lambda found: max(found["d_e"] // found["H"], 1))),
     ]
+
+
+VARIANT = PAPER.but(
+    embedding=Embedding(positions=None),
+    norm=RMSNorm(epsilon=1e-6),
+    mlp=MLP(activation="silu", gated=True, biases=False),
+)
+"""The lines that no field decides, of most decoders."""
+
+
+class Positions(NamedTuple):
+    """The fields of rotary positions, which are those of a line at a path; as a `Field`."""
+
+    ours: str
+    base: float = 10_000.0  # the default of rope_theta
+    share: float | None = None  # the default of partial_rotary_factor; None: all rows are rotated
+    pairs: Literal["halves", "neighbors"] = "halves"
+
+    def read(self, fields: Fields, found: dict[str, Any]) -> None:
+        """Add the positions to what was found."""
+        said = rotary_of(fields)
+        if self.share is None:
+            said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
+        share = 1.0 if self.share is None else said.number("partial_rotary_factor", self.share)
+        scaling = read_scaling(said, found["l_max"])
+        base = said.number("rope_theta", self.base)
+        found[self.ours] = Rotary(base=base, share=share, pairs=self.pairs, scaling=scaling)
+
+    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
+        """Add the fields to a config.json."""
+        positions = value_at(config, self.ours, lines)
+        share = {} if self.share is None else {"partial_rotary_factor": getattr(positions, "share", 1.0)}
+        state["rope_parameters"] = rotary_fields(positions) | share
+
+
+class Mixed(NamedTuple):
+    """The fields of the experts of models of a kind; as a `Field`."""
+
+    kind: str
+    shared: str = ""  # the field with the hidden units of what every token takes, if it is not their number
+    default: int = 512  # of that field
+    activation: str = "silu"  # the default of hidden_act
+    width: int | None = None  # the default of the field with the hidden units of an expert
+
+    def read(self, fields: Fields, found: dict[str, Any]) -> None:
+        """Add the mixture, and the hidden units of an expert, to what was found."""
+        own = MIXTURES[self.kind]
+        found["d_mlp"] = fields.integer(own.width, self.width)
+        mlp = MLP(
+            activation=fields.activation("hidden_act", self.activation),
+            gated=True,
+            biases=fields.flag("mlp_bias", False),
+        )
+        shared = {"shared": shared_experts(fields, self.shared, found["d_mlp"], self.default)} if self.shared else {}
+        found["mlp"] = read_mixture(fields, own, mlp, **shared)
+
+    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
+        """Add the fields to a config.json."""
+        mlps = config.variant.mlps_in_turn
+        mlp = next((line for line in mlps if isinstance(line, Experts)), mlps[0])
+        state |= mixture_fields(MIXTURES[self.kind], mlp, config.d_mlp)
+        state["hidden_act"] = theirs(getattr(mlp, "activation", None) or "gelu")
+        state |= {self.shared: config.d_mlp * getattr(mlp, "shared", 0)} if self.shared else {}
 
 
 def of_lines(
     kind: str,
     name: str,
     tensors: Table | Callable[[Model, dict[str, Any], str], Table],
-    read: Callable[..., Any],
-    write: Callable[..., list[str]],
     *,
-    heads: tuple[int | None, int | None] = (None, None),
+    fields: Sequence[Any] = (),
+    variant: Variant = VARIANT,
+    sizes: Sequence[Any] = fields_of(SIZES, OF_SIZES),
+    heads: Sequence[Any] | None = None,
     epsilon: float = 1e-6,
-    fields: Sequence[Field] = (),
-    constants: Mapping[str, Any] = MappingProxyType({}),
+    of_epsilon: str = "rms_norm_eps",
+    norms: str = "",
+    tied: bool = False,
+    **others: Any,
 ) -> Architecture:
-    """Return the architecture of decoders whose lines `read` finds in config.json, besides the sizes; `heads` are the
-    defaults of `heads_fields`, `epsilon` of the norms, and `constants` written.
+    """Return the architecture of decoders that differ in lines.
+
+    Args:
+        kind: the `model_type`.
+        name: of the class, without ForCausalLM.
+        tensors: those besides embeddings, the norms of layers, and what follows them.
+        fields: those besides sizes, heads, ε and whether W_u is W_eᵀ.
+        variant: the lines that no field decides.
+        sizes: their fields.
+        heads: the fields of their sizes; None: those of `heads_fields`.
+        epsilon: the default of the norms' ε.
+        of_epsilon: its field.
+        norms: the paths of further norms with the same ε.
+        tied: the default of tie_word_embeddings.
+        others: as in `Architecture`.
     """
     of_all = [
         *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
-        *fields_of(SIZES, OF_SIZES),
-        *heads_fields(*heads),
-        Field("rms_norm_eps", "norm.epsilon", epsilon),
-        Field("tie_word_embeddings", "unembedding.tied", False),
+        *sizes,
+        *(heads_fields() if heads is None else heads),
+        Field(of_epsilon, " ".join(f"{norm}.epsilon" for norm in ("norm", *norms.split())), epsilon),
+        Field("tie_word_embeddings", "unembedding.tied", tied),
         *fields,
-        *written(rope_parameters=None, attention_dropout=0.0, **constants, pad_token_id=None),
+        *written(attention_dropout=0.0, pad_token_id=None),
     ]
-    variant = PAPER.but(embedding=Embedding(positions=None))
-    return Architecture("d", kind, variant, of_all, tensors, read, write, prefix="model.")
+
+    def whole(*model: Any) -> Table:
+        inner = tensors(*model) if callable(tensors) else tensors
+        norms = {} if "layers.norm1.*" in inner.values() else rows("model.layers.#", *NORMS)
+        return {"model.embed_tokens.weight": "W_e", **norms, **inner, **OUTER}
+
+    return Architecture("d", kind, variant, of_all, whole, prefix="model.", **others)
 
 
 def _architecture(kind: str, family: Family) -> Architecture:

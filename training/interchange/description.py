@@ -7,8 +7,9 @@ differs when the fields are read back.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from algorithms import Variant
@@ -171,7 +172,9 @@ class Field(NamedTuple):
     """A field of config.json, and what it says of a model."""
 
     names: str  # its name; of alternatives, separated by |, the first is written; "-": none
-    ours: str = ""  # a size, or the dotted path of a line in the variant; "": nothing, so it is not read
+    # a size, or the dotted path of a line in the variant or in one of the architecture's `lines`; of several, separated
+    # by spaces, the first is written; "": nothing, so it is not read
+    ours: str = ""
     # the value if it is missing, or a function of all that was read before; None: it is required. If it is not read,
     # what to write, or a function of the configuration
     default: Any = None
@@ -188,13 +191,18 @@ class Field(NamedTuple):
         read: Any = {bool: fields.flag, float: fields.number}.get(type(default), fields.integer)
         value = (fields.activation if self.ours.endswith("activation") else read)(name, default)
         value = value and 1 / value if self.inverse else value
-        found[self.ours] = self.values[value] if self.values else value
+        found |= dict.fromkeys(self.ours.split(), self.values[value] if self.values else value)
 
-    def write(self, config: Any) -> Any:
+    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
+        """Add the field to a config.json."""
+        if self.names != "-":
+            state[self.names.partition("|")[0]] = self.write(config, lines)
+
+    def write(self, config: Any, lines: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Return the value in config.json; where that has none for ours, another, which differs when it is read."""
         if not self.ours:
             return self.default(config) if callable(self.default) else self.default
-        value = value_at(config, self.ours)
+        value = value_at(config, self.ours.split()[0], lines)
         if self.values:
             return bool(self.values.index(value)) if value in self.values else self.default
         if self.ours.endswith("activation"):
@@ -215,6 +223,32 @@ class Need(NamedTuple):
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Note the feature if the field asks for it."""
         fields.require(self.name, self.value, self.what)
+
+    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
+        """Add nothing."""
+
+
+class Layers(NamedTuple):
+    """The field of config.json with the kind of each layer, of a model with several `lines`."""
+
+    default: Callable[[Fields, int], list[str]]  # the kinds of L layers if it is missing
+    names: str = "layer_types"  # of it; of alternatives, separated by |, the first is written
+    others: Mapping[str, str] = MappingProxyType({})  # other names of kinds
+    cyclic: bool = False  # whether it may have those of fewer layers, which take turns
+
+    def of(self, fields: Fields, L: int, kinds: Sequence[str]) -> list[str]:
+        """Return the kind of each layer. Raises InterchangeError if they are not those of L layers."""
+        names = self.names.split("|")
+        said = next((fields.get(name) for name in names if fields.has(name)), None)
+        said = self.default(fields, L) if said is None else said
+        is_list = isinstance(said, list) and all(isinstance(kind, str) for kind in said)
+        types = [self.others.get(kind, kind) for kind in said] if is_list else []
+        types = [types[l % len(types)] for l in range(L)] if types and self.cyclic else types
+        if len(types) != L or not set(types) <= set(kinds):
+            raise InterchangeError(
+                f"{fields.path}: {names[0]}: expected {' or '.join(kinds)} for each of {L} layers, got {str(said)[:60]}"
+            )
+        return types
 
 
 def fields_of(ours: str, names: str, *defaults: Any) -> list[Field]:
@@ -238,7 +272,7 @@ class Architecture(NamedTuple):
     task: str
     kind: str  # the `model_type`, the last argument of the functions below
     variant: Variant  # the lines that no field decides
-    fields: Sequence[Field | Need]
+    fields: Sequence[Any]  # of Field, Need, and others with the same two methods
     tensors: Table | Callable[[Model, dict[str, Any], str], Table]  # or that of a model and its config.json
     # (fields, what was found in them, the names of the tensors): adds what depends on several fields, or on tensors
     read: Callable[[Fields, dict[str, Any], Sequence[str], str], Any] = _nothing
@@ -250,7 +284,8 @@ class Architecture(NamedTuple):
     conv1d: bool = False  # whether the layers' matrices are transposed
     in_turn: bool = False  # whether layers may have different MLPs and orders, in turn
     rearrange: Callable[[Tensors, Model], Any] = _nothing  # makes a file's tensors those of the table
-    mixers: tuple[type, ...] = ()  # the kinds of lines that it has in place of attentions
+    lines: Mapping[str, Any] = MappingProxyType({})  # the mixers of its kinds of layers, if there are several
+    layers: Layers | None = None  # the field that has the kinds of layers
 
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
         """Return the model that a config.json describes; `names` are those of the tensors."""
@@ -258,38 +293,51 @@ class Architecture(NamedTuple):
         for field in self.fields:
             field.read(fields, found)
         self.read(fields, found, names, self.kind)
-        labels, config, variant = found.pop("labels", ()), TASKS[self.task].config, self.variant
-        own = {field.name for field in dataclasses.fields(config)}
-        for path in [path for path in found if path not in own]:
-            variant = _changed(variant, path, found.pop(path))
-        config = config(**found, variant=variant)
+        lines = {kind: _built(line, found, f"{kind}.") for kind, line in self.lines.items()}
+        if self.layers:
+            found["attention"] = in_turn([lines[kind] for kind in self.layers.of(fields, found["L"], [*lines])])
+        labels, config = found.pop("labels", ()), TASKS[self.task].config
+        own = {field.name: found.pop(field.name) for field in dataclasses.fields(config) if field.name in found}
+        config = config(**own, variant=_built(self.variant, found, ""))
         return Model("classify" if labels else self.task, config, labels)
 
     def write_config(self, model: Model) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of a model's config.json, and what they cannot express of it."""
-        others = [a for a in model.config.variant.attentions if not isinstance(a, (Attention, *self.mixers))]
+        c, known = model.config, (Attention, *map(type, self.lines.values()))
+        others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]
-        in_turn = [name for name in ("mlp", "order") if isinstance(getattr(model.config.variant, name), tuple)]
+        in_turn = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
         if in_turn and not self.in_turn:
             return {}, [f"several lines of {name} in turn" for name in in_turn]
-        written = [field for field in self.fields if isinstance(field, Field) and field.names != "-"]
-        state = {field.names.partition("|")[0]: field.write(model.config) for field in written}
+        state: dict[str, Any] = {}
+        lines, types = self._lines_of(c)
+        if self.layers:
+            needed = {kind for kind, line in self.lines.items() if type(line) is not Attention}
+            if needed - lines.keys() or None in types:
+                names = " and ".join(type(line).__name__ for line in self.lines.values())
+                return {}, [f"layers other than {names}"]
+            state[self.layers.names.partition("|")[0]] = types
+        for field in self.fields:
+            field.fill(state, c, lines)
         lacks = self.write(model, state, self.kind)
         if not state:
             return state, lacks
-        return state, self._lost(model, state) + self._heads(model.config) + lacks
+        return state, self._lost(model, state) + self._heads(c) + lacks
+
+    def _lines_of(self, config: Any) -> tuple[dict[str, Any], list[str | None]]:
+        """Return the first mixer of each kind, and the kind of each layer."""
+        kinds = {type(line): kind for kind, line in self.lines.items()}
+        mixers = [config.variant.attention_of(l) for l in range(config.L)] if kinds else []
+        return {kinds[type(a)]: a for a in mixers[::-1] if type(a) in kinds}, [kinds.get(type(a)) for a in mixers]
 
     def entries(self, model: Model, state: dict[str, Any]) -> list[Entry]:
         """Return the tensors of a model with this config.json."""
         table = self.tensors(model, state, self.kind) if callable(self.tensors) else self.tensors
-        leaves = flatten(model_shapes(model.task, model.config, N_C=len(model.labels)))
-        c, shapes = model.config, {name: leaf.shape for name, leaf in leaves.items()}
-        of_layers = places(c.variant, c.L) if hasattr(c, "L") else ()
-        return entries_of(table, shapes, conv1d=self.conv1d, places=of_layers)
+        return entries_in(table, model, conv1d=self.conv1d)
 
     def _said(self) -> set[str]:
-        return {field.ours for field in self.fields if isinstance(field, Field)}
+        return {field.ours.partition(" ")[0] for field in self.fields if isinstance(field, Field)}
 
     def _lost(self, model: Model, state: dict[str, Any]) -> list[str]:
         """Return what differs from a model when its config.json is read back."""
@@ -339,15 +387,36 @@ class Architecture(NamedTuple):
         return lacks + ([] if "H_kv" in said else unlike(c.H_kv, c.H, f"keys shared by heads (H_kv = {c.H_kv})"))
 
 
-def value_at(config: Any, path: str) -> Any:
-    """Return a size, or a line of the variant at a path; for an activation, its algorithm's own in place of None."""
+def entries_in(table: Table, model: Model, *, conv1d: bool = False) -> list[Entry]:
+    """Return the tensors in a table that a model has."""
+    leaves, c = flatten(model_shapes(model.task, model.config, N_C=len(model.labels))), model.config
+    of_layers = places(c.variant, c.L) if hasattr(c, "L") else ()
+    shapes = {name: leaf.shape for name, leaf in leaves.items()}
+    return entries_of(table, shapes, conv1d=conv1d, places=of_layers)
+
+
+def value_at(config: Any, path: str, lines: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return a size, or a line at a path in one of `lines` or the variant; for an activation, its algorithm's own in
+    place of None.
+    """
     if path == "unembedding.tied":
         return config.tied
-    value = config if hasattr(config, path) else config.variant
-    for name in path.split("."):
+    first, _, rest = path.partition(".")
+    value, names = (lines[first], rest) if rest and first in lines else (getattr(config, "variant", config), path)
+    value = config if hasattr(config, path) else value
+    for name in names.split("."):
         value = getattr(value[0] if isinstance(value, tuple) else value, name, None)
     own = "relu" if isinstance(config, TASKS["ed"].config) else "gelu"
     return own if value is None and path == "mlp.activation" else value
+
+
+def _built(record: Any, found: dict[str, Any], prefix: str) -> Any:
+    """Return a record with the values found at its paths, after a prefix; these are found no more."""
+    own = {path.removeprefix(prefix): found.pop(path) for path in [*found] if path.startswith(prefix)}
+    record = record.but(**{path: value for path, value in own.items() if "." not in path})
+    for path, value in own.items():
+        record = _changed(record, path, value) if "." in path else record
+    return record
 
 
 def _changed(record: Any, path: str, value: Any) -> Any:

@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     ignored: tuple[str, ...] = ()  # further patterns of tensors that are not parameters
 
 
-KINDS: dict[str, Kind] = {
+OWN: dict[str, Kind] = {
     "bert": Kind(
         ("BertForMaskedLM", "BertModel", "BertForSequenceClassification"),
         BERT,
@@ -114,7 +114,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
-    own, first = KINDS[kind], 0
+    own, first = OWN[kind], 0
     named = _name(own, fields, names)
     masked, classifies = named == own.names[0], named in own.names[2:]
     if kind == "roberta":
@@ -137,7 +137,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    own, c, v = KINDS[kind], model.config, model.config.variant
+    own, c, v = OWN[kind], model.config, model.config.variant
     masked, lacks = v.head and model.task == "e", []
     if masked:
         lacks += unlike(c.d_f, c.d_in, "final projection of a different size than the embeddings")
@@ -156,7 +156,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 
 
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
-    own, c, v = KINDS[kind], model.config, model.config.variant
+    own, c, v = OWN[kind], model.config, model.config.variant
     ours = "encoder." if model.task == "classify" else ""
     prefix = f"{kind}." if ours or v.head else ""
     table: dict[str, Any] = {
@@ -211,4 +211,5 @@ def _architecture(kind: str, own: Kind) -> Architecture:
     return Architecture("e", kind, own.variant, fields, _tensors, _read, _write, prefix=f"{kind}.", ignored=ignored)
 
 
-ARCHITECTURES = {kind: _architecture(kind, own) for kind, own in KINDS.items()}
+KINDS = {kind: _architecture(kind, own) for kind, own in OWN.items()}
+"""By model_type."""

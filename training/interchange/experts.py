@@ -37,6 +37,7 @@ CHOSEN, CLIP = Field("norm_topk_prob", "renormalized", False), Field("swiglu_lim
 GROUPS = "factor groups chosen_groups shared", "routed_scaling_factor n_group topk_group n_shared_experts"
 OF_V2 = fields_of(*GROUPS, 1.0, 1, 1, 2)
 OF_V3 = [Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 2.5, 8, 4, 1)]
+OF_LITE = [Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 1.8, 1, 1, 1)]
 OF_KIMI = [
     Field("moe_renormalize|norm_topk_prob", "renormalized", True),
     *fields_of(
@@ -66,6 +67,27 @@ MIXTURES = {
         shared="shared_expert",
         others={"shared_gate": True},
     ),
+    "qwen2_moe": Mixture(
+        ("num_experts", 60),
+        4,
+        "moe_intermediate_size",
+        fields=[CHOSEN],
+        shared="shared_expert",
+        others={"shared_gate": True},
+    ),
+    "glm4_moe": Mixture(
+        ("n_routed_experts", 128),
+        width="moe_intermediate_size",
+        fields=[Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 1.0, 1, 1, 1)],
+        others={"scores": "sigmoid", "choice_bias": True},
+    ),
+    "qwen3_5_moe_text": Mixture(
+        ("num_experts", 256),
+        width="moe_intermediate_size",
+        renormalized=True,
+        shared="shared_expert",
+        others={"shared_gate": True},
+    ),
     "olmoe": Mixture(fields=[CHOSEN]),
     "minimax_m2": Mixture(
         ("num_local_experts", 256),
@@ -80,7 +102,7 @@ MIXTURES = {
         1,
         module="feed_forward",
         router="router",
-        others={"scores": "sigmoid", "weighted": "inputs"},
+        others={"scores": "sigmoid", "weighted": "inputs", "shared": 1},
         stacked="experts.gate_up_proj experts.down_proj",
         transposed=True,
     ),
@@ -96,6 +118,7 @@ MIXTURES = {
         parts="w1 w3 w2",
         others={"scores": "sigmoid", "choice_bias": True},
     ),
+    "glm4_moe_lite": Mixture(("n_routed_experts", 64), 4, "moe_intermediate_size", fields=OF_LITE),
     "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
 }
 """By model_type."""
@@ -123,9 +146,9 @@ def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Exper
     )
 
 
-def shared_experts(fields: Fields, d_mlp: int, default: int = 0) -> int:
-    """Return how many experts of Granite every token takes, by their hidden units, which are a multiple of d_mlp."""
-    rows = fields.integer(SHARED, default, least=0)
+def shared_experts(fields: Fields, name: str, d_mlp: int, default: int = 0) -> int:
+    """Return how many experts every token takes, by the field with their hidden units, a multiple of d_mlp."""
+    rows = fields.integer(name, default, least=0)
     if rows % d_mlp:
         fields.needs.append(f"a shared expert of {rows} hidden units, no multiple of {d_mlp}")
     return rows // d_mlp

@@ -39,9 +39,9 @@ TOGETHER = {"heads.W_q": "heads", "heads.W_k": "heads", "heads.W_v": "heads", "m
 """The factors of one product, or of one tensor in some files."""
 
 
-def kept(tensors: GGUFTensors, entries: Sequence[Entry], template: Any, prefix: str) -> Any:
+def kept(tensors: GGUFTensors, entries: Sequence[Entry], template: Any) -> Any:
     """Let the tensors of quantized matrices be read as blocks, and return the template with their shapes."""
-    factors, found = _factors(template), mapping.lookup(tensors, entries, prefix)
+    factors, found = _factors(template), mapping.lookup(tensors, entries, "")
     types: dict[str, set[str]] = collections.defaultdict(set)
     of_groups = [(_group(entry.leaves[0]), entry) for entry in entries if factors.issuperset(entry.leaves or {""})]
     for group, entry in of_groups:

@@ -29,6 +29,10 @@ COHERE = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "logit_scale": "logit_scale",
 }
+STARCODER2 = {
+    **{key: field for key, field in ROTARY.items() if field != "rms_norm_eps"},
+    "attention.layer_norm_epsilon": "norm_epsilon",
+}
 FACTORS = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -73,6 +77,13 @@ DELTA = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
+QWEN2_MOE = {**ROTARY, **CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
+QWEN35_MOE = {
+    **{key: field for key, field in DELTA.items() if key != "feed_forward_length"},
+    **CHOICE,
+    **WIDTH,
+    SHARED_LENGTH: "shared_expert_intermediate_size",
+}
 QWEN3_NEXT = {**DELTA, **CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
 MAMBA = {
     **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
@@ -95,6 +106,17 @@ KIMI = {
 KIMI_OPTIONAL = {
     **{key: of for key, of in LATENTS_OPTIONAL.items() if key != "feed_forward_length"},
     "expert_group_count": ("num_expert_group", 1),
+}
+GLM4_MOE = {
+    **ROTARY,
+    **WIDTH,
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+}
+GLM4_MOE_OPTIONAL = {
+    **{key: of for key, of in LATENTS_OPTIONAL.items() if of[0] not in ("intermediate_size", "q_lora_rank")},
+    "expert_weights_norm": ("norm_topk_prob", False),
 }
 GPT2 = {
     "context_length": "n_positions",
@@ -188,6 +210,14 @@ def deepseek(m: Metadata, found: State) -> State:
     is_one_head = m.raw("attention.key_length_mla") is not None
     H_kv = {"head_count_kv": 1 if is_one_head else found["num_attention_heads"]}
     return {**found, **_heads_of_latents(m, found, H_kv, is_one_head=is_one_head), "rope_parameters": rotary}
+
+
+def glm4_moe(m: Metadata, found: State) -> State:
+    """Return GLM-4.5's fields: the last of its layers predict the token after the next."""
+    _check_sigmoids(m)
+    later = m.get("nextn_predict_layers", 0)
+    sizes = {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
+    return sizes | _of_optional(m, GLM4_MOE_OPTIONAL) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
 
 
 def kimi(m: Metadata, found: State) -> State:
@@ -322,7 +352,7 @@ def of_llama4(state: State) -> dict[str, Any]:
 
 def of_deepseek(state: State) -> dict[str, Any]:
     """Return DeepSeek's metadata, of latents, and of experts."""
-    gate, rotary = SIGMOID if state["model_type"] == "deepseek_v3" else SOFTMAX, state["rope_parameters"]
+    gate, rotary = SOFTMAX if state["model_type"] == "deepseek_v2" else SIGMOID, state["rope_parameters"]
     found = {"attention.head_count_kv": 1, **_of_latents(state), "expert_gating_func": gate}
     is_yarn = rotary["rope_type"] == "yarn"
     return found | ({"rope.scaling.yarn_log_multiplier": rotary["mscale_all_dim"] / 10} if is_yarn else {})

@@ -77,6 +77,24 @@ class GGUFFile:
         self.metadata, infos = header.read()
         self.tensors = _placed(path, infos, header.at, self.metadata, len(self._bytes))
 
+    @property
+    def main_type(self) -> str:
+        """The type of most numbers."""
+        sizes: collections.Counter[str] = collections.Counter()
+        for info in self.tensors.values():
+            sizes[info.type] += math.prod(info.shape)
+        return max(sizes, key=lambda form: sizes[form], default="F32")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether most numbers are quantized."""
+        return self.main_type not in FLOATS
+
+    @property
+    def precision(self) -> str:
+        """The dtype that keeps most numbers in the least space; bfloat16 if they are quantized."""
+        return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(self.main_type, "bfloat16")
+
     def read(self, name: str) -> np.ndarray:
         """Return a tensor, dequantized to float32."""
         info, gguf = self.tensors[name], import_gguf(self.path)
@@ -226,26 +244,6 @@ def _block(path: Path, name: str, kind: int) -> tuple[str, int, int]:
             "get the model in another type, such as Q8_0"
         )
     return form.name, *gguf.GGML_QUANT_SIZES[form]
-
-
-def precision_of(path: Path) -> str:
-    """Return the dtype that keeps what a file has in the least space: that of its largest part; bfloat16 if this is
-    quantized. Raises InterchangeError if the file cannot be read.
-    """
-    return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(_main_type(path), "bfloat16")
-
-
-def is_quantized(path: Path) -> bool:
-    """Return whether the largest part of a file is quantized. Raises InterchangeError if it cannot be read."""
-    return _main_type(path) not in FLOATS
-
-
-def _main_type(path: Path) -> str:
-    """Return the type of most numbers in a file."""
-    sizes: collections.Counter[str] = collections.Counter()
-    for info in GGUFFile(path).tensors.values():
-        sizes[info.type] += math.prod(info.shape)
-    return max(sizes, key=lambda form: sizes[form], default="F32")
 
 
 def import_gguf(path: Path) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from training.interchange.decoders import FULL
 from training.interchange.gguf_file import Metadata
 from training.interchange.hybrids import LINEAR
-from training.interchange.mapping import Entry, Shape
+from training.interchange.mapping import Shape
 
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
 """What is one column of numbers here, whatever axes a file gives it."""
@@ -49,22 +49,6 @@ def with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *, 
     heads = (n_keys, n // n_keys) if write else (n // n_keys, n_keys)
     values = values.reshape(*heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
     return np.moveaxis(np.concatenate([before, values]), 0, axis)
-
-
-def split(entry: Entry) -> list[Entry]:
-    """Return the tensors in a file of one of a recurrence, or of Granite's shared MLP, of a checkpoint."""
-    module, _, field = entry.name.rpartition(".")
-    layer, leaves = ".".join(entry.name.split(".")[:3]), entry.leaves
-    if module.endswith("conv1d") or field == "A_log":
-        return [entry._replace(lead=(), inner=(), behind=())]
-    parts: dict[str, tuple[str, ...]] = {}
-    if module.endswith("in_proj_qkvz"):
-        parts = {"linear_attn.in_proj_qkv": leaves[:3], "linear_attn.in_proj_z": leaves[3:]}
-    elif ".shared_mlp." in module:
-        mlp, names = "shared_mlp" if ".shared." in leaves[0] else "mlp", {"W_gate": "gate", "W_mlp1": "up"}
-        parts = {f"{mlp}.{names.get(leaf.rpartition('.')[2], 'down')}_proj": (leaf,) for leaf in leaves}
-    found = [entry._replace(name=f"{layer}.{name}.weight", leaves=own, heads="") for name, own in parts.items()]
-    return found or [entry]
 
 
 def rows_of_values(m: Metadata, n: int) -> int:

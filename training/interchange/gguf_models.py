@@ -1,10 +1,9 @@
-"""Present a GGUF file as a checkpoint of `transformers`, with the fields of a config.json and the same tensor names.
+"""Present a GGUF file as a checkpoint: its metadata as the fields of a config.json, and its tensors by name.
 
-One mapping then reads both, and `gguf_writing` writes by the same tables, `gguf_kinds`. A key that is not understood
-raises an error that names it.
+`gguf_kinds` has the tables, by which `gguf_writing` writes. A key that is not understood raises an error that names it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 from training.interchange.containers import Tensors
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile, Metadata
-from training.interchange.gguf_hybrids import split
-from training.interchange.gguf_kinds import KINDS, Kind
+from training.interchange.gguf_kinds import KINDS, TOKENS, W_U, Kind
 from training.interchange.gguf_rotary import ROPE_FACTORS
-from training.interchange.mapping import Entry, Shape
+from training.interchange.mapping import Shape
 from training.interchange.unsupported import NEEDS
 
 TIED = "tie_word_embeddings"
@@ -27,19 +25,18 @@ IN_TRANSFORMERS = {
     "modern-bert": "modernbert",
     "nomic-bert": "nomic_bert",
     "phi2": "phi",
-    "qwen2moe": "qwen2_moe",
     "starcoder": "gpt_bigcode",
 }
 """The names in transformers of architectures that GGUF names differently."""
-_PARTS = {"gate": "gate_proj", "mlp1": "up_proj", "mlp2": "down_proj"}
 
 
-def open_gguf(path: Path) -> "tuple[dict[str, Any], GGUFTensors]":
+def open_gguf(source: Path | GGUFFile) -> "tuple[dict[str, Any], GGUFTensors]":
     """Return the fields of config.json and the tensors, each read on request. Raises InterchangeError if the file is
     damaged, or its model needs an unsupported feature.
     """
-    file = GGUFFile(path)
-    if file.metadata.get("split.count", 1) != 1:
+    file = source if isinstance(source, GGUFFile) else GGUFFile(source)
+    path = file.path
+    if file.metadata.get("split.count", 1) not in (0, 1):  # 0: of several files, joined
         raise InterchangeError(
             f"{path} is one of {file.metadata['split.count']} files; join them first: llama-gguf-split --merge"
         )
@@ -56,12 +53,12 @@ def state_of(file: Any, architecture: str) -> dict[str, Any]:
     kind = KINDS[architecture]
     found = {**kind.read(metadata, kind.names), **kind.constants}
     found |= kind.rest(metadata, found)
-    if not metadata.has("token_embd.weight"):
-        raise InterchangeError(f"{file.path} has no tensor token_embd.weight, so it is not a language model")
+    if not metadata.has(TOKENS):
+        raise InterchangeError(f"{file.path} has no tensor {TOKENS}, so it is not a language model")
     metadata.get("vocab_size")  # which its shape says
-    tied = metadata.get(TIED, not metadata.has("output.weight"))
+    tied = metadata.get(TIED, not metadata.has(W_U))
     metadata.check()
-    N_V = file.tensors["token_embd.weight"].shape[0]
+    N_V = file.tensors[TOKENS].shape[0]
     shared = {"model_type": (*kind.types, architecture)[0], "vocab_size": N_V, "tie_word_embeddings": tied}
     return shared | found | _token_ids(file, N_V)
 
@@ -93,68 +90,29 @@ def _token_ids(file: GGUFFile, N_V: int) -> dict[str, Any]:
     return {name: ids if len(ids) > 1 else ids[0] for name, ids in found.items() if ids}
 
 
-def in_gguf(entries: list[Entry], names: Sequence[str] = ()) -> list[Entry]:
-    """Return the tensors of a checkpoint as GGUF has them: the experts of a layer together, each matrix of theirs by
-    itself, and latents' keys and values by head, unless one tensor has both among those of a file, its `names`.
-    """
-    found: dict[str, Entry] = {}
-    for entry in entries:
-        module, _, field = entry.name.rpartition(".")
-        layer = ".".join(entry.name.split(".")[:3])
-        if ".mlp.experts." in entry.leaves[0]:
-            for leaf in entry.leaves:
-                kind, _, part = leaf.rpartition(".")[2].partition("_")
-                name = f"{layer}.mlp.experts.{_PARTS[part]}.{'weight' if kind == 'W' else 'bias'}"
-                found[name] = Entry(name, (leaf,), entry.layer, of_experts=True)
-        elif module.endswith(".kv_b_proj") and entry.name not in names:
-            for kind, leaf in zip("kv", entry.leaves, strict=True):
-                name = f"{layer}.self_attn.{kind}_b_proj.weight"
-                found[name] = Entry(name, (leaf,), entry.layer, transposed=kind == "k", of_experts=True)
-        else:
-            name = {"sinks": f"{entry.name}.weight", "e_score_correction_bias": f"{entry.name[:-5]}.bias"}
-            for one in split(entry._replace(name=name.get(field, entry.name))):
-                found[one.name] = one
-    return list(found.values())
-
-
-def written(entries: list[Entry], kind: Kind) -> list[Entry]:
-    """Return the tensors to write: those of `in_gguf`, and W_e once more where llama.cpp asks for W_u."""
-    found = in_gguf(entries)
-    by_name = {kind.name(entry.name): entry for entry in found}
-    if not kind.repeats or "output.weight" in by_name:
-        return found
-    return [*found, by_name["token_embd.weight"]._replace(name=f"{kind.outer['output']}.weight")]
-
-
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file by their names in transformers, each dequantized on request."""
+    """The tensors of a GGUF file, each dequantized on request."""
 
     def __init__(self, file: GGUFFile, kind: Kind, state: dict[str, Any]) -> None:
-        self.path, self.file, self._kind, self._state = file.path, file, kind, state
-        self._stored: dict[str, str] = {}  # the names in the file
+        self.path, self.file, self.kind, self._state = file.path, file, kind, state
         self._blocks: dict[str, tuple[int, Callable[[str], np.ndarray]]] = {}  # see `keep`
-        for name in file.tensors:
-            if name != ROPE_FACTORS and not (name == "output.weight" and state["tie_word_embeddings"]):
-                theirs = kind.theirs(name)
-                self._check_new(theirs, self._stored)
-                self._stored[theirs] = name
-        self.names = list(self._stored)
+        without = (ROPE_FACTORS, *([W_U] if state["tie_word_embeddings"] else []))
+        self.names = [name for name in file.tensors if name not in without]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of a tensor."""
-        stored, (size, _) = self._stored[name], self._blocks.get(name, (1, None))
-        *rows, numbers = self.file.tensors[stored].shape
-        return self._kind.shape(stored, (*rows, numbers // size), self._state, write=False)
+        (*rows, numbers), (size, _) = self.file.tensors[name].shape, self._blocks.get(name, (1, None))
+        return self.kind.shape(name, (*rows, numbers // size), self._state, write=False)
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor."""
-        stored, (_, read) = self._stored[name], self._blocks.get(name, (1, self.file.read))
-        return self._kind.convert(stored, read(stored), self._state, write=False)
+        _, read = self._blocks.get(name, (1, self.file.read))
+        return self.kind.convert(name, read(name), self._state, write=False)
 
     def type(self, name: str) -> str:
         """Return the type of a tensor's numbers."""
-        return self.file.tensors[self._stored[name]].type
+        return self.file.tensors[name].type
 
     def keep(self, name: str, size: int, read: Callable[[str], np.ndarray]) -> None:
-        """Let a matrix be read as `read` returns it, given its name in the file: blocks of this size of each row."""
+        """Let a matrix be read as `read` returns it, given its name: blocks of this size of each row."""
         self._blocks[name] = size, read

@@ -1,10 +1,12 @@
 """Rotary positions and sizes of decoders in the metadata of a GGUF file, as the fields of a config.json."""
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
-from algorithms.lines import Llama3, Rotary
+from algorithms.lines import Llama3, Rotary, Yarn
 from training.interchange.decoders import rotary_fields
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import Metadata
@@ -32,7 +34,11 @@ def with_rotary(m: Metadata, names: dict[str, str], base: float = 10_000.0, **de
     d_head = found["head_dim"]
     if m.integer("attention.value_length", d_head) != d_head:
         raise m.wrong("attention.value_length", f"the {d_head} of attention.key_length")
-    found |= {"attention_bias": m.has("blk.0.attn_q.bias"), "mlp_bias": m.has("blk.0.ffn_gate.bias")}
+    biased = m.has("blk.0.attn_q.bias")
+    found |= {
+        **dict.fromkeys(("attention_bias", "use_bias", "qkv_bias"), biased),
+        "mlp_bias": m.has("blk.0.ffn_up.bias"),
+    }
     return found | {"rope_parameters": rotary_in(m, d_head, base)}
 
 
@@ -54,13 +60,24 @@ def rotary_in(m: Metadata, d_head: int, base: float) -> dict[str, Any]:
         found["original_max_position_embeddings"] = m.integer("rope.scaling.original_context_length")
         said = [name for name in ("beta_fast", "beta_slow") if m.raw(f"rope.scaling.yarn_{name}") is not None]
         found |= {name: m.number(f"rope.scaling.yarn_{name}") for name in said}
+        if (magnitude := m.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+            own = Yarn(factor=found["factor"], l_original=1).magnitude(1.0)
+            found |= {} if math.isclose(magnitude, own, rel_tol=1e-6) else {"attention_factor": magnitude}
     return found
 
 
 def _llama3(m: Metadata, base: float, d: int) -> dict[str, Any]:
-    """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same."""
-    factors = m.file.read(ROPE_FACTORS).reshape(-1)
-    positions = Rotary(base=base, scaling=Llama3(factor=float(factors.max())))
+    """Return Llama 3's scaling. GGUF has only the factors; the published settings are used if they give the same, with
+    the original length that a factor between the others shows.
+    """
+    factors = m.file.read(ROPE_FACTORS).reshape(-1).astype(np.float64)
+    scaling = Llama3(factor=float(f"{factors.max():.6g}"))
+    if factors.size == d // 2 and 0 < factors.min() < scaling.factor:
+        shares = (1 / factors - 1 / scaling.factor) / (1 - 1 / scaling.factor)
+        i = np.abs(shares - 0.5).argmin()
+        length = 2 * np.pi * base ** (2 * i / d) * (scaling.low + (scaling.high - scaling.low) * shares[i])
+        scaling = dataclasses.replace(scaling, l_original=round(length)) if 0 < shares[i] < 1 else scaling
+    positions = Rotary(base=base, scaling=scaling)
     expected = factors_of(positions, d)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
         raise InterchangeError(

@@ -31,11 +31,11 @@ ENDS_BY_TEXT = (
 )  # fmt: skip
 """Tokens that end a text by what they are called, as for llama.cpp, since many files name only one by its ID."""
 
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_BEFORE, _CONTRACTIONS = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",)
-_QWEN2 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",)
+_LLAMA3 = rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}"
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 _DEEPSEEK3 = (
     r"\p{N}{1,3}",
     "[一-龥\u3040-ゟ゠-ヿ]+",
@@ -44,13 +44,18 @@ _DEEPSEEK3 = (
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
     ),
 )
-_TEKKEN = (
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-)
+
+
+def _by_case(others: str, suffix: str, rest: str) -> str:
+    """Return the pattern of words that begin anew at a capital; of letters without `others`, and with a suffix."""
+    upper, lower = (rf"[{a}\p{{Lm}}\p{{Lo}}\p{{M}}{others}]" for a in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+    return rf"{_BEFORE}{upper}*{lower}+{suffix}|{_BEFORE}{upper}+{lower}*{suffix}|\p{{N}}{rest}"
+
+
+_WITH_PATHS = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_TEKKEN = _by_case("", "", f"|{_WITH_PATHS}")
+_GPT_4O = _by_case("", f"{_CONTRACTIONS}?", f"{{1,3}}|{_WITH_PATHS}")
+_KIMI = r"\p{Han}+|" + _by_case(r"&&[^\p{Han}]", f"{_CONTRACTIONS}?", f"{{1,3}}|{_REST}")
 
 
 class Words(NamedTuple):
@@ -66,11 +71,16 @@ class Words(NamedTuple):
 WORDS: dict[str, Words] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"), Words()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), Words(digits=True)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Words(_LLAMA3, whole=True, begins=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Words(_LLAMA3)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words(_QWEN2, normalized=True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), Words((_LLAMA3,), whole=True, begins=True)
+    ),
+    **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), Words((_LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Words((_QWEN2,), normalized=True)),
+    "qwen35": Words((_QWEN35,), normalized=True),
     "deepseek-v3": Words(_DEEPSEEK3),
-    "tekken": Words(_TEKKEN, whole=True, begins=True),
+    "tekken": Words((_TEKKEN,), whole=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), Words((_GPT_4O,))),
+    "kimi-k2": Words((_KIMI,)),
 }
 """By tokenizer.ggml.pre."""
 
@@ -184,7 +194,7 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
     inner = library.Tokenizer(
         models.BPE(
             vocabulary,
-            _merges(tokens, types, scores),
+            _merges(fields, tokens, types, scores),
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback="<0x00>" in vocabulary,
@@ -198,16 +208,24 @@ def _sentencepiece(fields: _Fields, tokens: list[str], types: list[int]) -> tupl
     return inner, True
 
 
-def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return the pairs to merge, best first: all that form an ordinary token, ordered by its score."""
-    ordinary = {t: s for t, kind, s in zip(tokens, types, scores, strict=True) if kind == NORMAL}
-    numbers = {token: i for i, token in enumerate(tokens)}
+def _merges(fields: _Fields, tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """Return the pairs to merge, best first: all that form an ordinary token, ordered by its score. Raises
+    InterchangeError if most have the same: SentencePiece then forms the one further left, as no order of merges does.
+    """
+    ordinary = {t: (-s, i) for i, (t, kind, s) in enumerate(zip(tokens, types, scores, strict=True)) if kind == NORMAL}
     pairs = [
-        (-score, -i, numbers[token[:i]], token[:i], token[i:])
-        for token, score in ordinary.items()
+        (*place, -ordinary[token[:i]][1], token[:i], token[i:])
+        for token, place in ordinary.items()
         for i in range(1, len(token))
         if token[:i] in ordinary and token[i:] in ordinary
     ]
+    formed = {first + second: score for score, *_, first, second in pairs}
+    if len({*formed.values()}) < len(formed) / 2:
+        raise InterchangeError(
+            f"{fields.path}: tokenizer.ggml.scores: expected a different number for each of the {len(formed)} tokens "
+            f"that others form, got {len({*formed.values()})}, as in a file that was made without tokenizer.model; get "
+            "a file made with it, or the checkpoint of transformers"
+        )
     return [(first, second) for *_, first, second in sorted(pairs)]
 
 
@@ -289,8 +307,7 @@ def _vocabulary(inner: library.Tokenizer, state: dict[str, Any], N_V: int) -> di
     for i, token in enumerate(tokens):
         is_byte = len(token) == 6 and token.startswith("<0x") and types[i] == NORMAL
         types[i] = BYTE if is_byte else UNKNOWN if token == model["unk_token"] else types[i]
-    # in front of all others, so that no pair forms them: tokens that merges do not form
-    scores = [-float(rank.get(token, len(merges))) for token in tokens]
+    scores = [-float(rank.get(token, len(merges) + i)) for i, token in enumerate(tokens)]  # different ones
     return {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.token_type": types, "ggml.scores": scores}
 
 

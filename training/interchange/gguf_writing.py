@@ -19,9 +19,8 @@ from training.interchange.errors import InterchangeError
 from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf
 from training.interchange.gguf_kinds import KINDS, part_of
-from training.interchange.gguf_models import TIED, state_of, written
+from training.interchange.gguf_models import TIED, state_of
 from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
-from training.interchange.mapping import Entry
 
 ARCHITECTURE = "general.architecture"
 EXACT = ("ffn_gate_inp", "position_embd")
@@ -53,7 +52,6 @@ def draft(
     path: Path,
     model: Model,
     state: dict[str, Any],
-    entries: list[Entry],
     leaves: Mapping[str, Any],
     quantize: str | None = None,
 ) -> Draft:
@@ -69,9 +67,8 @@ def draft(
     metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
     factors = _factors(model)
     tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
-    for entry in written(entries, kind):
-        name, shape = kind.name(entry.name), entry.shape(shapes)
-        shape = kind.shape(name, shape, state, write=True)
+    for entry in kind.written(model):
+        name, shape = entry.name, kind.shape(entry.name, entry.shape(shapes), state, write=True)
         is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name or part_of(name) in gguf_hybrids.EXACT
         form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
         if quantize and not is_exact and EXACT[1] not in name:
@@ -137,7 +134,7 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
     return differences(variant, found.variant) + fields.needs + sizes
 
 
-def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], leaves: Mapping[str, Any]) -> None:
+def write(path: Path, file: Draft, state: dict[str, Any], model: Model, leaves: Mapping[str, Any]) -> None:
     """Write a drafted file."""
     gguf, kind = import_gguf(path), KINDS[file.metadata[ARCHITECTURE]]
     writer = gguf.GGUFWriter(str(path), file.metadata[ARCHITECTURE])
@@ -154,9 +151,9 @@ def write(path: Path, file: Draft, state: dict[str, Any], entries: list[Entry], 
     writer.write_ti_data_to_file()
     if file.factors is not None:
         writer.write_tensor_data(file.factors)
-    for theirs, array in mapping.write(written(entries, kind), leaves):
-        converted = np.ascontiguousarray(kind.convert(kind.name(theirs), array, state, write=True))
-        form = file.tensors[kind.name(theirs)].type
+    for name, array in mapping.write(kind.written(model), leaves):
+        converted = np.ascontiguousarray(kind.convert(name, array, state, write=True))
+        form = file.tensors[name].type
         if form in QUANTIZED:
             converted = gguf.quants.quantize(converted.astype(np.float32), gguf.GGMLQuantizationType[form])
         writer.write_tensor_data(converted.astype(np.float32) if form == "F32" else converted)

@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms import BLOOM, GPT2, GPT_NEO, NEOX, OPT, Variant
 from algorithms.lines import Rotary
-from training.interchange.decoders import read_scaling, rotary_fields
+from training.interchange.decoders import read_scaling, rotary_fields, rotary_of
 from training.interchange.description import MOST_LAYERS, Architecture, Field, Fields, Need, fields_of, in_turn, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import HEADS, HIDDEN, each, rows
@@ -56,8 +56,7 @@ def _kinds(config: Any) -> list[str]:
 
 
 def _read_gpt_neox(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
-    old = {"rope_theta": fields.get("rotary_emb_base"), "partial_rotary_factor": fields.get("rotary_pct")}
-    said = fields.inner(fields.table("rope_parameters") or {**fields.table("rope_scaling"), **old})
+    said = rotary_of(fields, names=("rotary_emb_base", "rotary_pct"))
     found["attention.positions"] = Rotary(
         base=said.number("rope_theta", 10_000.0),
         share=said.number("partial_rotary_factor", 0.25),

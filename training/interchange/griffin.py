@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, RGLRU, Attention, Embedding, RMSNorm, Rotary
+from algorithms.lines import MLP, RGLRU, Attention, Embedding, RMSNorm
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import OF_SIZES, SIZES, heads_fields, in_turn, read_scaling, rotary_fields, rotary_of
-from training.interchange.description import Architecture, Field, Fields, Model, theirs, unlike, written
+from training.interchange.decoders import OF_SIZES, SIZES, Positions, heads_fields
+from training.interchange.description import Architecture, Field, Fields, Layers, Model, theirs, unlike, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import OURS
 from training.interchange.mapping import HEADS, rows
@@ -16,61 +16,40 @@ RECURRENT, ATTENTION = "recurrent", "attention"
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    norm, said, d_e, H = RMSNorm(epsilon=found["norm.epsilon"], offset=1.0), rotary_of(fields), found["d_e"], found["H"]
-    share = said.number("partial_rotary_factor", 0.5)
-    rows, units = fields.integer("lru_width", d_e), found["d_mlp"]
-    if rows % H or units % 2:
-        wrong = f"lru_width = {rows}, which {H} heads do not divide" if rows % H else f"intermediate_size = {units}"
-        raise InterchangeError(f"{fields.path}: {wrong}: expected a multiple of {H if rows % H else 2}")
-    of_kinds: dict[str, Any] = {
-        RECURRENT: RGLRU(n=H, d=rows // H, width=fields.integer("conv1d_width", 4, least=2)),
-        ATTENTION: Attention(
-            positions=Rotary(
-                base=said.number("rope_theta", 10_000.0), share=share, scaling=read_scaling(said, found["l_max"])
-            ),
-            window=fields.integer("attention_window_size", 2048),
-            biases=True if fields.flag("attention_bias", False) else "out",
-        ),
-    }
-    kinds = fields.get("block_types", [RECURRENT, RECURRENT, ATTENTION])
-    if not isinstance(kinds, list) or not kinds or not set(kinds) <= of_kinds.keys():
-        raise InterchangeError(
-            f"{fields.path}: block_types: expected a list of {RECURRENT} and {ATTENTION}, got {str(kinds)[:60]}"
-        )
+    width, H, units = fields.integer("lru_width", found["d_e"]), found["H"], found["d_mlp"]
+    if width % H or units % 2:
+        wrong = f"lru_width = {width}, which {H} heads do not divide" if width % H else f"intermediate_size = {units}"
+        raise InterchangeError(f"{fields.path}: {wrong}: expected a multiple of {H if width % H else 2}")
+    found |= {"d_mlp": units // 2, f"{RECURRENT}.n": H, f"{RECURRENT}.d": width // H}
     activation = fields.activation("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_tanh":
         fields.needs.append(f"another nonlinearity of the gates (hidden_activation = {activation})")
-    found["mlp"] = MLP(activation="gelu_tanh", gated=True)
-    found |= {"d_mid": found["d_attn"], "d_mlp": units // 2, "norm": norm}
-    found["attention"] = in_turn([of_kinds[kinds[l % len(kinds)]] for l in range(found["L"])])
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
-    lines = [v.attention_of(l) for l in range(c.L)]
-    units = [line for line in lines if isinstance(line, RGLRU)]
-    attention = next((line for line in lines if isinstance(line, Attention)), None)
-    if not units or attention is None or v.mlp is None:
+    unit = next(line for line in v.attentions if isinstance(line, RGLRU))
+    attention = next((line for line in v.attentions if isinstance(line, Attention)), None)
+    if attention is None or v.mlp is None:
         state.clear()
         return ["layers other than RG-LRUs and attention, with MLPs"]
-    state["block_types"] = [RECURRENT if isinstance(line, RGLRU) else ATTENTION for line in lines]
-    state |= {"intermediate_size": 2 * c.d_mlp, "hidden_activation": "gelu_pytorch_tanh"}
-    state |= {"lru_width": units[0].n * units[0].d, "conv1d_width": units[0].width}
-    state |= {"attention_window_size": attention.window, "attention_bias": attention.biases is True}
-    share = getattr(attention.positions, "share", 1.0)
-    state["rope_parameters"] = {**rotary_fields(attention.positions), "partial_rotary_factor": share}
+    state |= {"intermediate_size": 2 * c.d_mlp, "lru_width": unit.n * unit.d}
     lacks = unlike(theirs(v.mlp.activation or "gelu"), "gelu_new", "another nonlinearity than GELU by tanh")
-    lacks += unlike(units[0].n, c.H, f"{units[0].n} groups of an RG-LRU, but {c.H} heads")
+    lacks += unlike(unit.n, c.H, f"{unit.n} groups of an RG-LRU, but {c.H} heads")
     return lacks + unlike(attention.window is None, False, "attention without a window")
 
 
-_LAYER, _ATTENTION = "model.layers.#", "layers.attention"
+_LAYER, _ATTENTION, _NORM = "model.layers.#", "layers.attention", RMSNorm(epsilon=1e-6, offset=1.0)
 _BLOCK = f"{_LAYER}.temporal_block"
 KINDS = {
     KIND: Architecture(
         "d",
         KIND,
-        PAPER.but(embedding=Embedding(positions=None, scaled="bfloat16")),
+        PAPER.but(
+            embedding=Embedding(positions=None, scaled="bfloat16"),
+            norm=_NORM,
+            mlp=MLP(activation="gelu_tanh", gated=True),
+        ),
         [
             *written(model_type=KIND, architectures=["RecurrentGemmaForCausalLM"]),
             *(
@@ -81,7 +60,11 @@ KINDS = {
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("logits_soft_cap", "unembedding.cap", 30.0),
             Field("tie_word_embeddings", "unembedding.tied", True),
-            *written(rope_parameters=None, attention_dropout=0.0, pad_token_id=None),
+            Positions(f"{ATTENTION}.positions", share=0.5),
+            Field("attention_window_size", f"{ATTENTION}.window", 2048),
+            Field("attention_bias", f"{ATTENTION}.biases", False, ("out", True)),
+            Field("conv1d_width", f"{RECURRENT}.width", 4),
+            *written(hidden_activation="gelu_pytorch_tanh", attention_dropout=0.0, pad_token_id=None),
         ],
         {
             "model.embed_tokens.weight": "W_e",
@@ -103,7 +86,8 @@ KINDS = {
         _read,
         _write,
         prefix="model.",
-        mixers=(RGLRU,),
+        lines={RECURRENT: RGLRU(n=1, d=1), ATTENTION: Attention(window=2048)},
+        layers=Layers(lambda fields, L: [RECURRENT, RECURRENT, ATTENTION], "block_types", cyclic=True),
     )
 }
 """By model_type."""

@@ -3,11 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import MLP, Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
-from training.interchange.decoders import FULL, OUTER, of_lines, placed_layers, read_scaling, rotary_fields, rotary_of
-from training.interchange.description import Fields, Model, in_turn, theirs
+from algorithms.lines import Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
+from training.interchange.decoders import (
+    FULL,
+    VARIANT,
+    Mixed,
+    heads_fields,
+    of_lines,
+    placed_layers,
+    read_scaling,
+    rotary_fields,
+    rotary_of,
+)
+from training.interchange.description import Field, Fields, Layers, Model, in_turn
 from training.interchange.errors import InterchangeError
-from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
+from training.interchange.experts import MIXTURES, OURS, mixture_table
 from training.interchange.mapping import HEADS, rows
 
 KIND = "llama4_text"
@@ -16,13 +26,11 @@ PARTS = "gate_proj up_proj down_proj"
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    L, norm = found["L"], RMSNorm(epsilon=found["norm.epsilon"])
-    mlp = MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=False)
-    experts = read_mixture(fields, MIXTURES[kind], mlp, shared=1)
-    d_mlp = fields.integer("intermediate_size_mlp", 16_384)
-    mlp = mlp.but(d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
+    L, experts = found["L"], found["mlp"]
+    d_mlp = found.pop("d_mlp_alone")
+    mlp = VARIANT.mlps[0].but(activation=experts.activation, d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
     has_experts = _layers_with_experts(fields, L)
-    found |= {"norm": norm, "d_mid": found["d_attn"], "attention": in_turn(_attentions(fields, found, L))}
+    found["attention"] = in_turn(_attentions(fields, found, L))
     found["mlp"] = in_turn([experts if l in has_experts else mlp for l in range(L)])
 
 
@@ -43,11 +51,8 @@ def _attentions(fields: Fields, found: dict[str, Any], L: int) -> list[Attention
     placed = placed_layers(fields, fields.get("no_rope_layers") or None, 4, L)
     width = fields.get("attention_chunk_size", None if fields.has("attention_chunk_size") else 8192)
     width = width and fields.integer("attention_chunk_size", 8192)
-    types = fields.get("layer_types", [CHUNKED if has and width else FULL for has in placed])
-    if not isinstance(types, list) or len(types) != L or not set(types) <= {CHUNKED, FULL}:
-        raise InterchangeError(
-            f"{fields.path}: layer_types: expected {CHUNKED} or {FULL} for each of {L} layers, got {str(types)[:60]}"
-        )
+    layers = Layers(lambda *_: [CHUNKED if has and width else FULL for has in placed])
+    types = layers.of(fields, L, [CHUNKED, FULL])
     lines = [of_placed if has else of_others for has in placed]
     return [
         line.but(window=width, chunked=True) if kind == CHUNKED else line
@@ -75,10 +80,8 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     chunks = [line.attention.window for line in lines]
     rotary = lines[placed.index(True)].attention if True in placed else None
     grows = next((p for line in lines if isinstance(p := line.attention.positions, Temperature)), None)
-    state |= mixture_fields(MIXTURES[kind], lines[experts[0]].mlp if experts else None, c.d_mlp)
     state |= {"moe_layers": experts, "interleave_moe_layer_step": experts[0] + 1 if experts else 1}
     state |= {"intermediate_size": c.d_mlp, "intermediate_size_mlp": (mlp and mlp.d_mlp) or c.d_mlp}
-    state["hidden_act"] = theirs(getattr(lines[0].mlp, "activation", None) or "gelu")
     state["rope_parameters"] = rotary_fields(rotary and rotary.positions)
     state["use_qk_norm"] = rotary is not None and rotary.normalize_heads is not None
     state["no_rope_layers"] = list(map(int, placed))
@@ -90,18 +93,24 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return []
 
 
-def _tensors() -> dict[str, str]:
-    layer, mlp = "model.layers.#", "layers.mlp"
-    return {
-        "model.embed_tokens.weight": "W_e",
-        **rows(layer, "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"),
-        **rows(f"{layer}.self_attn", "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
-        **rows(f"{layer}.feed_forward", PARTS, mlp, OURS),
-        **mixture_table(MIXTURES[KIND]),
-        **rows(f"{layer}.feed_forward.shared_expert", PARTS, f"{mlp}.shared", OURS),
-        **OUTER,
-    }
-
-
-KINDS = {KIND: of_lines(KIND, "Llama4", _tensors(), _read, _write, heads=(8, 128), epsilon=1e-5)._replace(in_turn=True)}
+_LAYER = "model.layers.#"
+KINDS = {
+    KIND: of_lines(
+        KIND,
+        "Llama4",
+        {
+            **rows(f"{_LAYER}.self_attn", "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
+            **rows(f"{_LAYER}.feed_forward", PARTS, "layers.mlp", OURS),
+            **mixture_table(MIXTURES[KIND]),
+            **rows(f"{_LAYER}.feed_forward.shared_expert", PARTS, "layers.mlp.shared", OURS),
+        },
+        fields=[Mixed(KIND), Field("intermediate_size_mlp", "d_mlp_alone", 16_384)],
+        variant=VARIANT.but(norm=RMSNorm(epsilon=1e-5)),
+        heads=heads_fields(8, 128),
+        epsilon=1e-5,
+        read=_read,
+        write=_write,
+        in_turn=True,
+    )
+}
 """By model_type."""

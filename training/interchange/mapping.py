@@ -116,10 +116,10 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
     head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
-    in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; after ``^`` the heads have an
-    axis in front, and matrices are transposed. After ``:`` comes an array that a layer with this tensor has, too.
-    A tied W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to write. With `conv1d`,
-    the layers' matrices are transposed.
+    in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; in ``A/A`` and after ``^`` the
+    heads have an axis in front, and after ``^`` matrices are transposed. After ``:`` comes an array that a layer with
+    this tensor has, too. A tied W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to
+    write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     names = {_STACK.sub(r"\1.", name) for name in shapes}
@@ -149,8 +149,8 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
         joined, _, heads = named.partition("/")
         first, *others = joined.split("+")
         scope, dot, leaf = first.rpartition(".")
-        of_experts = ours.startswith("^") or (".experts" in scope and "@" not in name)
         heads = f"{scope}{dot}{heads}" if heads else first if "&" in ours else ""
+        of_experts = ours[0] == "^" or (".experts" in scope and "@" not in name) or (heads == first and "&" not in ours)
         is_table = leaf in TABLES
         turned = of_experts and (ours.startswith("^") or not heads)
         transposed = is_table or (leaf.startswith("W_") and (turned or (conv1d and bool(scope))))

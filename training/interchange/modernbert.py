@@ -49,8 +49,8 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
 
 def _rotary(fields: Fields, layers: str, l_max: int) -> Rotary:
     name, base = BASES[layers]
-    said = rotary_of(fields, layers)
-    return Rotary(base=said.number("rope_theta", fields.number(name, base)), scaling=read_scaling(said, l_max))
+    said = rotary_of(fields, layers, names=(name, "partial_rotary_factor"))
+    return Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
 
 
 def _windows(fields: Fields, L: int) -> list[bool]:

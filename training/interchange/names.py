@@ -17,9 +17,9 @@ from training.data.token_store import default_cache_dir
 from training.disk import local_path
 from training.interchange import convert
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_file import SUFFIX, precision_of
+from training.interchange.gguf_file import SUFFIX
 from training.interchange.hub import downloaded, name_on_hub, origin_of
-from training.interchange.pretrained import SUFFIXES, is_ours
+from training.interchange.pretrained import STORED, SUFFIXES, is_ours
 
 MODEL = "a run, a checkpoint's directory, a GGUF file, or hf:OWNER/NAME@REVISION"
 """What a name may mean, for --help."""
@@ -49,9 +49,8 @@ def as_run(
             else:
                 clear(cache_dir or default_cache_dir(), unused_since=unused_since)
                 source = downloaded(str(name))
-                dtype = precision_of(source) if source.suffix == SUFFIX else None
                 origin = origin_of(str(name), source)
-                say(convert(source, target, dtype=dtype, origin=origin, progress=progress))
+                say(convert(source, target, dtype=STORED, origin=origin, progress=progress))
     except OSError as error:
         raise InterchangeError(f"cannot convert {name} into {target}: {error.strerror or error}") from None
     return target

@@ -23,14 +23,25 @@ from training.tasks.low_rank import matrices_of, sides
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-LACKING: dict[str, tuple[str, Any]] = {
-    "use_dora": ("DoRA", False),
-    "bias": ("trained biases", "none"),
-    "modules_to_save": ("fully trained modules", None),
-    "trainable_token_indices": ("trained tokens", None),
-    "alora_invocation_tokens": ("an adapter that tokens activate", None),
+WITHOUT_EFFECT = """
+auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out
+inference_mode layers_pattern layers_to_transform loftq_config lora_dropout lora_ga_config megatron_config megatron_core
+peft_type peft_version qalora_group_size r rank_pattern revision target_modules task_type velora_config
+alpha_pattern lora_alpha use_rslora bias init_lora_weights
+"""
+"""Fields of adapter_config.json that change no result, which the tensors say, too, or which `read` reads."""
+INITIALIZATIONS = True, False, "gaussian", "eva", "orthogonal"
+"""The values of init_lora_weights that leave the adapted matrices as they are."""
+LACKING = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases of adapters",
+    "modules_to_save": "fully trained modules",
+    "trainable_token_indices": "trained tokens",
+    "alora_invocation_tokens": "an adapter that tokens activate",
+    "layer_replication": "repeated layers",
+    "target_parameters": "adapters of experts",
 }
-"""Fields of adapter_config.json → the unsupported feature that they ask for, and the value that does not ask for it."""
+"""What other fields ask for, unless they are false or empty; none of it is supported."""
 
 
 class Adapter(NamedTuple):
@@ -138,17 +149,9 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     """Read an adapter of θ, or of its shapes, from a directory; `entries` map the checkpoint that it adapts to θ.
     Raises InterchangeError if it needs an unsupported feature, is for another model, or is damaged.
     """
-    fields = Fields(path / CONFIG, read_json(path / CONFIG))
-    _check_config(fields)
+    fields = _check_config(path / CONFIG, read_json(path / CONFIG))
     tensors, modules, sizes = _tensors(path / WEIGHTS), _modules(entries), _sizes(theta)
-    known = {name for module in modules for name in _names(module)}
-    unknown = sorted(tensors.keys() - known)
-    if unknown or not tensors:
-        found = f"{len(unknown)} others, such as {unknown[0]}" if unknown else "none"
-        raise InterchangeError(
-            f"{path / WEIGHTS}: expected lora_A and lora_B of the layers' matrices of the model that --from names, got "
-            f"{found}; name the model that the adapter was trained on"
-        )
+    _check_tensors(path / WEIGHTS, tensors, modules, entries)
     changed = {m: entry for m, entry in modules.items() if not tensors.keys().isdisjoint(_names(m))}
     pairs = {module: _of_module(path, tensors, module, entry, sizes) for module, entry in changed.items()}
     rank = max(len(A) for A, _ in pairs.values())
@@ -169,14 +172,43 @@ def read(path: Path, entries: list[Entry], theta: Any) -> Adapter:
     return Adapter(leaves, rank, scale * rank, tuple(name for name in names if name in adapted))
 
 
-def _check_config(fields: Fields) -> None:
-    kind = fields.get("peft_type")
-    if kind != "LORA":
-        raise InterchangeError(f"{fields.path}: peft_type: expected LORA, got {str(kind)[:60]!r}")
-    for name, (what, nothing) in LACKING.items():
-        if fields.get(name, nothing) not in (nothing, []):
-            fields.needs.append(f"{what} ({name} = {str(fields.get(name))[:60]})")
+def _check_config(path: Path, state: dict[str, Any]) -> Fields:
+    """Return the fields of adapter_config.json. Raises InterchangeError if they ask for an unsupported feature."""
+    fields = Fields(path, state)
+    if state.get("peft_type") != "LORA":
+        raise InterchangeError(f"{path}: peft_type: expected LORA, got {str(state.get('peft_type'))[:60]!r}")
+    bias, start = fields.get("bias", "none"), fields.get("init_lora_weights", True)
+    if bias != "none":
+        fields.needs.append(f"trained biases (bias = {str(bias)[:60]})")
+    if start not in INITIALIZATIONS:
+        fields.needs.append(
+            f"an initialization that changes the adapted matrices (init_lora_weights = {str(start)[:60]!r}; "
+            "save_pretrained(…, path_initial_model_for_weight_conversion=…) of PEFT writes an adapter without it)"
+        )
+    for name in sorted({*state} - {*WITHOUT_EFFECT.split()}):
+        if state[name]:
+            fields.needs.append(f"{LACKING.get(name, 'an unknown feature')} ({name} = {str(state[name])[:60]})")
     fields.check()
+    return fields
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Any], modules: Mapping[str, Entry], entries: list[Entry]) -> None:
+    """Raise InterchangeError if an adapter has other tensors than A and B of the model's `modules`."""
+    unknown = sorted(tensors.keys() - {name for module in modules for name in _names(module)})
+    others = {name.rpartition(".")[0] for entry in entries for name in (entry.name, *entry.aliases)}
+    for name in unknown:
+        module, _, part = name.removeprefix(PREFIX).partition(".lora_")
+        if part and (module in others or module.rpartition(".")[0] in others):
+            raise InterchangeError(
+                f"{path} needs what this library does not have: lora_{part} of {module}; it has lora_A and lora_B of "
+                "the matrices of attentions and of MLPs without experts"
+            )
+    if unknown or not tensors:
+        found = f"{len(unknown)} others, such as {unknown[0]}" if unknown else "none"
+        raise InterchangeError(
+            f"{path}: expected lora_A and lora_B of the layers' matrices of the model that --from names, got "
+            f"{found}; name the model that the adapter was trained on"
+        )
 
 
 def _tensors(path: Path) -> dict[str, np.ndarray]:
@@ -213,13 +245,13 @@ def _of_module(
 
 def _scale(fields: Fields, module: str, r: int) -> float:
     """Return the factor of a module's B A: alpha/r, or alpha/√r if the adapter is rank-stabilized."""
-    alpha = fields.number("lora_alpha", 8)
+    alpha, is_own = fields.number("lora_alpha", 8), False
     for pattern, value in fields.table("alpha_pattern").items():
         name = pattern.replace("\\", "")
         if not re.fullmatch(r"[\w.]+", name):  # an untrusted pattern might take forever to match
             raise InterchangeError(f"{fields.path}: alpha_pattern: expected names of modules, got {pattern[:60]!r}")
-        if module == name or module.endswith(f".{name}"):
-            alpha = Fields(fields.path, {"alpha": value}).number("alpha", 0)
+        if not is_own and f".{module}".endswith(f".{name}"):  # the first counts
+            alpha, is_own = fields.inner({"alpha": value}).number("alpha", 0), True
     scale = alpha / (math.sqrt(r) if fields.flag("use_rslora", False) else r)
     if not 0 < scale < math.inf:
         raise InterchangeError(f"{fields.path}: lora_alpha: expected a positive number, got {alpha}")

@@ -41,8 +41,8 @@ from training.interchange.architectures import ARCHITECTURES, WRITTEN_AS
 from training.interchange.description import Architecture, Fields, Model, read_json
 from training.interchange.embedding_gemma import kind_of
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_file import SUFFIX
-from training.interchange.gguf_models import GGUFTensors, in_gguf, open_gguf
+from training.interchange.gguf_file import SUFFIX, GGUFFile
+from training.interchange.gguf_models import GGUFTensors, open_gguf
 from training.interchange.hub import downloaded
 from training.interchange.license import license_of
 from training.interchange.mapping import Entry
@@ -59,6 +59,8 @@ from training.tasks.own_lines import has_lines_of_ones_own, setting_of
 
 RUN, GGUF = "run", "gguf"
 """The kinds of our own files, and of a file for llama.cpp."""
+STORED = "stored"
+"""In place of a dtype: that which keeps what a file has in the least space."""
 SUFFIXES = (".json", ".txt", ".spm", ".safetensors", ".bin", ".pt", ".pth")
 """Suffixes of a checkpoint's files."""
 Lacks = Callable[[dict[str, Any], list[Entry]], list[str]]
@@ -105,13 +107,14 @@ def load_model(path: str | Path, *, dtype: Any = None, lines: Sequence[str] = ()
 
 
 def load_quantized(
-    path: str | Path, *, dtype: Any = None, progress: Callable[[int, int], None] = lambda n, total: None
+    source: str | Path | GGUFFile, *, dtype: Any = None, progress: Callable[[int, int], None] = lambda n, total: None
 ) -> Run:
     """Read a GGUF file as `load_pretrained` does, but for inference: its quantized matrices stay in blocks, those that
     `gguf_blocks` says; the model computes in `dtype` (None: float32).
     """
     dtype = np.dtype(np.float32 if dtype is None else dtype)
-    found = _read(local_path(path), dtype, progress, in_blocks=True)
+    source = source if isinstance(source, GGUFFile) else local_path(source)
+    found = _read(source, dtype, progress, in_blocks=True)
     return found.run(gguf_blocks.untied(unflatten(found.template, gguf_blocks.loaded(found.leaves, dtype))))
 
 
@@ -192,7 +195,7 @@ def convert(
         target: the directory or the GGUF file to write; it must not exist, or be empty.
         to: the kind of checkpoint to write, such as "gpt2", or "run"; None: for a run, the first kind that can
             express it.
-        dtype: cast the parameters to this type; None: keep theirs.
+        dtype: cast the parameters to this type; None: float32 for a GGUF file, theirs for others; `STORED`: theirs.
         merge: write a run and its adapter as one checkpoint, instead of the adapter alone as PEFT files.
         adapted: the run that a PEFT adapter adapts.
         lines: as in `load_pretrained`.
@@ -212,7 +215,7 @@ def convert(
     has_adapter = not is_peft and is_ours(source) and files.description().settings.lora_rank
     if merge and not has_adapter:
         raise InterchangeError(f"--merge: expected a run with an adapter (--lora-rank), got {source}; leave it out")
-    if dtype is not None and (is_peft or (has_adapter and not merge)):
+    if dtype not in (None, STORED) and (is_peft or (has_adapter and not merge)):
         raise InterchangeError(f"--dtype: expected none for an adapter, which is in float32, got {dtype}; leave it out")
     to = _kind_of(target, to, quantize)
     if is_peft:
@@ -330,16 +333,19 @@ class _Checkpoint(NamedTuple):
 
 
 def _read(
-    path: Path,
+    source: Path | GGUFFile,
     dtype: Any,
     progress: Callable[[int, int], None] = lambda n, total: None,
     *,
     in_blocks: bool = False,
 ) -> _Checkpoint:
+    path = source.path if isinstance(source, GGUFFile) else source
     if path.suffix == SUFFIX:
-        state, tensors = open_gguf(path)
+        state, tensors = open_gguf(source)
         architecture, fields = _architecture(path, state), Fields(path, state)
+        dtype = tensors.file.precision if dtype == STORED else dtype
     else:
+        dtype = None if dtype == STORED else dtype
         _check_files(path)
         state = read_json(path / "config.json")
         architecture, fields = _architecture(path, state), Fields(path / "config.json", state)
@@ -355,16 +361,16 @@ def _read(
     consistency.check(fields, model, tensors)
     architecture.rearrange(tensors, model)
     template = model_shapes(model.task, model.config, N_C=len(model.labels))
-    entries = architecture.entries(model, state)
-    if isinstance(tensors, GGUFTensors):
-        entries = in_gguf(entries, tensors.names)
-        template = gguf_blocks.kept(tensors, entries, template, architecture.prefix) if in_blocks else template
+    of_gguf = tensors.kind.entries(model, tensors.names) if isinstance(tensors, GGUFTensors) else []
+    entries = of_gguf or architecture.entries(model, state)
+    if isinstance(tensors, GGUFTensors) and in_blocks:
+        template = gguf_blocks.kept(tensors, entries, template)
     leaves = mapping.read(
         tensors,
         entries,
         template,
-        prefix=architecture.prefix,
-        ignored=architecture.ignored,
+        prefix="" if of_gguf else architecture.prefix,
+        ignored=(*architecture.ignored, *consistency.later_layers(fields, model)),
         dtype=dtype,
         progress=progress,
     )
@@ -465,19 +471,19 @@ def _save_gguf(
     to: str | None,
     quantize: str | None,
 ) -> None:
-    def draft(state: dict[str, Any], entries: list[Entry]) -> gguf_writing.Draft:
-        return gguf_writing.draft(path, model, state, entries, leaves, quantize)
+    def draft(state: dict[str, Any]) -> gguf_writing.Draft:
+        return gguf_writing.draft(path, model, state, leaves, quantize)
 
     def lacks(state: dict[str, Any], entries: list[Entry]) -> list[str]:
-        return gguf_writing.lost(draft(state, entries), model, ARCHITECTURES[state["model_type"]])
+        return gguf_writing.lost(draft(state), model, ARCHITECTURES[state["model_type"]])
 
     kinds = [kind for kind in WRITTEN_AS.get(model.task, ()) if kind in gguf_writing.OF_TYPE]
     if not kinds:
         raise InterchangeError(f"{path}: expected a decoder to write as GGUF, got a model of the task {model.task}")
-    state, entries = _described(model, to, kinds, lacks)
-    file, architecture = draft(state, entries), gguf_writing.OF_TYPE[state["model_type"]]
+    state, _ = _described(model, to, kinds, lacks)
+    file, architecture = draft(state), gguf_writing.OF_TYPE[state["model_type"]]
     file.metadata.update(gguf_tokenizer.metadata_of(path, tokenizer, model, architecture))
-    _write_whole(path, lambda unfinished: gguf_writing.write(unfinished, file, state, entries, leaves))
+    _write_whole(path, lambda unfinished: gguf_writing.write(unfinished, file, state, model, leaves))
 
 
 def _save_run(

@@ -55,7 +55,7 @@ def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
         raise InterchangeError(str(error)) from None
     assert isinstance(found, LibraryTokenizer)
     inner, N_V = found.inner, model.config.N_V
-    _apply_config(path, inner, fields.get("model_type"))
+    _apply_config(path, inner, fields.get("model_type"), N_V)
     size = 1 + max(inner.get_vocab(with_added_tokens=True).values())
     if size > N_V:
         raise InterchangeError(f"{path}: the tokenizer has {size} tokens, but the model only N_V = {N_V}")
@@ -180,9 +180,9 @@ def _frame(inner: library.Tokenizer) -> tuple[list[int], list[int]]:
     return (plain.ids[: inside[0]], plain.ids[inside[-1] + 1 :]) if inside else ([], [])
 
 
-def _apply_config(path: Path, inner: library.Tokenizer, model_type: str) -> None:
-    """Change a checkpoint's tokenizer as the files beside it specify. Raises InterchangeError if an added token would
-    get another ID than specified.
+def _apply_config(path: Path, inner: library.Tokenizer, model_type: str, N_V: int) -> None:
+    """Change the tokenizer of a model with N_V tokens as the files beside it specify. Raises InterchangeError if an
+    added token would get another ID than specified.
     """
     named = path / "tokenizer_config.json"
     settings = read_json(named) if named.is_file() else {}
@@ -197,6 +197,7 @@ def _apply_config(path: Path, inner: library.Tokenizer, model_type: str) -> None
     if kind in BYTE_LEVEL and named.is_file() and isinstance(inner.model, models.BPE):
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=fields.flag("add_prefix_space", False))
     _add_tokens(path, inner, settings)
+    _add_special(path, inner, N_V)
     if not (path / "tokenizer.json").is_file():  # which would say which tokens frame a text
         _add_frame(inner, settings, kind)
 
@@ -226,6 +227,23 @@ def _add_tokens(path: Path, inner: library.Tokenizer, settings: dict[str, Any]) 
                 f"{path}: the added token {added.content!r}: expected the ID {token}, got {found}; "
                 "give the tokenizer that the model was trained with"
             )
+
+
+def _add_special(path: Path, inner: library.Tokenizer, N_V: int) -> None:
+    """Add the special tokens that only the settings name, as transformers does; those for which a model with N_V tokens
+    has no embedding remain text.
+    """
+    settings = _settings(path)
+    more = settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or []
+    named = [settings.get(f"{name}_token") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+    known = {token.content for token in inner.get_added_tokens_decoder().values()}
+    for token in [*named, *(more.values() if isinstance(more, dict) else more)]:
+        content, others = _content_of(token), token if isinstance(token, dict) else {}
+        if not isinstance(content, str) or not content or content in known:
+            continue
+        if inner.token_to_id(content) is not None or inner.get_vocab_size(with_added_tokens=True) < N_V:
+            sides = {name: bool(others.get(name)) for name in ("lstrip", "rstrip", "single_word")}
+            inner.add_special_tokens([library.AddedToken(content, special=True, normalized=False, **sides)])
 
 
 def _id(path: Path, token: Any) -> int:

@@ -51,7 +51,7 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
     return {**found, f"{called['generator']}.*": "*_u"}
 
 
-ARCHITECTURE = Architecture(
+_ARCHITECTURE = Architecture(
     "ed",
     NAME,
     TORCH,
@@ -75,3 +75,5 @@ ARCHITECTURE = Architecture(
     _read,
     ignored=("*.pe",),  # sinusoids, which we compute
 )
+KINDS = {NAME: _ARCHITECTURE}
+"""By model_type."""

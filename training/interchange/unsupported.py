@@ -9,8 +9,7 @@ AFTER_PADDING = "positions that start after the padding token, and a different m
 
 _KINDS = {
     "a head that detects replaced tokens, and an embedding size that differs from that of the layers": "electra",
-    "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 "
-    "stablelm starcoder2",
+    "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 stablelm",
     "an embedding size that differs from that of the layers": "rembert",
     "an encoder and a decoder that normalize before each step": "blenderbot m2m_100 mbart pegasus",
     "an encoder that normalizes before each step": "megatron-bert",
@@ -32,7 +31,7 @@ _KINDS = {
     "task type embeddings": "ernie",
     "windowed attention": "led longformer longt5",
     AFTER_PADDING: "camembert xlm-roberta",
-    EXPERTS: "dbrx nllb-moe qwen2_moe switch_transformers",
+    EXPERTS: "dbrx nllb-moe switch_transformers",
     ONE_NORM: "codegen gptj phi",
     f"{ONE_NORM}, and a scale factor of the logits": "cohere",
     ONE_TENSOR: "falcon gpt_bigcode mpt nomic_bert persimmon",

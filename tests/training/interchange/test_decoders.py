@@ -1,6 +1,7 @@
 """Decoders of transformers, from GPT-2 to DeepSeek, at random: logits, gradients by name, and both directions."""
 
 import functools
+from pathlib import Path
 
 import chex
 import jax
@@ -13,6 +14,10 @@ from tests import interchange_cases as cases
 from tests.cases import random_theta
 from training.generation import generate
 from training.interchange import load_pretrained, save_pretrained
+from training.interchange.architectures import ARCHITECTURES
+from training.interchange.description import Fields
+from training.runs.named_arrays import flatten
+from training.tasks.models import model_shapes
 
 torch, transformers = cases.libraries()
 
@@ -76,6 +81,10 @@ MODELS = {
     "nanochat": ("nanochat", {"final_logit_softcapping": 0.7}),
     "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3}),
     "qwen3_5": ("qwen3_5_text", {**DELTA, "rope_parameters": HALF, "head_dim": 12}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
+    ),
     "qwen3_next": (
         "qwen3_next",
         {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
@@ -130,6 +139,26 @@ MODELS = {
     "deepseek_v3, with first layers": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS, **FIRST}),
     "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
     "deepseek_v2, within groups": ("deepseek_v2", {**EXPERTS, **LATENT, **GROUPS, **WITHIN}),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {
+            **EXPERTS,
+            **LATENT,
+            "q_lora_rank": 7,
+            "mlp_layer_types": ["dense", "dense", "sparse"],
+            "rope_parameters": DEFAULT,
+        },
+    ),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "seed_oss": ("seed_oss", {}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 5, "norm_epsilon": 1e-3, "hidden_size": 60}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, **SHARED}),
+    "glm4_moe": ("glm4_moe", {**EXPERTS, "n_routed_experts": 8, "head_dim": 12}),
+    "glm4_moe, normalized": (
+        "glm4_moe",
+        {**EXPERTS, **GROUPS, "n_routed_experts": 8, "head_dim": 12, "use_qk_norm": True, "attention_bias": True},
+    ),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
@@ -215,6 +244,57 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
         expected = load_pretrained(path)[1]
         cases.change_config(path, rope_parameters=None, **old)
         assert load_pretrained(path)[1] == expected
+
+
+PUBLISHED = {
+    "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
+    "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True}),
+    "qwen2_moe": ("QWEN2_MOE", 1e6, {"output_router_logits": True}),
+    "qwen3_5_moe_text": ("QWEN3_5_MOE", 1e7, {"output_router_logits": True}),
+    "seed_oss": ("SEED_OSS", 1e7, {}),
+    "arcee": ("ARCEE", 1e4, {}),
+    "ernie4_5": ("ERNIE4_5", 5e5, {}),
+    "starcoder2": ("STARCODER2", 1e5, {"sliding_window": 4096}),
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_the_published_configuration_is_the_record_and_has_all_parameters(kind):
+    """The sizes of transformers' defaults, by shape alone."""
+    name, base, said = PUBLISHED[kind]
+    rotary = {"rope_type": "default", "rope_theta": base}
+    config = transformers.AutoConfig.for_model(kind, rope_parameters=rotary, **said)
+    architecture, state = ARCHITECTURES[kind], config.to_dict()
+    model = architecture.read_config(Fields(Path("config.json"), state), range(config.num_hidden_layers))
+    assert model.config.variant.but(first=()) == VARIANTS[name]
+    shapes = {n: leaf.shape for n, leaf in flatten(model_shapes("d", model.config)).items()}
+    n = sum(np.prod(entry.shape(shapes), dtype=int) for entry in architecture.entries(model, state))
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    tensors = {id(tensor): tensor.numel() for tensor in (*theirs.parameters(), *theirs.buffers())}
+    extra = sum(b.numel() for one, b in theirs.named_buffers() if "inv_freq" in one)
+    assert n == sum(tensors.values()) - extra
+
+
+OLD = {"type": "linear", "factor": 8.0}
+BOTH = {
+    "replaced": ("llama", {"rope_parameters": STRETCHED, "rope_scaling": OLD, "rope_theta": 30.0}),
+    "beside": ("llama", {"rope_parameters": OLD, "rope_theta": 30.0}),
+    "a default": ("llama", {"rope_parameters": STRETCHED, "rope_theta": 30.0, "rope_scaling": {}}),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": {**OLD, "rope_theta": 30.0}, "rope_scaling": OLD, "rotary_pct": 0.5}),
+    "changed": ("gemma3", {"rope_parameters": BY_KIND, "rope_scaling": {"factor": 3.0}}),
+    "share": ("glm4", {"rope_parameters": OLD, "partial_rotary_factor": 1 / 3, "pad_token_id": 0}),
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_old_and_new_fields_of_positions_side_by_side_mean_what_they_do_in_transformers(tmp_path, name):
+    kind, said = BOTH[name]
+    path, x = cases.saved(make(kind), tmp_path, "float32"), np.random.default_rng(1).integers(31, size=19)
+    cases.change_config(path, **said)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, **EAGER)
+    expected = torch.softmax(theirs(torch.asarray(x)[None]).logits[0], 1).T.detach()
+    np.testing.assert_allclose(d_transformer(x, load_pretrained(path)[0]), expected, atol=1e-5)
 
 
 def test_the_published_fields_of_kimi_linear_are_read(tmp_path):

@@ -13,12 +13,14 @@ from algorithms import VARIANTS, DTransformerConfig, d_logits, init_d_transforme
 from algorithms.ops.linear import linear, logits
 from tests import cases, gguf_cases
 from training.benchmarks.timing import temporary_bytes
+from training.command_line.named_models import model_of
 from training.data.tokenizers import ByteTokenizer
 from training.generation import Generator
 from training.generation.quantized import TILE, QuantizedMatrix, QuantizedTable
 from training.generation.scoring import scored
 from training.interchange import convert, gguf_blocks, gguf_writing, load_pretrained, load_quantized, save_pretrained
-from training.interchange.gguf_file import GGUFFile, is_quantized
+from training.interchange.gguf_file import GGUFFile
+from training.interchange.names import as_run
 from training.runs.named_arrays import flatten, name_of
 
 gguf = gguf_cases.gguf
@@ -123,7 +125,7 @@ MODELS += [("GPT2", "Q4_1", False), ("GEMMA3", "Q8_0", True), ("QWEN3", "Q4_0", 
 @pytest.mark.parametrize(("name", "form", "tied"), cases.quick_of(MODELS[:2], MODELS))
 def test_a_model_in_blocks_is_the_dequantized_one(name, form, tied, tmp_path, x32):
     path = written(tmp_path / "model.gguf", name, form, tied)
-    assert is_quantized(path)
+    assert GGUFFile(path).is_quantized
     exact, config, _ = load_pretrained(path)
     run = load_quantized(path)
     assert run.config == config
@@ -213,3 +215,14 @@ def test_commands_take_a_quantized_file_as_it_is(tmp_path, called, monkeypatch):
         assert found["text"] == expected["text"]
         np.testing.assert_allclose(found["log_probabilities"], expected["log_probabilities"], atol=1e-4)
     assert not (tmp_path / "cache" / "formal-algorithms" / "models").exists()
+
+
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_a_files_header_is_read_once(in_blocks, tmp_path, monkeypatch):
+    path, opened, init = written(tmp_path / "model.gguf", "LLAMA", "Q8_0", True), [], GGUFFile.__init__
+    monkeypatch.setattr(GGUFFile, "__init__", lambda self, path: opened.append(path) or init(self, path))
+    if in_blocks:
+        model_of(str(path), dtype=None, placement=None, lines=())
+    else:
+        as_run(path, cache_dir=tmp_path)
+    assert opened == [path]

@@ -22,6 +22,7 @@ YARN |= {"beta_fast": 3.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 
 MODELS = {
     "V3": ("deepseek_v3, with first layers", {"rope_parameters": YARN}),
     "V3, all layers with experts": ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+    "GLM-4.7-Flash": ("glm4_moe_lite", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     "V2": ("deepseek_v2", {"rope_parameters": YARN, "first_k_dense_replace": 1, "n_shared_experts": 3}),
     "V2, within groups": ("deepseek_v2, within groups", {"tie_word_embeddings": True}),
 }
@@ -33,18 +34,23 @@ def written(name):
     return make(kind, **changes).float()
 
 
+def first_of(config):
+    types = getattr(config, "mlp_layer_types", None)
+    return types.count("dense") if types else config.first_k_dense_replace
+
+
 def metadata_of(config, *, whole=False):
     """What llama.cpp's converter says of a model; `whole`: as before 2025-04, with the heads' own sizes."""
     d_c, d_r, H = config.kv_lora_rank, config.qk_rope_head_dim, config.num_attention_heads
     rotary, nope, v = config.rope_parameters, config.qk_nope_head_dim, config.v_head_dim
-    is_v3 = config.model_type == "deepseek_v3"
+    is_v3 = config.model_type != "deepseek_v2"
     found = gguf_cases.settings_of(config) | {
         "vocab_size": config.vocab_size,
         "attention.head_count_kv": H if whole else 1,
         "attention.kv_lora_rank": d_c,
         "attention.key_length": nope + d_r if whole else d_c + d_r,
         "attention.value_length": v if whole else d_c,
-        "leading_dense_block_count": config.first_k_dense_replace,
+        "leading_dense_block_count": first_of(config),
         "expert_count": config.n_routed_experts,
         "expert_used_count": config.num_experts_per_tok,
         "expert_shared_count": config.n_shared_experts,
@@ -116,7 +122,7 @@ def test_a_model_is_written_as_by_llama_cpp_and_opens_again(name, tmp_path):
         np.testing.assert_array_equal(file.read(one), array, err_msg=one)
     found = {"deepseek2.expert_weights_norm": False} | file.metadata  # which the converter leaves out
     described = metadata_of(model.config)
-    if not model.config.first_k_dense_replace:
+    if not first_of(model.config):
         described.pop("deepseek2.feed_forward_length")
     assert {key: found.get(key) for key in described} == described
     exact = {one for one, info in file.tensors.items() if info.type == "F32"}

@@ -60,7 +60,7 @@ def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
     assert not {key: v for key, v in expected.metadata.items() if "." in key and found.metadata.get(key) != v}
 
 
-HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}, "qwen3_5": {}}
+HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}, "qwen3_5": {}, "qwen3_5_moe": {}}
 HYBRIDS |= {name: {"linear_num_heads": 6} for name in ("kimi_linear", "kimi_linear, a latent of queries")}
 
 
@@ -72,7 +72,7 @@ def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
     assert len(logarithms) >= 2
     for n, a in logarithms.items():
         found = file.read(f"blk.{n.split('.')[2]}.ssm_a")
-        in_order = a.reshape(3, 2).T if name == "qwen3_5" else a  # the first head of each key, then the second
+        in_order = a.reshape(3, 2).T if name.startswith("qwen3_5") else a  # the first head of each key, then the second
         np.testing.assert_allclose(found.reshape(-1), -np.exp(in_order.reshape(-1)), rtol=1e-6)
     exact = [info.type for n, info in file.tensors.items() if "conv1d" in n or "ssm_norm" in n]
     assert {*exact} == {"F32"}
@@ -82,8 +82,15 @@ def test_scaled_positions_and_half_precision_are_kept(tmp_path):
     llama3 = {"rope_type": "llama3", "rope_theta": 5e7, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     original = {"original_max_position_embeddings": 8192}
-    for i, rotary in enumerate((llama3 | original, yarn | original, {**yarn, "rope_type": "linear"})):
-        dtype = ("float16", "bfloat16", "float16")[i]
+    other, own = {"original_max_position_embeddings": 3001}, {"attention_factor": 0.1 * np.log(4.0) + 1}
+    scaled = (
+        llama3 | original,
+        yarn | original | own,
+        {**yarn, "rope_type": "linear"},
+        llama3 | other | {"rope_theta": 5.7e4},
+    )
+    for i, rotary in enumerate(scaled):
+        dtype = ("float16", "bfloat16")[i % 2]
         model = make("llama", rope_parameters=rotary)
         theta, config, _ = load_pretrained(cases.saved(model, tmp_path / f"{i}", "float32"))
         theta = theta._replace(**{f: jnp.asarray(getattr(theta, f), HALF[dtype]) for f in ("W_e", "W_u")})
@@ -230,11 +237,15 @@ EXPERTS = {
     "mixtral": {"num_local_experts": 4, "head_dim": 4},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "norm_topk_prob": True},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 6},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "head_dim": 4}
+    | {"shared_expert_intermediate_size": 22},
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "use_qk_norm": True}
+    | {"first_k_dense_replace": 0, "head_dim": 8},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
 }
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "gpt_oss": "gpt-oss"}
-ARCHITECTURES["minimax_m2"] = "minimax-m2"
+ARCHITECTURES |= {"minimax_m2": "minimax-m2", "qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe"}
 
 
 def as_llama_cpp_has(name, model):
@@ -265,7 +276,7 @@ def test_experts_open_again_and_are_together_as_in_llama_cpp(kind, tmp_path):
     names = gguf_cases.gguf.MODEL_TENSORS[architecture_number(ARCHITECTURES[kind])]
     known = {gguf_cases.gguf.TENSOR_NAMES[one].replace("{bid}", "1") for one in names}
     assert {name.rpartition(".")[0] for name in file.tensors if not name.startswith("blk.0")} <= known
-    compared = [name for name in file.tensors if "exps" in name or "gate_inp" in name or "sinks" in name]
+    compared = [name for name in file.tensors if "exps" in name or "gate_inp." in name or "sinks" in name]
     assert len(compared) == (9 if kind == "gpt_oss" else 4) * config.num_hidden_layers
     for name in compared:
         np.testing.assert_array_equal(file.read(name), as_llama_cpp_has(name, model), err_msg=name)

@@ -98,6 +98,7 @@ def test_gpt_2s_and_qwens_are_as_in_transformers(bpe):
         (None, transformers.GPT2Tokenizer, "llama"),
         ("qwen2", transformers.Qwen2Tokenizer, "qwen2"),
         (None, transformers.Qwen2Tokenizer, "qwen3"),
+        ("qwen35", transformers.Qwen3_5Tokenizer, "qwen35"),
     ):
         expected = kind(vocab=vocabulary, merges=merges).backend_tokenizer
         ours = read(of_bytes(bpe, **{"ggml.pre": name}), architecture)
@@ -114,6 +115,12 @@ PATTERNS = {  # as llama.cpp has them, or the models' own files
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+CASES = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%]*[\p{Ll}\p{Lm}\p{Lo}\p{M}%]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASES += r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%]+[\p{Ll}\p{Lm}\p{Lo}\p{M}%]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = CASES.replace("%", "") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS |= {"gpt-4o": O200K, "llama4": O200K, "minimax-m2": O200K, "glm4": PATTERNS["llama-bpe"]}
+PATTERNS["kimi-k2"] = r"[\p{Han}]+|" + CASES.replace("%", r"&&[^\p{Han}]")
+PATTERNS["kimi-k2"] += r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {name: (pattern,) for name, pattern in PATTERNS.items()} | {
     "deepseek-v3": (
         r"\p{N}{1,3}",
@@ -130,7 +137,7 @@ def split(text, patterns):
     """The words of a text: what a pattern matches, and what is left between matches, by the patterns in turn."""
     words = [text]
     for pattern in patterns:
-        words = [part for word in words for part in regex.split(f"({pattern})", word) if part]
+        words = [part for word in words for part in regex.split(f"(?V1)({pattern})", word) if part]
     return words
 
 
@@ -201,6 +208,13 @@ def test_sentencepiece_models_read_as_its_own_library_does(architecture, tmp_pat
         assert tokenizer.encode(text) == ids, repr(text[:80])
         assert tokenizer._decode(ids) == model.decode(ids), repr(text[:80])
     assert tokenizer.framed([7]) == [1, 7]
+
+
+def test_scores_that_leave_the_order_of_merges_open_are_refused(tmp_path):
+    """Files that were made without tokenizer.model, of whose merges SentencePiece takes the one further left."""
+    fields = of_pieces(trained(tmp_path))
+    with pytest.raises(InterchangeError, match=r"scores: expected a different number for each of the \d+ tokens"):
+        read(fields | {"ggml.scores": [-1000.0] * len(fields["ggml.scores"])})
 
 
 def test_a_space_comes_before_every_part_of_a_text(tmp_path):

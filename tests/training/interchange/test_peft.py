@@ -79,7 +79,7 @@ def test_transformers_opens_both_as_one(tmp_path, bases, kind):
     cases.assert_same(our_logits(load_run(run)), their_logits(model), "float32", kind)
 
 
-PATTERNS = {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"mlp.down_proj": 6}}
+PATTERNS = {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {"down_proj": 6, "mlp.down_proj": 3, "o_proj": 2}}
 CONFIGS = [
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": ["q_proj", "v_proj"]}),
     ("llama", {"r": 2, "lora_alpha": 7, "target_modules": "all-linear", "use_rslora": True}),
@@ -143,9 +143,7 @@ def edited(path, **values):
 
 BAD = [
     ({"peft_type": "IA3"}, "peft_type: expected LORA, got 'IA3'"),
-    ({"use_dora": True}, "needs what this library does not have: DoRA (use_dora = True)"),
-    ({"modules_to_save": ["lm_head"]}, "fully trained modules (modules_to_save = ['lm_head'])"),
-    ({"bias": "all"}, "trained biases (bias = all)"),
+    ({"of_next_year": 3}, "an unknown feature (of_next_year = 3)"),
     ({"lora_alpha": "much"}, "lora_alpha: expected a number of at least 0, got 'much'"),
     ({"lora_alpha": 0}, "lora_alpha: expected a positive number, got 0"),
     ({"alpha_pattern": {"(a+)+$": 3}}, "alpha_pattern: expected names of modules, got '(a+)+$'"),
@@ -161,6 +159,41 @@ def test_an_adapter_that_needs_more_is_refused(tmp_path, bases, values, message)
         convert(tmp_path / "theirs", tmp_path / "run", adapted=bases / "llama")
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+MORE = [
+    ({"use_dora": True}, "DoRA (use_dora = True)"),
+    ({"lora_bias": True}, "biases of adapters (lora_bias = True)"),
+    ({"modules_to_save": ["lm_head"]}, "fully trained modules (modules_to_save = ['lm_head'])"),
+    ({"bias": "all"}, "trained biases (bias = all)"),
+    (
+        {"init_lora_weights": "pissa"},
+        "an initialization that changes the adapted matrices (init_lora_weights = 'pissa'",
+    ),
+    (
+        {"init_lora_weights": "olora"},
+        "an initialization that changes the adapted matrices (init_lora_weights = 'olora'",
+    ),
+    ({"layer_replication": [(0, 2), (0, 2)]}, "repeated layers (layer_replication = [[0, 2], [0, 2]])"),
+    ({"target_modules": ["embed_tokens"]}, "lora_embedding_A of model.embed_tokens"),
+    ({"target_modules": ["lm_head"]}, "lora_A.weight of lm_head"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MORE)
+def test_a_feature_of_peft_that_is_missing_is_named(tmp_path, bases, options, message):
+    their_adapter(tmp_path / "theirs", bases, "llama", {"r": 2, "target_modules": ["q_proj"], **options})
+    with pytest.raises(InterchangeError) as error:
+        convert(tmp_path / "theirs", tmp_path / "run", adapted=bases / "llama")
+    assert f"needs what this library does not have: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize("start", ["orthogonal", "gaussian"])
+def test_an_initialization_that_keeps_the_matrices_is_read(tmp_path, bases, start):
+    options = {"r": 2, "target_modules": ["q_proj"], "init_lora_weights": start}
+    theirs = their_logits(their_adapter(tmp_path / "theirs", bases, "llama", options))
+    convert(tmp_path / "theirs", tmp_path / "run", adapted=bases / "llama")
+    cases.assert_same(our_logits(load_run(tmp_path / "run")), theirs, "float32", start)
 
 
 def test_what_is_not_the_adapter_of_the_model_is_refused(tmp_path, bases):

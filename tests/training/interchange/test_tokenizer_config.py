@@ -16,6 +16,7 @@ torch, transformers = cases.libraries()
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "Caf", "caf", "cafe", "café", "Café", "é", "e"]
 PIECES += ["##é", "##e", "中", "国", "中国", "##国", "!", "cat", "Cat", "##s", "[NEW]"]
+NEW = {"__type": "AddedToken", "content": "[NEW]", "lstrip": True}
 TEXTS = ["The Café cafés", "the café!", "中国 cats", "Cat CAT cats", "a [NEW] cat", "中国中"]
 
 
@@ -36,7 +37,8 @@ def assert_same_ids(path, texts, **options):
     ours = load_model(path).tokenizer
     theirs = transformers.AutoTokenizer.from_pretrained(path, **options)
     for text in texts:
-        assert ours.framed(ours.encode(text)) == theirs(text)["input_ids"], text
+        assert ours.framed(ours.encode(text)) == theirs(text, split_special_tokens=True)["input_ids"], text
+        assert ours.framed(ours.encode_markup(text)) == theirs(text)["input_ids"], text
     return theirs
 
 
@@ -53,10 +55,14 @@ def assert_same_ids(path, texts, **options):
         {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
         {"do_lower_case": False, "added_tokens_decoder": {"23": {"content": "[NEW]", "special": False}}},
         {"do_lower_case": False, "added_tokens_decoder": {"24": {"content": "sCa", "special": False}}},
+        {"do_lower_case": False, "bos_token": "[BEGIN]", "eos_token": NEW},
+        {"do_lower_case": False, "additional_special_tokens": ["[ONE]", "cat"], "pad_token": "[PAD]"},
+        {"do_lower_case": False, "extra_special_tokens": ["[ONE]", "[TWO]"], "additional_special_tokens": ["cat"]},
     ],
 )
 def test_berts_settings_are_heeded(tmp_path, config, as_json):
-    assert_same_ids(encoder(tmp_path, config, as_json=as_json), [*TEXTS, "catsCat"])
+    more = "catsCat", "the [BEGIN]e [NEW]cat[ONE] [TWO]cats"
+    assert_same_ids(encoder(tmp_path, config, as_json=as_json), [*TEXTS, *more])
 
 
 def test_each_setting_changes_ids(tmp_path):
