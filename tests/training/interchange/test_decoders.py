@@ -248,7 +248,7 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
 
 PUBLISHED = {
     "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
-    "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True}),
+    "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True, "head_dim": 128}),
     "qwen2_moe": ("QWEN2_MOE", 1e6, {"output_router_logits": True}),
     "qwen3_5_moe_text": ("QWEN3_5_MOE", 1e7, {"output_router_logits": True}),
     "seed_oss": ("SEED_OSS", 1e7, {}),

@@ -43,7 +43,7 @@ def same(a, b, atol=2e-7):
 def written(model, path, atol=2e-7):
     """The file of a model, which opens again as the same one."""
     theta, config, _ = load_pretrained(cases.saved(model, path / "theirs", "float32"))
-    save_pretrained(path / "ours.gguf", theta, config)
+    save_pretrained(path / "ours.gguf", theta, config, to=model.config.model_type)
     opened, as_read, _ = load_pretrained(path / "ours.gguf")
     assert as_read == config
     same(opened, theta, atol)
