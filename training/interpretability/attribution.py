@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
@@ -27,26 +26,6 @@ class Attribution(NamedTuple):
     def total(self) -> Float[Array, "*columns"]:
         """The weighted sum of the logits."""
         return self.embedding + self.heads.sum((0, 1)) + self.b_o.sum(0) + self.mlp.sum(0) + self.constant
-
-    def _repr_html_(self) -> str | None:
-        """A table of the last token's parts, for notebooks; None for several sequences."""
-        if self.embedding.ndim != 1:
-            return None
-        parts = np.concatenate([self.heads, self.mlp[:, None]], axis=1)[..., -1]
-        largest = float(np.abs(parts).max()) or 1.0
-        names = [f"head {h}" for h in range(parts.shape[1] - 1)] + ["MLP"]
-        rows = ["<th></th>" + "".join(f"<th>{name}</th>" for name in names)]
-        rows += [f"<th>layer {l}</th>" + "".join(_cell(v, v / largest) for v in row) for l, row in enumerate(parts)]
-        rest = float(self.b_o[:, -1].sum() + self.constant)
-        total, embedding = float(self.total()[-1]), float(self.embedding[-1])
-        said = f"{total:+.2f} at the last token: {embedding:+.2f} from the embedding, {rest:+.2f} from biases, and"
-        return f"<p>{said}</p><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-
-def _cell(value: float, share: float) -> str:
-    """A table cell, colored by its share of the largest part: blue, or orange if negative, on any background."""
-    color = "42,112,176" if share >= 0 else "214,120,20"
-    return f'<td style="background:rgba({color},{0.6 * abs(share):.2f})">{value:+.2f}</td>'
 
 
 def attribution(seen: Mapping[str, Array], theta: DTransformerParams, weights: Float[Array, "N_V"]) -> Attribution:

@@ -4,7 +4,6 @@ import html
 import html.parser
 import io
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from tests import cases
 from tests.own_lines.retention import HYBRID
 from tests.run_cases import LETTERS, make_run
 from training.data.tokenizers import ByteTokenizer, build_tokenizer
-from training.interpretability.attribution import Attribution
 from training.interpretability.page import PageError, content, look, pictures, show
 from training.interpretability.page.look import Packed, packed, unpacked
 from training.interpretability.page.words import readable, readable_tokens, token_text
@@ -362,21 +360,6 @@ def test_what_was_recorded_shows_itself():
 def test_what_cannot_be_shown(seen, says):
     with pytest.raises(PageError, match=says):
         show(*seen)
-
-
-def test_parts_of_a_logit_show_themselves():
-    rng = np.random.default_rng(1)
-    parts = Attribution(*(rng.normal(size=shape) for shape in ((6,), (2, 3, 6), (2, 6), (2, 6), ())))
-    text = parts._repr_html_()
-    cells = [float(value) for value in re.findall(r"<td[^>]*>([-+.0-9]+)</td>", text)]
-    expected = np.concatenate([parts.heads[..., -1], parts.mlp[:, None, -1]], axis=1)
-    np.testing.assert_allclose(np.reshape(cells, (2, 4)), expected, atol=0.005)
-    said = [float(value) for value in re.findall(r"[-+]\d+\.\d\d", text.partition("</p>")[0])]
-    np.testing.assert_allclose(said[0], sum(cells) + said[1] + said[2], atol=0.06)
-    np.testing.assert_allclose(said[0], parts.total()[-1], atol=0.005)
-    color = "42,112,176" if expected.flat[np.abs(expected).argmax()] > 0 else "214,120,20"
-    assert re.findall(r"rgba\(([0-9,]+),0.60\)", text) == [color]
-    assert parts._replace(embedding=rng.normal(size=(2, 6)))._repr_html_() is None
 
 
 def test_layers_without_an_attention(tmp_path):
