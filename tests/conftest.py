@@ -44,7 +44,6 @@ import pytest
 from tests import typechecking
 from tests.budget import pytest_runtest_call, pytest_sessionfinish  # noqa: F401
 from training import commands
-from training.command_line.compiled_programs import keep_programs_in
 
 if jax.config.read("jax_disable_most_optimizations") != (os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"):
     raise RuntimeError(
@@ -54,8 +53,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")  # an accelerator would round the factors
 jax.config.update("jax_numpy_rank_promotion", "raise")
-if os.environ["JAX_COMPILATION_CACHE_DIR"]:
-    keep_programs_in(os.environ["JAX_COMPILATION_CACHE_DIR"], warn=print)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 jaxtyping.install_import_hook("algorithms", f"{typechecking.__name__}.typechecker")
 # Examples include compilations, so a deadline would measure the machine; the same examples in every run.
 hypothesis.settings.register_profile("jax", deadline=None, derandomize=True)

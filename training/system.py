@@ -26,8 +26,6 @@ BROKEN_PIPE = 128 + 13
 """Exit status of a command whose reader has closed the pipe: 128 + SIGPIPE."""
 OUT_OF_TIME = -signal.SIGPROF if hasattr(signal, "setitimer") else 124
 """Exit status, as `subprocess` gives it, of a process that `time_limit` ended."""
-OPEN_ONLY_FILES = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Flags to open a file for reading that follow no link and do not wait for a pipe."""
 
 
 def peak_memory() -> int:

@@ -49,7 +49,7 @@ def numbers(path):
 @pytest.fixture(scope="module")
 def without(root):
     _, err = completed(train(root, "without", "--compilation-cache", "off"))
-    assert not list((root / "home").rglob("*.program"))
+    assert not list((root / "home").rglob("*-cache"))
     return numbers(root / "without"), err
 
 
@@ -57,11 +57,12 @@ def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, w
     expected, said = without
     programs = root / "home" / "formal-algorithms" / "programs"
     together = [train(root, name) for name in ("first", "second")]
-    outputs = [completed(process) for process in together]
-    kept = sorted(path.name for path in programs.iterdir())
-    outputs.append(completed(train(root, "third")))
-    assert sorted(path.name for path in programs.iterdir()) == kept
-    assert [err for _, err in outputs] == [said] * 3
+    for process in together:
+        completed(process)
+    kept = sorted(programs.rglob("*-cache"))
+    _, err = completed(train(root, "third"))
+    assert sorted(programs.rglob("*-cache")) == kept != []
+    assert err == said
     for name in ("first", "second", "third"):
         chex.assert_trees_all_equal(numbers(root / name), expected)
 
@@ -78,9 +79,10 @@ def test_a_spoilt_or_useless_directory_changes_no_answer(root, without):
     ask = ("generate.py", root / "without", "--prompt", "The", "--l_gen", 5, "--compilation-cache")
     expected = completed(begin(root, *ask, "off"))
     assert completed(begin(root, *ask, root / "spoilt")) == expected
-    for path in (root / "spoilt").iterdir():
+    for path in (root / "spoilt").rglob("*-cache"):
         path.write_bytes(path.read_bytes()[:-9])
-    assert completed(begin(root, *ask, root / "spoilt")) == expected
+    out, err = completed(begin(root, *ask, root / "spoilt"))
+    assert (out, "Error reading persistent compilation cache entry" in err) == (expected[0], True)
     out, err = completed(begin(root, *ask, root / "text.txt" / "programs"))
     assert (out, err.count("\n")) == (expected[0], 1)
     assert "cannot keep compiled programs" in err

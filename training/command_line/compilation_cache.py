@@ -1,18 +1,28 @@
-"""JAX's compilation cache, on for every command: later commands load what an earlier one compiled."""
+"""JAX's compilation cache, on for every command: later commands load what an earlier one compiled.
+
+JAX can bound its cache, too, but then reads a file for each program whenever it keeps another: 0.1 s for a thousand of
+them, more than many take to compile. Here, the oldest are removed when a command begins.
+"""
 
 import argparse
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from training.command_line.compiled_programs import Programs, keep_programs_in
 from training.command_line.terminal import say
 from training.data.token_store import default_cache_dir
+from training.disk import reason
 from training.interchange.names import clear
+from training.mesh.cpu import cores
+from training.system import is_private
+
+LIMIT = 1 << 30  # most bytes of all programs when a command begins
+SUFFIX = "-cache"  # of JAX's files
 
 OFF = "off"
 
@@ -48,9 +58,43 @@ def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:
         jax.config.update("jax_compilation_cache_dir", None)
         reset_cache()
         return
-    if arguments.clear_compilation_cache and "://" not in directory:
-        Programs(Path(directory), warn=say).clear()
-    keep_programs_in(directory, warn=say)
+    if "://" not in directory:
+        directory = _prepared(Path(directory), 0 if arguments.clear_compilation_cache else LIMIT, alone=alone)
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own are unbounded
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_compilation_cache_dir", directory)
+    reset_cache()
+
+
+def _prepared(directory: Path, limit: int, *, alone: bool) -> str | None:
+    """Remove the least recently used programs until at most `limit` bytes are left, and return the folder for those of
+    this number of threads, which XLA compiles for and JAX's key lacks; None, with a note, if the directory cannot be
+    used: since programs are executable code, nobody else may write there.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(directory.stat()):
+            say(f"note: {directory} cannot keep compiled programs: others may write there; name another directory")
+            return None
+        found = [(max(of.st_atime, of.st_mtime), of.st_size, path) for path, of in _programs(directory)]
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total > limit:
+                path.unlink(missing_ok=True)
+                total -= size
+    except OSError as error:
+        say(
+            f"note: {directory} cannot keep compiled programs ({reason(error)}), so they are compiled again next time; "
+            "name another directory with --compilation-cache, or off"
+        )
+        return None
+    return str(directory / f"{cores()}-{os.environ.get('NPROC', '')}" if alone else directory)
+
+
+def _programs(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in directory.rglob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            yield path, path.stat()
 
 
 def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:

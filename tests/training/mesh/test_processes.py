@@ -389,11 +389,11 @@ def test_processes_begin_or_stop_together(monkeypatch, courses, has_store):
         assert (process.all_begin() if course == "b" else process.all_stop()) == first
 
 
-def test_only_three_files_reach_inside_jax():
-    """For its store between processes, its cache of programs, and the version of cuDNN."""
+def test_only_two_files_reach_inside_jax():
+    """For its store between processes, and the version of cuDNN."""
     inside = [path for path in (ROOT / "training").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
     inside += [path for path in (ROOT / "algorithms").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
-    assert [path.name for path in inside] == ["coordinator.py", "compiled_programs.py", "vendor.py"]
+    assert [path.name for path in inside] == ["coordinator.py", "vendor.py"]
 
 
 @pytest.mark.parametrize(
