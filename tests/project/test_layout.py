@@ -18,6 +18,7 @@ STANDARD_LIBRARY = {"ast", "collections", "contextlib", "contextvars", "dataclas
 STANDARD_LIBRARY |= {"html", "inspect", "io", "itertools", "json", "math", "re", "sys", "textwrap", "tokenize", "types"}
 STANDARD_LIBRARY |= {"typing", "weakref"}
 EXCEPTIONS = {
+    ("algorithms/machinery/contract.py", "warnings"),  # of an argument that has another name now
     ("algorithms/machinery/processor.py", "pathlib.Path"),  # what it multiplies is in a file of Linux
     ("algorithms/roles.py", "optax.contrib.MuonDimensionNumbers"),  # a pair of axes
 }
