@@ -36,7 +36,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("ends of tensors in GGUF believed", "training/interchange/gguf_file.py", "_placed", "if", "info.end > size", "False", ("training/interchange/test_gguf.py",)),
     ("a template outside the sandbox", "training/data/chat_worker.py", "compiled", "environment", "jinja2.sandbox.ImmutableSandboxedEnvironment", "jinja2.Environment", ("training/data/test_chat.py",)),
     ("an answer without its end token", "training/data/chat.py", "ChatTemplate._span", "return", "min(ends)[1]", "min(ends)[0]", ("training/data/test_chat.py",)),
-    ("a wrong order of messages taken", "training/data/conversations.py", "_check_order", "if", 'roles[-1] != "assistant"', "False", ("training/data/test_conversations.py",)),
+    ("a conversation without a last answer taken", "training/data/conversations.py", "conversation", "if", 'messages[-1]["role"] != "assistant"', "False", ("training/data/test_conversations.py",)),
     ("loss on what the user says", "training/data/conversations.py", "Answers.encode", "answered", "(begins < end) & (ends > begin)", "ends > 0 * begin", ("training/data/test_conversations.py",)),
     ("texts that part a token later", "training/generation/prefixes.py", "_shared", "return", "int(differ.argmax())", "1 + int(differ.argmax())", ("training/generation/test_prefixes.py",)),
     ("positions from 0 after what was read", "algorithms/cache.py", "read_tokens", "slots", "jnp.where(n < 0, C, n)[..., None]", "0 * n[..., None]", ("algorithms/test_cache.py",)),
