@@ -225,10 +225,11 @@ class FileRecords:
         hashes, sizes, kept, left_out = array("Q"), array("q"), list[bytearray](), dict[str, tuple[int, str]]()
         for file in self.files:
             kept.append(bytearray())
+            record = self._reader(file)
             with readable(file.path):
                 for number, item in self._items(file):
                     try:
-                        key = self.key(self._record(file, number, item))
+                        key = self.key(record(number, item))
                     except EmptyRecordError as error:
                         n, first = left_out.get(str(error), (0, f"{file.name}:{number}"))
                         left_out[str(error)] = n + 1, first
@@ -263,9 +264,8 @@ class FileRecords:
                 continue
             with readable(file.path):
                 items = itertools.compress(self._items(file), kept)
-                prose = self._is_prose(file.path)
-                for number, item in joined(items, own) if prose else itertools.compress(items, own):
-                    yield self._record(file, number, item)
+                chosen_items = joined(items, own) if self._is_prose(file.path) else itertools.compress(items, own)
+                yield from itertools.starmap(self._reader(file), chosen_items)
 
     def _items(self, file: File) -> Iterator[tuple[int, Any]]:
         """Yield what a file has in each place, a text or a row, with the number of its line or row."""
@@ -282,16 +282,21 @@ class FileRecords:
     def _is_prose(self, path: Path) -> bool:
         return self.kind == "text" and not is_table(path) and inner_suffix(path) not in JSON
 
-    def _record(self, file: File, number: int, item: Any) -> Any:
-        """Return the record of what a file has in one place."""
-        where = f"{file.name}:{number}"
+    def _reader(self, file: File) -> Callable[[int, Any], Any]:
+        """Return the function that makes a record of a number and what the file has there."""
         if self._is_prose(file.path):
-            return Document(item, where)
+            return lambda number, item: Document(item, f"{file.name}:{number}")
         is_json = not is_table(file.path) and inner_suffix(file.path) in JSON
         read = self._of_json if is_json else self._of_row if is_table(file.path) else self._of_tsv
-        fields = read(item, where)
-        if self.kind == "conversations":
-            return conversation(fields, where)
+
+        def record(number: int, item: Any) -> Any:
+            where = f"{file.name}:{number}"
+            fields = read(item, where)
+            return conversation(fields, where) if self.kind == "conversations" else self._checked(fields, where)
+
+        return record
+
+    def _checked(self, fields: Sequence[Any], where: str) -> Any:
         for name, value in zip(FIELDS[self.kind], fields, strict=True):
             if value is None or (isinstance(value, str) and not value.strip()):
                 raise EmptyRecordError(EMPTY)
