@@ -87,7 +87,7 @@ def _steps(given: RunRequest, values: Mapping[str, Any]) -> dict[str, int]:
     if given.epochs is None:
         return {}
     if "steps" in given.flags:
-        raise SettingsError("--epochs: expected no --steps beside it, got both; leave one out")
+        raise SettingsError("--steps and --epochs exclude each other; leave one out")
     if not 0 < given.epochs < MANY:
         raise SettingsError(f"--epochs: expected a number above 0, got {given.epochs}")
     if given.n_examples is None:

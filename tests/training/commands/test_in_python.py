@@ -76,7 +76,7 @@ def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
         ("d", {"step": 3}, "step: expected a setting, got an unknown one; did you mean steps?"),
         ("d", {"steps": "3"}, "--steps: expected an integer, got '3'"),
         ("d", {"L_enc": 3}, "L_enc: expected a setting of d, got an unknown one"),
-        ("d", {"epochs": 1, "steps": 3}, "--epochs: expected no --steps"),
+        ("d", {"epochs": 1, "steps": 3}, "--steps and --epochs exclude"),
         ("x", {}, "task: expected one of d, e, ed, classify, gato, got 'x'"),
         ("e", {"preset": "demo"}, "preset: expected one of e "),
     ],
