@@ -1,5 +1,6 @@
 """`training.train` does what the command line does."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import chex
@@ -82,9 +83,8 @@ def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_said(task, values, sentence, tmp_path):
-    with pytest.raises(ValueError, match="expected") as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         training.train(task, tmp_path / "run", **values)
-    assert str(error.value).startswith(sentence)
 
 
 def test_importing_the_package_imports_no_training():
