@@ -56,7 +56,7 @@ def empty_cache(
 ) -> Cache:
     """The cache of sequences before anything is read, with room for l_max tokens of each (None: the configuration's).
 
-    It has the keys and values of every token, also where a window hides them, and what mixers of one's own keep after
+    It has the keys and values of every token, also where a window hides them, and what custom mixers keep after
     every token. A dtype as wide as that of θ, such as JAX's default (None), changes no value.
 
     Example:

@@ -185,7 +185,7 @@ OWN = {name: (small(variant), 2, False) for name, variant in (("SINKS", SINKS), 
 OWN |= {name: (small(variant), 2, True) for name, variant in (("DIFFERENTIAL", DIFFERENTIAL), ("LATENT", LATENT))}
 OWN["SINKS_BY_DISTANCE"] = (PAPER.but(attention=SINK_LINES, norm=RMSNorm(epsilon=1e-3)), 3, True)
 OWN["SINKS_IN_A_WINDOW"] = (small(SINKS.but(attention=SINKS.attention.but(window=9))), 2, False)
-"""Lines of one's own, which `training.oracle` does not have."""
+"""Custom lines, which `training.oracle` does not have."""
 
 
 def config_of(name: str, **changes: Any) -> Any:

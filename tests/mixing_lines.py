@@ -1,4 +1,4 @@
-"""Lines of one's own that mix columns, which caches and packed documents refuse, and weights that see an order."""
+"""Custom lines that mix columns, which caches and packed documents refuse, and weights that see an order."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a line of one's own does with columns, found by running it on random ones: whether it mixes them."""
+"""What a custom line does with columns, found by running it on random ones: whether it mixes them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

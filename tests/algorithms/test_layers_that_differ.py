@@ -87,7 +87,7 @@ def test_records_and_changes_have_one_axis_of_layers():
     assert_close(seen[names[1]], expected[5])
     assert_close(seen[names[2]], jnp.stack([expected[0], expected[6]]))
     assert seen["A"].shape == (2, 2, 7, 2, 7)  # of the two layers with an attention
-    own = [l for l in range(L) if l % 3 < 2]  # and of those with a mixer of one's own
+    own = [l for l in range(L) if l % 3 < 2]  # and of those with a custom mixer
     assert_close(
         seen["values"], [np.tensordot(layer_of(theta, l, L).attention.W_v, seen["X_tilde@5"][l], 1) for l in own]
     )

@@ -1,4 +1,4 @@
-"""Lines of one's own: what they compute, what their parameters are, and what is refused."""
+"""Custom lines: what they compute, what their parameters are, and what is refused."""
 
 import dataclasses
 import functools

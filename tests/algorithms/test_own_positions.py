@@ -1,4 +1,4 @@
-"""Positions of one's own, in one file: values, gradients and cached tokens."""
+"""Custom positions, in one file: values, gradients and cached tokens."""
 
 import functools
 

@@ -147,7 +147,7 @@ DELTA = HYBRID.but(attention=(GatedDelta(n=2, n_keys=2, d_key=3, d_value=5), *HY
     ("f", "variant"), [(hidden, alg.GPT2), (updated, alg.GPT2), (hidden, HYBRID), (updated, DELTA)]
 )
 def test_an_exported_program_computes_the_same_also_from_a_file(f, variant):
-    """Also with a mixer of one's own."""
+    """Also with a custom mixer."""
     pytest.importorskip("flatbuffers")
     with jax.enable_x64(False):
         theta, x = model(variant)

@@ -1,4 +1,4 @@
-"""Positions of one's own: ALiBi with slopes that are learned."""
+"""Custom positions: ALiBi with slopes that are learned."""
 
 import dataclasses
 from typing import NamedTuple

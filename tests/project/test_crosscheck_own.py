@@ -1,4 +1,4 @@
-"""The cross-check of lines of one's own: equal to their authors' loops, and what is not compared is named."""
+"""The cross-check of custom lines: equal to their authors' loops, and what is not compared is named."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -56,7 +56,7 @@ def test_every_line_of_layers_that_differ_agrees_with_the_loops():
 
 @pytest.mark.slow
 def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
-    """Latent attention and first layers without experts are no lines of one's own."""
+    """Latent attention and first layers without experts are no custom lines."""
     results = crosscheck(f"{__name__}:FIRST")
     assert results.ok, summary(results)
     assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")

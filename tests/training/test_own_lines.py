@@ -1,4 +1,4 @@
-"""A model with lines of one's own is trained, resumed, saved, loaded, converted and used as any other."""
+"""A model with custom lines is trained, resumed, saved, loaded, converted and used as any other."""
 
 import json
 import os

@@ -42,7 +42,7 @@ class RunRequest(NamedTuple):
     model: StartingModel | None = None  # None: none, or not read yet
     n_examples: int | None = None  # in an epoch; None: the data are not read yet
     N_V: int | None = None  # of the model; None: not known yet
-    lines: Sequence[str] = ()  # packages that lines of one's own may be imported from
+    lines: Sequence[str] = ()  # packages that custom lines may be imported from
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
     python scripts/benchmark.py scaling …       estimates a training step on many accelerators: scaling --help
 
 The candidates of a table alternate, so that other load on the machine affects all of them; times are medians with the
-lower and upper quartile. PyTorch and transformers are included if installed (pip install -e .[compare]).
+lower and upper quartile. PyTorch and transformers are included if installed (pip install -e ".[compare]").
 
 `hardware` compares each kernel of this machine with the oracle, and the default step of train.py, attention and
 decoding with plain JAX and PyTorch, prints them, and writes them to build/hardware.md; if a kernel is wrong, it says

@@ -158,7 +158,7 @@ def _results(
     if name is not None:
         scenarios = (OwnScenarios if ":" in name else VariantScenarios)(package, name, **settings)
     key, kept, found = f"{name or 'PAPER'}-{implementation}", None, None
-    if options.html is not None and ":" not in key:  # the source of lines of one's own may be anywhere
+    if options.html is not None and ":" not in key:  # the source of custom lines may be anywhere
         kept = Kept(options.html / "found", ROOT, {**settings, "algorithms": numbers})
         found = kept.read(key, None if name is None else scenarios.changed())
     before = len(found.done) if found else 0

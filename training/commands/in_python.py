@@ -38,7 +38,7 @@ def train(
     """Train a model as the command ``train.py`` does, or resume the run in a directory, and return it. Progress (unless
     `quiet`), samples and results are printed as by the command. Ctrl-C, or the notebook's stop button, saves a
     checkpoint and raises KeyboardInterrupt; the same call then resumes. JAX's compilation cache stays as it is.
-    `lines` are packages that are not installed, from which a run may import its lines of one's own. The settings are as
+    `lines` are packages that are not installed, from which a run may import its custom lines. The settings are as
     the flags, with underscores: ``steps=500, batch_size=8``; `--from` is ``start_from``. Raises ValueError, as one
     sentence.
     """

@@ -11,14 +11,14 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `records`      the values of each line, of the oracle and of the code
 * `values`       from tracers and lists to arrays that can be compared
 * `scenarios`    what is run: inputs and parameters of every algorithm
-* `variants`     the same of the published models, and `own` of models with lines of one's own
+* `variants`     the same of the published models, and `own` of models with custom lines
 * `changes`      which lines such a model changes, and how, by its record
 * `printed`      which lines it changes, by what a run computes
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
 
 Wrong edits that it must locate and name are in `tests.mutations`. Anybody's code is checked by `training.foreign`, whose
-functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in a test of one's own.
+functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in your own test.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The cross-check of a model with lines of one's own: PACKAGE.MODULE:NAME of a decoder; an encoder with :e, both with :ed.
+"""The cross-check of a model with custom lines: PACKAGE.MODULE:NAME of a decoder; an encoder with :e, both with :ed.
 
 In the place of such a line, the oracle runs its author's NumPy loops, `Line.loops`, and the results of the lines of
 Algorithm 8, 9 or 10 that have it are compared. Without loops, the oracle runs the code of the line itself, so that all other lines
@@ -38,13 +38,13 @@ ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
 
 
 def is_own(line: Any) -> bool:
-    """Whether a line is of a class of one's own."""
+    """Whether a line is of a custom class."""
     known = Attention, GatedDelta, KimiDelta, Latent, Mamba2, MLP, RGLRU, Experts
     return line is not None and type(line) not in known
 
 
 class OwnScenarios(VariantScenarios):
-    """The runs of a model with lines of one's own; the arguments are those of `VariantScenarios`."""
+    """The runs of a model with custom lines; the arguments are those of `VariantScenarios`."""
 
     def __init__(self, package: ModuleType, name: str, **settings: Any):
         *path, last = name.split(":")
@@ -71,7 +71,7 @@ class OwnScenarios(VariantScenarios):
         return model | {"own_mlp": own[0] if len(own) == 1 else own}
 
     def _unstacked(self, theta: Any) -> Any:
-        """The parameters as the oracle has them, and those of lines of one's own with their own names."""
+        """The parameters as the oracle has them, and those of custom lines with their own names."""
         variant, names = self.variant, [name for name in ("layers", "encoder", "decoder") if hasattr(theta, name)]
         stacks: dict[str, Any] = {name: stacks_of(getattr(theta, name)) for name in names}
         own = [field for field in ("attention", "self_attention", "cross_attention", "mlp")
@@ -101,7 +101,7 @@ class OwnScenarios(VariantScenarios):
         return unstacked
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
-        """The lines that the variant changes; those of one's own have the first line of their documentation."""
+        """The lines that the variant changes; custom ones have the first line of their documentation."""
         n = self.algorithm
         found = changed_lines(self.variant, n, self.sharing)
         for name, own in self.own.items():
@@ -127,7 +127,7 @@ class OwnScenarios(VariantScenarios):
 
 
 def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache | None = None) -> Results:
-    """Run a model with lines of one's own, and compare every line but those that it says are left out.
+    """Run a model with custom lines, and compare every line but those that it says are left out.
 
     The arguments are those of `compare_variant`.
     """
@@ -140,7 +140,7 @@ def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache 
 
 
 def _changed(name: str, lines: tuple[Any, ...], printed: Line) -> ChangedLine:
-    """A line, as printed or as the variant's other fields have it, with the class of one's own in place of its formula;
+    """A line, as printed or as the variant's other fields have it, with the custom class in place of its formula;
     of attentions in turn, with all classes.
     """
     kinds = {type(line).__name__ if is_own(line) else "MHAttention": line for line in lines}

@@ -133,7 +133,7 @@ def load_run_data(
 
 
 def _vocabulary(settings: Settings, tokenizer: Tokenizer) -> Vocabulary:
-    """The vocabulary of all modalities; it reads sizes, and not the lines, which a package of one's own may have."""
+    """The vocabulary of all modalities; it reads sizes, and not the lines, which a custom package may have."""
     return Vocabulary(tokenizer, model_config(dataclasses.replace(settings, variant="PAPER"), tokenizer.N_V))
 
 

@@ -56,7 +56,7 @@ def _is_here(a: Any) -> bool:
 
 
 def _layer(params: Any, variant: Variant) -> Any:
-    """Return a layer with `Projections` for attentions, except where a line of one's own reads a context."""
+    """Return a layer with `Projections` for attentions, except where a custom line reads a context."""
     reads = any(getattr(type(line), "read", None) is not Attention.read for line in variant.attentions)
 
     def laid_out(name):

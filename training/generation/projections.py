@@ -34,7 +34,7 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
-    of_positions: Any  # the parameters of positions of one's own
+    of_positions: Any  # the parameters of custom positions
     W_g: Any  # the projection of the gate of what the heads give
     rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
@@ -48,7 +48,7 @@ class Projections:
 
     @property
     def heads(self) -> AttentionParams:
-        """The matrices and biases one by one, for a line of one's own (None: a known context's); not of int8."""
+        """The matrices and biases one by one, for a custom line (None: a known context's); not of int8."""
         if not isinstance(self.W, jax.Array):
             raise ValueError(
                 "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "

@@ -6,7 +6,7 @@
     convert("gpt2-directory", "runs/gpt2")                      # a directory that every script accepts as a run
     save_pretrained("model.gguf", theta, config, tokenizer)     # opens in llama.cpp
     convert("runs/taught", "adapter")                           # a run's low-rank adapter, as PEFT files
-    save_pretrained("mine", theta, config, to="run")            # any model, also with lines of one's own
+    save_pretrained("mine", theta, config, to="run")            # any model, also with custom lines
 
 Every tensor of a checkpoint is one of our arrays, a slice of one, or several stacked, so both directions are exact to
 the last bit. A directory is written completely or not at all. docs/weights.md lists the supported kinds and how each
@@ -81,7 +81,7 @@ def load_pretrained(path: str | Path, *, lines: Sequence[str] = ()) -> tuple[Any
         path: a directory with config.json and the weights (model.safetensors, shards with their index, or a PyTorch
             file, which is read without executing any code in it), or a GGUF file, which holds everything; or
             ``hf:OWNER/NAME`` or ``hf:OWNER/NAME@REVISION``, which is downloaded first.
-        lines: packages that are not installed, from which a run may import its lines of one's own.
+        lines: packages that are not installed, from which a run may import its custom lines.
 
     Returns:
         the parameters, the configuration, whose variant is that of θ, and the tokenizer, or None if there is none that
@@ -136,7 +136,7 @@ def save_pretrained(
         config: sizes and variant.
         tokenizer: written beside the parameters.
         to: the kind of model, such as "gpt2"; None: the first kind that can express this model. "run" writes our own
-            files, which hold every model, with lines of one's own, too; `load_pretrained` and the scripts read them.
+            files, which hold every model, with custom lines, too; `load_pretrained` and the scripts read them.
         labels: a classifier's class names, in order.
         quantize: for a GGUF file, the type that matrices are rounded to, one of `gguf_writing.QUANTIZED`; None: theirs.
 

@@ -76,10 +76,10 @@ def _of_heads(W_kv: Float[Array, "L H_kv d d_z"], W: Any) -> Float[Array, "L H d
 
 
 def _output(W: MHAttentionParams) -> Float[Array, "L H d_out d_mid"]:
-    """``W_o^h``, the columns of W_o of each head. Raises ValueError for parameters of an attention of one's own."""
+    """``W_o^h``, the columns of W_o of each head. Raises ValueError for parameters of a custom attention."""
     if not isinstance(W, MHAttentionParams):
         raise ValueError(
-            f"W: expected MHAttentionParams, got {type(W).__name__} of an attention of one's own; give the "
+            f"W: expected MHAttentionParams, got {type(W).__name__} of a custom attention; give the "
             "MHAttentionParams in it, if its circuits are products of those"
         )
     L, H, d_mid = len(W.W_o), W.heads.W_q.shape[1], W.heads.W_v.shape[2]

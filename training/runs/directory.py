@@ -84,7 +84,7 @@ class Description(NamedTuple):
 
 
 class RunDirectory:
-    """The files of a run. Its config.json may name classes of one's own: installed ones, those of modules that are
+    """The files of a run. Its config.json may name custom classes: installed ones, those of modules that are
     imported already, and those in the packages `lines` are imported; no other code of a run is ever executed.
     """
 

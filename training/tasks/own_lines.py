@@ -1,4 +1,4 @@
-"""Variants with lines of one's own: by name, from JSON, and from the packages that define them.
+"""Variants with custom lines: by name, from JSON, and from the packages that define them.
 
 Importing a module runs its code. So files only get what is installed, imported already, or in the packages that the
 caller names: `lines`.
@@ -56,7 +56,7 @@ def has_lines_of_ones_own(variant: Variant) -> bool:
 
 
 def setting_of(variant: Variant) -> str:
-    """Return a variant as a setting: its name, its JSON with lines of one's own, or ``PAPER`` if composed of ours."""
+    """Return a variant as a setting: its name, its JSON with custom lines, or ``PAPER`` if composed of ours."""
     if has_lines_of_ones_own(variant):
         return json.dumps(variant.to_json(), sort_keys=True)
     return name_of(variant) or "PAPER"

@@ -41,7 +41,7 @@ LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_
 
 
 class Weights(NamedTuple):
-    """What replaces the softmax of scores: `Attention.weights` of a line of one's own."""
+    """What replaces the softmax of scores: `Attention.weights` of a custom line."""
 
     of_head: Callable[..., Array]  # (S, own) → A, for one head of one sequence
     own: Any  # what it reads besides the scores: arrays with an axis of heads in front, or None

@@ -51,7 +51,7 @@ def test_requests_join():
 
 
 def test_what_is_recorded_and_changed_is_that_of_whole_texts():
-    """Also the values of a mixer of one's own, by its own name."""
+    """Also the values of a custom mixer, by its own name."""
     names, changes = ("values", "X@8", "A"), {at("values", layer=1): lambda values: -2 * values}
     generator = Generator(THETA, CONFIG, names=names, changes=changes)
     begun = generator.begin(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY)

@@ -1,4 +1,4 @@
-"""What generation does for lines of one's own besides what `test_memories` checks: translation, int8, sizes."""
+"""What generation does for custom lines besides what `test_memories` checks: translation, int8, sizes."""
 
 import dataclasses
 from typing import Any
