@@ -31,7 +31,7 @@ import io
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -69,11 +69,10 @@ from training.data.records import (
     printable,
     record_key,
 )
+from training.data.stretches import LARGEST_DOCUMENT, joined, pieces, sections
 from training.disk import local_path, parse_json
 
 BLOCK = 1 << 20
-LONGEST = 2  # times the size of a section: a longer paragraph is split between lines
-LARGEST_DOCUMENT = 1 << 22  # characters
 SECTIONS = 200  # of all the text, if a part of it is held out
 SHORTEST_SECTION, LONGEST_SECTION = 1 << 10, 1 << 16  # characters
 LARGEST_VALIDATION = 8 << 20  # bytes
@@ -85,95 +84,40 @@ FIELDS: dict[Kind, tuple[str, ...]] = {kind: record._fields[:-1] for kind, recor
 FIELDS["conversations"] = ("messages",)
 EMPTY = "a field is empty or null"
 
-Numbered = tuple[int, str]  # a text, and the number of its first line
-
-
-def sections(lines: Iterable[str], size: int) -> Iterator[Numbered]:
-    """Yield sections of a text, each with the number of its first line; joined, they are the text, unless it is blank.
-    After `size` characters, a section ends before the next paragraph, or between two pieces of a line that was too long
-    to be read at once; after twice as many, before the next line. White space at the end belongs to the last one.
-    """
-    section: list[str] = []
-    first, number, characters, blank, ended = 1, 1, 0, False, True
-    for line in lines:
-        may_end = not ended or (blank and not line.isspace())
-        if characters >= size * LONGEST or (characters >= size and may_end):
-            text = "".join(section)
-            if not text.isspace():
-                yield first, text
-                section, first, characters = [], number, 0
-        section.append(line)
-        characters += len(line)
-        blank, ended = line.isspace(), line.endswith("\n")
-        number += ended
-    text = "".join(section)
-    if text and not text.isspace():
-        yield first, text
-
-
-def joined(stretches: Iterable[Numbered], chosen: Iterable[int]) -> Iterator[Numbered]:
-    """Yield the chosen stretches of a file as documents: those that follow each other are one, of at most 4 MiB."""
-    document: list[str] = []
-    first, characters = 0, 0
-    for (number, text), is_chosen in zip(stretches, chosen, strict=False):
-        if document and not (is_chosen and characters + len(text) <= LARGEST_DOCUMENT):
-            yield first, "".join(document)
-            document, characters = [], 0
-        if is_chosen:
-            first = first if document else number
-            document.append(text)
-            characters += len(text)
-    if document:
-        yield first, "".join(document)
-
 
 def check_file(path: Path) -> tuple[int, str]:
     """Return the size of a file in bytes and the SHA-256 of it. Raises DataError, with the place, unless it is text."""
-    digest = hashlib.sha256()
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, blank = 0, 1, True
+    digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
+    size, line, blank = 0, 1, True
     with readable(path), opened(path) as file:
-        first = file.read(BLOCK)
-        if not first:
-            raise DataError(f"{path} is empty")
-        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise DataError(f"{path} begins like UTF-16; convert it to UTF-8")
-        for block in itertools.chain([first], iter(lambda: file.read(BLOCK), b""), [b""]):
+        for block in itertools.chain(iter(lambda: file.read(BLOCK), b""), [b""]):
+            if not size and block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(f"{path} begins like UTF-16; convert it to UTF-8")
             if (zero := block.find(0)) >= 0:
-                lines = block.count(b"\n", 0, zero)
+                line += block.count(b"\n", 0, zero)
                 raise DataError(
-                    f"{path}:{line + lines}: zero byte at byte offset {offset + zero}: a binary file, "
-                    "expected text in UTF-8"
+                    f"{path}:{line}: zero byte at byte offset {size + zero}: a binary file, expected text in UTF-8"
                 )
             pending = len(decoder.getstate()[0])  # bytes of a character that began in the previous block
             try:
                 decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                lines = error.object.count(b"\n", 0, error.start)
+                line += error.object.count(b"\n", 0, error.start)
                 raise DataError(
-                    f"{path}:{line + lines}: not UTF-8 at byte offset {offset - pending + error.start} "
+                    f"{path}:{line}: not UTF-8 at byte offset {size - pending + error.start} "
                     f"(byte 0x{error.object[error.start]:02x}); convert the file to UTF-8"
                 ) from None
             digest.update(block)
             blank = blank and not block.strip()
-            offset += len(block)
+            size += len(block)
             line += block.count(b"\n")
     if blank:
-        raise DataError(f"{path} has nothing but white space")
-    return offset, digest.hexdigest()
+        raise DataError(f"{path} has nothing but white space" if size else f"{path} is empty")
+    return size, digest.hexdigest()
 
 
 def _text(file: Any) -> TextIO:
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
-
-
-def _lines(file: TextIO, longest: int) -> Iterator[str]:
-    """Yield a file's lines with their newlines; lines over `longest` in pieces, split after a space if possible."""
-    rest = ""
-    while piece := rest + file.readline(longest - len(rest)):
-        end = 0 if len(piece) < longest or piece.endswith("\n") else piece.rfind(" ") + 1
-        yield piece[: end or None]
-        rest = piece[end:] if end else ""
 
 
 class File(NamedTuple):
@@ -275,7 +219,7 @@ class FileRecords:
         with opened(file.path) as contents, _text(contents) as text:
             if self._is_prose(file.path):
                 size = self.stretch if file.size > self.uncut else LARGEST_DOCUMENT
-                yield from sections(_lines(text, min(size, BLOCK)), size)
+                yield from sections(pieces(text, min(size, BLOCK)), size)
             else:
                 yield from enumerate(text, start=1)
 

@@ -10,9 +10,10 @@ import pytest
 
 from training.data import files
 from training.data.corpora.named import paragraphs
-from training.data.files import check_file, read_corpus, sections
+from training.data.files import check_file, read_corpus
 from training.data.formats import text_files
 from training.data.records import DataError, Document, Labeled, Pair, hash64, joined_bytes, record_key
+from training.data.stretches import sections
 
 
 def write(path, contents):

@@ -32,7 +32,6 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from training.data.corpora.packages import Package, read_members
-from training.data.files import sections
 from training.data.records import (
     Corpus,
     DataError,
@@ -46,6 +45,7 @@ from training.data.records import (
     normalized,
     record_key,
 )
+from training.data.stretches import sections
 
 
 @dataclass(frozen=True)
