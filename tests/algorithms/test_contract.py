@@ -53,7 +53,7 @@ def arguments(number, seed=0, dtype="float64"):
         10: lambda: ((tokens(4), theta(D)), {}),
         11: lambda: (
             (tokens(2, 4), tokens(2, 3), theta(ED)),
-            {"N_epochs": 1, "eta": rate, "x_lengths": np.array([3, 1 + seed])},
+            {"N_epochs": 1, "eta": rate, "length": np.array([3, 1 + seed])},
         ),
         12: lambda: ((tokens(2, 3), theta(E)), {"N_epochs": 1, "eta": rate, "p_mask": rate, "key": key}),
         13: lambda: ((tokens(2, 3), theta(D)), {"N_epochs": 1, "eta": rate}),
