@@ -18,7 +18,7 @@ from training.presets import PRESETS
 from training.runs.directory import RunDirectory, RunError
 from training.runs.resuming import FILES
 from training.settings import MANY, SETTINGS, Settings, SettingsError, converted
-from training.tasks import TASKS, settings_from, settings_to_json
+from training.tasks import TASKS, settings_from
 from training.tasks.models import check_sizes
 from training.tasks.own_lines import modules_of
 
@@ -51,8 +51,7 @@ class RunRequest(NamedTuple):
 
     def fixed(self, settings: Settings, *names: str) -> "RunRequest":
         """Return what is given, with these settings as they have become."""
-        values = settings_to_json(settings)
-        return self._replace(flags={**self.flags, **{name: values[name] for name in names}})
+        return self._replace(flags={**self.flags, **{name: getattr(settings, name) for name in names}})
 
 
 def resolve(given: RunRequest) -> Settings:
@@ -69,7 +68,8 @@ def resolve(given: RunRequest) -> Settings:
     """
     if given.began and given.began.task != given.task:
         raise RunError(f"--run: expected a run of task {given.task}, got one of {given.began.task}; name another one")
-    values = {**(settings_to_json(given.began) if given.began else {}), **given.chosen}
+    before = {name: getattr(given.began, name) for name in TASKS[given.task].all_settings()} if given.began else {}
+    values = {**before, **given.chosen}
     settings = settings_from(values | _steps(given, values), task=given.task)
     if given.model:
         settings = _of_model(settings, given.model, given.chosen)

@@ -102,6 +102,7 @@ class RunDirectory:
         self.adapter = self.path / "adapter.safetensors"
         self.results = self.path / "results.json"
         self.lock = self.path / ".lock"
+        self._state: Any = None  # what config.json has, once it is read
 
     def exists(self) -> bool:
         """Return whether a run began here, or raise RunError if something else is here."""
@@ -135,18 +136,22 @@ class RunDirectory:
     def settings(self) -> Settings:
         """Return the settings in config.json, without its classes, or raise RunError as `description`."""
         with self._errors_of_config():
-            return self._settings_in(parse_json(read_text(self.config)))
+            return self._settings_in(self._read())
 
     def description(self) -> Description:
         """Return the contents of config.json, or raise RunError if it is missing or damaged."""
         with self._errors_of_config():
-            state = parse_json(read_text(self.config))
+            state = self._read()
             settings = self._settings_in(state)
             config = config_from_json(state["task"], state["model"], self.lines)
             if "tokenizer" not in state["fingerprints"]:
                 raise ValueError("fingerprints: expected one of the tokenizer, got none")
             labels, fingerprints = tuple(state["labels"]), dict(state["fingerprints"])
             return Description(settings, config, labels, fingerprints, state.get("origin", ""))
+
+    def _read(self) -> Any:
+        self._state = self._state or parse_json(read_text(self.config))
+        return self._state
 
     @staticmethod
     def _settings_in(state: Any) -> Settings:
@@ -182,6 +187,7 @@ class RunDirectory:
             if error.errno not in NO_LOCKS:
                 raise RunError(f"cannot write to {self.path}: {reason(error)}; name another directory") from None
             warn(f"the file system of {self.path} has no locks: make sure that no other process trains there")
+        self._state = None  # another process may have changed it until now
         try:
             remove_unfinished(self.path)
             for left in self.path.glob(f"*{SHARED}"):
@@ -213,6 +219,7 @@ class RunDirectory:
                 write_atomically(self.tokenizer, tokenizer.save)
             escaped = text.encode("utf-8", "backslashreplace")  # as JSON does: bytes of paths that are not UTF-8
             write_atomically(self.config, lambda path: path.write_bytes(escaped + b"\n"))
+            self._state = None
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {reason(error)}") from None
 
