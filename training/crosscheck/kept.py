@@ -20,7 +20,7 @@ class Kept:
 
     def __init__(self, folder: pathlib.Path, root: pathlib.Path, settings: dict[str, Any]) -> None:
         """`folder`: the directory; `root`: the root of the repository; `settings`: what the results depend on."""
-        files = sorted(path for part in ("algorithms", "training/crosscheck") for path in (root / part).rglob("*.py"))
+        files = sorted(path for part in ("algorithms", "training/crosscheck", "training/oracle") for path in (root / part).rglob("*.py"))
         about = json.dumps([settings, jax.__version__]).encode()
         self.folder, self.of = (
             folder,
