@@ -96,6 +96,8 @@ def decoder(**wrong):
 
         def call():
             logits = model(x)
+            if "loss" in wrong:
+                return logits, wrong["loss"](logits, x)
             loss = nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction=wrong.get("reduction", "sum"))
             return logits, loss
 
@@ -151,3 +153,85 @@ def attention(case, dtype, mask=lambda M: M, weights=softmax):
 
     theta = {name: W.astype(dtype) for name, W in case.theta.items()}
     return record_numpy(run, theta, case.inputs["X"].astype(dtype), case.inputs["Z"].astype(dtype), case.inputs["Mask"])
+
+
+class Norm(nn.Module):
+    """RMSnorm of the features, or of another axis."""
+
+    def __init__(self, d, eps, wrong):
+        super().__init__()
+        self.weight, self.eps, self.sums = nn.Parameter(torch.ones(d)), eps, wrong.get("sums", False)
+
+    def forward(self, x, axis=-1):
+        squares = x.square().sum(axis, keepdim=True) if self.sums else x.square().mean(axis, keepdim=True)
+        return x * torch.rsqrt(squares + self.eps) * self.weight
+
+
+class Modern(nn.Module):
+    """Llama's lines, or Qwen 3's, with norms of queries and keys."""
+
+    def __init__(self, case, wrong):
+        super().__init__()
+        s, eps = case.sizes, case.epsilon
+        e, d, self.H, self.H_kv = s["d_e"], s["d_attn"], s["H"], s["H_kv"]
+        self.base, self.wrong, self.d = wrong.get("base", case.rotary_base), wrong, d
+        shapes = {"q": (e, self.H * d), "k": (e, self.H_kv * d), "v": (e, self.H_kv * d), "o": (self.H * d, e),
+                  "gate": (e, s["d_mlp"]), "up": (e, s["d_mlp"]), "down": (s["d_mlp"], e)}  # fmt: skip
+        norms = {"n1": e, "n2": e} | ({"nq": d, "nk": d} if case.variant == "QWEN3" else {})
+
+        def layer():
+            parts = {n: nn.Linear(*shape, bias=False) for n, shape in shapes.items()}
+            return nn.ModuleDict({**parts, **{n: Norm(size, eps, wrong) for n, size in norms.items()}})
+
+        self.wte, self.layers = nn.Embedding(s["N_V"], e), nn.ModuleList(layer() for _ in range(s["L"]))
+        self.ln, self.head = Norm(e, eps, wrong), nn.Linear(e, s["N_V"], bias=False)
+
+    def turned(self, x, first=0):
+        angle = torch.arange(first, first + x.shape[-2], dtype=x.dtype)[:, None] * self.base ** (
+            -torch.arange(0, self.d, 2, dtype=x.dtype) / self.d
+        )
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def attend(self, of, x):
+        n, wrong = x.shape[1], self.wrong
+        q, k, v = (of[name](x).view(1, n, -1, self.d).transpose(1, 2) for name in "qkv")
+        if "nq" in of:
+            q = of["nq"](q, 2 if wrong.get("over tokens") else -1)
+            k = of["nq" if wrong.get("γ of queries") else "nk"](k)
+        q, k = self.turned(q), self.turned(k, wrong.get("first key", 0))
+        k, v = (a.repeat_interleave(self.H // self.H_kv, 1) for a in (k, v))
+        if "times" in wrong:
+            return of["o"](nn.functional.scaled_dot_product_attention(wrong["times"] * q, k, v, is_causal=True)
+                           .transpose(1, 2).reshape(1, n, -1))  # fmt: skip
+        S = (q @ k.transpose(-1, -2) / math.sqrt(self.d)).masked_fill(
+            torch.ones(n, n).triu(1).bool(), wrong.get("fill", -math.inf)
+        )
+        return of["o"]((S.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1))
+
+    def forward(self, x):
+        X = self.wte(x) * self.wrong.get("embedding", 1)
+        for of in self.layers:
+            X = X + self.attend(of, of["n1"](X))
+            Y = of["n2"](X)
+            X = X + of["down"](nn.functional.silu(of["gate"](Y)) * of["up"](Y))
+        return self.head(self.ln(X)[:, self.wrong.get("from", 0) :])
+
+
+MODERN = {"wte.weight": "T:W_e", "ln.weight": "gamma", "head.weight": "W_u"}
+MODERN |= {f"layers.{{l}}.{a}.weight": f"l{{l}}/{b}" for a, b in (
+    ("q", "W_q"), ("k", "W_k"), ("v", "W_v"), ("o", "W_o"), ("gate", "W_gate"), ("up", "W_mlp1"), ("down", "W_mlp2"),
+    ("n1", "gamma_1"), ("n2", "gamma_2"))}  # fmt: skip
+
+
+def modern(**wrong):
+    """A glue for a decoder of the variants LLAMA and QWEN3 that makes mistakes."""
+
+    def observe(case, dtype):
+        model = Modern(case, wrong).to(getattr(torch, dtype))
+        more = {f"layers.{{l}}.n{n}.weight": f"l{{l}}/gamma_{n}" for n in "qk"} if case.variant == "QWEN3" else {}
+        load(model, MODERN | more, case.theta, layers=case.sizes["L"])
+        x = torch.tensor([case.inputs["x"]])
+        return record_torch(lambda: model(x), model)
+
+    return observe

@@ -81,6 +81,7 @@ def test_mistake_of_the_example_in_c_is_named(tmp_path):
             "docs.examples.attention_numpy:seen",
             "expected a function that docs.examples.attention_numpy has, got 'seen'",
         ),
+        ("docs.examples.attention_numpy", "expected MODULE:FUNCTION, transformers:KIND or a directory"),
     ],
 )
 def test_what_cannot_be_observed_is_said(of, message):
@@ -89,6 +90,5 @@ def test_what_cannot_be_observed_is_said(of, message):
 
 
 def test_code_that_another_algorithms_case_stops_is_told_of_the_option():
-    with pytest.raises(KeyError) as raised:
+    with pytest.raises(UsageError, match=r"raised KeyError: .* \(attention_numpy.py:.* of Algorithm 10"):
         main(["--of", "docs.examples.attention_numpy:observe"])
-    assert raised.value.__notes__ == ["The case is of Algorithm 10; --algorithm N makes one of another."]

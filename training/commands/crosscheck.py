@@ -26,9 +26,9 @@ from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.foreign.cases import Case
-from training.foreign.checking import check_files, diagnose
+from training.foreign.checking import check_files, diagnose, observed
 from training.foreign.huggingface import from_transformers, variant_of
-from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
+from training.foreign.making import EDGES, check_edge, config_of, make_case, of_library, write_case
 from training.foreign.page import write_report
 from training.foreign.recording import Recording
 from training.foreign.report import as_data, as_junit, print_report
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.implementation not in (None, *package.IMPLEMENTATIONS):
         known = ", ".join(package.IMPLEMENTATIONS)
         parser().error(f"--implementation: expected one of {known}, got {options.implementation!r}")
-    width = None if sys.stdout.isatty() else max(shutil.get_terminal_size().columns, 170)
+    width = None if sys.stdout.isatty() else 100 if options.of else max(shutil.get_terminal_size().columns, 170)
     console = Console(width=width)
     try:
         if options.write_case is not None or options.of is not None:
@@ -190,9 +190,15 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     own = variant_of(function) if is_library else "PAPER"
     variant = options.variant[0] if options.variant else own
     algorithm = options.algorithm[0] if options.algorithm else None
+    if options.of and not function and not pathlib.Path(options.of).is_dir():
+        raise ValueError(f"--of: expected MODULE:FUNCTION, transformers:KIND or a directory, got {options.of!r}")
+    if options.of:
+        check_edge(options.edge, algorithm, variant)
     case = make_case(algorithm, variant, options.seed, edge=options.edge, **dict(options.sizes))
     if options.write_case is not None:
         console.print(f"case: {', '.join(map(str, _written(case, options.write_case)))}", markup=False)
+        arrays = ", ".join(f"{name} {list(W.shape)}" for name, W in case.theta.items())
+        console.print(f"θ: {arrays}", markup=False, highlight=False)
         return 0
     with console.status("recording") as status:
         if function:
@@ -218,14 +224,11 @@ def _recorded(of: str, case: Case, dtype: str) -> Recording:
         if module == "transformers":
             return from_transformers(function)(case, dtype)
         observe = getattr(importlib.import_module(module), function, None)
-        if observe is None:
-            raise ValueError(f"--of: expected a function that {module} has, got {function!r}")
-        return observe(case, dtype)
     except ModuleNotFoundError as error:
         raise ValueError(f"--of {of}: expected modules that are installed, got none named {error.name!r}") from error
-    except Exception as error:
-        error.add_note(f"The case is of Algorithm {case.algorithm}; --algorithm N makes one of another.")
-        raise
+    if observe is None:
+        raise ValueError(f"--of: expected a function that {module} has, got {function!r}")
+    return observed(observe, case, dtype)
 
 
 def _written(case: Case, directory: pathlib.Path) -> list[pathlib.Path]:

@@ -13,7 +13,6 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `scenarios`    what is run: inputs and parameters of every algorithm
 * `variants`     the same of the published models, and `own` of models with custom lines
 * `changes`      which lines such a model changes, and how, by its record
-* `printed`      which lines it changes, by what a run computes
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
 
@@ -24,10 +23,9 @@ functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in 
 import importlib
 from typing import Any
 
-FOREIGN = ("Recording", "check", "from_transformers", "load", "record_jax", "record_numpy", "record_torch")
-
 
 def __getattr__(name: str) -> Any:  # the room above, which is imported when it is used
-    if name not in FOREIGN:
+    foreign = importlib.import_module("training.foreign")
+    if name not in foreign.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("training.foreign"), name)
+    return getattr(foreign, name)

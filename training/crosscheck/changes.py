@@ -1,8 +1,8 @@
 """The lines that a variant changes: from its record to the changed formulas, by one table.
 
 A row says which field of the record changes which lines, and how: what is replaced in the printed formula. A variant's
-lines are the printed ones with the rows that apply, one after another. `printed` finds the changed lines a second time,
-from what a run computes, and both must agree.
+lines are the printed ones with the rows that apply, one after another. The tests find the changed lines a second time, from
+what a run computes.
 """
 
 import dataclasses

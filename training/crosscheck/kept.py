@@ -20,7 +20,11 @@ class Kept:
 
     def __init__(self, folder: pathlib.Path, root: pathlib.Path, settings: dict[str, Any]) -> None:
         """`folder`: the directory; `root`: the root of the repository; `settings`: what the results depend on."""
-        files = sorted(path for part in ("algorithms", "training/crosscheck", "training/oracle") for path in (root / part).rglob("*.py"))
+        files = sorted(
+            path
+            for part in ("algorithms", "training/crosscheck", "training/oracle")
+            for path in (root / part).rglob("*.py")
+        )
         about = json.dumps([settings, jax.__version__]).encode()
         self.folder, self.of = (
             folder,
@@ -50,7 +54,7 @@ def _data(results: Results) -> dict[str, Any]:
         found = {"places": list(map(dataclasses.asdict, result.places)), "group": result.group, "within": result.within}
         found["cells"] = list(map(dataclasses.asdict, result.cells.values()))
         found["elsewhere"] = [[of, list(map(dataclasses.asdict, cells))] for of, cells in result.elsewhere.items()]
-        lines.append([n, number, {**found, "is_printed": result.is_printed}])
+        lines.append([n, number, found])
     whole = {name: getattr(results, name) for name in ("settings", "first", "done", "picture")}
     return {**whole, "lines": lines, "errors": list(results.errors.items()), "taken": sorted(results.taken)}
 
@@ -67,7 +71,6 @@ def _results(data: dict[str, Any], changed: dict[Any, Any]) -> Results:
             cells={cell["variable"]: _cell(cell) for cell in found["cells"]},
             within=found["within"],
             change=change,
-            is_printed=found["is_printed"],
             elsewhere=defaultdict(list, {of: list(map(_cell, cells)) for of, cells in found["elsewhere"]}),
         )
     return Results(

@@ -50,15 +50,6 @@ def summary(results: Results) -> str:
         f"{results.worst:.1e} (at most {TOLERANCE:.0e} passes)"
     )
     wrong = ["first difference: Algorithm {}, line {} ({})".format(*results.first)] if results.first else []
-    wrong += [
-        f"Algorithm {r.algorithm}, line {r.line.number}: "
-        + (
-            "not marked, but not as printed"
-            if r.change is None
-            else f"marked ({', '.join(r.change.fields)}), but as printed"
-        )
-        for r in results.wrongly_marked
-    ]
     wrong += [f"Algorithm {r.algorithm}, line {r.line.number}: {r.verdict}{_why(r)}" for r in results.failures]
     wrong += [_of_rule(rule) for rule in results.rules if not rule.ok]
     wrong += [f"Algorithm {n}: raised in line {line}: {message}" for n, (line, message) in results.errors.items()]

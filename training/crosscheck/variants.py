@@ -26,7 +26,6 @@ from training.oracle import family
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import OracleCache, Results, compare
 from .models import family_parameters, options_of, small
-from .printed import lines_not_printed
 from .scenarios import Run, Scenarios
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant", "with_numbers_that_matter"]
@@ -165,18 +164,17 @@ def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
 def compare_variant(
     scenarios: VariantScenarios, root: pathlib.Path, cache: OracleCache | None = None, *, until_first: bool = False
 ) -> Results:
-    """Run a variant, compare every line, and check that the lines that it changes are those that its record says.
+    """Run a variant, compare every line, and mark those that its record changes.
 
     The arguments are those of `compare`.
     """
     cache, n, callers = {} if cache is None else cache, scenarios.algorithm, CALLERS.get(scenarios.algorithm, ())
     results = compare(scenarios, root, (n, *callers), cache, until_first=until_first)
     results.settings["variant"] = scenarios.name
-    theta, changed = scenarios._unstacked(scenarios.theta), scenarios.changed()
-    not_printed = lines_not_printed(cache[n, 0], n, scenarios.single, theta, scenarios.model)
+    changed = scenarios.changed()
     called = {key[0] for key in cache[n, 0].visits} | {*callers}
     results.lines = {key: result for key, result in results.lines.items() if key[0] in called}
     for key, result in results.lines.items():
-        result.change, result.is_printed = changed.get(key), key not in not_printed
+        result.change = changed.get(key)
         result.line = result.line if result.change is None else result.change.line
     return results

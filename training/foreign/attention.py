@@ -120,10 +120,15 @@ class Attention(Parts):
             self.use("qk_norm", place)
             R, H, d, l = Y.value.shape
             together = gamma is not None and gamma.shape[-1] != d and how != "each"
-            E = Y.value.reshape(R, 1, H * d, l) if together else Y.value
-            E = E / self.use("norm_epsilon", f"{place}/{letter}")((E * E).mean(-2, keepdims=True))
+            E, at = Y.value.reshape(R, 1, H * d, l) if together else Y.value, f"{place}/{letter}"
+            axis, W = self.use("norm_over", at), gamma
+            v = (E * E).mean(axis, keepdims=True)
+            v = self.use("norm_variance", at)(v, np.prod([E.shape[a] for a in axis]), E)
+            E = E / self.use("norm_epsilon", at)(v)
             if gamma is not None:
-                g = self.use("norm_gamma", f"{place}/{letter}")(gamma)
+                if self.use("qk_gamma", at) == "other":
+                    W = self.need(f"{prefix}gamma_{'k' if letter == 'q' else 'q'}")
+                g = self.use("norm_gamma", at)(W)
                 E = E * (g.reshape(len(g), -1, E.shape[-2]) if g.shape[-1] != d else g[:, None])[..., None]
             return self.rounded(self.rounded(E.reshape(-1, H, d, l)))  # γ may have replicas that Y has not
 
@@ -133,9 +138,9 @@ class Attention(Parts):
         c, y = self.use("clip", place, Y.key), Y.value
         return Y if c is None else Y._replace(value=np.where(np.real(y) > c, c, np.where(np.real(y) < -c, -c, y)))
 
-    def _rotate(self, place: str, Y: Any, t: Any, way: int = 1) -> Any:
-        """Y turned at the positions t, rounded as tables made in float32 are; `way`: −1 is backwards."""
-        turn, first = self.use("rotation", place), self.use("rotation_first", place)
+    def _rotate(self, place: str, Y: Any, t: Any, way: int = 1, of: str = "") -> Any:
+        """Y turned at the positions t, rounded as tables made in float32 are; `way`: −1 is backwards; `of`: "/q", "/k"."""
+        turn, first = self.use("rotation", place), self.use("rotation_first", place + of)
         share, scaling = self.use("rotation_share", place), self.use("rotation_scaling", place)
         if turn is None:
             return Y
@@ -148,7 +153,7 @@ class Attention(Parts):
 
         def turned() -> Any:
             way = self.use("rotates", place)[on]
-            return self._rotate(place, y, np.arange(y.shape[-1]), way) if way else y
+            return self._rotate(place, y, np.arange(y.shape[-1]), way, ("/q", "/k")[on]) if way else y
 
         key = Key(place, 4, Y.key.line, "turned")
         return self.line(key, turned, [Y], parts=True, forms=self._forms(y.shape[-2]))

@@ -54,6 +54,17 @@ class Case:
                 found[l] = max(found.get(l, 0), padded.get(name) or l)
         return found
 
+    @property
+    def epsilon(self) -> float:
+        """The ε of norms, which code that has one must be given; the paper has none."""
+        return float(self.base.get("norm_epsilon", "0").strip("+√"))
+
+    @property
+    def rotary_base(self) -> float | None:
+        """The base of rotary positions; None where there are none."""
+        said = next((name for scope, name in self.base.items() if scope.partition("@")[0] == "rotation"), "none")
+        return None if said == "none" else float(said.split(" ")[1])
+
     def rounded(self, dtype: str) -> "Case":
         """The case with θ as foreign code of a dtype has it."""
         if dtype not in ("bfloat16", "float16"):

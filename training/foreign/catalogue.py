@@ -126,7 +126,12 @@ def _distances(name: str) -> Choice:
 
 
 def _scale(name: str) -> Choice:
-    """Such as "0.5", or "yarn 1 40": 1/√d_attn with the factor of YaRN."""
+    """Such as "0.5", "×1.44", of 1/√d_attn, or "yarn 1 40": 1/√d_attn with the factor of YaRN."""
+    if name.startswith("×"):
+        factor = float(name[1:])
+        return Choice(
+            f"scores are multiplied by {factor:.6g}/√d_attn, not by 1/√d_attn", lambda d, d_e, H: factor * d**-0.5
+        )
     if name.startswith("yarn"):
         times = (1 + 0.1 * float(name.split(" ")[1]) * math.log(float(name.split(" ")[2]))) ** 2
         return Choice("scores are divided by √d_attn, times YaRN's factor", lambda d, d_e, H: times * d**-0.5)
@@ -323,6 +328,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "rotation_scaling": {"none": Choice("frequencies are not scaled", None)},
     "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
         ("each", "queries and keys are normalized head by head, not all heads together", "each")),
+    "qk_gamma": _rows(("own", "it has its own γ", "own"), ("other", "queries have the γ of keys, or keys that of queries", "other")),
     "gate": _rows(
         ("f(G)U", "the gate is f(W_gate X) ⊙ W_mlp1 X", lambda f, G, U: f(G) * U), ("f(U)G", "gate and MLP are exchanged", lambda f, G, U: f(U) * G),
         ("f(GU)", "the activation is of the product", lambda f, G, U: f(G * U)), ("f(G)+U", "gate and MLP are added", lambda f, G, U: f(G) + U), ("U", "there is no gate", lambda f, G, U: f(U) + 0 * G)),
@@ -374,10 +380,9 @@ SLOTS: dict[str, dict[str, Choice]] = {
     },
     "update": _rows(
         ("descent", "θ ← θ − η·∇loss(θ)", lambda W, g, eta, norm: W - eta * g), ("uphill", "the step is uphill: θ + η·∇loss(θ)", lambda W, g, eta, norm: W + eta * g), ("none", "θ is not changed", lambda W, g, eta, norm: W),
-        ("clipped", "the gradient is clipped to norm 1", lambda W, g, eta, norm: W - eta * g / max(1.0, norm)), ("decayed", "the step decays θ by η·0.01", lambda W, g, eta, norm: W - eta * (g + 0.01 * W)),
         ("AdamW", "the step is AdamW's (β 0.9, 0.999; ε 1e-8; decay 0.01)", adam()), ("Adam", "the step is Adam's, without decay", adam(decay=0.0)), ("Adam, L2", "the step is Adam's, its decay added to the gradient", adam(coupled=True)),
-        ("AdamW, not corrected", "AdamW's moments are not divided by 1 − β", adam(corrected=False)), ("AdamW, decay without η", "AdamW's decay is not multiplied by η", adam(with_eta=False)),
-        ("AdamW, ε in the root", "AdamW's ε is added below the root", adam(root=True)), ("AdamW, uphill", "AdamW's step is uphill", adam(sign=-1.0)), ("AdamW, v not corrected", "AdamW's second moment is not divided by 1 − β", adam(corrected=None)),
+        ("AdamW, not corrected", "AdamW's moments are not divided by 1 − β", adam(corrected=False)),
+        ("AdamW, ε in the root", "AdamW's ε is added below the root", adam(root=True)), ("AdamW, v not corrected", "AdamW's second moment is not divided by 1 − β", adam(corrected=None)),
         ("sign", "only the signs of the gradient are used", lambda W, g, eta, norm: W - eta * np.sign(g))),
     "sampling": _rows(
         ("paper", "y is the first v with q[0] + … + q[v] above the draw", lambda lp, tau, u, i: drawn(lp[:, -1], u[i], tau)), ("τ is not used", "τ is not used", lambda lp, tau, u, i: drawn(lp[:, -1], u[i])),
@@ -410,7 +415,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
-    "residual": lambda name: _residual(float(name.split(" ")[2])),
+    "residual": lambda name: _residual(float(name.split(" ")[2])), "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""
@@ -424,7 +429,7 @@ STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation"
 RARE = {"parallel", "norm_which", "layer", "turns"}
 """Slots that are tried behind all others: of equally good deviations, the first is taken."""
 
-LOADED = {"split", "weights", "out", "norm_which", "layer", "shared"} | {
+LOADED = {"split", "weights", "out", "norm_which", "qk_gamma", "layer", "shared"} | {
     slot for slot in SLOTS if slot.endswith("_square")
 }
 """Slots whose deviations may as well be a mistake in how θ was loaded."""

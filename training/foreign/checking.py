@@ -3,20 +3,29 @@
 import dataclasses
 import json
 import pathlib
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .cases import Case, read_case
 from .catalogue import SLOTS, choice
-from .diagnose import Diagnosis, Walk
+from .diagnose import Diagnosis
 from .evidence import Departure
 from .learning import findings
-from .recording import Recording, record_files
+from .recording import GlueError, Recording, is_foreign, record_files
+from .telling import Walk
 
-__all__ = ["Observe", "Report", "check", "check_files", "diagnose"]
+__all__ = ["WORST", "Observe", "Report", "check", "check_files", "diagnose", "observed"]
 
 Observe = Callable[[Case, str], Recording]
 """Loads the case's θ into foreign code of a dtype, runs it on the case's inputs, and returns what was recorded."""
+
+WORST = ("differs", "behind", "not shown", "in step", "equal")
+"""What is said of a line that has several values: the first that one of them is."""
+
+STATUS = {"differs": "differ"}
+"""The same of several."""
 
 OWN = ("case.json", "lines.safetensors", "parameters.safetensors", "gradients.safetensors", "updated.safetensors")
 
@@ -40,10 +49,47 @@ class Report:
     def __str__(self) -> str:
         """The departures and what else was found, in words."""
         found = list(self.walk.status.values())
-        counts = [f"{found.count(s)} {s}" for s in ("equal", "in step", "differs", "not shown", "behind") if s in found]
+        counts = [f"{found.count(s)} {STATUS.get(s, s)}" for s in WORST[::-1] if s in found]
         head = f"Algorithm {self.case.algorithm}, {self.dtype}: {len(found)} values: {', '.join(counts)}"
         rows = [_sentence(d) for d in merged(self.departures)]
-        return "\n".join([head, *rows, *filter(None, [self.is_variant]), *(f"note: {note}" for note in self.notes)])
+        expect = [f'if that is meant: --expect "{self.expect}"'] if self.expect else []
+        notes = (f"note: {note}" for note in self.notes)
+        return "\n".join([head, *rows, *filter(None, [self.is_variant]), *expect, *notes])
+
+    @property
+    def expect(self) -> str:
+        """What declares these departures, where all have names and can be declared: see `check`."""
+        found = [d for d in self.departures if d.kind != "harmless"]
+        said = {scope: name for d in found for scope, name in d.choices.items() if scope.partition("@")[0] in SLOTS}
+        is_whole = all(d.kind == "named" and set(d.choices) & set(said) for d in found)
+        return ",".join(map("=".join, said.items())) if is_whole and "extra:" not in "".join(said.values()) else ""
+
+
+def observed(observe: Observe, case: Case, dtype: str) -> Recording:
+    """What foreign code computes of a case.
+
+    Raises:
+        GlueError: if it raises an error, or returns no recording, or one of nothing.
+    """
+    try:
+        recording = observe(case, dtype)
+    except GlueError:
+        raise
+    except Exception as error:
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__) if is_foreign(f.f_code.co_filename)]
+        at = f" ({pathlib.Path(frames[-1].f_code.co_filename).name}:{frames[-1].f_lineno})" if frames else ""
+        raise GlueError(
+            f"observe: raised {type(error).__name__}: {error}{at}, before anything was compared; the case is of "
+            f"Algorithm {case.algorithm}, with {', '.join(f'{n} {size}' for n, size in case.sizes.items())}; "
+            "another algorithm's or variant's has other parameters and inputs"
+        ) from error
+    if not isinstance(recording, Recording):
+        got = type(recording).__name__
+        raise GlueError(f"observe: expected a recording, got {got}; return record_torch(lambda: model(x), model)")
+    if not recording.tensors:
+        raise GlueError("observe: expected numbers that are computed within the call, got none; run the code inside "
+                        "the function that is given to record_torch, record_jax or record_numpy, and give it θ there")  # fmt: skip
+    return recording
 
 
 def merged(departures: list[Departure]) -> list[Departure]:
@@ -56,13 +102,23 @@ def merged(departures: list[Departure]) -> list[Departure]:
     return list(found.values())
 
 
+def _places(where: str) -> str:
+    """Places one by one, but "l2/6 to l6/6" where more than two layers follow each other."""
+    runs: list[list[str]] = []
+    for place in where.split(", "):
+        follows = runs and re.sub(r"\d+", lambda n: str(int(n[0]) + 1), runs[-1][-1], count=1) == place
+        runs = [*runs[:-1], [*runs[-1], place]] if follows else [*runs, [place]]
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
+
+
 def _sentence(d: Departure) -> str:
     """A departure in words: the line, where, its formula, what the code has instead, and in which operation."""
     from training.crosscheck.algorithms import PSEUDOCODE  # noqa: PLC0415  # JAX, which the matcher does not need
 
     lines = PSEUDOCODE[d.algorithm]
     formula = lines.line(d.line).text if d.line in lines.order else ""
-    what, where = f" ({d.what})" if d.what else "", f" in {d.where}" if d.where not in ("", "everywhere") else ""
+    where = _places(re.sub(r"/[qk]\b", "", d.where))  # which of both the line says
+    what, where = f" ({d.what})" if d.what else "", f" in {where}" if where not in ("", "everywhere") else ""
     equal = "equal if " if d.kind in ("named", "harmless") else ""
     loader = ": so does the code, or your loading of θ" if d.may_be_loading else ""
     seen = f"\n    in {d.seen_in}" if d.seen_in else ""
@@ -78,11 +134,15 @@ def diagnose(
     """Everything that a recording departs in from a case; `expect`: see `check`; `tell`: is told of progress."""
     declared = _declared(case, expect)
     diagnosis = Diagnosis(case, recording, declared, tell)
+    if recording.parameters and len(diagnosis.missing) == len(case.theta):
+        raise GlueError("observe: expected parameters that hold θ, got none that do; load θ into the model that runs, "
+                        "such as by load(model, TABLE, case.theta, layers=case.sizes['L'])")  # fmt: skip
     walk = diagnosis.walk()
     departures = [*walk.departures, *findings(diagnosis, walk)]
     notes = list(walk.notes)
     if diagnosis.missing and recording.parameters:
-        notes.append(f"no foreign parameter holds {', '.join(diagnosis.missing)}")
+        missing = ", ".join(diagnosis.missing)
+        notes.append(f"no parameter of the code holds {missing}: load it, if the code has such a parameter")
     return Report(case, recording.dtype, walk, departures, notes, _variant_of(case, {**declared, **walk.choices}))
 
 
@@ -95,14 +155,17 @@ def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, s
     if not isinstance(expect, str):
         found = dict(expect or {})
     else:
-        found = {scope: name for item in expect.split(",") for scope, name in _item(case, item.strip()).items()}
+        items = re.split(
+            r",\s*(?=[^,=]+=|[A-Z0-9_]+\s*(?:,|$)|[^,=]+\.json)", expect
+        )  # names of choices may have commas
+        found = {scope: name for item in items for scope, name in _item(case, item.strip()).items()}
     for scope, name in found.items():
         slot = scope.partition("@")[0]
         if slot not in SLOTS:
             raise ValueError(f"expect: expected a slot among {', '.join(SLOTS)}, got {slot!r}")
         try:
             choice(slot, name)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, IndexError):
             names = ", ".join(SLOTS[slot])
             raise ValueError(f"expect: expected {slot} to be one of {names}; got {name!r}") from None
     return found
@@ -110,6 +173,8 @@ def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, s
 
 def _item(case: Case, item: str) -> dict[str, str]:
     scope, is_choice, name = item.partition("=")
+    if scope == "epsilon":
+        return {"norm_epsilon": f"+{float(name):g}"}
     if is_choice:
         return {scope: name}
     if item.endswith(".json"):
@@ -164,11 +229,16 @@ def check(
 
     Raises:
         AssertionError: if anything else departs; its message is the report.
+        GlueError: if there is nothing to check.
     """
-    from .making import make_case  # noqa: PLC0415  # JAX
+    from .making import check_edge, make_case  # noqa: PLC0415  # JAX
 
+    check_edge(edge, algorithm, variant)
     case = make_case(algorithm, variant, seed, edge=edge, **(sizes or {}))
-    report = diagnose(case, observe(case, dtype), expect)
+    recording = observed(observe, case, dtype)
+    report = diagnose(case, recording, expect)
+    if recording.dtype != dtype:
+        report.notes.append(f"the code computes in {recording.dtype}, not in {dtype}, and is judged by that")
     if not report.ok:
         raise AssertionError(str(report))
     return report

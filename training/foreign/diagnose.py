@@ -9,16 +9,16 @@ behind it can be checked all the same, and then pairs of choices. After two such
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from .cases import EPSILON, Case
-from .catalogue import HARMLESS, RARE, SLOTS, STRUCTURE, choice, related
+from .catalogue import RARE, SLOTS, STRUCTURE, choice, related
 from .evidence import (
     Departure,
-    finite_masks,
     first_nan,
     in_step,
     is_halfway,
@@ -27,16 +27,17 @@ from .evidence import (
     measured,
     needed,
     score,
-    seen_in,
     without_nan,
 )  # fmt: skip
+from .fitting import FITTED, MOST_FITS, numbers
 from .loading import held
-from .match import Finder, Match, layout
+from .match import Finder, Group, Match
 from .recording import Recording
 from .reference import Reference
 from .run import Key, Seen, chosen, kind_of, real, scope_of
+from .telling import Walk, told
 
-__all__ = ["Diagnosis", "Walk"]
+__all__ = ["Diagnosis"]
 
 PATIENCE = 12_000
 """Runs of the reference, of a few milliseconds each, after which a walk stops."""
@@ -54,19 +55,6 @@ OF_ATTENTION = (
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
 Taken = tuple[Seen, str, str]  # a foreign tensor as the value of a line, the departure's text and kind
-
-
-@dataclasses.dataclass
-class Walk:
-    """What a walk found."""
-
-    departures: list[Departure]
-    choices: dict[str, str]  # those adopted
-    run: Reference  # the last run, with these
-    status: dict[str, str]  # visit → "equal", "in step", "not shown", "differs" or "behind"
-    layouts: dict[str, str]  # visit → where the value is
-    notes: list[str]
-    is_lost: bool  # whether what is behind the last departure was not checked
 
 
 class Diagnosis:
@@ -142,10 +130,8 @@ class Diagnosis:
             self.is_lost = True
             break
         self._simplify()
-        run = self.run(self.choices, self.taken)
-        ok = in_step(run)
-        self._harmless(run, ok)
-        return self._told(run, ok)
+        self._revise()
+        return told(self, self.run(self.choices, self.taken))
 
     def _state(self, run: Reference, choices: Mapping[str, str]) -> frozenset[Any]:
         """What choices say of each use in a run, and what is taken as it is."""
@@ -175,9 +161,19 @@ class Diagnosis:
 
     def _shows_no_more(self, run: Reference) -> bool:
         """Whether what comes last is simply not computed: no output of the code is left unexplained."""
-        found = [t.value for seen in run.lines.values() if seen.match is not None for t in seen.match.tensors]
-        sets = [np.sort(value, None) for value in found]
-        return all(any(np.array_equal(np.sort(o, None), have) for have in sets) for o in self.recording.outputs)
+        found = [
+            (t.value, seen.match.tolerance) for seen in run.lines.values() if seen.match for t in seen.match.tensors
+        ]
+        sets = [(np.sort(value, None), by) for value, by in found]
+
+        def is_found(output: np.ndarray) -> bool:
+            mine = np.sort(output, None)
+            return any(have.size == mine.size and np.allclose(mine, have, 0.0, by) for have, by in sets)
+
+        whole = [
+            o for o in self.recording.outputs if any(o.size % l == 0 for l in self.case.lengths)
+        ]  # not of one token
+        return all(map(is_found, whole))
 
     def _repair(self, run: Reference, visit: str) -> bool:
         """Explain the first line that is not in step; whether something does."""
@@ -204,6 +200,7 @@ class Diagnosis:
                 return True
         if best is None and self.lost is not None:
             return False
+        best = best or self._fitted(run, index, trials, pins)
         taken = None
         if best is None:
             best, taken = self._rather(run, start, index, trials, pins)
@@ -265,23 +262,12 @@ class Diagnosis:
         """Take choices over, where they hold, and note the departures."""
         ids = list(run.lines)
         for scope, name in self._widened(new, run).items():
-            slot = scope.partition("@")[0]
+            slot, _, place = scope.partition("@")
             users = [visit for visit, used in run.uses.items() if any(scope_of(scope, *use) for use in used)]
             at = next((visit for visit in ids[index:] if visit in users), users[0])
-            key = run.lines[at].key if at in run.lines else _key(at)
-            where = scope.partition("@")[2] or "everywhere"
-            if name == (self.case.base.get(slot) or next(iter(SLOTS[slot]))):  # as declared, where another was taken
-                for i, d in enumerate(self.departures):
-                    if any(other.partition("@")[0] == slot for other in d.choices):
-                        self.departures[i] = dataclasses.replace(d, where=f"{d.where}, but not {where}")
-            else:
-                is_own = name in SLOTS[slot] or not name.startswith("extra:")
-                text = (
-                    choice(slot, name).text
-                    if is_own
-                    else f"the foreign parameter {name.removeprefix('extra:')} is added"
-                )
-                self._depart(key, text, "named", where, {scope: name})
+            self._depart(
+                run.lines[at].key if at in run.lines else _key(at), _text(slot, name), "named", place, {scope: name}
+            )
             self.choices[scope] = name
 
     def _trials(self, run: Reference, index: int) -> tuple[list[Trial], list[str]]:
@@ -457,6 +443,39 @@ class Diagnosis:
                 self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})
                 return
 
+    def _revise(self) -> None:
+        """Take back each choice without which as much is explained, and widen those that hold in several layers."""
+
+        def explained(choices: Mapping[str, str]) -> tuple[int, int]:
+            try:
+                run = self.run(choices, self.taken)
+            except ERRORS:
+                return -(10**6), 0
+            first, evidence = score(run)
+            return first - len(run.lines), len(evidence)
+
+        def is_as_good(choices: Mapping[str, str]) -> bool:
+            return all(new >= own for new, own in zip(explained(choices), most, strict=True))
+
+        most = explained(self.choices)
+        for scope in list(self.choices):
+            less = {other: name for other, name in self.choices.items() if other != scope}
+            if is_as_good(less):
+                self.choices, most = less, explained(less)
+        for scope, name in list(self.choices.items()):
+            slot, _, place = scope.partition("@")
+            for wide in (f"{slot}@{kind_of(place)}", slot) if place else ():
+                rest = {other: of for other, of in self.choices.items() if not _is_within(other, wide)}
+                if len(rest) < len(self.choices) - 1 and is_as_good({**rest, wide: name}):
+                    self.choices = {**rest, wide: name}
+                    self.departures = [self._widely(d, wide) for d in self.departures]
+
+    def _widely(self, d: Departure, wide: str) -> Departure:
+        """A departure with a wider scope in place of those that it holds."""
+        return dataclasses.replace(
+            d, choices={wide if _is_within(s, wide) else s: name for s, name in d.choices.items()}
+        )
+
     def _take(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
         """A foreign tensor that the lines behind follow from, as the value of a line that no choice gives.
 
@@ -467,18 +486,51 @@ class Diagnosis:
             return self._taken(run, visit, pins) or self._taken(run, values, pins)
         return self._taken(run, visit, pins)
 
-    def _taken(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
-        seen, ids, best = run.lines[visit], list(run.lines), None
+    def _candidates(self, run: Reference, visit: str) -> Iterator[tuple[Group, np.ndarray]]:
+        """The foreign tensors that no line has and that may be a line's value, and their numbers in its shape."""
+        seen = run.lines[visit]
         value = seen.value[0] if seen.parts else seen.value[0][None]
         used = {(g.tensor.time, g.axis) for s in run.lines.values() if s.match is not None for g in s.match.groups}
         for group in self.finder.groups.get(value.shape[-1], ()):
-            if (
-                len(group.rows) != np.prod(value.shape[:-1])
-                or not group.is_whole
-                or (group.tensor.time, group.axis) in used
-            ):
-                continue
-            values = group.values(bool(np.isneginf(value).any())).reshape(value.shape)
+            is_free = group.is_whole and (group.tensor.time, group.axis) not in used
+            if is_free and len(group.rows) == np.prod(value.shape[:-1]):
+                yield group, group.values(bool(np.isneginf(value).any())).reshape(value.shape)
+
+    def _fitted(self, run: Reference, index: int, trials: list[Trial], pins: Pins) -> dict[str, str] | None:
+        """A choice with a number that no list has: the one with which a line has a foreign tensor's numbers."""
+        ids, tried = list(run.lines), {(slot, place) for slot, place, _ in trials if slot in FITTED}
+        place, uses = run.lines[ids[index]].key.place, {}
+        for visit in [v for v in ids[index : index + 6] if run.lines[v].key.place == place]:
+            uses |= dict.fromkeys(use for use in run.uses.get(visit, ()) if use in tried)
+            for use, (_, theirs) in itertools.islice(itertools.product(uses, self._candidates(run, visit)), MOST_FITS):
+                if found := self._fit(use, visit, theirs, pins, run):
+                    best = self._best([((*use, name),) for name in found], pins, index, run)
+                    if best is not None:
+                        return best
+        return None
+
+    def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:
+        """Names of a choice with the number, rounded less and less, that brings a line nearest to an array."""
+        slot, place = use
+        form, low, high = FITTED[slot]
+        form = form or re.sub(r" \S+ ", " {} ", like.name(slot, place), count=1)  # another base of the same rotation
+        known = np.isfinite(theirs)
+
+        def off(exponent: float) -> np.ndarray:
+            choices = {**self.choices, f"{slot}@{place}": form.format(f"{10**exponent:.17g}")}
+            try:
+                value = self.run(choices, pins, like=like, new=[use], goal=visit).lines[visit].value[0]
+            except ERRORS:
+                return np.full(int(known.sum()), np.inf)
+            return theirs[known] - np.nan_to_num(value.reshape(theirs.shape)[known], nan=np.inf)
+
+        spread = float(np.std(theirs[known])) if known.any() else 0.0
+        return [form.format(said) for said in numbers(off, low, high, spread)]
+
+    def _taken(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
+        seen, ids, best = run.lines[visit], list(run.lines), None
+        value = seen.value[0] if seen.parts else seen.value[0][None]
+        for group, values in self._candidates(run, visit):
             match = Match([group], [np.arange(len(group.rows))], 0.0, values if seen.parts else values[0], np.inf)
             taken = dataclasses.replace(seen, tolerance=0.0, match=match, form="taken as it is", read=None)
             trial = self.run(self.choices, {**pins, visit: taken}, 10)
@@ -496,46 +548,20 @@ class Diagnosis:
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
         return best[1], text, "unknown"
 
-    def _harmless(self, run: Reference, ok: Mapping[str, bool]) -> None:
-        """Lines that differ without effect on what follows."""
-        done = set()
-        for visit, seen in run.lines.items():
-            for slot, place in run.uses.get(visit, ()) if seen.match is None and ok[visit] else ():
-                if slot not in HARMLESS or (slot, kind_of(place)) in done:
-                    continue
-                for name in SLOTS[slot]:
-                    scope = f"{slot}@{place}"
-                    other = self.run({**self.choices, scope: name}, self.taken).lines.get(visit)
-                    if (
-                        name != run.name(slot, place)
-                        and other is not None
-                        and other.match is not None
-                        and not other.form
-                    ):
-                        done.add((slot, kind_of(place)))
-                        text = f"{SLOTS[slot][name].text} (without effect on what follows)"
-                        self._depart(seen.key, text, "harmless", kind_of(place), {scope: name})
-                        break
 
-    def _told(self, run: Reference, ok: Mapping[str, bool]) -> Walk:
-        ids = list(run.lines)
-        last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
-        status, layouts = {}, {}
-        for i, visit in enumerate(ids):
-            match, form = run.lines[visit].match, run.lines[visit].form
-            if match is not None:
-                status[visit] = "differs" if visit in self.taken else "equal"
-                layouts[visit] = layout(match) + (f", {form}" if form else "")
-            elif ok[visit]:
-                status[visit] = "in step"
-            else:
-                status[visit] = "differs" if i <= last else "behind" if self.is_lost else "not shown"
-        notes = [
-            *self.recording.notes,
-            *([] if "empty" in {scope.partition("@")[0] for scope in self.choices} else finite_masks(run)),
-        ]
-        departures = [dataclasses.replace(d, seen_in=seen_in(run, d)) for d in self.departures]
-        return Walk(departures, dict(self.choices), run, status, layouts, notes, self.is_lost)
+def _is_within(scope: str, wide: str) -> bool:
+    """Whether a scope speaks of nothing else than a wider one."""
+    slot, _, place = scope.partition("@")
+    return scope == wide or scope_of(wide, slot, place)
+
+
+def _text(slot: str, name: str) -> str:
+    """What a choice says, or that a parameter of the code is added."""
+    return (
+        f"the foreign parameter {name.removeprefix('extra:')} is added"
+        if name.startswith("extra:")
+        else choice(slot, name).text
+    )
 
 
 def _key(visit: str) -> Key:

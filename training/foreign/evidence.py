@@ -19,6 +19,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+FORGET = ("(e − m)/√v", "normalized")
+"""Values that are the same if what they are computed from is multiplied by a number."""
+
 FEW = 8
 """With fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing."""
 
@@ -35,6 +38,15 @@ class Departure:
     kind: str  # "named"; "unknown": no choice gives it; "harmless": without effect on what follows; "stopped"
     choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seen_in: str = ""  # the foreign operation, its file and line
+
+    def is_at(self, place: str) -> bool:
+        """Whether it is at a place, which is perhaps one of several."""
+        own = (place, kind_of(place))
+        finer = tuple(f"{p}/" for p in own if p)  # such as that of the keys
+        return any(
+            p in ("everywhere", *own) or place.startswith(f"{p}/") or p.startswith(finer)
+            for p in self.where.split(", ")
+        )
 
     @property
     def may_be_loading(self) -> bool:
@@ -56,15 +68,20 @@ def needed(run: Reference) -> dict[str, bool]:
 def in_step(run: Reference) -> dict[str, bool]:
     """Whether each line was found, or what follows from it was, or nothing follows from it any more.
 
-    A mean or a variance says little of the rows that it is of, in a narrow dtype nothing.
+    A mean or a variance says little of the rows that it is of, in a narrow dtype nothing; and a norm forgets a factor, so
+    that a line is in step by a norm alone only if everything else that follows from it is, too.
     """
-    matters = needed(run)
-    ok = {visit: seen.match is not None or not matters[visit] for visit, seen in run.lines.items()}
+    matters, followers = needed(run), {visit: [] for visit in run.lines}
+    for visit, seen in run.lines.items():
+        for source in seen.inputs if matters[visit] else ():
+            if source in followers and (np.shape(seen.value)[-2] > 1 or np.shape(run.lines[source].value)[-2] == 1):
+                followers[source].append(visit)
+    is_sure = {visit: seen.match is not None or not matters[visit] for visit, seen in run.lines.items()}
+    ok = dict(is_sure)
     for visit in reversed(list(run.lines)):
-        is_one_row = np.shape(run.lines[visit].value)[-2] == 1
-        for source in run.lines[visit].inputs if matters[visit] else ():
-            if source in ok and not (is_one_row and np.shape(run.lines[source].value)[-2] > 1):
-                ok[source] = ok[source] or ok[visit]
+        behind = followers[visit]
+        is_sure[visit] |= any(is_sure[other] and run.lines[other].key.what not in FORGET for other in behind)
+        ok[visit] = is_sure[visit] or (bool(behind) and all(ok[other] for other in behind))
     return ok
 
 
@@ -128,12 +145,10 @@ def is_halfway(trial: Reference, visit: str, lost: Observed | None) -> bool:
 
 def seen_in(run: Reference, departure: Departure) -> str:
     """The foreign operation that holds what departs, or the next value that was found."""
-    places = [place.removeprefix("but not ") for place in departure.where.split(", ")]
     of, started = Key("", departure.algorithm, departure.line, departure.what).id[1:], False
     for seen in run.lines.values():
         key = seen.key
-        here = departure.where == "everywhere" or any(p in (key.place, kind_of(key.place)) or key.place.startswith(f"{p}/") for p in places)  # fmt: skip
-        started |= here and key.id.partition(":")[2] == of
+        started |= departure.is_at(key.place) and key.id.partition(":")[2] == of
         if started and seen.match is not None:
             return seen.match.tensors[0].name
     return ""

@@ -140,9 +140,7 @@ def adam(
     *,
     coupled: bool = False,
     corrected: bool | None = True,
-    with_eta: bool = True,
     root: bool = False,
-    sign: float = 1.0,
 ) -> Callable[..., Any]:
     """The first step of AdamW, or of one that is not quite; `corrected`: None for the first moment only."""
 
@@ -151,6 +149,6 @@ def adam(
         m, v = 0.1 * g, 0.001 * g * g
         m, v = m / (1.0 if corrected is False else 0.1), v / (0.001 if corrected else 1.0)
         below = np.sqrt(v + 1e-8) if root else np.sqrt(v) + 1e-8
-        return W - (0.0 if coupled else (eta if with_eta else 1.0) * decay) * W - sign * eta * m / below
+        return W - (0.0 if coupled else eta * decay) * W - eta * m / below
 
     return step

@@ -12,11 +12,12 @@ import numpy as np
 
 from .cases import EPSILON
 from .catalogue import BACKWARD, DECODING, SLOTS, choice
-from .diagnose import Diagnosis, Walk
+from .diagnose import Diagnosis
 from .evidence import Departure
 from .match import MARGIN
 from .reference import Reference, gradient
 from .run import Key, kind_of
+from .telling import Walk
 
 __all__ = ["findings"]
 
@@ -25,6 +26,15 @@ TRAINING = {8: (11, "5", "6"), 9: (12, "9", "10"), 10: (13, "5", "6")}
 
 INFERENCE = {8: (15, "6"), 10: (14, "5")}
 """Transformer → the algorithm of its inference, and its line that samples."""
+
+DIRECTIONS: dict[str, Callable[[Any], Any]] = {
+    "∇loss": lambda g: g, "Adam's direction": lambda g: g / (np.abs(g) + 1e-8),
+    "Adam's direction, not divided by 1 − β": lambda g: 0.1 * g / (0.001**0.5 * np.abs(g) + 1e-8),
+}  # fmt: skip
+"""What a first step may follow, from the gradient."""
+
+LEAST = 8
+"""With fewer numbers of a parameter, a fit proves nothing."""
 
 COMPONENTS = 90
 """How many components of the gradient an explanation is tried on."""
@@ -57,11 +67,13 @@ class _Learning:
     def findings(self) -> Iterator[Departure]:
         """Departures, in the order of the paper."""
         if self.recording.loss is not None:
-            found = self._loss()
+            found = self._loss() or self._weighed()
             if found is None:
                 yield self._departure(self.line, "", "the loss differs, by no choice of the catalogue", None)
                 return
-            if found != self.loss:
+            if callable(found):
+                yield self._departure(self.line, "", found.text, {})
+            elif found != self.loss:
                 yield self._departure(self.line, "", SLOTS[self.slot][found].text, {self.slot: found})
             self.loss = found
         if self.recording.gradients:
@@ -89,6 +101,20 @@ class _Learning:
         self.case = own
         return None
 
+    def _weighed(self) -> "_Weighed | None":
+        """The sum of predictions, smoothed labels and squares of log Σ exp of the logits that has the code's gradient."""
+        theirs = self._theirs(self.recording.gradients)
+        if not theirs:
+            return None
+        at = {n: of for n, of in _components(list(theirs), theirs).items() if of}
+        g = gradient(self.case, _terms, self.walk.choices, at=at, extras=self.diagnosis.extras)
+        A, b = np.concatenate([g[n] for n in at], axis=-1).T, np.concatenate([theirs[n][at[n]] for n in at])
+        weights = np.linalg.lstsq(A, b, rcond=None)[0]
+        loss = _Weighed(np.where(np.abs(weights) < 1e-7 * np.abs(weights).max(), 0.0, weights))
+        value = float(np.real(loss(self.run()))[0])
+        is_right = abs(value - (self.recording.loss or 0.0)) <= 1e3 * self.epsilon * max(1.0, abs(value))
+        return loss if is_right and self._near(A @ loss.weights, b, float(np.abs(b).max())) else None
+
     def _theirs(self, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Foreign gradients (or updated parameters) by θ's names, flat; NaN where nothing is known."""
         found: dict[str, np.ndarray] = {}
@@ -106,9 +132,8 @@ class _Learning:
         none = [n for n in self._theirs(self.recording.parameters) if n not in theirs and np.any(mine[n])]
         wrong = [n for n, a in theirs.items() if not self._near(mine[n], a, scale[n])]
         if none:
-            yield self._departure(
-                self.step, "gradient", f"{', '.join(none)} gets no gradient (detached, or frozen)", {}
-            )
+            text = f"going backwards, no gradient arrives at {self._backwards(none)} (detached, or frozen)"
+            yield self._departure(self.step, "gradient", text, {})
         if not wrong:
             return
         have = np.concatenate([~np.isnan(theirs[n]) for n in wrong])
@@ -121,8 +146,13 @@ class _Learning:
         fits = functools.partial(self._fits, theirs, scale, _components(wrong, theirs))
         if any(fits(case=case) for case in self._cases()):
             return
-        text = f"the gradient differs of {_names(wrong, theirs)}"
+        text = f"going backwards, the gradient differs from {self._backwards(wrong)} on"
         yield self._explained(fits) or self._departure(self.step, "gradient", text, None)
+
+    def _backwards(self, names: list[str]) -> str:
+        """Of some parameters the one that is used last, and how many are before it."""
+        last = max(names, key=lambda name: self.walk.run.asked.get(("θ", name), ("", 0))[1])
+        return last + (f" and {len(names) - 1} more before it" if len(names) > 1 else "")
 
     def _near(self, mine: np.ndarray, theirs: np.ndarray, scale: float) -> bool:
         have = ~np.isnan(theirs)
@@ -251,7 +281,33 @@ class _Learning:
                 if name != declared:
                     yield self._departure(self.step, "", choice("update", name).text, {"update": name})
                 return
-        yield self._departure(self.step, "", "θ after the step differs, by no choice of the catalogue", None)
+        text = self._stepped({n: a for n, a in theirs.items() if np.isfinite(a).sum() > LEAST}, g, W, norm)
+        unknown = "θ after the step differs, by no choice of the catalogue"
+        yield self._departure(self.step, "", text or unknown, {} if text else None)
+
+    def _stepped(self, theirs: Mapping[str, Any], g: Mapping[str, Any], W: Mapping[str, Any], norm: float) -> str:
+        """The step as θ − a D − b θ, of a direction D, where numbers a and b fit all parameters; else ""."""
+        eta = self.case.eta
+        for name, direction in DIRECTIONS.items():
+            a, b = {}, {}
+            for n, after in theirs.items():
+                have = np.isfinite(after)
+                A = np.stack([direction(g[n][have]), W[n][have]], axis=1)
+                (a[n], b[n]), y = np.linalg.lstsq(A, (W[n] - after)[have], rcond=None)[0], (W[n] - after)[have]
+                if np.abs(A @ [a[n], b[n]] - y).max() > 300 * self.epsilon * (1.0 + np.abs(W[n]).max()):
+                    break
+            else:
+                moved = [n for n in theirs if np.abs(g[n]).max() > 1e-9]
+                rate, decay = float(np.median([a[n] for n in moved])), max(map(float, b.values()))
+                if np.ptp([a[n] for n in moved]) > 1e-4 * abs(rate):
+                    continue
+                without = [n for n in theirs if abs(b[n]) < 0.01 * abs(decay)]
+                if name == "∇loss" and rate < eta and not decay > 1e-9:
+                    return f"the gradient is clipped to norm {rate / eta * norm:.4g}"
+                told = f"the step is θ − {rate:.6g}·{name}" if abs(rate - eta) > 1e-6 else f"the step is θ − η·{name}"
+                told += f", and θ decays by {decay / rate:.4g} times that" if decay > 1e-9 else ", without decay"
+                return told + (f", but not {_names(without, W)}" if without and decay > 1e-9 else "")
+        return ""
 
     def _sampling(self) -> Iterator[Departure]:
         (algorithm, line), said = INFERENCE[self.case.algorithm], self.case.sampling
@@ -328,6 +384,44 @@ class _Learning:
                     yield Departure(14, "3", "", "", text, "named", {f"decoding {slot}": name})
                     return
         yield Departure(14, "3", "", "", f"decoding with a cache differs from token {t + 1} on", "unknown")
+
+
+class _Weighed:
+    """A loss with weights for each prediction, for smoothed labels and for squares of log Σ exp of the logits."""
+
+    def __init__(self, weights: np.ndarray) -> None:
+        self.weights = weights
+
+    def __call__(self, run: Reference) -> Any:
+        return np.tensordot(self.weights, _terms(run), 1)
+
+    @property
+    def text(self) -> str:
+        """In words, such as "labels are smoothed by 0.1 (mean)"."""
+        *each, smoothed, z = self.weights
+        n, total = len(each), float(np.mean(each)) + smoothed
+        parts = [f"labels are smoothed by {smoothed / total:.4g}"] if smoothed else []
+        parts += [f"{z / total:.4g}·(log Σ exp of the logits)² is added"] if z else []
+        if np.ptp(each) > 1e-6 * abs(total):
+            return "; ".join([*parts, f"predictions are weighed by {', '.join(f'{w:.4g}' for w in each)}"])
+        if abs(total - 1) < 1e-6:
+            return f"{'; '.join(parts)} (sum)"
+        is_mean = abs(total - 1 / n) < 1e-6 * abs(total)
+        return (
+            f"{'; '.join(parts)} (mean)"
+            if is_mean
+            else "; ".join([*parts, f"the mean is multiplied by {total * n:.6g}"])
+        )
+
+
+def _terms(run: Reference) -> Any:
+    """The parts that a loss may be the sum of: each prediction's, that of smoothed labels, log Σ exp squared."""
+    given, P = run.case.inputs, run.log_P
+    labels = given.get("labels", given["x"])
+    at = [(t, labels[t]) for t in given["masked"]] if "masked" in given else list(enumerate(labels[1:]))
+    places = [t for t, _ in at]
+    z = ((run.logits - P)[..., 0, :] ** 2)[..., places].sum(-1)
+    return np.stack([*(-P[..., v, t] for t, v in at), -P.mean(-2)[..., places].sum(-1), z])
 
 
 def _components(wrong: list[str], theirs: Mapping[str, Any]) -> dict[str, list[int]]:

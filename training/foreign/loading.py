@@ -1,10 +1,14 @@
 """Between θ and foreign parameters: loading one into the other, and which foreign parameter holds which of θ."""
 
+import difflib
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from .recording import GlueError
 
 __all__ = ["fit", "held", "load"]
 
@@ -41,19 +45,40 @@ def load(model: Any, table: Mapping[str, str], theta: Mapping[str, Any], *, laye
     """Put θ into a PyTorch model; returns the foreign parameters that the table does not fill.
 
     `table`: pattern of a parameter's name → names of θ, separated by spaces, with "T:" in front where the foreign
-    matrix is [d_in, d_out]. "{l}" is the foreign layer from 0 in a pattern, and the paper's from 1 in names.
+    matrix is [d_in, d_out]. "{l}" is the foreign layer from 0 in a pattern, and the paper's from 1 in names; "{2l+1}"
+    every second one.
+
+    Raises:
+        GlueError: for a name that the model or θ does not have, another size, or fewer layers than the model has.
     """
     torch: Any = importlib.import_module("torch")
 
-    named, filled = dict(model.named_parameters()), set()
+    named, filled = dict(model.named_parameters(remove_duplicate=False)), set()
     for pattern, names in table.items():
-        for l in range(layers) if "{l}" in pattern else (0,):
-            foreign = pattern.replace("{l}", str(l))
-            arrays = [theta[name] for name in names.removeprefix("T:").replace("{l}", str(l + 1)).split()]
-            array = fit(arrays, named[foreign].shape, transposed=names.startswith("T:"))
+        has_layers = _numbered(pattern, 0) != pattern
+        for l in range(layers) if has_layers else (0,):
+            foreign = _numbered(pattern, l)
+            of_theta = _numbered(names.removeprefix("T:"), l + 1).split()
+            for wanted, known, what in [(foreign, named, "the model"), *((name, theta, "θ") for name in of_theta)]:
+                if wanted not in known:
+                    near = difflib.get_close_matches(wanted, known, 3, 0.4) or sorted(known)[:3]
+                    raise GlueError(f"load: expected names that {what} has, such as {', '.join(near)}; got {wanted!r}")
+            try:
+                array = fit([theta[name] for name in of_theta], named[foreign].shape, transposed=names.startswith("T:"))
+            except ValueError as error:
+                sizes = f"make the model with the case's sizes, and look at the row {pattern!r} of the table"
+                raise GlueError(f"load: {foreign} from {', '.join(of_theta)}: {error}; {sizes}") from error
             named[foreign].data.copy_(torch.tensor(array))
-            filled.add(foreign)
-    return [name for name in named if name not in filled]
+            filled.add(id(named[foreign]))
+        if has_layers and _numbered(pattern, layers) in named:
+            raise GlueError(f"load: expected layers= to be the number of layers, got {layers}, and there is "
+                            f"{_numbered(pattern, layers)}; give layers=case.sizes['L']")  # fmt: skip
+    return [name for name, parameter in named.items() if id(parameter) not in filled]
+
+
+def _numbered(pattern: str, l: int) -> str:
+    """A name with the number of a layer: "{l}", or "{2l+1}" where there are two in its place."""
+    return re.sub(r"\{(\d*)l(?:\+(\d+))?\}", lambda match: str(int(match[1] or 1) * l + int(match[2] or 0)), pattern)
 
 
 def held(

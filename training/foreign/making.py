@@ -28,7 +28,7 @@ from .cases import EPSILON, FORMAT, Case, tolerances
 from .reference import Reference, gradient
 from .vocabulary import choices_of, paper_names
 
-__all__ = ["ALGORITHMS", "EDGES", "make_case", "oracle_lines", "write_case"]
+__all__ = ["ALGORITHMS", "EDGES", "check_edge", "make_case", "oracle_lines", "write_case"]
 
 SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 18, "d_mlp": 72, "d_x": 6, "d_z": 8, "d_out": 10}
 """By the paper's names; no axis has the number of tokens, and √d_attn is no whole number, which a factor may be."""
@@ -62,7 +62,7 @@ def make_case(
 ) -> Case:
     """A random case of an algorithm (None: 10, or the edge case's), or of the one that a variant is of; sizes by the paper's names.
 
-    `edge`: one of `EDGES`, of the paper's model; `record`: the variant with other numbers than the published ones (None:
+    `edge`: one of `EDGES`, but for padding and several sequences of the paper's model; `record`: the variant with other numbers than the published ones (None:
     with windows that a few tokens show).
 
     Raises:
@@ -70,14 +70,17 @@ def make_case(
     """
     if edge and edge not in EDGES:
         raise ValueError(f"edge: expected one of {', '.join(EDGES)}, got {edge!r}")
-    if edge and variant != "PAPER":
+    if edge in (*WITH, "grouped heads") and variant != "PAPER":
         raise ValueError(f"edge: expected the paper's model with {edge!r}, got the variant {variant}; give one of both")
-    algorithm = algorithm or (EDGES[edge] if edge else 10)
+    algorithm = algorithm or (ARCHITECTURES.get(variant, 10) if variant != "PAPER" else EDGES.get(edge, 10))
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: expected one of {', '.join(map(str, ALGORITHMS))}, got {algorithm}")
     if variant not in VARIANTS:
         raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
     algorithm = CALLERS.get(algorithm, algorithm)
+    known = {*SIZES, "H_kv", "L", "L_dec", "L_enc", "d_attn", "d_f", "d_in", "d_mid"}
+    if not known.issuperset(sizes):
+        raise ValueError(f"sizes: expected some of {', '.join(sorted(known))}, got {', '.join(sorted(sizes))}")
     if algorithm < 8 and variant != "PAPER":
         raise ValueError(
             f"variant: expected PAPER for Algorithm {algorithm}, got {variant!r}; give algorithm=8, 9 or 10"
@@ -104,6 +107,17 @@ def make_case(
         shapes = {"gamma": (s["d_e"],), "beta": (s["d_e"],)} if algorithm == 6 else {"W_u": (s["N_V"], s["d_e"])}
         inputs = {"e": (0.1 * rng.normal(size=(s["d_e"], s["l_x"])) + 0.05).astype(np.float32)}
     return Case(algorithm, s, {n: _random(rng, n, shape) for n, shape in shapes.items()}, inputs)
+
+
+def check_edge(edge: str, algorithm: int | None, variant: str) -> None:
+    """Refuse an edge case of another algorithm than a decoder's, unless the algorithm or its variant is said.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    n = EDGES.get(edge, 10)
+    if n != 10 and algorithm is None and variant == "PAPER":
+        raise ValueError(f"edge: expected an algorithm with {edge!r}, which is no case of a decoder; give {n}")
 
 
 def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, offset: float = 0.0) -> np.ndarray:

@@ -26,6 +26,9 @@ FLOOR = 4e-16
 FIRST = 4
 """How many rows are looked up in the tree before all are compared: in a narrow dtype, many are near the first."""
 
+LEAST = 8
+"""So many numbers of one token are evidence."""
+
 LONGEST = 4
 """An axis with up to this many times ℓ numbers may begin with those of the tokens (a cache, padding)."""
 
@@ -92,6 +95,7 @@ class Finder:
     def __init__(self, observed: Sequence[Observed], lengths: Mapping[int, int]) -> None:
         self.lengths = lengths
         self.groups: dict[int, list[Group]] = {l: [] for l in lengths}
+        self.single: dict[int, list[Observed]] = {}  # what has no axis of tokens, by its size
         self.trees: dict[int, tuple[KDTree, np.ndarray]] = {}
         seen = set()
         for tensor in observed:
@@ -99,6 +103,8 @@ class Finder:
             if visit in seen or tensor.value.size == 0:
                 continue
             seen.add(visit)
+            if not set(lengths) & set(tensor.value.shape):
+                self.single.setdefault(tensor.value.size, []).append(tensor)
             for l, n in lengths.items():
                 self.groups[l] += _groups(tensor, l, n)
         for l, groups in self.groups.items():
@@ -122,6 +128,18 @@ class Finder:
                 other.values = np.swapaxes(other.values, -1, -2)
             found.append(other)
         return min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
+
+    def find_last(self, value: Any, tolerance: float) -> Match | None:
+        """Where the last column of a value [1, rows, tokens] is, of which code that generates computes nothing else."""
+        last = max(n for l, n in self.lengths.items() if l == value.shape[-1]) - 1
+        column, radius = value[0, :, last], MARGIN * tolerance + FLOOR * float(np.abs(value).max(initial=1.0))
+        for tensor in self.single.get(len(column), ()) if len(column) >= LEAST else ():
+            if np.abs(tensor.value.reshape(-1) - column).max() <= radius:
+                theirs = value.copy()
+                theirs[0, :, last] = tensor.value.reshape(-1)
+                group = Group(tensor, -1, tensor.value.reshape(-1, 1), tensor.value.reshape(-1, 1))
+                return Match([group], [np.arange(len(column))], 0.0, theirs, radius)
+        return None
 
     def _find(self, A: Any, radius: float, is_masked: bool) -> Match | None:
         if A.shape[-1] not in self.trees:

@@ -253,7 +253,7 @@ class Parts(Run):
         then("W_u X + b_u", "u_bias", None if b is None else lambda Y: Y + self.use("u_bias", "") * b[..., None])
         then("W_u X + b", "unembed_bias", None if more is None else lambda Y: Y + more)
         then("capped", "cap", None if c is None else lambda Y: c * np.tanh(Y / c))
-        logit = Y.value
+        logit = self.logits = Y.value
 
         def probabilities() -> Any:
             axis = self.use("last_softmax", "")

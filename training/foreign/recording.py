@@ -13,7 +13,16 @@ import numpy as np
 
 from .match import Observed
 
-__all__ = ["Recording", "record_files", "record_jax", "record_numpy", "record_torch"]
+__all__ = [
+    "GlueError",
+    "Recording",
+    "is_foreign",
+    "record_arrays",
+    "record_files",
+    "record_jax",
+    "record_numpy",
+    "record_torch",
+]
 
 MOST = 2_000_000
 """Larger tensors are not kept."""
@@ -26,6 +35,10 @@ HERE = str(pathlib.Path(__file__).resolve().parent)
 RANDOM = (
     "two runs give different numbers, first in {}: switch dropout off (model.eval(), or its probability), fix the seed"
 )
+
+
+class GlueError(ValueError):
+    """The glue between a case and foreign code does something that no check can be made of."""
 
 
 class Recording:
@@ -59,7 +72,7 @@ class Recording:
                 return
 
 
-def _is_foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
     """Whether a file is neither this package's nor Python's nor of a library that computes."""
     if LIBRARIES.search(file) or file.startswith((HERE, "<")):
         return False
@@ -69,7 +82,7 @@ def _is_foreign(file: str) -> bool:
 def _place() -> tuple[str, int] | None:
     """File and line of the innermost frame that is the foreign code's."""
     frame = sys._getframe(1)
-    while frame is not None and not _is_foreign(frame.f_code.co_filename):
+    while frame is not None and not is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else (str(pathlib.Path(frame.f_code.co_filename).resolve()), frame.f_lineno)
 
@@ -121,7 +134,13 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
 
     with Mode():
         result = call()
-    output, recording.graph = result if isinstance(result, tuple) else (result, None)
+    output, recording.graph = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    got = sorted(output) if isinstance(output, dict) else type(output).__name__
+    if not isinstance(output, torch.Tensor):
+        raise GlueError(f"record_torch: expected call() to return logits, or logits and a loss, as tensors; got {got}")
+    if isinstance(recording.graph, torch.Tensor) and recording.graph.numel() != 1:
+        shape = list(recording.graph.shape)
+        raise GlueError(f"record_torch: expected a loss that is one number, got the shape {shape}; return its sum")
     recording.outputs = [_from_torch(output)]
     recording.dtype = str(output.dtype).removeprefix("torch.")
     recording.loss = None if recording.graph is None else float(recording.graph.detach())
@@ -210,7 +229,7 @@ def _sliced(around: Any, inside: Any) -> int:
 def _of_equation(equation: Any) -> tuple[str, int] | None:
     trace = equation.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        if _is_foreign(frame.file_name):
+        if is_foreign(frame.file_name):
             return str(pathlib.Path(frame.file_name).resolve()), frame.line_num
     return None
 
@@ -275,13 +294,21 @@ def record_files(files: Sequence[pathlib.Path], dtype: str | None = None) -> Rec
     Raises:
         ValueError: if there are no such files, or a raw file does not tell its shape.
     """
-    recording = Recording()
-    for path in files:
-        for name, array in _read(path).items():
-            _put(recording, name, np.asarray(array))
-    if not recording.tensors:
+    arrays = {name: array for path in files for name, array in _read(path).items()}
+    if not arrays:
         got = ", ".join(path.name for path in files) or "no files"
         raise ValueError(f"expected .safetensors, .npz, .npy, .json or raw files such as x.7x12.f32, got {got}")
+    return record_arrays(arrays, dtype)
+
+
+def record_arrays(arrays: Mapping[str, Any], dtype: str | None = None) -> Recording:
+    """Arrays that code has handed over, by any names, as from a framework that nothing else here records.
+
+    Names and `dtype` as in `record_files`.
+    """
+    recording = Recording()
+    for name, array in arrays.items():
+        _put(recording, name, np.asarray(array))
     recording.dtype = dtype or _coarsest(recording.dtypes)
     return recording
 

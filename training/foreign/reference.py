@@ -189,7 +189,7 @@ def _unpadded(l_z: int, l_x: int, length: int | None) -> Any:
 
 def gradient(
     case: Any,
-    loss: str,
+    loss: str | Callable[[Reference], Any],
     choices: Choices | None = None,
     *,
     at: Mapping[str, Any] | None = None,
@@ -198,12 +198,14 @@ def gradient(
 ) -> dict[str, Any]:
     """The gradient of a loss by every parameter, by complex steps: exact to rounding.
 
+    `loss`: a choice's name, or a function of a run, which may give several losses; these axes are in front.
+
     `at`: of which components only, flat indices by name; the result is flat then; `options`: of the run.
     """
-    h, found = 1e-30, {}
+    h, found, parts = 1e-30, {}, []
+    of_run = (lambda run: run.loss(loss)) if isinstance(loss, str) else loss
     exact = Reference(case, choices or {}, **options).go()
     steps = [(n, i) for n, W in case.theta.items() for i in (range(W.size) if at is None else at.get(n, ()))]
-    values = np.zeros(len(steps))
     for start in range(0, len(steps), batch):
         part = steps[start : start + batch]
         theta, new = dict(exact.theta), {("θ", n) for n, _ in part}
@@ -215,10 +217,12 @@ def gradient(
                     stack[r, i] += 1j * h
             theta[name] = stack.reshape(-1, *W.shape[1:])
         run = Reference(case, exact.choices, theta=theta, like=exact, new=new, **options).go()
-        values[start : start + batch] = np.broadcast_to(np.imag(run.loss(loss)) / h, len(part))
-    counted = 0
+        several = np.imag(of_run(run)) / h
+        parts.append(np.broadcast_to(several, (*several.shape[:-1], len(part))))
+    values, counted = np.concatenate(parts, axis=-1), 0
     for name, W in case.theta.items():
         count = W.size if at is None else len(at.get(name, ()))
-        found[name] = values[counted : counted + count].reshape(W.shape if at is None else -1)
+        of_name = values[..., counted : counted + count]
+        found[name] = of_name.reshape(*values.shape[:-1], *(W.shape if at is None else [count]))
         counted += count
     return found

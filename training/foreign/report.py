@@ -11,13 +11,10 @@ from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import Place
 from training.crosscheck.pseudocode import Line
 
-from .checking import Report, merged
+from .checking import WORST, Report, merged
 from .evidence import Departure
 
 __all__ = ["Verdict", "as_data", "as_junit", "print_report", "verdicts"]
-
-WORST = ("differs", "behind", "not shown", "in step", "equal")
-"""What is said of a line that has several values: the first that one of them is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,10 +16,13 @@ import numpy as np
 
 from .catalogue import choice, paper
 
-__all__ = ["LARGE", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
+__all__ = ["LARGE", "LAST", "Choices", "Key", "Named", "Run", "Seen", "chosen", "kind_of", "real", "scope_of"]
 
 LARGE = -1000.0
 """Scores below it count as −∞."""
+
+LAST = "only the last token's"
+"""The form of a value of which code that generates computes one column."""
 
 Choices = Mapping[str, str]
 """Scope → name of a choice; the scope is a slot, "slot@l1/6" (at one place) or "slot@l*/6" (there in every layer)."""
@@ -278,4 +281,9 @@ class Run:
                     values = match.values if parts else match.values[0]
                     match.values = values if back is None else back(values)
                     return tolerance, match, name
+        if not parts and not key.place.startswith(("l", "enc", "dec")) and not np.iscomplexobj(value):
+            match = self.finder.find_last(value[:1], tolerance)
+            if match is not None:
+                match.values = match.values[0]
+                return tolerance, match, LAST
         return tolerance, None, ""

@@ -49,6 +49,16 @@ def test_edge_cases_have_the_oracles_lines_and_are_flagged(edge, tmp_path):
     assert flags == [edge] if edge != "padding" else flags == ["masked tokens", edge]
 
 
+@pytest.mark.parametrize(("edge", "variant"), [
+    ("padding", "BERT"), ("several sequences", "LLAMA"), pytest.param("padding", "T5", marks=pytest.mark.thorough),
+    pytest.param("padding", "MODERNBERT", marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_edge_cases_of_variants_have_the_oracles_lines(edge, variant):
+    case = make_case(edge=edge, variant=variant)
+    assert oracle_lines(case)
+    assert {"length", "z_length", "sequences"} & set(case.inputs)
+
+
 @pytest.mark.parametrize("algorithm", [8, 9])
 def test_padding_that_is_not_masked_is_named(algorithm):
     case = make_case(algorithm, edge="padding")

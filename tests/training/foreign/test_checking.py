@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.foreign_code import attention, decoder, softmax, torch
+from tests.foreign_code import attention, decoder, modern, softmax, torch
 from training.foreign import check
 from training.foreign.checking import diagnose
 from training.foreign.making import make_case
@@ -59,6 +59,28 @@ def test_values_that_are_shared_otherwise_than_keys_are_named():
     assert departures == {(4, "return"): "head h reads values h mod H_kv"}, report
 
 
+FITTED = [
+    ("LLAMA", {}, {}),
+    ("LLAMA", {"fill": -8.0}, {(4, "5"): "masked scores are −8, not −∞"}),
+    ("LLAMA", {"times": 1.3}, {(4, "4"): "scores are multiplied by 1.3/√d_attn, not by 1/√d_attn"}),
+    ("LLAMA", {"embedding": 3.7}, {(10, "2"): "token embeddings are multiplied by 3.7"}),
+    ("LLAMA", {"base": 31_415.0}, {(4, "1"): "queries and keys are rotated, pairs: halves, base 31415, exponent 2i/d"}),
+    ("LLAMA", {"first key": 1}, {(4, "2"): "rotations count from 1"}),
+    ("LLAMA", {"from": -1}, {}),
+    ("QWEN3", {"sums": True}, {(6, "2"): "squares are summed, not averaged"}),
+    ("QWEN3", {"over tokens": True}, {(4, "1"): "each row is normalized over the tokens"}),
+    ("QWEN3", {"γ of queries": True}, {(4, "2"): "queries have the γ of keys, or keys that of queries"}),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("variant", "wrong", "told"), FITTED)
+def test_numbers_are_fitted_and_norms_of_queries_and_keys_hide_nothing(variant, wrong, told):
+    departures, report = found(modern(**wrong), variant=variant)
+    assert departures == told, report
+    assert ("only the last token's logits are computed, and equal" in report.notes) == ("from" in wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
 def test_in_bfloat16_nothing_else_is_told(wrong):
     """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""
@@ -96,6 +118,39 @@ def test_what_follows_is_named(wrong, line, text):
     departures, _ = found(decoder(**wrong))
     assert list(departures) == [line]
     assert text in departures[line]
+
+
+@pytest.mark.parametrize(("optimizer", "text"), [
+    (lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.3), "θ − η·Adam's direction, and θ decays by 0.3 times that"),
+    (lambda p: torch.optim.AdamW(p, 0.004, weight_decay=0.0), "θ − 0.004·Adam's direction, without decay"),
+    (lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.2), "θ − η·∇loss, and θ decays by 0.2 times that"),
+])  # fmt: skip
+def test_rates_and_decays_are_fitted(optimizer, text):
+    departures, report = found(decoder(optimizer=optimizer))
+    assert departures == {(13, "6"): f"the step is {text}"}, report
+
+
+def smoothed(logits, x):
+    return torch.nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], label_smoothing=0.15)
+
+
+def with_z(logits, x):
+    z = logits[0, :-1].logsumexp(-1).square().sum()
+    return torch.nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction="sum") + 0.02 * z
+
+
+def of_means(logits, x):
+    losses = torch.nn.functional.cross_entropy(logits[0, :-1], x[0, 1:], reduction="none")
+    return (losses[:2].mean() + losses[2:].mean()) / 2
+
+
+@pytest.mark.parametrize(("loss", "text"), [
+    (smoothed, "labels are smoothed by 0.15 (mean)"), (with_z, "0.02·(log Σ exp of the logits)² is added (sum)"),
+    (of_means, "predictions are weighed by 0.25, 0.25, 0.125, 0.125, 0.125, 0.125"),
+])  # fmt: skip
+def test_losses_are_fitted(loss, text):
+    departures, report = found(decoder(loss=loss))
+    assert departures == {(13, "5"): text}, report
 
 
 def test_declared_updates_are_checked():

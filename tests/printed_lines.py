@@ -1,8 +1,8 @@
 """Which lines of a variant's run are not the paper's, found from what the run computed and not from the record.
 
 Each printed formula is evaluated on the values that the lines before it had in the oracle's run: a line has changed if
-that is another value, or if θ lacks a parameter that the formula names. A line that calls another algorithm is given what
-the model's own version of it returns, so that a change is charged to the line that has it and to no other.
+that is another value, or if θ lacks a parameter that the formula names. A line that calls another algorithm is given
+what the model's own version of it returns, so that a change is charged to the line that has it and to no other.
 """
 
 import re
@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from training import oracle
+from training.crosscheck.algorithms import PSEUDOCODE
+from training.crosscheck.pseudocode import Line
+from training.crosscheck.records import OracleRecord
+from training.crosscheck.values import difference
 from training.oracle.components import softmax
 from training.oracle.family import of_layer
 from training.oracle.lines import before, mh_attention, normalize, part
 from training.oracle.transformers import causal_mask, ones_mask
-
-from .algorithms import PSEUDOCODE
-from .pseudocode import Line
-from .records import OracleRecord
-from .values import difference
 
 __all__ = ["lines_not_printed"]
 

@@ -1,0 +1,43 @@
+"""Numbers that no list has, fitted to what foreign code computes."""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+__all__ = ["FITTED", "MOST_FITS", "numbers"]
+
+MOST_FITS = 8
+"""How many foreign tensors and slots are tried for a line."""
+
+FITTED = {
+    "scale": ("×{}", 1e-3, 1e3), "mask_fill": ("-{}", 0.1, 1e3), "norm_epsilon": ("+{}", 1e-13, 10.0), "cap": ("{}", 0.1, 1e3),
+    "embedding_scale": ("{}", 1e-3, 1e3), "unembed_scale": ("{}", 1e-3, 1e3), "residual": ("X + {} A", 1e-3, 1e3),
+    "score_cap": ("{}", 0.1, 1e3), "rotation": ("", 10.0, 1e8),
+}  # fmt: skip
+"""Slots with a number that is fitted where no listed one explains: its name, and where it is looked for."""
+
+
+def numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread: float) -> list[str]:
+    """The number, rounded less and less, at which an array is nearest to another; none if it is nowhere near.
+
+    `off`: how far it is at a power of ten; `spread`: of the other's numbers.
+    """
+
+    def apart(exponent: float) -> float:
+        return float(np.minimum(np.abs(off(exponent)), 1e6).mean())
+
+    grid = np.linspace(np.log10(low), np.log10(high), 9)
+    found = np.array([apart(x) for x in grid])
+    best = int(found.argmin())
+    if not spread or found[best] > 0.5 * spread or np.ptp(found) < 1e-9 * spread:
+        return []
+    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    x = float(minimize_scalar(apart, bounds=around, method="bounded", options={"xatol": 1e-4}).x)
+    for _ in range(4):  # Newton's method, with a slope that is near
+        r = off(x)
+        slope = (r - off(x + 1e-4)) / 1e-4
+        if not np.isfinite(r).all() or not slope @ slope > 0:
+            return []
+        x += float(slope @ r / (slope @ slope))
+    return list(dict.fromkeys(f"{10**x:.{digits}g}" for digits in (2, 3, 4, 6, 9, 15)))
