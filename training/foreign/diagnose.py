@@ -200,7 +200,7 @@ class Diagnosis:
                 return True
         if best is None and self.lost is not None:
             return False
-        best = best or self._fitted(run, index, trials, pins)
+        best = best or self._fitted(run, start, index, trials, pins)
         taken = None
         if best is None:
             best, taken = self._rather(run, start, index, trials, pins)
@@ -496,17 +496,20 @@ class Diagnosis:
             if is_free and len(group.rows) == np.prod(value.shape[:-1]):
                 yield group, group.values(bool(np.isneginf(value).any())).reshape(value.shape)
 
-    def _fitted(self, run: Reference, index: int, trials: list[Trial], pins: Pins) -> dict[str, str] | None:
+    def _fitted(self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins) -> dict[str, str] | None:
         """A choice with a number that no list has: the one with which a line has a foreign tensor's numbers."""
         ids, tried = list(run.lines), {(slot, place) for slot, place, _ in trials if slot in FITTED}
-        place, uses = run.lines[ids[index]].key.place, {}
+        place, uses = run.lines[ids[index]].key.place, [use for v in ids[start:index] for use in run.uses.get(v, ())]
+        before = (run.lines[v].match for v in ids[:index])
+        since = max((tensor.time for match in before if match is not None for tensor in match.tensors), default=-1)
         for visit in [v for v in ids[index : index + 6] if run.lines[v].key.place == place]:
-            uses |= dict.fromkeys(use for use in run.uses.get(visit, ()) if use in tried)
-            for use, (_, theirs) in itertools.islice(itertools.product(uses, self._candidates(run, visit)), MOST_FITS):
-                if found := self._fit(use, visit, theirs, pins, run):
-                    best = self._best([((*use, name),) for name in found], pins, index, run)
-                    if best is not None:
-                        return best
+            uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
+            behind = [of for of in self._candidates(run, visit) if of[0].tensor.time > since]
+            every = itertools.product(uses, behind[:MOST_FITS])
+            found = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
+            best = self._best(found, pins, index, run) if found else None
+            if best is not None:
+                return best
         return None
 
     def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:

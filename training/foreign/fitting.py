@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 __all__ = ["FITTED", "MOST_FITS", "numbers"]
 
 MOST_FITS = 8
-"""How many foreign tensors and slots are tried for a line."""
+"""How many foreign tensors are tried for a line: the first that the code computes behind the lines before."""
 
 FITTED = {
     "scale": ("×{}", 1e-3, 1e3), "mask_fill": ("-{}", 0.1, 1e3), "norm_epsilon": ("+{}", 1e-13, 10.0), "cap": ("{}", 0.1, 1e3),
@@ -40,4 +40,6 @@ def numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread:
         if not np.isfinite(r).all() or not slope @ slope > 0:
             return []
         x += float(slope @ r / (slope @ slope))
+        if not grid[0] <= x <= grid[-1]:
+            return []
     return list(dict.fromkeys(f"{10**x:.{digits}g}" for digits in (2, 3, 4, 6, 9, 15)))
