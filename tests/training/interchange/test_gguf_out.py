@@ -91,7 +91,7 @@ def test_scaled_positions_and_half_precision_are_kept(tmp_path):
     )
     for i, rotary in enumerate(scaled):
         dtype = ("float16", "bfloat16")[i % 2]
-        model = make("llama", rope_parameters=rotary)
+        model = make("llama", head_dim=8, rope_parameters=rotary)
         theta, config, _ = load_pretrained(cases.saved(model, tmp_path / f"{i}", "float32"))
         theta = theta._replace(**{f: jnp.asarray(getattr(theta, f), HALF[dtype]) for f in ("W_e", "W_u")})
         save_pretrained(tmp_path / f"{i}.gguf", theta, config)
