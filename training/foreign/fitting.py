@@ -1,6 +1,7 @@
 """Numbers that no list has, fitted to what foreign code computes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -33,7 +34,8 @@ def numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread:
     if not spread or found[best] > 0.5 * spread or np.ptp(found) < 1e-9 * spread:
         return []
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    x = float(minimize_scalar(apart, bounds=around, method="bounded", options={"xatol": 1e-4}).x)
+    found_at: Any = minimize_scalar(apart, bounds=around, method="bounded", options={"xatol": 1e-4})
+    x = float(found_at.x)
     for _ in range(4):  # Newton's method, with a slope that is near
         r = off(x)
         slope = (r - off(x + 1e-4)) / 1e-4

@@ -55,7 +55,7 @@ class _Learning:
         self.diagnosis, self.walk, self.case, self.recording = diagnosis, walk, diagnosis.case, diagnosis.recording
         self.epsilon = EPSILON["float32"] if diagnosis.is_mixed else diagnosis.epsilon
         self.slot = "masked_loss" if self.case.algorithm == 9 else "loss"
-        self.loss = self.case.base.get(self.slot, "sum")
+        self.loss: Any = self.case.base.get(self.slot, "sum")
         self.algorithm, self.line, self.step = TRAINING[self.case.algorithm]
 
     def run(self, choices: Mapping[str, str] | None = None, **options: Any) -> Reference:

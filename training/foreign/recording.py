@@ -133,8 +133,9 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
             return result
 
     with Mode():
-        result = call()
-    output, recording.graph = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+        result: Any = call()
+    given: tuple[Any, Any] = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    output, recording.graph = given
     got = sorted(output) if isinstance(output, dict) else type(output).__name__
     if not isinstance(output, torch.Tensor):
         raise GlueError(f"record_torch: expected call() to return logits, or logits and a loss, as tensors; got {got}")
