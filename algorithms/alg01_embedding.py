@@ -1,5 +1,7 @@
 """Algorithms 1 and 2: tokens and positions as vectors."""
 
+from typing import Unpack
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -8,13 +10,13 @@ from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm
-from algorithms.notation import Implementation
+from algorithms.notation import PrintedChoice
 from algorithms.ops.lookup import columns
 
 
 @algorithm(1, "Token embedding")
 def token_embedding(
-    v: Integer[AnyArray, "*batch"] | int, W_e: Float[AnyArray, "d_e N_V"], *, implementation: Implementation = "paper"
+    v: Integer[AnyArray, "*batch"] | int, W_e: Float[AnyArray, "d_e N_V"], **options: Unpack[PrintedChoice]
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 1: e ← W_e[:, v]. The vector representation of a token; of several tokens, the columns of a matrix.
 
@@ -24,14 +26,14 @@ def token_embedding(
         >>> token_embedding(2, jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
         [3.0, 6.0]
     """
-    W_e = columns(W_e, implementation)
+    W_e = columns(W_e)
     e = W_e[:, v]  # return
     return e
 
 
 @algorithm(2, "Positional embedding")
 def positional_embedding(
-    l: Integer[AnyArray, "*batch"] | int, W_p: Float[AnyArray, "d_e l_max"], *, implementation: Implementation = "paper"
+    l: Integer[AnyArray, "*batch"] | int, W_p: Float[AnyArray, "d_e l_max"], **options: Unpack[PrintedChoice]
 ) -> Float[Array, "d_e *batch"]:
     """Algorithm 2: e_p ← W_p[:, ℓ]. The vector representation of a position; of several, the columns of a matrix.
 
@@ -42,7 +44,7 @@ def positional_embedding(
         >>> positional_embedding(0, jnp.array([[1.0, 2.0], [4.0, 5.0]])).tolist()
         [1.0, 4.0]
     """
-    W_p = columns(W_p, implementation)
+    W_p = columns(W_p)
     e_p = W_p[:, l]  # return
     return e_p
 

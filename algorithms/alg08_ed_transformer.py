@@ -12,11 +12,12 @@ from algorithms.layers import Lines, lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.options import dropout_key
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, ContextMask, Mask, PrimaryMask, StructuralMask, in_documents
 from algorithms.model.theta import EDTransformerParams
 from algorithms.notation import ContextLength, LoopOptions, Options
 from algorithms.ops.activation import relu
-from algorithms.ops.dropout import of_part
+from algorithms.ops.dropout import fold_in
 
 
 @algorithm(8, "EDTransformer")
@@ -45,7 +46,7 @@ def ed_transformer(
         [1.0, 1.0, 1.0]
     """
     masks: Any = {"z_length": z_length, "mask": mask, "z_mask": z_mask, "cross_mask": cross_mask}
-    X = ed_hidden_state(z, x, theta, **masks, **options)  # lines 1-20
+    X = ed_hidden_state(z, x, theta, **masks)  # lines 1-20
     P = theta.variant.unembedding(X, theta)  # return
     return P
 
@@ -62,7 +63,7 @@ def ed_encoding(
 ) -> Float[Array, "d_e *batch l_z"]:
     """Lines 1-9 of Algorithm 8: encode the context sequence."""
     z_mask, positions = in_documents(z_mask, z_segments)
-    f = lines_of("encoder of Algorithm 8", z, theta, length=z_length, positions=positions, **options)
+    f = lines_of("encoder of Algorithm 8", z, theta, length=z_length, positions=positions)
     Z = f.embedding(z, of_context(theta))  # lines 1-3
 
     @f.each_layer(Z, theta.encoder, z_mask)  # line 4
@@ -97,7 +98,7 @@ def ed_decoding(
     mask, positions = in_documents(mask, segments)
     if segments is not None:
         cross_mask = cross_mask & StructuralMask(documents_z=z_segments, documents_x=segments)
-    f = lines_of("decoder of Algorithm 8", x, theta, z_length=z_length, positions=positions, **options)
+    f = lines_of("decoder of Algorithm 8", x, theta, z_length=z_length, positions=positions)
     return ed_decoder_lines(f, Z, x, theta, mask, cross_mask)
 
 
@@ -138,9 +139,10 @@ def ed_hidden_state(
 ) -> Float[Array, "d_e *batch l_x"]:
     """Lines 1-20 of Algorithm 8: the decoder's hidden state X, from which W_u predicts the next token."""
     of_z: Any = {"z_length": z_length, "z_segments": z_segments}
-    Z = ed_encoding(z, theta, z_mask=z_mask, **of_z, **of_part(0, options))
+    key: Any = dropout_key()
+    Z = ed_encoding(z, theta, z_mask=z_mask, **of_z, key=fold_in(key, 0))
     masks: Any = of_z | {"mask": mask, "cross_mask": cross_mask, "segments": segments}
-    return ed_decoding(Z, x, theta, **masks, **of_part(1, options))
+    return ed_decoding(Z, x, theta, **masks, key=fold_in(key, 1))
 
 
 @compiled

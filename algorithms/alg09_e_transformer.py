@@ -13,7 +13,7 @@ from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import algorithm, compiled, takes_what
 from algorithms.masks import BIDIRECTIONAL, SelfMask, in_documents
 from algorithms.model.theta import ETransformerParams
-from algorithms.notation import Length, LoopOptions, Options, implementation_of
+from algorithms.notation import Length, LoopOptions, Options
 from algorithms.ops.activation import gelu
 
 
@@ -39,7 +39,7 @@ def e_transformer(
         >>> e_transformer(jnp.array([3, 2, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    X = e_hidden_state(x, theta, length=length, types=types, mask=mask, **options)  # lines 1-11
+    X = e_hidden_state(x, theta, length=length, types=types, mask=mask)  # lines 1-11
     P = theta.variant.unembedding(X, theta)  # return
     return P
 
@@ -58,7 +58,7 @@ def e_encoding(
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-9 of Algorithm 9: the residual stream after the last layer, for classifiers and embeddings of texts."""
     mask, positions = in_documents(mask, segments, positions)
-    f = lines_of("Algorithm 9", x, theta, length=length, positions=positions, **options)
+    f = lines_of("Algorithm 9", x, theta, length=length, positions=positions)
     X = f.embedding(x, theta, types)  # lines 1-3
 
     @f.each_layer(X, theta.layers, mask)  # line 4
@@ -78,7 +78,7 @@ def e_encoding(
 def e_hidden_state(x: Any, theta: ETransformerParams, **options: Any) -> Float[Array, "d_f *batch l"]:
     """Lines 1-11 of Algorithm 9: the encoder's hidden state X, from which W_u predicts the masked tokens."""
     X = e_encoding(x, theta, **options)  # lines 1-9
-    f = lines_of("Algorithm 9", x, theta, implementation_of(options))
+    f = lines_of("Algorithm 9", x, theta)
     X = f.projection(X, theta, gelu)  # line 10
     X = f.layer_norm(X, theta.norm)  # line 11
     return X

@@ -38,7 +38,7 @@ def d_transformer(
         >>> d_transformer(jnp.array([3, 0, 1]), theta).sum(axis=0).round(3).tolist()
         [1.0, 1.0, 1.0]
     """
-    X = d_hidden_state(x, theta, length=length, mask=mask, **options)  # lines 1-10
+    X = d_hidden_state(x, theta, length=length, mask=mask)  # lines 1-10
     P = theta.variant.unembedding(X, theta)  # return
     return P
 
@@ -77,7 +77,7 @@ def d_hidden_state(
     at 0 unless ``positions`` are given, and outside of which a token sees nothing.
     """
     mask, positions = in_documents(mask, segments, positions)
-    f = lines_of("Algorithm 10", x, theta, length=length, positions=positions, **options)
+    f = lines_of("Algorithm 10", x, theta, length=length, positions=positions)
     return d_lines(f, x, theta, mask)
 
 

@@ -5,7 +5,7 @@ Minibatches, Adam, schedules and the rest of the paper's section 8 are in the pa
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,10 @@ from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
+    Choice,
     ContextLengths,
     Epochs,
-    Implementation,
     Lengths,
-    Options,
     PrimaryLengths,
     Probability,
     Rate,
@@ -46,7 +45,7 @@ def ed_training(
     eta: Rate,
     z_length: ContextLengths = None,
     length: PrimaryLengths = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> EDTransformerParams:
     """Algorithm 11: θ̂ ← EDTraining(z, x, θ). Trains Algorithm 8 to predict each next token, by plain SGD.
 
@@ -62,7 +61,6 @@ def ed_training(
         [1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: Options = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -72,8 +70,8 @@ def ed_training(
             z_n, l_z, x_n = z[n], _length(z, z_length, n), jnp.where(t < l, as_ids(x[n]), 0)
 
             def loss(theta):
-                X = ed_hidden_state(z_n, x_n, theta, z_length=l_z, **options)  # line 4, up to the softmax
-                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, options).sum()  # line 5
+                X = ed_hidden_state(z_n, x_n, theta, z_length=l_z)  # line 4, up to the softmax
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l).sum()  # line 5
                 return loss
 
             theta = descend(loss, theta, eta)  # line 6
@@ -94,7 +92,7 @@ def e_training(
     p_mask: Probability,
     key: Key[Array, ""],
     length: Lengths = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> ETransformerParams:
     """Algorithm 12: θ̂ ← ETraining(x, θ). Trains Algorithm 9 to predict masked tokens, by plain SGD.
 
@@ -111,7 +109,6 @@ def e_training(
         0
     """
     N_data, t, mask = x.shape[0], jnp.arange(x.shape[1]), mask_token(theta.W_e.shape[1])
-    options: Options = {"implementation": implementation}
     draw = by_own_key(functools.partial(jax.random.bernoulli, shape=t.shape))
 
     @for_each(N_epochs, theta)  # line 1
@@ -124,8 +121,8 @@ def e_training(
             T_tilde = (x_tilde == mask) & (t < l)  # line 7
 
             def loss(theta):
-                X = e_hidden_state(x_tilde, theta, length=l, **options)  # line 8, up to the softmax
-                loss = losses_of(X, theta, x_n, T_tilde, options).sum()  # line 9
+                X = e_hidden_state(x_tilde, theta, length=l)  # line 8, up to the softmax
+                loss = losses_of(X, theta, x_n, T_tilde).sum()  # line 9
                 return loss
 
             theta = descend(loss, theta, eta)  # line 10
@@ -144,7 +141,7 @@ def d_training(
     N_epochs: Epochs,
     eta: Rate,
     length: Lengths = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> DTransformerParams:
     """Algorithm 13: θ̂ ← DTraining(x, θ). Trains Algorithm 10 to predict each next token, by plain SGD.
 
@@ -158,7 +155,6 @@ def d_training(
         [0, 1, 4]
     """
     N_data, t = x.shape[0], jnp.arange(x.shape[1])
-    options: Options = {"implementation": implementation}
 
     @for_each(N_epochs, theta)  # line 1
     def theta_hat(i, theta):
@@ -168,8 +164,8 @@ def d_training(
             x_n = jnp.where(t < l, as_ids(x[n]), 0)  # padding may hold anything
 
             def loss(theta):
-                X = d_hidden_state(x_n, theta, **options)  # line 4, up to the softmax
-                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l, options).sum()  # line 5
+                X = d_hidden_state(x_n, theta)  # line 4, up to the softmax
+                loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l).sum()  # line 5
                 return loss
 
             theta = descend(loss, theta, eta)  # line 6

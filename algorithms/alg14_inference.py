@@ -6,7 +6,7 @@
 # pyright: reportGeneralTypeIssues=false
 # The name of a loop's body is bound to what comes out of the loop, and its decorator reads what goes in.
 
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams
-from algorithms.notation import ContextLength, Count, Implementation, Temperature, bos_token, eos_token
+from algorithms.notation import Choice, ContextLength, Count, Temperature, bos_token, eos_token
 from algorithms.ops.dropout import by_own_key, fold_in
 from algorithms.ops.softmax import log_softmax, shifted
 
@@ -32,7 +32,7 @@ def d_inference(
     l_gen: Count,
     tau: Temperature,
     key: Key[Array, "*batch"],
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Integer[Array, "*batch {l_gen}"]:
     """Algorithm 14: y ← DInference(x, θ̂). Continues a prompt by ``l_gen`` tokens, one by one, with Algorithm 10.
 
@@ -52,7 +52,7 @@ def d_inference(
 
     @for_each(l_gen, x)  # line 2
     def x_y(i, x):
-        X = d_hidden_state(x[..., :-1], theta, implementation=implementation)  # line 3, up to the softmax
+        X = d_hidden_state(x[..., :-1], theta)  # line 3, up to the softmax
         log_p = log_softmax(theta.variant.unembedding.logits(X[..., l + i - 1], theta))  # line 4
         y = sample(log_p, tau, fold_in(key, i))  # line 5
         x = x.at[..., l + i].set(y)  # line 6
@@ -71,7 +71,7 @@ def ed_inference(
     key: Key[Array, "*batch"],
     l_max: Count | None = None,
     z_length: ContextLength = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> tuple[Integer[Array, "*batch l"], Integer[Array, "*batch"]]:
     """Algorithm 15: x̂ ← EDInference(z, θ̂). Translates a context, token by token, with Algorithm 8.
 
@@ -90,13 +90,12 @@ def ed_inference(
     """
     bos, eos, batch = bos_token(theta.W_e.shape[1]), eos_token(theta.W_e.shape[1]), z.shape[:-1]
     l_max = l_max or theta.variant.embedding.limit(theta) or 0  # one of them is given
-    options: Any = {"implementation": implementation, "z_length": z_length}
     x_hat = jnp.full((*batch, l_max), eos, jnp.int32).at[..., 0].set(bos)  # line 1
     y = jnp.zeros(batch, jnp.int32)  # line 2: any token but eos_token
 
     @repeat_while(lambda x_hat, y, l: jnp.any(y != eos) & (l < l_max), (x_hat, y, jnp.asarray(1)))  # line 3
     def x_hat(x_hat, y, l):
-        X = ed_hidden_state(z, x_hat, theta, **options)  # line 4, up to the softmax
+        X = ed_hidden_state(z, x_hat, theta, z_length=z_length)  # line 4, up to the softmax
         log_p = log_softmax(theta.variant.unembedding.logits(X[..., l - 1], theta))  # line 5
         y = jnp.where(y == eos, eos, sample(log_p, tau, fold_in(key, l - 1)))  # line 6; an x̂ that has ended stays ended
         x_hat = x_hat.at[..., l].set(y)  # line 7

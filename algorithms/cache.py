@@ -1,7 +1,7 @@
 """A cache that is a value: what the layers of Algorithm 10 keep of the tokens that were read, a few at a time."""
 
 import functools
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from algorithms.model.theta import (
     places,
     stacks_of,
 )
-from algorithms.notation import ContextLength, Count, Implementation
+from algorithms.notation import Choice, ContextLength, Count
 
 
 class Cache(NamedTuple):
@@ -78,7 +78,7 @@ def context_cache(
     *,
     l_max: Count,
     z_length: ContextLength = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Cache:
     """The cache of Algorithm 8 before x is read: room for l_max of its tokens, and the keys and values of a context.
 
@@ -89,7 +89,7 @@ def context_cache(
     stacks = [theta.variant.of_every_layer(stack) for stack in stacks_of(theta.decoder)]
     for l, (stack, row) in enumerate(places(theta.variant, count_layers(theta.decoder, theta.variant))):
         of_layer = jax.tree.map(lambda a, row=row: a[row], stacks[stack].cross_attention)
-        found.setdefault(stack, []).append(theta.variant.attention_of(l).context(Z, of_layer, implementation))
+        found.setdefault(stack, []).append(theta.variant.attention_of(l).context(Z, of_layer))
     context = [ContextKeys(*map(jnp.stack, zip(*found[i], strict=True))) for i in range(len(found))]
     length = jnp.full(batch, Z.shape[-1]) if z_length is None else jnp.broadcast_to(z_length, batch)
     empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), slots)
@@ -105,7 +105,7 @@ def read_tokens(
     *,
     mask: StructuralMask | Bool[AnyArray, "*#batch m m"] = UNIDIRECTIONAL,
     positions: Integer[AnyArray, "*#batch m"] | None = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> tuple[Float[Array, "N_V *batch m"], Cache]:
     """Read m more tokens x of each sequence behind its first n: their columns of `d_logits`, and the cache with them.
 
@@ -134,10 +134,10 @@ def read_tokens(
     t = slots if positions is None else jnp.broadcast_to(positions, slots.shape)
     where: Any = {"positions": t, "kept": Kept(cache.stacks, cache.context), "slots": slots}
     if isinstance(theta, DTransformerParams):
-        f = lines_of("Algorithm 10", x, theta, implementation, **where)
+        f = lines_of("Algorithm 10", x, theta, **where)
         X, kept = keeping(d_lines, f, x, theta, mask)
     else:
-        f = lines_of("decoder of Algorithm 8", x, theta, implementation, z_length=cache.z_length, **where)
+        f = lines_of("decoder of Algorithm 8", x, theta, z_length=cache.z_length, **where)
         Z = jnp.zeros((len(theta.W_e), 0), theta.W_e.dtype)  # what is needed of it is kept
         X, kept = keeping(ed_decoder_lines, f, Z, x, theta, mask, BIDIRECTIONAL)
     logits = theta.variant.unembedding.logits(X, theta)

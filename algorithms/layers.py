@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer, Shaped
 from algorithms.alg01_embedding import token_embedding
 from algorithms.machinery.arrays import indices, of_all_heads
 from algorithms.machinery.naming import through_layers
+from algorithms.machinery.options import dropout_key, static, using
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
@@ -19,7 +20,7 @@ from algorithms.model.mixer import Given, Mixer
 from algorithms.model.positions import Table
 from algorithms.model.theta import Apart, Layers, count_layers, stacks_of
 from algorithms.model.variant import LayerLines, Variant
-from algorithms.notation import Implementation, OptionalKey, Remat, Unroll
+from algorithms.notation import OptionalKey
 from algorithms.ops.activation import activate
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.attention.vendor import CUDNN_FORWARD
@@ -57,13 +58,8 @@ class Lines(NamedTuple):
     order: str  # the algorithm's own, of a layer's lines
     t: Any  # the positions of the columns
     table: Table  # what the attentions of all layers share
-    implementation: Implementation
-    dropout: float = 0.0
-    key: OptionalKey = None  # for the dropout of all layers
     length: Any = None  # of each sequence, if it is padded
     z_length: Any = None  # of each context, if it is padded
-    remat: Remat = False
-    unroll: Unroll = False
     kept: Kept = Kept()  # of earlier columns; then the columns follow these, and otherwise are whole sequences
     keep: Keep | None = None  # of whole sequences; None: nothing
     until: Any = None  # of how many tokens of each
@@ -90,24 +86,24 @@ class Lines(NamedTuple):
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token."""
-        return shard_residual_stream(self.variant.embedding.tokens(x, theta, self.implementation))
+        return shard_residual_stream(self.variant.embedding.tokens(x, theta))
 
     def at_positions(
         self, X: Float[Array, "d_in *columns"], theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` for every column, and the rest of the embedding: token types, norm, projection."""
         line = self.variant.embedding
-        W_p_t = line.of_positions(_of_columns(self.t, X[0]), theta, self.implementation)
+        W_p_t = line.of_positions(_of_columns(self.t, X[0]), theta)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
             types = jnp.broadcast_to(0 if types is None else types, X.shape[1:])
-            X = X + token_embedding(types, theta.W_t, implementation=self.implementation)
+            X = X + token_embedding(types, theta.W_t)
         X = self.layer_norm(X, theta.embedding_norm)
-        return shard_residual_stream(linear(theta.W_in, X, theta.b_in, self.implementation)) if line.factored else X
+        return shard_residual_stream(linear(theta.W_in, X, theta.b_in)) if line.factored else X
 
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
-        return X if norm is None else shard_residual_stream(self.variant.norm(X, norm, self.implementation))
+        return X if norm is None else shard_residual_stream(self.variant.norm(X, norm))
 
     def end(self, X: Float[Array, "d_e *columns"], norm: Any = None) -> Float[Array, "d_e *columns"]:
         """``end`` of the loop over the layers: X, normalized if a model has a norm here, which the paper does not."""
@@ -127,8 +123,8 @@ class Lines(NamedTuple):
         X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
 
         def by(line):
-            def of_layer(X, Z, W, kept, key):
-                given = Given(self.t, self.implementation, self.table, self.dropout, key, self.until, self.slots)
+            def of_layer(X, Z, W, kept):
+                given = Given(self.t, self.table, self.until, self.slots)
                 if self.slots is not None:
                     return line.steps(X, W, kept, given, mask, Z)
                 if kept is not None:
@@ -139,8 +135,8 @@ class Lines(NamedTuple):
             return of_layer
 
         distinct = dict.fromkeys(layer.attention for layer in self.run)
-        arguments = X, Z, W, kept, self._key(0 if is_own else 1)
-        Y, kept = self.variant.by_attention(self.l, by, *arguments, among=tuple(distinct))
+        with using(key=self._key(0 if is_own else 1)):
+            Y, kept = self.variant.by_attention(self.l, by, X, Z, W, kept, among=tuple(distinct))
         if self.keeps is not None:
             self.keeps(Kept(own=kept) if is_own else Kept(context=kept))
         return self._added(Y)
@@ -151,12 +147,9 @@ class Lines(NamedTuple):
         if line is None:
             return jnp.zeros_like(X)
         X, W = self._normalized(X, W)
-        options: dict[str, Any] = {
-            "f": line.activation or f.__name__,
-            "rate": self.dropout,
-            "key": self._key(self.draws - 1),
-        }
-        return self._added(line(shard_layer_input(X), W, implementation=self.implementation, **options))
+        name: Any = line.activation or f.__name__
+        with using(key=self._key(self.draws - 1)):
+            return self._added(line(shard_layer_input(X), W, f=name))
 
     def projection(
         self, X: Float[Array, "d_e *columns"], theta: Any, f: Callable[..., Any]
@@ -165,7 +158,7 @@ class Lines(NamedTuple):
         if theta.W_f is None:
             return X
         name = getattr(self.variant.mlps[0], "activation", None) or f.__name__
-        return activate(name, linear(theta.W_f, X, theta.b_f, self.implementation), self.implementation)
+        return activate(name, linear(theta.W_f, X, theta.b_f))
 
     def _added(self, Y):
         """What an attention or MLP adds to the residual stream."""
@@ -177,7 +170,7 @@ class Lines(NamedTuple):
 
     def _key(self, i: int) -> OptionalKey:
         """The key of the layer's line number i of those that drop something."""
-        return None if self.key is None else fold_in(self.key, self.draws * self.l + i)
+        return fold_in(dropout_key(), self.draws * self.l + i)
 
     def each_layer(self, X: Any, layers: Layers, *reads: Any) -> Callable[[Layer], Any]:
         """``for l = 1, …, L: X ← layer(X, θ_l, f, …)``, written above the body of the loop, as in `algorithms.loops`.
@@ -212,13 +205,13 @@ class Lines(NamedTuple):
         found = []
         for l, W in enumerate(layers):
             kept = Kept(*(None if of is None else of[l] for of in self.kept))
-            X, new = self._replace(key=None)._layer(body, X, W, l, (self.variant.lines(l),), kept, reads)
+            X, new = self._layer(body, X, W, l, (self.variant.lines(l),), kept, reads)
             found.append(new)
         return X, Kept(*map(tuple, zip(*found, strict=True)))
 
     def _in_loops(self, body, X, layers, reads):
         stacks, found = stacks_of(layers), []
-        X = match_varying_axes((X, stacks, reads, self.table, self.key))[0]
+        X = match_varying_axes((X, stacks, reads, self.table, dropout_key()))[0]
         kept = [Kept(*of) for of in zip(*(of or (None,) * len(stacks) for of in self.kept), strict=True)]
         for part in self.variant.parts(count_layers(layers, self.variant)):
             here = slice(len(found), len(found) + len(part.runs))
@@ -243,7 +236,7 @@ class Lines(NamedTuple):
         if part.times == 1:
             return cycle(X, (0, stacks, kept))
         xs = jnp.arange(part.times), by_turns(stacks), by_turns(kept)
-        X, found = jax.lax.scan(cycle, X, xs, unroll=self.unroll)
+        X, found = jax.lax.scan(cycle, X, xs, unroll=static().unroll)
         return X, jax.tree.map(of_all_heads, found)
 
     def _run(self, body, X, run, first, stack, kept, reads):
@@ -256,9 +249,9 @@ class Lines(NamedTuple):
                 W = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i // shared, keepdims=False), stack)
             return self._layer(body, X, W, first + i, run.layers, kept, reads)
 
-        turn = _recomputed(turn, self.remat, self.unroll, X, alone=len(run.layers) == 1)
+        turn = _recomputed(turn, X, alone=len(run.layers) == 1)
         xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), kept
-        return jax.lax.scan(turn, X, xs, unroll=self.unroll)
+        return jax.lax.scan(turn, X, xs, unroll=static().unroll)
 
 
 def keeping(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, Kept]:
@@ -288,7 +281,6 @@ def lines_of(
     algorithm: str,
     x: Tokens | Columns,
     theta: Any,
-    implementation: Implementation = "auto",
     *,
     positions: Any = None,
     **fields: Any,
@@ -305,17 +297,18 @@ def lines_of(
             raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
     t = positions_in(x) if positions is None else positions.astype(int)
-    in_attention = variant.embedding.in_attention(_of_columns(t, x), theta, implementation)
+    in_attention = variant.embedding.in_attention(_of_columns(t, x), theta)
     table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
-    return Lines(variant, own.orders[0], t, table, implementation, **fields)
+    return Lines(variant, own.orders[0], t, table, **fields)
 
 
-def _recomputed(turn: Callable[..., Any], remat: Remat, unroll: Unroll, X: Any, *, alone: bool) -> Callable[..., Any]:
-    """A layer whose backward pass recomputes what ``remat`` says.
+def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..., Any]:
+    """A layer whose backward pass recomputes what the option ``remat`` says.
 
     In a loop on a GPU, it always recomputes norms and activations: storing them would move more bytes. No product is
     computed twice for that. Outside of a loop, as ``alone`` in one, XLA would merge what is computed again.
     """
+    remat, unroll = static().remat, static().unroll
     if not remat and (unroll or platform_of(X) not in ("gpu", "cuda")):
         return turn
     kept = {True: (), "all but attention": ATTENTION_RESIDUALS}.get(remat, (*ATTENTION_RESIDUALS, PRODUCT))

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa: I001, PLC0414
 from algorithms.machinery.contract import array as array
-from algorithms.model.attention import Attention as Attention, Read as Read
+from algorithms.model.attention import At as At, Attention as Attention, Read as Read
 from algorithms.model.delta import GatedDelta as GatedDelta, KimiDelta as KimiDelta
 from algorithms.model.distances import ALiBi as ALiBi, Distances as Distances, TransformerXL as TransformerXL
 from algorithms.model.embedding import Embedding as Embedding

@@ -43,11 +43,6 @@ def repeat_while(condition: Callable[..., Any], state: tuple[Any, ...]) -> Calla
     return run
 
 
-def for_each_head(W: Any) -> Callable[[Callable[[Any], Any]], Any]:
-    """``for h ∈ [H]: Y^h ← body(W^h)``: the heads' parameters are stacked, so the body runs once, for all of them."""
-    return lambda body: body(W)
-
-
 def _varying(turn: Callable[..., Any], state: Any) -> Any:
     """The state; inside ``jax.shard_map``, each of its arrays varies between devices if the one after a turn does."""
     for _ in jax.tree.leaves(state) if jax.sharding.get_abstract_mesh().manual_axes else ():

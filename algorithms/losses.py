@@ -18,10 +18,8 @@ from algorithms.notation import (
     ContextLength,
     Length,
     LoopOptions,
-    Options,
     PrimaryLength,
     Share,
-    implementation_of,
     mask_token,
 )
 from algorithms.ops.log_loss import token_losses
@@ -58,9 +56,9 @@ def ed_token_losses(
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 11.
     """
     where: Any = {"z_length": z_length, "z_segments": z_segments, "segments": segments}
-    X = ed_hidden_state(z, x, theta, **where, **options)
+    X = ed_hidden_state(z, x, theta, **where)
     targets, counted = next_tokens(x, targets, length, segments)
-    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
+    return losses_of(X, theta, targets, counted, weights, label_smoothing)
 
 
 @compiled
@@ -87,11 +85,11 @@ def e_token_losses(
     Source: Phuong and Hutter 2022, lines 7 to 9 of Algorithm 12.
     """
     where: Any = {"length": length, "types": types, "mask": mask, "positions": positions, "segments": segments}
-    X = e_hidden_state(x if x_tilde is None else x_tilde, theta, **where, **options)
+    X = e_hidden_state(x if x_tilde is None else x_tilde, theta, **where)
     counted = is_before(X[0], length)
     if x_tilde is not None:
         targets, counted = x, counted & (x_tilde == mask_token(theta.W_e.shape[1]))
-    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
+    return losses_of(X, theta, targets, counted, weights, label_smoothing)
 
 
 @compiled
@@ -115,9 +113,9 @@ def d_token_losses(
     Source: Phuong and Hutter 2022, lines 4 and 5 of Algorithm 13.
     """
     where: Any = {"length": length, "mask": mask, "positions": positions, "segments": segments}
-    X = d_hidden_state(x, theta, **where, **options)
+    X = d_hidden_state(x, theta, **where)
     targets, counted = next_tokens(x, targets, length, segments)
-    return losses_of(X, theta, targets, counted, options, weights, label_smoothing)
+    return losses_of(X, theta, targets, counted, weights, label_smoothing)
 
 
 def next_tokens(x: Any, targets: Any, length: Any, segments: Any) -> tuple[Any, Bool[Array, "*batch l"]]:
@@ -133,7 +131,6 @@ def losses_of(
     theta: Any,
     targets: Any,
     counted: Bool[Array, "*batch l"],
-    options: Options,
     weights: Any = None,
     label_smoothing: float = 0.0,
 ) -> Float[Array, "*batch l"]:
@@ -141,7 +138,7 @@ def losses_of(
     counted = counted if weights is None else counted & (weights != 0)
     line = theta.variant.unembedding
     X, targets = jnp.where(counted[None], X, 0), jnp.where(counted, as_ids(targets), 0)
-    of_logits: Any = {"b_u": theta.b_u, "cap": line.cap, "implementation": implementation_of(options)}
+    of_logits: Any = {"b_u": theta.b_u, "cap": line.cap}
     losses = token_losses(X, line.matrix(theta), targets, label_smoothing=label_smoothing, **of_logits)
     losses = jnp.where(counted, losses, 0)
     return losses if weights is None else weights.astype(losses.dtype) * losses

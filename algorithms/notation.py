@@ -99,8 +99,7 @@ component by component.
 
 import re
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from jax import Array
 from jaxtyping import Float, Integer, Key
@@ -155,12 +154,23 @@ Except with ``"paper"``, the backward passes of all other operations are derived
 """
 
 
-class Options(TypedDict, total=False):
-    """Options of attention, and of everything that contains it."""
+class Choice(TypedDict, total=False):
+    """The option of everything that contains an implementation to choose."""
 
     implementation: Annotated[Implementation, Default("auto")]
+
+
+class PrintedChoice(TypedDict, total=False):
+    """The same of a function that by itself leaves its derivative to JAX."""
+
+    implementation: Annotated[Implementation, Default("paper")]
+
+
+class Options(Choice, total=False):
+    """Options of attention, and of everything that contains it."""
+
     dropout: Annotated[Dropout, Default(0.0)]
-    key: OptionalKey
+    key: Annotated[OptionalKey, Default(None)]
 
 
 class LoopOptions(Options, total=False):
@@ -168,11 +178,6 @@ class LoopOptions(Options, total=False):
 
     remat: Annotated[Remat, Default(False)]
     unroll: Annotated[Unroll, Default(False)]
-
-
-def implementation_of(options: Mapping[str, Any]) -> Implementation:
-    """The implementation among options, ``"auto"`` if it is left out."""
-    return options.get("implementation", "auto")
 
 
 def mask_token(N_V: int) -> int:

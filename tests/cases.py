@@ -6,6 +6,7 @@ stays at 0 or 1, so that none can be left out unnoticed.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,9 +25,12 @@ from algorithms import (
     init_ed_transformer,
 )
 from algorithms.alg14_inference import sample
+from algorithms.machinery.options import using
 from algorithms.model.initialization import MADE_BY
 from algorithms.model.theta import theta_shapes
 from algorithms.ops.attention import blockwise, strips
+from algorithms.ops.attention.dispatch import scores
+from algorithms.ops.softmax import softmax
 
 N_V, L_MAX = 17, 23
 SHARED = {"N_V": N_V, "l_max": L_MAX, "H": 3, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}
@@ -161,6 +165,17 @@ def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-10) -> 
     largest = max(float(np.max(np.abs(np.asarray(b, np.float64)), initial=0.0)) for _, b in expected_leaves)
     for (path, a), (_, b) in zip(actual_leaves, expected_leaves, strict=True):
         assert_close(a, b, tolerance, jax.tree_util.keystr(path), largest)
+
+
+def by(implementation: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a function of this package that is not public computes by an implementation."""
+    with using(implementation=implementation):
+        return function(*arguments, **options)
+
+
+def attended(Q: Any, K: Any, V: Any, mask: Any, *, heads: bool = True, **options: Any) -> Any:
+    """Lines 4 to the end of Algorithm 4; ``options`` are fields of `LazyScores`."""
+    return V @ softmax(scores(K, Q, heads=heads, **options).where(mask) / math.sqrt(Q.shape[heads]))
 
 
 def common_factor(actual: Any, expected: Any) -> float:

@@ -22,35 +22,35 @@ class Neighbors(Attention):
     tap: int
     share: float = 1.0
 
-    def read(self, X, Z, W, **options):
-        read = super().read(X, Z, W, **options)
+    def read(self, Q, K, V, at):
+        read = super().read(Q, K, V, at)
         return read._replace(K=tapped(read.K, self.tap, self.share))
 
 
 class FourBack(Neighbors):
     """The same for values."""
 
-    def read(self, X, Z, W, **options):
-        read = Attention.read(self, X, Z, W, **options)
+    def read(self, Q, K, V, at):
+        read = Attention.read(self, Q, K, V, at)
         return read._replace(V=tapped(read.V, self.tap, self.share))
 
 
 class Later(Neighbors):
     """The same for queries."""
 
-    def read(self, X, Z, W, **options):
-        read = Attention.read(self, X, Z, W, **options)
+    def read(self, Q, K, V, at):
+        read = Attention.read(self, Q, K, V, at)
         return read._replace(Q=tapped(read.Q, self.tap, self.share))
 
 
 class Far(Neighbors):
     """The same for the result."""
 
-    def read(self, X, Z, W, **options):
-        return Attention.read(self, X, Z, W, **options)
+    def read(self, Q, K, V, at):
+        return Attention.read(self, Q, K, V, at)
 
-    def write(self, Y, W, implementation):
-        return super().write(tapped(Y, self.tap, self.share), W, implementation)
+    def result(self, Y, at):
+        return super().result(tapped(Y, self.tap, self.share), at)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,17 +74,17 @@ class Numbered(MLP):
 class Pooled(RMSNorm):
     """A norm that subtracts the mean of all columns."""
 
-    def __call__(self, X, norm, implementation):
-        return super().__call__(X - X.mean(-1, keepdims=True), norm, implementation)
+    def __call__(self, X, norm):
+        return super().__call__(X - X.mean(-1, keepdims=True), norm)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ordered(Attention):
     """A forgetting transformer: scores decay by the gates of the tokens in between."""
 
-    def read(self, X, Z, W, **options):
-        read = super().read(X, Z, W, **options)
-        return read._replace(own=(jax.nn.log_sigmoid(read.Q[:, 0]), W.W_o[: len(read.Q), 0]))
+    def read(self, Q, K, V, at):
+        read = super().read(Q, K, V, at)
+        return read._replace(own=(jax.nn.log_sigmoid(read.Q[:, 0]), at.W.W_o[: len(read.Q), 0]))
 
     def weights(self, S, own):
         total = jnp.cumsum(own[0])

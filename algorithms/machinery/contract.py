@@ -14,7 +14,7 @@ an annotation                           means
 ``Annotated[int, UpTo("l")]``           one or several numbers of tokens, at most the size of the axis l
 ``Annotated[Any, A, B]``                A or B, hidden from type checkers
 ``**options: Unpack[Options]``          options by name, the fields of a record that several functions share
-``Annotated[bool, Default(False)]``     of such a field: what it is if it is left out; without, None
+``Annotated[bool, Default(False)]``     of such a field: an option of all that is called, and its value if left out
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
@@ -23,7 +23,6 @@ arguments of this class. Everything except the values of arrays is checked when 
 pay nothing for it. Relations between arguments are in `algorithms.relations`.
 """
 
-import contextvars
 import dataclasses
 import functools
 import inspect
@@ -42,6 +41,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.options import is_inside, using
 from algorithms.machinery.record import Range, alternatives, as_number, fits, refusal, words_for
 from algorithms.machinery.sharding import explicit_mesh, spec_of, with_auto_axes
 
@@ -57,7 +57,7 @@ class UpTo(NamedTuple):
 
 
 class Default(NamedTuple):
-    """The value of an option that is left out."""
+    """The value of an option of `machinery.options` that is left out."""
 
     value: Any
 
@@ -366,10 +366,15 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     (record,) = typing.get_args(arguments.pop().annotation)
     at = next((i for i, p in enumerate(arguments) if p.kind is by_name), len(arguments))
     for name, annotation in reversed(record.__annotations__.items()):
-        notes = [note for kind in alternatives(annotation) for note in kind.notes]
-        default = next((note.value for note in notes if isinstance(note, Default)), None)
+        default = _default(annotation).value
         arguments.insert(at, inspect.Parameter(name, by_name, default=default, annotation=annotation))
     return signature.replace(parameters=arguments)
+
+
+def _default(annotation: Any) -> Any:
+    """What an annotation says of an option that is left out; None if it is no option."""
+    notes = (note for kind in alternatives(annotation) for note in kind.notes)
+    return next((note for note in notes if isinstance(note, Default)), None)
 
 
 def takes_what(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -388,12 +393,16 @@ class Contract:
 
     Attributes:
         static: names of the arguments that are compiled in.
+        options: names of those that hold for all that is called, with their defaults.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name, self.signature = function.__name__, signature_of(function)
         self.annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
         self.static = tuple(name for name, annotation in self.annotations.items() if is_static(annotation))
+        defaults = {name: _default(annotation) for name, annotation in self.annotations.items()}
+        options = {name: default.value for name, default in defaults.items() if default is not None}
+        self.options = options or {"implementation": "paper"}
         kinds = [(name, k) for name, a in self.annotations.items() if name not in self.static for k in alternatives(a)]
         self._ends = [(name, kind.type.dim_str.split()[-1:]) for name, kind in kinds if is_array(kind.type)]
         limits = [(name, n) for name, kind in kinds for n in kind.notes if isinstance(n, (Range, UpTo))]
@@ -473,10 +482,6 @@ def _on_auto_axes(function: Callable[..., Any], contract: Contract, mesh: Any, a
     return with_auto_axes(of_arrays, arguments, mesh, contract.specs(arguments, shapes))
 
 
-_IN_A_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar("_IN_A_BODY", default=False)
-"""Whether the body of a public function is running; the public functions that it calls run as plain functions."""
-
-
 @runtime_checkable
 class Public(Protocol[P, R_co]):
     """A public function, called as its signature says. The rest is that of ``jax.jit``."""
@@ -499,22 +504,27 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     contract, named = Contract(function), numbered(function)
 
     @functools.wraps(named)
+    def run(*args, **kwargs):
+        given = {name: kwargs.pop(name) for name in contract.options if name in kwargs}
+        if is_inside() and not given:
+            return named(*args, **kwargs)
+        with using(**given if is_inside() else contract.options | given):
+            return named(*args, **kwargs)
+
+    @functools.wraps(run)
     def checked(*args, **kwargs):
         contract.check(*args, **kwargs)
-        token, mesh = _IN_A_BODY.set(True), explicit_mesh((args, kwargs))
-        try:
-            if mesh is None:
-                return named(*args, **kwargs)
-            return _on_auto_axes(named, contract, mesh, contract.bound(args, kwargs))
-        finally:
-            _IN_A_BODY.reset(token)
+        mesh = explicit_mesh((args, kwargs))
+        if mesh is None:
+            return run(*args, **kwargs)
+        return _on_auto_axes(run, contract, mesh, contract.bound(args, kwargs))
 
     jitted: Any = jax.jit(checked, static_argnames=contract.static)
 
-    @functools.wraps(named)
+    @functools.wraps(run)
     def public(*args, **kwargs):
-        if _IN_A_BODY.get():
-            return named(*args, **kwargs)
+        if is_inside():
+            return run(*args, **kwargs)
         kwargs = _renamed(kwargs, contract)
         kwargs = {name: as_number(v) if name in contract.static else v for name, v in kwargs.items()}
         contract.check_values(*args, **kwargs)

@@ -11,25 +11,36 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float
 
-from algorithms.alg03_attention import combine, of_heads, of_one_head, projections
+from algorithms.alg03_attention import Steps, mh_attention
 from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.arrays import indices, scaled
-from algorithms.machinery.contract import array
-from algorithms.machinery.naming import numbered
+from algorithms.machinery.contract import array, plain
 from algorithms.machinery.record import Positive, Range
-from algorithms.masks import Mask, StructuralMask, documents, near, sequence_axes
+from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, documents, near, sequence_axes
 from algorithms.model.mixer import Given, Mixer, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Positions, Table
 from algorithms.notation import Cap
-from algorithms.ops.attention.dispatch import Weights, attend
+from algorithms.ops.attention.dispatch import LazyScores, Weights, scores
 from algorithms.ops.linear import linear
 from algorithms.ops.softmax import softmax
-from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
+from algorithms.parameters import MHAttentionParams, head_shapes
+
+
+class At(NamedTuple):
+    """What the lines of an attention read besides the results of others."""
+
+    X: Float[Array, "d_e *columns"]
+    Z: Float[Array, "d_e *columns"]  # X, or another sequence
+    W: Any  # 𝓦
+    t_x: Any  # the positions of X's columns
+    t_z: Any  # those of Z's; None for another sequence
+    table: Table = Table()
+    inputs: Any = None  # what `Attention.inputs` returns
 
 
 class Read(NamedTuple):
-    """Lines 1 to 3 of Algorithm 4 for every head, and what a variant adds to them: all that line 4 reads."""
+    """All that line 4 of Algorithm 4 reads: the results of lines 1 to 3 for every head, and what a variant adds."""
 
     Q: Float[Array, "H d_attn *columns"]
     K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the memory has all keys and values
@@ -92,6 +103,7 @@ class Attention(Mixer):
         "slots",
         "steps",
         "context",
+        "reading",
         "windowed",
         "replaces_softmax",
     )
@@ -128,21 +140,19 @@ class Attention(Mixer):
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l_x"], Read]:
         """Algorithm 5 as the variant has it, and all that line 4 of Algorithm 4 reads."""
-        options = {"implementation": given.implementation, "dropout": given.dropout, "key": given.key}
         mask = self.windowed(mask, given.t, given.t) if context is None else mask
-        return self._of_heads(lambda read: (of_sequences(read, mask, self, **options), read), X, W, given, context)
+        return self._computed(X, W, mask, given, context)
 
     def step(
         self, x: Float[Array, "d_e *batch"], W: Any, kept: Any, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch"], Any]:
-        """Algorithm 5 as the variant has it, by the method ``attend`` of a cache, which is kept."""
-        return self._of_heads(lambda read: kept.attend(read, self), x, W, given, context)
+        """Algorithm 5 as the variant has it, with the keys and values of a cache, and the cache with the column's."""
+        return self._computed(x, W, BIDIRECTIONAL, given, context, kept)
 
     def slots(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
         """The shapes of keys and values of C tokens, ``[H_kv, d, *batch, C]``."""
-        X, t = jax.ShapeDtypeStruct((d_e, 1), dtype), np.arange(1)
-        options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
-        K, V = jax.eval_shape(lambda X, W: self.read(X, X, W, **options)[1:3], X, W)
+        X, given = jax.ShapeDtypeStruct((d_e, 1), dtype), Given(np.arange(1))
+        K, V = jax.eval_shape(lambda X, W: self.reading(X, W, given)[1:3], X, W)
         shapes: Any = (jax.ShapeDtypeStruct((*a.shape[:2], *batch, C), dtype) for a in (K, V))
         return KeyValueSlots(*shapes)
 
@@ -150,39 +160,41 @@ class Attention(Mixer):
         self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given, mask: Mask, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch m"], Any]:
         """Algorithm 5 for columns that attend to keys and values in slots, their own too, or to those of a context."""
-        return self._of_heads(lambda read: kept.attend(read, self, given, mask), X, W, given, context)
+        return self._computed(X, W, mask, given, context, kept)
 
-    @numbered
-    def _of_heads(self, attend: Callable[[Read], tuple[Any, Any]], X: Any, W: Any, given: Given, context: Any) -> Any:
-        """Algorithm 5 with this line's Algorithm 4, and what ``attend`` keeps of the latter's lines 1 to 3."""
-        kept = []
+    def _computed(self, X: Any, W: Any, mask: Mask, given: Given, context: Any = None, cache: Any = None) -> Any:
+        """Algorithm 5 with this line's steps, and what it reads, or the cache with that."""
+        at = self._at(X, W, given, context)
+        (X, Z, of_lines), f = at.inputs, _Steps(self, at, cache, given, mask)
+        V_tilde = plain(mh_attention)(X, Z, of_lines, mask, f=f)
+        if self.normalize_output is not None:
+            V_tilde = self.normalize_output(V_tilde, of_lines.norm_out)
+        return V_tilde, f.kept
 
-        def attention(X, Z, W, _):
-            """Algorithm 4 for every head."""
-            t_z = given.t if context is None else None
-            read = self._read(X, Z, W, t_x=given.t, t_z=t_z, table=given.table, implementation=given.implementation)
-            V_tilde, of_layer = attend(read)  # lines 4-5, return
-            V_tilde = self._gated(V_tilde, X, W, given.implementation)
-            kept.append(of_layer)
-            return V_tilde
+    def _at(self, X: Any, W: Any, given: Given, context: Any) -> At:
+        t_z = given.t if context is None else None
+        at = At(X, X if context is None else context, W, given.t, t_z, given.table)
+        return at._replace(inputs=self.inputs(at))
 
-        Z = X if context is None else context
-        return of_heads(attention, self.write, X, Z, W, None, given.implementation), kept[0]
+    def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
+        """X, Z and 𝓦 of Algorithm 5, which its lines and 1 to 3 of Algorithm 4 multiply."""
+        W = at.W if isinstance(at.W, MHAttentionParams) else at.W.printed  # laid out for generation
+        return at.X, at.Z, W
 
-    def read(self, X: Any, Z: Any, W: Any, *, t_x: Any, t_z: Any, table: Table, implementation: Any) -> Read:
-        """Lines 1 to 3 of Algorithm 4 for every head, and all that the line does to their results before line 4."""
-        Q, K, V = products(X, Z, W, implementation)
-        if table.positions is not None and t_z is not None:  # W_q(X + P) = W_q X + W_q P
-            q, k = products_of_positions(table.positions, W, implementation)
-            Q, K = Q + q, K + k
-        Q, K = self._normalized(Q, W.gamma_q, implementation), self._normalized(K, W.gamma_k, implementation)
+    def read(self, Q: Any, K: Any, V: Any, at: At) -> Read:
+        """What line 4 of Algorithm 4 reads for every head, by the results of lines 1 to 3."""
+        W, t_x, t_z = at.W, at.t_x, at.t_z
+        if at.table.positions is not None and t_z is not None:  # W_q(X + P) = W_q X + W_q P
+            heads = at.inputs[2].heads
+            Q, K = Q + linear(heads.W_q, at.table.positions), K + linear(heads.W_k, at.table.positions)
+        Q, K = self._normalized(Q, W.gamma_q), self._normalized(K, W.gamma_k)
         Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
         U = P = None
         if self.positions is not None:
             if t_z is not None:
-                Q, K = self.positions.of_queries(Q, t_x, implementation), self.positions.rotate(K, t_z, implementation)
+                Q, K = self.positions.of_queries(Q, t_x), self.positions.rotate(K, t_z)
             scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
-            Q, U, P = self.positions.scores(Q, W, table, scale)
+            Q, U, P = self.positions.scores(Q, W, at.table, scale)
         if t_z is None:  # another sequence, which is at no distance
             U = P = None
         Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
@@ -204,36 +216,27 @@ class Attention(Mixer):
         """Whether `weights` is overridden, by what only the lines as printed compute."""
         return type(self).weights is not Attention.weights
 
-    def write(self, Y: Float[Array, "H d_mid *columns"], W: Any, implementation: Any) -> Float[Array, "d_e *columns"]:
-        """Lines 3 and 4 of Algorithm 5, and a norm of the result if the line has one."""
-        V_tilde = combine(Y, W, implementation)
-        return V_tilde if self.normalize_output is None else self.normalize_output(V_tilde, W.norm_out, implementation)
+    def result(self, Y: Float[Array, "H d_mid *columns"], at: At) -> Float[Array, "H d_mid *columns"]:
+        """What line 3 of Algorithm 5 reads, by what Algorithm 4 returns for every head."""
+        return Y * jax.nn.sigmoid(linear(at.W.W_g, at.X)) if self.gated else Y
 
-    def _read(self, X: Any, Z: Any, W: Any, **options: Any) -> Read:
-        """What it reads, with the axes of sequences in what replaces the softmax."""
-        read = self.read(X, Z, W, **options)
-        if read.own is None or X.ndim == 2 or not self.replaces_softmax:
-            return read
-        arrays, tree = jax.tree.flatten(read.own)
-        axes = axes_of_own(self, *shapes_of_leaves(W), len(X))
-        batched = [array.ndim == of.ndim + X.ndim - 3 for array, of in zip(arrays, axes, strict=True)]
-        sequences = [of.sequences if has else None for of, has in zip(axes, batched, strict=True)]
-        return read._replace(sequences=tree.unflatten(sequences))
-
-    def _normalized(self, Q: Any, gamma: Any, implementation: Any) -> Any:
+    def _normalized(self, Q: Any, gamma: Any) -> Any:
         norm = self.normalize_heads
-        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, implementation, self.heads_together)
-
-    def _gated(self, V_tilde: Any, X: Any, W: Any, implementation: Any) -> Any:
-        return V_tilde * jax.nn.sigmoid(linear(W.W_g, X, None, implementation)) if self.gated else V_tilde
+        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, self.heads_together)
 
     def _clipped(self, Q: Any) -> Any:
         return Q if self.clip is None or Q is None else jnp.clip(Q, -self.clip, self.clip)
 
-    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
+    def reading(self, X: Any, W: Any, given: Given, context: Any = None) -> Read:
+        """What line 4 reads, without what it and later ones compute."""
+        at = self._at(X, W, given, context)
+        X, Z, of_lines = at.inputs
+        W_q, b_q, W_k, b_k, W_v, b_v = of_lines.heads
+        return self.read(linear(W_q, X, b_q), linear(W_k, Z, b_k), linear(W_v, Z, b_v), at)
+
+    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any) -> tuple[Array, Array]:
         """The keys and values of a context, as its queries' attention reads them."""
-        t = indices(Z.shape[-1])
-        read = self.read(Z, Z, W, t_x=t, t_z=None, table=Table(), implementation=implementation)
+        read = self.reading(Z, W, Given(indices(Z.shape[-1])), Z)
         return read.K, read.V
 
     def windowed(self, mask: Mask, t_z: Any, t_x: Any) -> Mask:
@@ -250,14 +253,60 @@ class Attention(Mixer):
         return mask & StructuralMask(documents_z=jnp.asarray(z), documents_x=x)
 
 
+class _Steps(Steps):
+    """What a line does between those of Algorithm 4, for every head, and what is kept of it."""
+
+    def __init__(self, line: Attention, at: At, cache: Any, *of_cache: Any) -> None:
+        self.line, self.at, self.cache, self.of_cache = line, at, cache, of_cache
+        self.of: Any = None
+        self.kept: Any = None
+
+    def read(self, Q: Any, K: Any, V: Any) -> tuple[Any, Any, Any]:
+        read = self._with_axes(self.line.read(Q, K, V, self.at))
+        if self.cache is None:
+            self.kept, self.of = read, read.whole or read
+        else:
+            memory, self.kept = self.cache.extended(read, self.line, *self.of_cache)
+            self.of = read._replace(K=memory, V=memory)
+        return self.of[:3]
+
+    def scores(self, K: Any, Q: Any, *, heads: bool) -> LazyScores:
+        options: Any = {"cap": self.line.cap, "weights": weights_of(self.line, self.of.own, self.of.sequences)}
+        if self.cache is None and self.of.U is not None:
+            l_x, l_z = Q.shape[-1], K.shape[-1]
+            options["by_distance"] = self.of.U, self.of.P(indices(l_z + l_x) - (l_x - 1))
+        return scores(K, Q, heads=True, **options)
+
+    def result(self, V_tilde: Any) -> Any:
+        result = None if self.cache is None else self.of.result
+        return self.line.result(V_tilde if result is None else result(V_tilde), self.at)
+
+    def _with_axes(self, read: Read) -> Read:
+        """What it reads, with the axes of sequences in what replaces the softmax."""
+        X, W = self.at.X, self.at.W
+        if read.own is None or X.ndim == 2 or not self.line.replaces_softmax:
+            return read
+        arrays, tree = jax.tree.flatten(read.own)
+        axes = axes_of_own(self.line, *shapes_of_leaves(W), len(X))
+        batched = [array.ndim == of.ndim + X.ndim - 3 for array, of in zip(arrays, axes, strict=True)]
+        sequences = [of.sequences if has else None for of, has in zip(axes, batched, strict=True)]
+        return read._replace(sequences=tree.unflatten(sequences))
+
+
+class Memory(NamedTuple):
+    """Keys and values that a cache holds."""
+
+    attend: Callable[[LazyScores], Any]  # the product of its values with the weights of scores
+
+
 class KeyValueSlots(NamedTuple):
     """The keys and values of the tokens of sequences, each in a slot of its own."""
 
     K: Float[Array, "H_kv d_attn *batch C"]
     V: Float[Array, "H_kv d_mid *batch C"]
 
-    def attend(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Array, "KeyValueSlots"]:
-        """Lines 4 to the end of Algorithm 4 for columns in ``given.slots``, and the slots with theirs, too.
+    def extended(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Memory, "KeyValueSlots"]:
+        """The keys and values for columns in ``given.slots``, and the slots with theirs, too.
 
         Later slots, whose contents do not matter, count as 0. The mask is that of the columns among themselves.
         """
@@ -265,19 +314,21 @@ class KeyValueSlots(NamedTuple):
         slots = KeyValueSlots(stored(self.K, read.K, at), stored(self.V, read.V, at))
         is_known = jnp.arange(C).reshape(*(1,) * (at.ndim - 1), C) <= at[..., -1:]
         K, V = (jnp.where(is_known[None, None], a, 0).astype(read.K.dtype) for a in slots)
-        read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
+        V = V if V.shape[1] else K
         if isinstance(mask, StructuralMask):  # UNIDIRECTIONAL, and the positions are the slots
             mask = line.windowed(StructuralMask(unidirectional=True, first=at[..., 0]), np.arange(C), at)
         else:
             mask = _among(mask, line, given, C)
-        of_sequence = functools.partial(_from_slots, read, line, given.implementation)
-        if read.U is None:
-            Y = of_sequence(read.Q, read.K, read.V, None, mask, at)
-        else:  # the distances of sequences differ
-            for _ in range(at.ndim - 1):
+
+        def attend(s):
+            of_sequence = functools.partial(_from_slots, s, read.P)
+            if read.U is None:
+                return of_sequence(s.Q, K, V, None, mask, at)
+            for _ in range(at.ndim - 1):  # the distances of sequences differ
                 of_sequence = jax.vmap(of_sequence, (2, 2, 2, 2, sequence_axes(mask), 0), 2)
-            Y = of_sequence(read.Q, read.K, read.V, read.U, mask, at)
-        return (Y if read.result is None else read.result(Y)), slots
+            return of_sequence(s.Q, K, V, read.U, mask, at)
+
+        return Memory(attend), slots
 
 
 class ContextKeys(NamedTuple):
@@ -286,12 +337,10 @@ class ContextKeys(NamedTuple):
     K: Float[Array, "H_kv d_attn *batch l_z"]
     V: Float[Array, "H_kv d_mid *batch l_z"]
 
-    def attend(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Array, None]:
-        """Lines 4 to the end of Algorithm 4."""
+    def extended(self, read: Read, *_: Any) -> tuple[Memory, None]:
+        """The keys and values."""
         K, V = (a.astype(read.Q.dtype) for a in self)
-        read = read._replace(K=K, V=V if V.shape[1] else K, whole=None)
-        Y = of_sequences(read, mask, line, implementation=given.implementation, dropout=0.0, key=None)
-        return (Y if read.result is None else read.result(Y)), None
+        return Memory(lambda s: (V if V.shape[1] else K) @ dataclasses.replace(s, K=K)), None
 
 
 def _among(mask: Any, line: Attention, given: Given, C: int) -> Bool[Array, "*batch C m"]:
@@ -311,33 +360,13 @@ def _among(mask: Any, line: Attention, given: Given, C: int) -> Bool[Array, "*ba
     return seen
 
 
-def _from_slots(
-    read: Read, line: Attention, implementation: Any, Q: Any, K: Any, V: Any, U: Any, mask: Any, at: Any
-) -> Any:
+def _from_slots(s: LazyScores, of_distances: Any, Q: Any, K: Any, V: Any, U: Any, mask: Any, at: Any) -> Any:
     """Lines 4 to the end of Algorithm 4 for queries in the slots ``at``, which follow one another."""
-    l_x, C, first = Q.shape[-1], K.shape[-1], at[..., 0]
-    P: Any = None if U is None else read.P(np.arange(1 - C - l_x, C + 1))
-
-    def of_distances(_):
-        return jax.lax.dynamic_slice_in_dim(P, C - first, C + l_x, 2)
-
-    read = read._replace(Q=Q, K=K, V=V, U=U, P=of_distances)
-    return of_sequences(read, mask, line, implementation=implementation, dropout=0.0, key=None)
-
-
-def products(X: Any, Z: Any, W: Any, implementation: Any) -> tuple[Any, Any, Any]:
-    """Lines 1 to 3 of Algorithm 4, of every head; of a context that is known, no keys and values."""
-    if isinstance(W, MHAttentionParams):
-        return projections(X, Z, W.heads, functools.partial(linear, implementation=implementation))
-    q, k, v = W.products(X)  # laid out for generation, as one product
-    return projections(X, Z, AttentionParams(q, None, k, None, v, None), lambda product, _, __: product)
-
-
-def products_of_positions(P: Any, W: Any, implementation: Any) -> tuple[Any, Any]:
-    """W_q P and W_k P of every head."""
-    if not isinstance(W, MHAttentionParams):
-        return W.products(P, of_positions=True)
-    return linear(W.heads.W_q, P, None, implementation), linear(W.heads.W_k, P, None, implementation)
+    l_x, C, by_distance = Q.shape[-1], K.shape[-1], ()
+    if U is not None:
+        P = of_distances(np.arange(1 - C - l_x, C + 1))
+        by_distance = U, jax.lax.dynamic_slice_in_dim(P, C - at[..., 0], C + l_x, 2)
+    return V @ dataclasses.replace(s, Q=Q, K=K, mask=mask, by_distance=by_distance)
 
 
 class AxesOfOwn(NamedTuple):
@@ -355,8 +384,8 @@ def axes_of_own(line: Attention, tree: Any, shapes: Any, d_e: int) -> list[AxesO
 
     def shapes_for(B, l):
         X, t = jax.ShapeDtypeStruct((d_e, B, l), jnp.float32), np.arange(l)
-        options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
-        own = jax.eval_shape(lambda X, W: line.read(X, X, W, **options).own, X, W)
+
+        own = jax.eval_shape(lambda X, W: line.reading(X, W, Given(t)).own, X, W)
         return [array.shape for array in jax.tree.leaves(own)]
 
     found = []
@@ -364,16 +393,6 @@ def axes_of_own(line: Attention, tree: Any, shapes: Any, d_e: int) -> list[AxesO
         sequences = [axis for axis, (n, m) in enumerate(zip(shape, more, strict=True)) if n != m]
         found.append(AxesOfOwn(len(shape), sequences[0] if sequences else None, shape != longer))
     return found
-
-
-def of_sequences(read: Read, mask: Mask, line: Attention, **options: Any) -> Float[Array, "H d_mid *batch l_x"]:
-    """Lines 4 to the end of Algorithm 4 for whole sequences, by the best kernel."""
-    Q, K, V, U, P, own, *_ = whole = read.whole or read
-    l_x, l_z = Q.shape[-1], K.shape[-1]
-    by_distance = () if U is None else (U, P(indices(l_z + l_x) - (l_x - 1)))
-    weights = weights_of(line, own, whole.sequences)
-    options |= {"heads": True, "cap": line.cap, "by_distance": by_distance, "weights": weights}
-    return attend(of_one_head, Q, K, V, mask, **options)
 
 
 def weights_of(line: Attention, own: Any, sequences: Any = None) -> Weights | None:

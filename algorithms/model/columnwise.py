@@ -11,8 +11,7 @@ from jax import Array
 from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.record import Record
 from algorithms.masks import UNIDIRECTIONAL, documents
-from algorithms.model.attention import Attention, axes_of_own
-from algorithms.model.distances import Table
+from algorithms.model.attention import At, Attention, axes_of_own
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.mlp import MLP
 from algorithms.model.theta import of_each_layer
@@ -88,10 +87,6 @@ def _is_ours(record: Any) -> bool:
     return type(record).__module__.startswith("algorithms.") and all(map(_is_ours, vars(record).values()))
 
 
-def _read(line: Attention, X: Any, W: Any, t: Any) -> Any:
-    return line.read(X, X, W, t_x=t, t_z=t, table=Table(), implementation="paper")
-
-
 @apart
 def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
     """The first method, and the name of its result, that ``find`` finds: in float64, if the line runs in it."""
@@ -118,7 +113,7 @@ def _leaking(line: Mixer, W: Any, rng: Any, d_e: int) -> tuple[str, str] | None:
     t, first = np.arange(COLUMNS), COLUMNS // 2
     mask = UNIDIRECTIONAL & documents(jnp.asarray(t >= first, int))
     X, others = rng.standard_normal((2, d_e, COLUMNS))
-    whole = jax.jit(lambda X: line.whole(X, W, mask, Given(t, "paper"))[0][:, first:])
+    whole = jax.jit(lambda X: line.whole(X, W, mask, Given(t))[0][:, first:])
     one, other = (np.asarray(whole(jnp.asarray(X)), float) for X in (X, np.where(t < first, others, X)))
     same = np.allclose(one, other, rtol=0, atol=SAME * np.abs(one).max(initial=0), equal_nan=True)
     return None if same else ("whole", "")
@@ -136,15 +131,20 @@ def _first_mixed(line: Any, W: Any, rng: Any, d_e: int) -> tuple[str, str] | Non
 def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...], Callable[..., dict[str, Any]]]]:
     """The methods of a line that compute columns: their names, the rows of their input, and results by name."""
     if isinstance(line, Attention):
-        yield "read", (d_e,), lambda X, W, t: _arrays(_read(line, X, W, t))
-        read = jax.eval_shape(lambda X, W: _arrays(_read(line, X, W, np.arange(1))), jnp.zeros((d_e, 1)), W)
+        yield "read", (d_e,), lambda X, W, t: _arrays(line.reading(X, W, Given(t)))
+        read = jax.eval_shape(lambda X, W: _arrays(line.reading(X, W, Given(np.arange(1)))), jnp.zeros((d_e, 1)), W)
         Q, K, V = (read.get(f"whole.{name}", read[name]) for name in "QKV")
         rows = Q.shape[0], (V if V.shape[1] else K).shape[1]
-        yield "write", rows, lambda Y, W, t: {"": line.write(Y, W, "paper")}
+
+        def result(Y, W, t):
+            X = jnp.resize(Y.reshape(-1, Y.shape[-1]), (d_e, Y.shape[-1]))
+            return {"": line.result(Y, At(X, X, W, t, t))}
+
+        yield "result", rows, result
     elif isinstance(line, MLP):
-        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, f=line.activation or "gelu", implementation="paper")}
+        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, f=line.activation or "gelu")}
     else:
-        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, "paper")}
+        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W)}
 
 
 def _arrays(read: Any) -> dict[str, Any]:

@@ -81,13 +81,13 @@ class GatedDelta(Recurrence):
 
     def gate(self, X: Any, W: Any, given: Given) -> Any:
         """What multiplies what every head gives."""
-        return jax.nn.silu(linear(W.W_z, X, None, given.implementation))
+        return jax.nn.silu(linear(W.W_z, X))
 
     def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
         """``W_out (norm(O) ⊙ gate)``."""
-        O = self.norm.of_heads(O.astype(X.dtype), W.gamma, given.implementation)
+        O = self.norm.of_heads(O.astype(X.dtype), W.gamma)
         O = O * self.gate(X, W, given)
-        return linear(W.W_out, of_all_heads(O), None, given.implementation)
+        return linear(W.W_out, of_all_heads(O))
 
 
 class KimiDeltaParams(NamedTuple):
@@ -148,4 +148,4 @@ class KimiDelta(GatedDelta):
 
     def gate(self, X: Any, W: KimiDeltaParams, given: Given) -> Any:
         """``σ(W_z2 W_z1 X)``."""
-        return jax.nn.sigmoid(linear(W.W_z2, linear(W.W_z1, X, None, given.implementation), None, given.implementation))
+        return jax.nn.sigmoid(linear(W.W_z2, linear(W.W_z1, X)))

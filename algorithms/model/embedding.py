@@ -52,36 +52,36 @@ class Embedding(Record):
         W_p = array(f"{d} l_max", self.positions in ("learned", "in_attention"), role="embedding")
         return EmbeddingParams(array(f"{d} N_V", role="embedding"), W_p, norm.shapes(d) if self.normalized else None)
 
-    def tokens(self, x: Integer[Array, "*columns"], theta: Any, implementation: Any) -> Float[Array, "d_in *columns"]:
+    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
         """``W_e[:, x[t]]`` for every token, by Algorithm 1, scaled if the line says so."""
         columns = getattr(theta.W_e, "columns", None)  # of another form of a matrix
-        E = token_embedding(x, theta.W_e, implementation=implementation) if columns is None else columns(x)
+        E = token_embedding(x, theta.W_e) if columns is None else columns(x)
         root = jnp.sqrt(E.shape[0])
         root = root.astype(jnp.bfloat16) if self.scaled == "bfloat16" else root
         scaled = E if self.factor == 1 else E * self.factor
         return E * root.astype(E.dtype) if self.scaled else scaled
 
-    def of_positions(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_in *#columns"] | None:
+    def of_positions(self, t: Any, theta: Any) -> Float[Array, "d_in *#columns"] | None:
         """``W_p[:, t]`` for every position, by Algorithm 2, or sinusoids; None if the line adds nothing to X."""
         if self.positions in (None, "in_attention"):
             return None
         if self.positions == "learned":
-            return self._learned(t, theta, implementation)
+            return self._learned(t, theta)
         t = self.first_position + t
         d_in, dtype = theta.W_e.shape[0], theta.W_e.dtype
         W_p = sinusoid(t, d_in, base=10000, form=self.positions, dtype=accumulation_dtype(dtype))
         return jnp.asarray(W_p, dtype)
 
-    def in_attention(self, t: Any, theta: Any, implementation: Any) -> Float[Array, "d_e *#columns"] | None:
+    def in_attention(self, t: Any, theta: Any) -> Float[Array, "d_e *#columns"] | None:
         """``W_p[:, t]`` for every position, added to the input of queries and keys; None if nothing is added there."""
-        return self._learned(t, theta, implementation) if self.positions == "in_attention" else None
+        return self._learned(t, theta) if self.positions == "in_attention" else None
 
     def of_later_layers(self) -> "Embedding":
         """What the line adds after line 3: positions that attentions read."""
         return self.but(positions=self.positions if self.positions == "in_attention" else None, normalized=False)
 
-    def _learned(self, t, theta, implementation):
-        return positional_embedding(jnp.asarray(self.first_position + t), theta.W_p, implementation=implementation)
+    def _learned(self, t, theta):
+        return positional_embedding(jnp.asarray(self.first_position + t), theta.W_p)
 
     def limit(self, theta: Any) -> int | None:
         """The longest sequence that θ has positions for; None if there is no limit."""

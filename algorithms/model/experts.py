@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
+from algorithms.machinery.options import as_printed, static
 from algorithms.machinery.record import Count, Positive, Range
 from algorithms.machinery.sharding import split_experts
 from algorithms.model.mlp import MLP, Activation
@@ -107,29 +108,25 @@ class Experts(MLP):
         W: ExpertsParams,
         *,
         f: Activation,
-        implementation: Any,
-        rate: float = 0.0,
-        key: Key[Array, "*batch"] | None = None,
     ) -> Float[Array, "d_e *columns"]:
-        """The mixture; ``key`` draws the hidden units to drop, the same of each expert."""
-        router = linear(W.W_r, X, W.b_r, implementation)  # inside
+        """The mixture; the same hidden units of each expert are dropped."""
+        router = linear(W.W_r, X, W.b_r)  # inside
         scores = self.scored(router)
         chosen = self.chosen(scores, W.b_choice)
         G = self.weights(scores, chosen)  # inside
-        options: dict[str, Any] = {"f": f, "implementation": implementation, "rate": rate, "key": key}
-        if implementation == "paper" or not are_numbers(*X.shape) or X.size == 0:
+        if as_printed() or not are_numbers(*X.shape) or X.size == 0:
             expert, G = super().__call__, G.astype(X.dtype)
             if self.weighted == "inputs":
-                Y = jax.vmap(lambda g, W: expert(g[None] * X, W, **options))(G, W.experts).sum(0)
+                Y = jax.vmap(lambda g, W: expert(g[None] * X, W, f=f))(G, W.experts).sum(0)
             else:
-                each = jax.vmap(lambda W: expert(X, W, **options))(W.experts)
+                each = jax.vmap(lambda W: expert(X, W, f=f))(W.experts)
                 Y = jnp.einsum("i...,id...->d...", G, each)
         else:
-            Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), **options)
+            Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), f)
         if W.shared is not None:
-            shared = super().__call__(X, W.shared, **options)
-            Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared)
-        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)
+            shared = super().__call__(X, W.shared, f=f)
+            Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X)) * shared)
+        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 
     def scored(self, router: Float[Array, "N_experts *columns"]) -> Float[Array, "N_experts *columns"]:
         """The score of every expert, in at least float32."""
@@ -186,14 +183,10 @@ class Experts(MLP):
         experts: MLPParams,
         chosen: Int[Array, "k *columns"],
         G: Float[Array, "k *columns"],
-        *,
         f: Activation,
-        implementation: Any,
-        rate: float,
-        key: Any,
     ) -> Float[Array, "d_e *columns"]:
         """``Σ_j G[j, t] MLP(X[:, t] | 𝓦_i)`` for the experts ``i = chosen[j, t]``; no others are computed."""
-        kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype), rate, key) if rate else None
+        kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype)) if static().dropout else None
 
         def of_device(X, chosen, G, kept, experts, first):
             T = math.prod(X.shape[1:])
@@ -214,7 +207,7 @@ class Experts(MLP):
                 of_rows, G = of_rows * spread(G.reshape(-1, 1).astype(X.dtype), blocks), jnp.ones_like(G)
             U = product(experts.W_mlp1, experts.b_mlp1, of_rows)
             gate = None if experts.W_gate is None else product(experts.W_gate, experts.b_gate, of_rows)
-            hidden = self.hidden(U, gate, f, implementation)
+            hidden = self.hidden(U, gate, f)
             hidden = hidden if kept is None else hidden * rows(kept)
             Y = collect(product(experts.W_mlp2, experts.b_mlp2, hidden), blocks).reshape(self.k, T, -1)
             return jnp.einsum("kt,ktd->dt", G.reshape(self.k, T).astype(Y.dtype), Y).reshape(X.shape)

@@ -1,22 +1,20 @@
 """Multi-head latent attention, in place of Algorithm 5: all heads' keys and values come from one latent column."""
 
 import dataclasses
-import functools
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms.alg03_attention import projections
 from algorithms.machinery.arrays import scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
-from algorithms.model.attention import Attention, Read
+from algorithms.model.attention import At, Attention, Read
 from algorithms.model.norm import RMSNorm
-from algorithms.model.positions import Rotary, Table
+from algorithms.model.positions import Rotary
 from algorithms.ops.linear import linear
-from algorithms.parameters import AttentionParams, LayerNormParams
+from algorithms.parameters import AttentionParams, LayerNormParams, MHAttentionParams
 
 Rows = Annotated[int, Range("a number of rows >= 1", lambda d: d >= 1)]
 
@@ -97,16 +95,20 @@ class Latent(Attention):
         return {"d_c": self.d_c, "d_r": self.d_r} | ({} if self.d_q is None else {"d_q": self.d_q})
 
     @numbered
-    def read(self, X: Any, Z: Any, W: Any, *, t_x: Any, t_z: Any, table: Table, implementation: Any) -> Read:
-        """Lines 1 to 3 of Algorithm 4 for every head, and what a cache keeps instead of keys and values."""
-        q = X if W.W_cq is None else self.norm(linear(W.W_cq, X, None, implementation), W.norm_q, implementation)
-        c = self.norm(linear(W.W_c, Z, None, implementation), W.norm_c, implementation)  # inside
-        heads = AttentionParams(W.W_q, None, W.W_k, None, W.W_v, None)
-        Q_c, K_c, V = projections(q, c, heads, functools.partial(linear, implementation=implementation))
-        Q_r = linear(W.W_qr, q, None, implementation)
-        K_r = linear(W.W_kr, Z, None, implementation)[None]
+    def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
+        """The latents of queries, and of keys and values, and what multiplies them."""
+        W, X = at.W, at.X
+        q = X if W.W_cq is None else self.norm(linear(W.W_cq, X), W.norm_q)
+        c = self.norm(linear(W.W_c, at.Z), W.norm_c)  # inside
+        return q, c, MHAttentionParams(AttentionParams(W.W_q, None, W.W_k, None, W.W_v, None), W.W_o, None)
+
+    def read(self, Q: Any, K: Any, V: Any, at: At) -> Read:
+        """With the rotated rows; and what a cache keeps instead of keys and values."""
+        W, (q, c, _), Q_c, K_c = at.W, at.inputs, Q, K
+        Q_r = linear(W.W_qr, q)
+        K_r = linear(W.W_kr, at.Z)[None]
         if self.positions is not None:
-            Q_r, K_r = self.positions(Q_r, t_x, implementation), self.positions(K_r, t_z, implementation)
+            Q_r, K_r = self.positions(Q_r, at.t_x), self.positions(K_r, at.t_z)
         Q = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, W.W_q.shape[1] + self.d_r))
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 

@@ -77,10 +77,10 @@ class Mamba2(Recurrence):
     def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, given: Given) -> Any:
         """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``."""
         D = W.D.reshape(-1, *(1,) * (V.ndim - 1)).astype(O.dtype)
-        gate = jax.nn.silu(linear(W.W_z, X, None, given.implementation))
+        gate = jax.nn.silu(linear(W.W_z, X))
         Y = (O + D * V.astype(O.dtype)).astype(X.dtype) * gate
         Y = Y.reshape(self.n_keys, self.n // self.n_keys * self.d_value, *Y.shape[2:])
-        Y = of_all_heads(self.norm.but(gamma=False).of_heads(Y, None, given.implementation))
+        Y = of_all_heads(self.norm.but(gamma=False).of_heads(Y, None))
         if W.gamma is not None:
             Y = Y * as_columns(W.gamma + self.norm.offset, Y)
-        return linear(W.W_out, Y, None, given.implementation)
+        return linear(W.W_out, Y)

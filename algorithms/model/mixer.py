@@ -13,17 +13,13 @@ from jaxtyping import Float, Integer, Shaped
 from algorithms.masks import Mask
 from algorithms.model.line import Line
 from algorithms.model.positions import Table
-from algorithms.notation import Implementation, OptionalKey
 
 
 class Given(NamedTuple):
     """What a mixer is given besides columns, parameters, a mask and a context."""
 
     t: Any  # the positions of the columns
-    implementation: Implementation
     table: Table = Table()  # what the mixers of all layers share
-    dropout: float = 0.0
-    key: OptionalKey = None
     until: Any = None  # of how many tokens of each sequence to keep something; None: of all
     slots: Any = None  # of the columns, where what is kept has slots
 
@@ -66,7 +62,7 @@ class Mixer(Line, abstract=True):
         """What is kept before the first column of B sequences."""
         self._lacks("begin", "to generate from what is kept")
 
-    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any, implementation: Any) -> tuple[Array, Array]:
+    def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any) -> tuple[Array, Array]:
         """What is kept of a context, of a line that can read one."""
         self._lacks("context", "to generate with a context that is kept")
 

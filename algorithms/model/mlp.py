@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float
 
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
@@ -61,27 +61,22 @@ class MLP(Line):
         W: MLPParams,
         *,
         f: Activation,
-        implementation: Any,
-        rate: float = 0.0,
-        key: Key[Array, "*batch"] | None = None,
     ) -> Float[Array, "d_e *columns"]:
-        """The MLP; ``key`` draws the hidden units to drop."""
-        U = linear(W.W_mlp1, X, W.b_mlp1, implementation)  # inside
-        G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate, implementation)
-        hidden = self.hidden(U, G, f, implementation)  # inside
-        hidden = dropout(shard_hidden_units(hidden), rate, key)
-        Y = linear(W.W_mlp2, hidden, W.b_mlp2, implementation)
-        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out, implementation)
+        """The MLP, with the activation f."""
+        U = linear(W.W_mlp1, X, W.b_mlp1)  # inside
+        G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate)
+        hidden = self.hidden(U, G, f)  # inside
+        hidden = dropout(shard_hidden_units(hidden))
+        Y = linear(W.W_mlp2, hidden, W.b_mlp2)
+        return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 
-    def hidden(
-        self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation, implementation: Any
-    ) -> Any:
+    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation) -> Any:
         """``f(U)``, or with a gate ``f(G) ⊙ U``."""
         if G is None:
-            return activate(f, U, implementation)
+            return activate(f, U)
         if self.clip is not None:
             U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
-        return activate(f, G, implementation) * U
+        return activate(f, G) * U
 
 
 def of_hidden_units(line: MLP) -> Any:

@@ -33,11 +33,11 @@ class LayerNorm(Line):
         """The shapes of γ and β."""
         return LayerNormParams(gamma=array(d, self.gamma, start=1.0), beta=array(d, self.beta))
 
-    def __call__(self, X: Float[Array, "d *columns"], norm: Any, implementation: Any) -> Array:
+    def __call__(self, X: Float[Array, "d *columns"], norm: Any) -> Array:
         """``for t: layer_norm(X[:, t] | γ, β)``."""
         gamma = jnp.ones(len(X), X.dtype) if norm.gamma is None else norm.gamma
         beta = jnp.zeros_like(gamma) if norm.beta is None else norm.beta
-        return layer_norm(X, gamma, beta, epsilon=self.epsilon, implementation=implementation)
+        return layer_norm(X, gamma, beta, epsilon=self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,15 +57,15 @@ class RMSNorm(LayerNorm):
         """The shape of γ."""
         return LayerNormParams(gamma=array(d, self.gamma, start=1.0 - self.offset), beta=None)
 
-    def __call__(self, X: Float[Array, "d *columns"], norm: Any, implementation: Any) -> Array:
+    def __call__(self, X: Float[Array, "d *columns"], norm: Any) -> Array:
         """``for t: rms_norm(X[:, t] | γ)``."""
         gamma = norm.gamma + self.offset if self.offset and self.gamma else norm.gamma
         gamma = jnp.ones(len(X), X.dtype) if gamma is None else gamma
-        return rms_norm(X, gamma, epsilon=self.epsilon, implementation=implementation)
+        return rms_norm(X, gamma, epsilon=self.epsilon)
 
     def of_heads(
-        self, Q: Float[Array, "H d *columns"], gamma: Any, implementation: Any, together: bool = False
+        self, Q: Float[Array, "H d *columns"], gamma: Any, together: bool = False
     ) -> Float[Array, "H d *columns"]:
         """Normalizes each column of each head by the same γ; or of all heads ``together``, whose rows γ then has."""
         each = Q.reshape(1 if together else len(Q), Q.shape[1] * (len(Q) if together else 1), *Q.shape[2:])
-        return jax.vmap(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each).reshape(Q.shape)
+        return jax.vmap(lambda Q_h: self(Q_h, LayerNormParams(gamma, None)))(each).reshape(Q.shape)

@@ -133,17 +133,13 @@ class Positions(Record):
     def check(self, d_attn: int) -> None:
         """Raise ValueError if queries with d_attn rows cannot have these positions."""
 
-    def rotate(
-        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
-    ) -> Float[Array, "H d_attn *columns"]:
+    def rotate(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries or keys of tokens at the positions t."""
         return Q
 
-    def of_queries(
-        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
-    ) -> Float[Array, "H d_attn *columns"]:
+    def of_queries(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries of tokens at the positions t, which are rotated as keys are."""
-        return self.rotate(Q, t, implementation)
+        return self.rotate(Q, t)
 
     def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
         """The queries for the product with keys; and U and P of ``algorithms.ops.attention.distances``, which adds to
@@ -152,9 +148,9 @@ class Positions(Record):
         """
         return Q, None, None
 
-    def __call__(self, Q: Any, t: Any, implementation: Any) -> Any:
+    def __call__(self, Q: Any, t: Any) -> Any:
         """The method ``rotate``."""
-        return self.rotate(Q, t, implementation)
+        return self.rotate(Q, t)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,9 +169,7 @@ class Temperature(Positions):
     c: float = 0.1
     n: Count = 8192
 
-    def of_queries(
-        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
-    ) -> Float[Array, "H d_attn *columns"]:
+    def of_queries(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries, multiplied by what their positions say."""
         t = jnp.asarray(t).reshape(*(1,) * (Q.ndim - jnp.ndim(t)), *jnp.shape(t))
         dtype = accumulation_dtype(Q.dtype)
@@ -214,9 +208,7 @@ class Rotary(Positions):
         """Check that an even number of rows is rotated."""
         self.rows(d_attn)
 
-    def rotate(
-        self, Q: Float[Array, "H d_attn *columns"], t: Any, implementation: Any
-    ) -> Float[Array, "H d_attn *columns"]:
+    def rotate(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries or keys, rotated for tokens at the positions t."""
         d = self.rows(Q.shape[1])
         frequencies, factor = self.base ** (-np.arange(0, d, 2, dtype=np.float64) / d), 1.0
@@ -229,5 +221,5 @@ class Rotary(Positions):
         t = t.reshape(*(1,) * (Q.ndim - 1 - t.ndim), *t.shape).astype(dtype)
         angle = of.asarray(frequencies, dtype).reshape(-1, *(1,) * (t.ndim - 1)) * t
         cos, sin = (jnp.asarray(f(angle) if factor == 1 else f(angle) * factor) for f in (of.cos, of.sin))
-        rotated = rotate(Q[:, :d], cos, sin, self.pairs, implementation)
+        rotated = rotate(Q[:, :d], cos, sin, self.pairs)
         return rotated if d == Q.shape[1] else jnp.concatenate([rotated, Q[:, d:]], axis=1)

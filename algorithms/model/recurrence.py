@@ -105,13 +105,13 @@ class Recurrence(Mixer, abstract=True):
         """Whole sequences, and the state after the first ``given.until`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
         B, l = document.shape
-        before = [linear(M, X_flat, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
+        before = [linear(M, X_flat) for M in (W.W_q, W.W_k, W.W_v)]
         Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         if given.until is not None:
             rates, of_rule = _ended(rates, document, until)
-        O, S = delta_rule(*rates, of_rule, min(CHUNK, max(32, self.d_key)), given.implementation)
+        O, S = delta_rule(*rates, of_rule, min(CHUNK, max(32, self.d_key)))
         past = [before_until(Y, until, self.width - 1, document) for Y in before]
         return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
 
@@ -119,7 +119,7 @@ class Recurrence(Mixer, abstract=True):
         self, x: Float[Array, "d_e B"], W: Any, kept: State, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e B"], State]:
         """One token of each sequence, and the state after it."""
-        columns = [linear(M, x, None, given.implementation) for M in (W.W_q, W.W_k, W.W_v)]
+        columns = [linear(M, x) for M in (W.W_q, W.W_k, W.W_v)]
         taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(kept[1:], columns, strict=True)]
         Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
         S, o = one_token(kept.S, *self.rates(Q, K, V, x, W))

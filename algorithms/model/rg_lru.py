@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns, of_all_heads
 from algorithms.machinery.contract import array
+from algorithms.machinery.options import as_printed
 from algorithms.machinery.record import Count, Range
 from algorithms.masks import Mask
 from algorithms.model.mixer import Given, Mixer
@@ -96,10 +97,10 @@ class RGLRU(Mixer):
         X_flat, document = one_batch_axis(X, mask)
         B, l = document.shape
         begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-        rows = linear(W.W_x, X_flat, W.b_x, given.implementation)
+        rows = linear(W.W_x, X_flat, W.b_x)
         log_alpha, v = self._read(convolved(rows, W.C, document), begins, W)
         alpha = jnp.where(begins, 0, jnp.exp(log_alpha))
-        h = (_by_tokens if given.implementation == "paper" else _at_once)(alpha, v)
+        h = (_by_tokens if as_printed() else _at_once)(alpha, v)
         until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
         last = jnp.take_along_axis(h, jnp.maximum(until - 1, 0)[None, None, :, None], axis=3)[..., 0]
         state = State(jnp.where(until > 0, last, 0), until > 0, before_until(rows, until, self.width - 1, document))
@@ -109,7 +110,7 @@ class RGLRU(Mixer):
         self, x: Float[Array, "d_e B"], W: RGLRUParams, kept: State, given: Given, context: Any = None
     ) -> tuple[Float[Array, "d_e B"], State]:
         """One token of each sequence, and the state after it."""
-        taps = jnp.concatenate([kept.past, linear(W.W_x, x, W.b_x, given.implementation)[:, :, None]], axis=2)
+        taps = jnp.concatenate([kept.past, linear(W.W_x, x, W.b_x)[:, :, None]], axis=2)
         log_alpha, v = self._read(convolved_last(taps, W.C), ~kept.begun, W)
         h = jnp.exp(log_alpha) * kept.h + v
         return self._written(h, x, W, given), State(h, jnp.ones_like(kept.begun), taps[:, :, 1:])
@@ -133,9 +134,9 @@ class RGLRU(Mixer):
 
     def _written(self, h: Any, X: Any, W: RGLRUParams, given: Given) -> Any:
         """``W_out (h ⊙ GELU(W_y X + b_y)) + b_out``."""
-        gate = gelu_tanh(linear(W.W_y, X, W.b_y, given.implementation))
+        gate = gelu_tanh(linear(W.W_y, X, W.b_y))
         Y = h.astype(X.dtype) * gate
-        return linear(W.W_out, of_all_heads(Y), W.b_out, given.implementation)
+        return linear(W.W_out, of_all_heads(Y), W.b_out)
 
 
 @jax.custom_jvp

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import as_printed
 
 Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
@@ -138,9 +139,9 @@ _FUNCTIONS = {
 }
 
 
-def activate(name: str, X: Float[Array, "*shape"], implementation: str) -> Float[Array, "*shape"]:
-    """The activation of this name, elementwise; ``"paper"`` leaves the derivative to JAX."""
-    return _FUNCTIONS[name][0](X) if implementation == "paper" else _activate(name, X)
+def activate(name: str, X: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The activation of this name, elementwise."""
+    return _FUNCTIONS[name][0](X) if as_printed() else _activate(name, X)
 
 
 def _forward(name, X):

@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.hand_derived import hand_derived
-from algorithms.notation import Implementation
+from algorithms.machinery.options import as_printed
 
 
 def delta_rule(
@@ -19,7 +19,6 @@ def delta_rule(
     beta: Float[Array, "H B l"] | None,
     document: Integer[Array, "B l"],
     chunk: int,
-    implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "H d_v B l"], Float[Array, "H d_k d_v B"]]:
     """The o_t, and the state after the last token, of ``S_t = α_t ⊙ S_{t−1} + k_t δ_tᵀ`` and ``o_t = S_tᵀ q_t``.
 
@@ -28,7 +27,7 @@ def delta_rule(
     of its own; α is at most 1. ``"paper"`` computes token by token, all others by chunks of tokens, whose number is
     rounded up to a power of two.
     """
-    if implementation == "paper":
+    if as_printed():
         return _by_tokens(Q, K, V, log_alpha, beta, document)
     C = 1 << (max(min(Q.shape[-1], chunk), 1) - 1).bit_length()
     return _in_chunks(C, Q, K, V, log_alpha, beta, document)

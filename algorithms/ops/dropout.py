@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer, Key, UInt32
 
+from algorithms.machinery.options import dropout_key, static
+
 
 def by_own_key(draw: Callable[..., Any]) -> Callable[..., Any]:
     """``draw``, whose first argument is a key, such that under ``jax.vmap`` each key draws the same values as alone.
@@ -41,16 +43,12 @@ def fold_in(key: K, data: int | Integer[Array, ""]) -> K:
     return fold(key, data)
 
 
-def of_part(i: int, options: Any) -> Any:
-    """Options whose key, if they have one, is that of part i."""
-    return {**options, "key": fold_in(options.get("key"), i)}
-
-
-def dropout(X: Float[Array, "d *columns"], rate: float, key: Key[Array, "*batch"] | None) -> Float[Array, "d *columns"]:
-    """X ``[d, *batch, l]`` with each entry set to 0 with probability ``rate``, and the others divided by 1 − rate.
+def dropout(X: Float[Array, "d *columns"]) -> Float[Array, "d *columns"]:
+    """X ``[d, *batch, l]`` with each entry set to 0 with the rate of the dropout, and the others divided by 1 − rate.
 
     Without a key, X is unchanged.
     """
+    rate, key = static().dropout, dropout_key()
     if key is None or rate == 0:
         return X
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import as_printed
 from algorithms.machinery.platform import platform_of
 from algorithms.ops.products import product, product_over
 
@@ -20,21 +21,20 @@ PRODUCT = "WX"
 def linear(
     W: Float[Array, "*rows d_in"] | Any,
     X: Float[Array, "d_in *columns"],
-    b: Float[Array, "*rows"] | None,
-    implementation: str,
+    b: Float[Array, "*rows"] | None = None,
     *,
     name: str = PRODUCT,
-) -> Float[Array, "..."]:
+) -> Float[Array, "..."] | Any:
     """``W X + b 1ᵀ``, shape ``[*rows, *columns]``: the same affine map of every column.
 
-    Several stacked matrices W (the heads of an attention) act as one matrix with more rows. ``"paper"`` leaves the
-    derivative to JAX. ``name`` is the ``checkpoint_name`` of the result. Without W, the result is X.
+    Several stacked matrices W (the heads of an attention) act as one matrix with more rows. ``name`` is the
+    ``checkpoint_name`` of the result. Without W, the result is X.
 
     Source: lines 1-3 of Algorithm 4, and every other affine line.
     """
     if W is None:
         return X
-    return checkpoint_name(_affine(W, X, b) if implementation == "paper" else _linear(W, X, b), name)
+    return checkpoint_name(_affine(W, X, b) if as_printed() or hasattr(W, "times") else _linear(W, X, b), name)
 
 
 def _affine(W, X, b):

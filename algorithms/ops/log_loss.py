@@ -1,12 +1,15 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u: per token, and as a weighted sum."""
 
+from typing import Any, Unpack
+
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
-from algorithms.notation import Cap, Count, Implementation, Share
+from algorithms.machinery.options import as_printed
+from algorithms.notation import Cap, Choice, Count, Share
 from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
@@ -24,7 +27,7 @@ def log_loss(
     label_smoothing: Share = 0.0,
     N_V: Count | None = None,
     cap: Cap = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Float[Array, ""]:
     """``Σ_t w_t loss_t``, the weighted sum of `token_losses`; without weights, line 5 of Algorithms 11 and 13.
 
@@ -41,14 +44,14 @@ def log_loss(
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11.
     """
-    options = {"b_u": b_u, "label_smoothing": label_smoothing, "N_V": N_V, "cap": cap, "implementation": implementation}
+    of_logits: Any = {"b_u": b_u, "label_smoothing": label_smoothing, "N_V": N_V, "cap": cap}
     if weights is None:
-        return token_losses(X, W_u, targets, **options).sum()
+        return token_losses(X, W_u, targets, **of_logits).sum()
     targets, n = as_ids(targets), W_u.shape[0] if N_V is None else N_V
     is_valid = (targets >= 0) & (targets < n) & jnp.isfinite(X).all(axis=0)
     takes_part = (weights != 0) | is_valid
     X, targets = jnp.where(takes_part[None], X, 0), jnp.where(takes_part, targets, 0)
-    losses = jnp.where(takes_part, token_losses(X, W_u, targets, **options), 0)
+    losses = jnp.where(takes_part, token_losses(X, W_u, targets, **of_logits), 0)
     return (weights.astype(losses.dtype) * losses).sum()
 
 
@@ -62,7 +65,7 @@ def token_losses(
     label_smoothing: Share = 0.0,
     N_V: Count | None = None,
     cap: Cap = None,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Float[Array, "*batch l"]:
     """The loss of each token in nats, ``−log P[targets[t], t]`` with ``P = softmax(W_u X)``, computed in chunks of P.
 
@@ -78,11 +81,11 @@ def token_losses(
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11; Radu 2026, §12.3.4 and §12.9.
     """
-    losses = _as_printed if implementation == "paper" else chunked_log_loss
+    losses = _printed if as_printed() else chunked_log_loss
     return losses(label_smoothing, W_u.shape[0] if N_V is None else N_V, cap, X, W_u, b_u, as_ids(targets))
 
 
-def _as_printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
+def _printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     s, t = label_smoothing, jnp.clip(targets, 0, N_V - 1)
     Y = logits(X, W_u[:N_V], None if b_u is None else b_u[:N_V])
     log_P = log_softmax(capped(Y, cap))

@@ -10,17 +10,18 @@ from jaxtyping import Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_ids
 from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import as_printed
 
 ONE_HOT_LIMIT = 1024
 """The number of columns up to which the gradient of the matrix is a matrix product, not a scatter."""
 
 
-def columns(W: Float[Array, "d_e n"], implementation: str) -> Any:
+def columns(W: Float[Array, "d_e n"]) -> Any:
     """The matrix W, whose columns are looked up by ``[:, v]``, for one index v or an array of them.
 
     For an index outside [0, n) the value and the gradient are NaN, never those of another column.
     """
-    return _Columns(W, _columns if implementation == "paper" else _lookup)
+    return _Columns(W, _columns if as_printed() else _lookup)
 
 
 class _Columns:

@@ -1,5 +1,8 @@
-"""Algorithm 6 and RMSnorm of every column, with a hand-derived backward pass."""
+"""The backward pass of Algorithm 6 and RMSnorm, derived by hand."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -7,6 +10,7 @@ from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
 from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import as_printed
 
 
 class _Residuals(NamedTuple):
@@ -15,20 +19,6 @@ class _Residuals(NamedTuple):
     r: Array  # 1/√(v + ε) of each column
     gamma: Array
     beta: Array | None
-
-
-def _layer_norm_forward(epsilon, X, gamma, beta):
-    e = X.astype(accumulation_dtype(X.dtype))
-    m = e.mean(axis=0, keepdims=True)
-    r = 1 / jnp.sqrt(jnp.square(e - m).mean(axis=0, keepdims=True) + epsilon)
-    e_hat = (e - m) * r * as_columns(gamma, e) + as_columns(beta, e)
-    return e_hat.astype(X.dtype), _Residuals(X, m, r, gamma, beta)
-
-
-def _rms_norm_forward(epsilon, X, gamma):
-    e = X.astype(accumulation_dtype(X.dtype))
-    r = 1 / jnp.sqrt(jnp.square(e).mean(axis=0, keepdims=True) + epsilon)
-    return (e * r * as_columns(gamma, e)).astype(X.dtype), _Residuals(X, None, r, gamma, None)
 
 
 def _backward(epsilon, residuals: _Residuals, dY):
@@ -54,5 +44,29 @@ def _backward(epsilon, residuals: _Residuals, dY):
     return gradients if beta is None else (*gradients, dY.sum(tokens).astype(beta.dtype))
 
 
-layer_norm = hand_derived(_layer_norm_forward, _backward, static=(0,))
-rms_norm = hand_derived(_rms_norm_forward, _backward, static=(0,))
+def with_rule(lines: Callable[..., Array]) -> Callable[..., Array]:
+    """The lines of a norm, ``(e, gamma, epsilon=…)`` or with β as layer norm has it, with the backward pass by hand."""
+    signature = inspect.signature(lines)
+
+    def value(epsilon, X, *parameters):
+        return lines(X, *parameters, epsilon=epsilon)
+
+    def forward(epsilon, X, gamma, beta=None):
+        e = X.astype(accumulation_dtype(X.dtype))
+        m = None if beta is None else e.mean(axis=0, keepdims=True)
+        r = 1 / jnp.sqrt(jnp.square(e if m is None else e - m).mean(axis=0, keepdims=True) + epsilon)
+        parameters = (gamma,) if beta is None else (gamma, beta)
+        return value(epsilon, X, *parameters), _Residuals(X, m, r, gamma, beta)
+
+    rule = hand_derived(forward, _backward, static=(0,), value=value)
+
+    @functools.wraps(lines)
+    def norm(*args, **kwargs):
+        if as_printed():
+            return lines(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        X, *parameters, epsilon = (given.arguments[name] for name in given.arguments if name != "options")
+        return rule(epsilon, X, *parameters)
+
+    return norm

@@ -5,6 +5,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import as_printed
 
 
 def rotate(
@@ -12,14 +13,13 @@ def rotate(
     cos: Float[Array, "half *#columns"],
     sin: Float[Array, "half *#columns"],
     pairs: str,
-    implementation: str,
 ) -> Float[Array, "H d *columns"]:
     """``[U cos − V sin; U sin + V cos]``, where U and V are the first and the second rows of all pairs.
 
     The pairs are rows i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or i + d/2 and i
-    (``"halves_swapped"``). ``"paper"`` leaves the derivative to JAX.
+    (``"halves_swapped"``).
     """
-    return (_rotated if implementation == "paper" else _rotate)(pairs, X, cos, sin)
+    return (_rotated if as_printed() else _rotate)(pairs, X, cos, sin)
 
 
 def _rotated(pairs, X, cos, sin):

@@ -1,16 +1,23 @@
 """Equation (2), the softmax over the rows of each column; and the cap of scores."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 
-def softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+def softmax(A: Float[Array, "rows *columns"] | Any) -> Any:
     """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is all −∞, or empty.
+
+    Scores that wait for their product with values, `LazyScores`, go on waiting.
 
     Source: Phuong and Hutter 2022, equation (2).
     """
+    waits = getattr(A, "softmax", None)
+    if waits is not None:
+        return waits()
     numerator = jnp.exp(shifted(A))
     denominator = numerator.sum(axis=0, keepdims=True)
     return numerator / jnp.where(denominator == 0, 1, denominator)

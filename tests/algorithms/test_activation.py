@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import gelu, gelu_tanh, relu
 from algorithms.ops.activation import activate, gelu_sigmoid, relu_squared, silu
+from tests import cases
 
 FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "gelu_sigmoid": gelu_sigmoid, "silu": silu}
 FUNCTIONS["relu_squared"] = relu_squared
@@ -44,7 +45,7 @@ def derivatives(name, implementation):
     """The value and the first two derivatives by JAX, of every entry."""
 
     def f(x):
-        return activate(name, x, implementation)
+        return cases.by(implementation, activate, name, x)
 
     first = jax.grad(lambda x: f(x).sum())
     second = jax.grad(lambda x: first(x).sum())
@@ -67,7 +68,7 @@ def test_an_activation_and_its_derivatives(name, implementation, dtype):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_public_function_is_the_one_that_layers_use(name):
     x = jnp.asarray(POINTS)
-    np.testing.assert_array_equal(FUNCTIONS[name](x), activate(name, x, "auto"))
+    np.testing.assert_array_equal(FUNCTIONS[name](x), activate(name, x))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.alg03_attention import of_one_head
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.activation import activate
-from algorithms.ops.attention import dispatch
 from algorithms.ops.linear import linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
 from algorithms.ops.lookup import columns
@@ -74,7 +72,7 @@ def assert_as_printed(found, expected):
 
 
 POSITION_WISE = {
-    "linear": (lambda how: lambda W, X, b: linear(W, X, b, how), {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)}),
+    "linear": (lambda how: lambda W, X, b: cases.by(how, linear, W, X, b), {"W": (3, 2, 5), "X": (5, 7), "b": (3, 2)}),
     "layer norm": (
         lambda how: lambda X, gamma, beta: alg.layer_norm(X, gamma, beta, epsilon=1e-3, implementation=how),
         {"X": (5, 7), "gamma": (5,), "beta": (5,)},
@@ -87,10 +85,13 @@ POSITION_WISE = {
         lambda how: lambda X, gamma: alg.rms_norm(X, gamma, epsilon=1e-3, implementation=how),
         {"X": (5, 7), "gamma": (5,)},
     ),
-    "relu": (lambda how: lambda X: activate("relu", X, how), {"X": (5, 7)}),
-    "gelu": (lambda how: lambda X: activate("gelu", X, how), {"X": (5, 7)}),
-    "gelu_tanh": (lambda how: lambda X: activate("gelu_tanh", X, how), {"X": (5, 7)}),
-    "embedding": (lambda how: lambda W: columns(W, how)[:, jnp.array([[2, 0, 2], [1, 6, 2]])], {"W": (5, 7)}),
+    "relu": (lambda how: lambda X: cases.by(how, activate, "relu", X), {"X": (5, 7)}),
+    "gelu": (lambda how: lambda X: cases.by(how, activate, "gelu", X), {"X": (5, 7)}),
+    "gelu_tanh": (lambda how: lambda X: cases.by(how, activate, "gelu_tanh", X), {"X": (5, 7)}),
+    "embedding": (
+        lambda how: lambda W: cases.by(how, columns, W)[:, jnp.array([[2, 0, 2], [1, 6, 2]])],
+        {"W": (5, 7)},
+    ),
 }
 
 
@@ -219,12 +220,10 @@ def test_attention(rule, name):
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_with_capped_scores(rule):
     mask, l_z, l_x = MASKS["unidirectional"]
-    options, inputs = {"heads": False, "dropout": 0.0, "key": None, "cap": 0.5}, tile(l_z, l_x)
+    options, inputs = {"heads": False, "cap": 0.5}, tile(l_z, l_x)
 
     def by(how):
-        return value_and_gradients(
-            lambda Q, K, V: dispatch.attend(of_one_head, Q, K, V, mask, implementation=how, **options)
-        )(inputs)
+        return value_and_gradients(lambda Q, K, V: cases.by(how, cases.attended, Q, K, V, mask, **options))(inputs)
 
     assert_as_printed(by(rule), by("paper"))
 

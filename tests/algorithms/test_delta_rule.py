@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from algorithms.ops.delta_rule import delta_rule
-from tests.cases import assert_close, assert_trees_close
+from tests.cases import assert_close, assert_trees_close, by
 
 H, D_K, D_V, B, L = 3, 5, 7, 2, 13
 NUMBERS = jnp.array([[0] * 6 + [1] * 2 + [2] * 5, [0] + [1] * 12])
@@ -32,7 +32,7 @@ def drawn(kind, seed=0, l=L, decays=ORDINARY, dtype=jnp.float64):
 
 @functools.partial(jax.jit, static_argnames=("implementation", "chunk"))
 def computed(inputs, implementation="auto", numbers=NUMBERS, chunk=4):
-    return delta_rule(**{"beta": None, **inputs}, document=numbers, chunk=chunk, implementation=implementation)
+    return by(implementation, delta_rule, **{"beta": None, **inputs}, document=numbers, chunk=chunk)
 
 
 def score(inputs, implementation="auto", chunk=4):

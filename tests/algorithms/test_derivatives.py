@@ -51,7 +51,7 @@ def both(x):
 
 def embedding(algorithm, how, theta):
     """Lines 1-3, which the loop over the layers starts from."""
-    return lines_of(algorithm, x, theta, implementation=how).embedding(x, theta)
+    return cases.by(how, lambda: lines_of(algorithm, x, theta).embedding(x, theta))
 
 
 def of_function(name, *first, **fixed):

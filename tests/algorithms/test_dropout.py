@@ -1,13 +1,22 @@
 """Dropout of activations: what it keeps, how much, and from which key."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
+from algorithms.machinery.options import using
 from algorithms.ops.dropout import dropout, keep_mask, seed_of
 from tests import cases
 
-drop = jax.jit(dropout, static_argnums=1)
+
+@functools.partial(jax.jit, static_argnums=1)
+def drop(X, rate, key):
+    with using(dropout=rate, key=key):
+        return dropout(X)
+
+
 mask_of = jax.jit(keep_mask, static_argnums=1)
 X = 1 + cases.normal(31, 3, 47) ** 2  # nowhere 0; three sequences side by side
 
@@ -28,8 +37,9 @@ def test_every_sequence_is_drawn_from_its_own_key():
 
 
 def test_without_a_key_or_a_rate_everything_is_kept():
-    assert dropout(X, 0.3, None) is X
-    assert dropout(X, 0.0, jax.random.key(0)) is X
+    for rate, key in ((0.3, None), (0.0, jax.random.key(0))):
+        with using(dropout=rate, key=key):
+            assert dropout(X) is X
 
 
 def test_a_block_of_attention_weights_is_drawn_as_in_the_whole():

@@ -54,7 +54,7 @@ def test_the_sinusoids_of_published_models_by_their_formulas():
     assert isinstance(found, np.ndarray)  # computed in float64, whatever JAX has
     np.testing.assert_allclose(found, np.concatenate([np.sin(angle), np.cos(angle)]), atol=1e-15)
     line, theta = Embedding(positions="sinusoidal_halves", first_position=2), SimpleNamespace(W_e=cases.normal(6, 7))
-    cases.assert_close(line.of_positions(np.arange(9), theta, "paper"), found[:, 2:])
+    cases.assert_close(line.of_positions(np.arange(9), theta), found[:, 2:])
 
 
 def test_a_table_with_columns_before_the_first_position_has_as_many_positions_as_were_asked_for():
@@ -86,8 +86,8 @@ def test_scaled_frequencies_are_the_oracles(scaling):
 
 def test_rotary_positions_of_one_sequence_serve_for_a_batch():
     Q, t = cases.normal(2, 6, 3, 5), jnp.arange(5)
-    each = Rotary()(Q, jnp.broadcast_to(t, (3, 5)), "paper")
-    np.testing.assert_array_equal(Rotary()(Q, t, "paper"), each)
+    each = Rotary()(Q, jnp.broadcast_to(t, (3, 5)))
+    np.testing.assert_array_equal(Rotary()(Q, t), each)
 
 
 W = cases.normal(5, 11)
@@ -97,7 +97,9 @@ WEIGHTS = cases.normal(5, 2, 3, seed=1)
 
 def gradient(v, implementation):
     """By W, of a weighting of the columns: each gets the sum of all places where its token stands."""
-    return np.asarray(jax.jit(jax.grad(lambda W: (WEIGHTS * lookup.columns(W, implementation)[:, v]).sum()))(W))
+    return np.asarray(
+        jax.jit(jax.grad(lambda W: (WEIGHTS * cases.by(implementation, lambda: lookup.columns(W)[:, v])).sum()))(W)
+    )
 
 
 @pytest.fixture(params=["by a product", "by a scatter"])

@@ -41,7 +41,7 @@ def test_columns_get_positions_and_norms_as_tokens_do(name):
     positions = jnp.arange(13)[None] + jnp.array([[0], [5]])
     batch = cases.random_tokens(2, 13)
     segments = jnp.asarray([[1] * 6 + [2] * 7, [1] * 13])
-    f = lines_of("Algorithm 10", batch, theta, implementation="auto", positions=positions)
+    f = lines_of("Algorithm 10", batch, theta, positions=positions)
     options = {"positions": positions, "segments": segments}
     whole, scale = alg.d_hidden_state(batch, theta, **options), 12**0.5 if theta.variant.embedding.scaled else 1.0
     cases.assert_close(alg.d_hidden_state(scale * embedded(batch, theta), theta, **options), whole)

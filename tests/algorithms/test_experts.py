@@ -10,6 +10,7 @@ import pytest
 
 from algorithms import PAPER, DTransformerConfig, d_token_losses, for_platform
 from algorithms.lines import Experts
+from algorithms.machinery.options import using
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from tests.algorithms.test_sharding import mesh_of
 from tests.cases import assert_trees_close, normal, random_like, random_theta
@@ -40,7 +41,8 @@ def computed(line, how, **options):
     """The value and its gradients by X and W, compiled."""
 
     def loss(X, W):
-        Y = line(X, W, f=line.activation, implementation=how, **options)
+        with using(implementation=how, **options):
+            Y = line(X, W, f=line.activation)
         return (Y * jnp.sin(jnp.arange(Y.size, dtype=Y.dtype).reshape(Y.shape))).sum(), Y
 
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
@@ -64,7 +66,7 @@ def test_transformations(case):
     W = parameters(line)
 
     def found(how):
-        options = {"rate": 0.3, "key": jax.random.split(jax.random.key(0), 2)} if case == "dropout" else {}
+        options = {"dropout": 0.3, "key": jax.random.split(jax.random.key(0), 2)} if case == "dropout" else {}
         f = computed(line, how, **options)
         if case == "vmap":
             return jax.vmap(f, (0, None))(jnp.stack([X, 2 * X]), W)
@@ -142,7 +144,7 @@ def test_a_column_reads_only_the_experts_that_it_chooses():
     def read(n):
         line = Experts(n=n, k=2, **SILU)
         W = jax.eval_shape(lambda: parameters(line, 64, 128))
-        f = jax.jit(lambda X, W: line(X, W, f="silu", implementation="auto"))
+        f = jax.jit(lambda X, W: line(X, W, f="silu"))
         return f.lower(jax.ShapeDtypeStruct((64, 1), float), W).compile().cost_analysis()["bytes accessed"]
 
     of_experts = 2 * 3 * 64 * 128 * 8

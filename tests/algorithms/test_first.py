@@ -1,5 +1,7 @@
 """First layers with another MLP: equal to a loop over single layers, wherever layers are looped over."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import algorithms as alg
 from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
 from algorithms.lines import MLP, Attention, Experts, Rotary
-from tests.cases import random_theta
+from tests.cases import by, random_theta
 from training.generation import Generator, generate
 from training.generation.prefixes import Prefixes
 from training.loop.cost import active_parameters
@@ -37,16 +39,17 @@ def layer_of(theta, l):
     return jax.tree.map(lambda a: a[i], theta.layers[stack])
 
 
+@functools.partial(functools.partial, by, "paper")
 def layer_by_layer(theta, x, seen=None):
     """Algorithm 10 with a Python loop, each layer's MLP chosen by its number."""
-    f = lines_of("Algorithm 10", x, theta, "paper")
+    f = lines_of("Algorithm 10", x, theta)
     X = f.embedding(x, theta)
     for l in range(L):
         W = layer_of(theta, l)
         X_tilde = f.layer_norm(X, W.norm1)
         X = X + f._replace(l=l, run=(VARIANT.lines(l),)).mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
         line = GATED if l < N else EXPERTS
-        X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), f="silu", implementation="paper")
+        X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), f="silu")
         if seen is not None:
             seen.append(X)
     return theta.variant.unembedding(f.layer_norm(X, theta.norm), theta)

@@ -123,7 +123,7 @@ class Debugger(bdb.Bdb):
 
     def user_line(self, frame):
         if frame.f_code.co_filename == self.canonic(ATTENTION):
-            self.stops.append((frame.f_code.co_qualname, frame.f_lineno, frame.f_locals["S"].shape))
+            self.stops.append((frame.f_code.co_qualname, frame.f_lineno, frame.f_locals["S"].shape[::3]))
         self.set_continue()
 
 
@@ -136,7 +136,7 @@ def test_a_debugger_stops_at_a_line_and_shows_its_variables():
         debugger.runcall(f)
         stops.append(debugger.stops)
     assert stops[0] == stops[1]
-    assert set(stops[0]) == {("of_one_head", line, (6, 6))}
+    assert set(stops[0]) == {("attention", line, (3, 6))}
 
 
 PROGRAM = """

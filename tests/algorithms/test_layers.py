@@ -9,6 +9,7 @@ import pytest
 from algorithms import PAPER, DTransformerConfig, d_hidden_state, layers
 from algorithms.layers import lines_of
 from algorithms.lines import Attention
+from algorithms.machinery.options import using
 from algorithms.model.theta import Apart
 from tests import cases
 
@@ -17,17 +18,18 @@ L, TOKENS = 4, jnp.zeros(1, int)
 
 def lines(variant=PAPER, **options):
     theta = type("theta", (), {"distances": None, "variant": variant})
-    return lines_of("Algorithm 10", TOKENS, theta, implementation="auto", **options)
+    return lines_of("Algorithm 10", TOKENS, theta, **options)
 
 
 def test_every_draw_of_every_layer_has_its_own_key():
-    f = lines(key=jax.random.key(0))
+    f = lines()
+    with using(key=jax.random.key(0)):
 
-    @f.each_layer(jnp.zeros((2, L)), jnp.arange(L))
-    def drawn(X, l, f):
-        for i in range(2):
-            X = X.at[i, l].set(jax.random.uniform(f._key(i), dtype=X.dtype))
-        return X
+        @f.each_layer(jnp.zeros((2, L)), jnp.arange(L))
+        def drawn(X, l, f):
+            for i in range(2):
+                X = X.at[i, l].set(jax.random.uniform(f._key(i), dtype=X.dtype))
+            return X
 
     assert np.unique(drawn).size == L * 2
 
@@ -52,11 +54,12 @@ def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):
     """A base of three lines, two of them equal: layer l has line l mod 3."""
     variant = PAPER.but(attention=(Attention(), Attention(window=5), Attention()))
     monkeypatch.setattr(Attention, "whole", lambda line, X, *_: (10 * X + (line.window or 1), None))
-    f = lines(variant, unroll=unroll)
+    f = lines(variant)
+    with using(unroll=unroll):
 
-    @f.each_layer(jnp.zeros((1, 1)), stacked)
-    def X(X, _, f):
-        return f.mh_attention(X, None, None)
+        @f.each_layer(jnp.zeros((1, 1)), stacked)
+        def X(X, _, f):
+            return f.mh_attention(X, None, None)
 
     assert X.item() == 1511511
 

@@ -1,5 +1,6 @@
 """Layers whose parameters have different shapes: two recurrences to one attention, each a stack of its own."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from algorithms.inside import at, intervene, record
 from algorithms.layers import lines_of
 from algorithms.lines import Mixer
 from algorithms.model.theta import every_layer, places
-from tests.cases import assert_close, assert_trees_close, random_theta
+from tests.cases import assert_close, assert_trees_close, by, random_theta
 from tests.own_lines import loops
 from tests.own_lines.retention import HYBRID, Retention
 
@@ -31,9 +32,10 @@ def layer_of(theta, l, L):
     return jax.tree.map(lambda a: jax.device_put(np.asarray(a)[row]), theta.layers[stack])
 
 
+@functools.partial(functools.partial, by, "paper")
 def one_by_one(x, theta, L, seen=None):
     """Algorithm 10 with a Python loop, the recurrences by NumPy's loops."""
-    f = lines_of("Algorithm 10", jnp.asarray(x), theta, "paper")
+    f = lines_of("Algorithm 10", jnp.asarray(x), theta)
     X = f.embedding(jnp.asarray(x), theta)
     mask = np.triu(np.ones((x.shape[-1],) * 2, bool))
     for l in range(L):
@@ -46,7 +48,7 @@ def one_by_one(x, theta, L, seen=None):
             X = X + np.stack(each, axis=1)
         else:
             X = X + f.mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
-        X = X + line.mlp(f.layer_norm(X, W.norm2), W.mlp, f="silu", implementation="paper")
+        X = X + line.mlp(f.layer_norm(X, W.norm2), W.mlp, f="silu")
         if seen is not None:
             seen.append(X)
     return theta.variant.unembedding(f.layer_norm(X, theta.norm), theta)

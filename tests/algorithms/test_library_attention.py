@@ -13,10 +13,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import algorithms as alg
+from algorithms.machinery.options import using
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention import dispatch, vendor
 from algorithms.ops.attention.dense import dense_attention
-from algorithms.ops.attention.dispatch import attend, automatic
+from algorithms.ops.attention.dispatch import automatic
 from algorithms.ops.attention.scores import Scores
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
@@ -25,6 +26,7 @@ from algorithms.ops.attention.vendor import (
     pallas_attention,
     pallas_refuses,
 )
+from tests import cases
 from tests.cases import common_factor
 
 pytestmark = pytest.mark.sampled(2, tests=6)
@@ -221,8 +223,8 @@ def test_on_several_devices_each_computes_its_heads_and_sequences(mask, sizes, l
 
     def value_and_gradients(*matrices):
         def loss(*matrices):
-            options = {"heads": True, "implementation": "dense", "dropout": 0.3, "key": keys}
-            V_tilde = attend(print, *matrices, mask, **options)
+            with using(implementation="dense", dropout=0.3, key=keys):
+                V_tilde = cases.attended(*matrices, mask)
             return (V_tilde**3).sum(), V_tilde
 
         return jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*matrices)
@@ -241,8 +243,7 @@ def test_on_several_tpus_the_kernel_is_in_the_program():
     matrices = [jax.ShapeDtypeStruct((2, 64, 4, 256), jnp.bfloat16)] * 3
 
     def loss(*matrices):
-        options = {"heads": True, "implementation": "auto", "dropout": 0.0, "key": None}
-        return attend(print, *matrices, alg.UNIDIRECTIONAL, **options).sum()
+        return cases.attended(*matrices, alg.UNIDIRECTIONAL).sum()
 
     with jax.enable_x64(False), jax.sharding.use_abstract_mesh(devices):
         text = jax.jit(jax.grad(loss)).trace(*matrices).lower(lowering_platforms=("tpu",)).as_text()

@@ -21,7 +21,7 @@ from tests import cases
 @pytest.mark.parametrize("columns", [(1,), (2, 3)], ids=str)
 def test_every_column_is_mapped_alike(rows, columns, implementation):
     W, X, b = cases.normal(*rows, 256), cases.normal(256, *columns, seed=1), cases.normal(*rows, seed=2)
-    Y = linear(W, X, b, implementation)
+    Y = cases.by(implementation, linear, W, X, b)
     expected = np.tensordot(np.asarray(W), np.asarray(X), 1) + np.asarray(b).reshape(*rows, *(1 for _ in columns))
     assert Y.shape == (*rows, *columns)
     np.testing.assert_allclose(Y, expected, rtol=1e-11, atol=1e-12)
@@ -31,7 +31,7 @@ def test_every_column_is_mapped_alike(rows, columns, implementation):
 @pytest.mark.parametrize(("rows", "d_in", "columns"), [(512, 256, (1,)), (3, 5, ())])
 def test_a_single_column_has_the_gradient_of_the_printed_line(rows, d_in, columns, implementation):
     W, x, b = cases.normal(rows, d_in), cases.normal(d_in, *columns, seed=1), cases.normal(rows, seed=2)
-    found = jax.jit(jax.grad(lambda *a: jnp.sin(linear(*a, implementation)).sum(), (0, 1, 2)))(W, x, b)
+    found = jax.jit(jax.grad(lambda *a: jnp.sin(cases.by(implementation, linear, *a)).sum(), (0, 1, 2)))(W, x, b)
     dy = np.cos(np.asarray(W) @ np.ravel(x) + b)
     expected = np.outer(dy, x), (np.asarray(W).T @ dy).reshape(x.shape), dy
     for gradient, by_hand in zip(found, expected, strict=True):
@@ -70,7 +70,7 @@ def test_products_of_bfloat16_are_sums_in_float32(rows, d_in, columns, native, m
     @jax.jit
     def value_and_gradients(W_t, X):  # XLA would make the transposition a part of the product
         def of(W_t, X):
-            Y = linear(W_t.T.reshape(*rows, d_in), X, None, "auto")
+            Y = linear(W_t.T.reshape(*rows, d_in), X)
             return (Y * E).astype(jnp.float32).sum(), Y
 
         (_, Y), gradients = jax.value_and_grad(of, (0, 1), has_aux=True)(W_t, X)

@@ -16,7 +16,7 @@ from algorithms.inside import at, gradients, intervene, record
 from algorithms.lines import Attention, Embedding, LayerNorm, array
 from algorithms.machinery.record import Record
 from algorithms.model.mixer import Given
-from tests.cases import random_theta
+from tests.cases import by, random_theta
 from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
 from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS, Experts
@@ -56,7 +56,7 @@ def as_numpy(tree):
 
 def attention_of(line, X, W, mask, implementation):
     t = np.arange(X.shape[-1])
-    return line.whole(X, W, mask, Given(t, implementation))[0]
+    return by(implementation, line.whole, X, W, mask, Given(t))[0]
 
 
 def layer_of(name):
@@ -64,7 +64,7 @@ def layer_of(name):
     variant, layers = OWN[name], theta_of(name).layers
     if name == "EXPERTS":
         line, W = variant.mlp, of_layer(layers.mlp, 1)
-        return W, lambda X, W, how: line(X, W, f="silu", implementation=how), loops_of(line)
+        return W, lambda X, W, how: by(how, line, X, W, f="silu"), loops_of(line)
     line, W = variant.attention, of_layer(layers.attention, 1)
     mask = np.triu(np.ones((7, 7), bool))
 
@@ -212,12 +212,13 @@ class Scaled(Attention):
     def shapes(self):
         return ScaledParams(super().shapes(), array("", start=2.0, may_lack=True))
 
-    def read(self, X, Z, W, **options):
-        return super().read(X, Z, W.attention, **options)
+    def inputs(self, at):
+        X, Z, W = super().inputs(at._replace(W=at.W.attention))
+        factor = 1.0 if at.W.factor is None else at.W.factor
+        return X, Z, W._replace(W_o=factor * W.W_o, b_o=factor * W.b_o)
 
-    def write(self, Y, W, implementation):
-        factor = 1.0 if W.factor is None else W.factor
-        return factor * super().write(Y, W.attention, implementation)
+    def read(self, Q, K, V, at):
+        return super().read(Q, K, V, at._replace(W=at.W.attention))
 
 
 def test_a_parameter_may_be_absent():
@@ -255,7 +256,7 @@ def test_a_norm_of_ones_own():
     class Scale(LayerNorm):
         """γ ⊙ e."""
 
-        def __call__(self, X, norm, implementation):
+        def __call__(self, X, norm):
             return X * norm.gamma.reshape(-1, *(1,) * (X.ndim - 1)) + 0 * norm.beta.sum()
 
     theta = random_theta(config_of(alg.PAPER.but(norm=Scale())))

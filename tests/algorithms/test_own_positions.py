@@ -9,7 +9,7 @@ import pytest
 
 import algorithms as alg
 from algorithms.model.mixer import Given
-from tests.cases import assert_close, assert_trees_close, random_theta
+from tests.cases import assert_close, assert_trees_close, by, random_theta
 from tests.own_lines.slopes import SLOPES
 from training.generation import generate
 from training.tasks.own_lines import modules_of, variant_named
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_formula():
 
     @functools.partial(jax.jit, static_argnums=0)
     def whole(how, Z, W):
-        return SLOPES.attention.whole(Z, W, alg.UNIDIRECTIONAL, Given(np.arange(7), how))[0]
+        return by(how, SLOPES.attention.whole, Z, W, alg.UNIDIRECTIONAL, Given(np.arange(7)))[0]
 
     for how in ("paper", "dense", "blockwise", "strips"):
         assert_close(whole(how, Z, W), attention_as_it_says(W, Z))

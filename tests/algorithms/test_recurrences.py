@@ -25,7 +25,7 @@ from algorithms.lines import RGLRU, Attention, GatedDelta, Given, KimiDelta, Mam
 from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
 from tests import cases
-from tests.cases import assert_close, assert_trees_close
+from tests.cases import assert_close, assert_trees_close, by
 from tests.interchange_cases import libraries, randomized
 from training.oracle.lines import gated_delta, mamba2, rg_lru
 
@@ -67,13 +67,13 @@ def case(request):
     return line, W, by_loops
 
 
-def given(implementation="auto", until=None):
-    return Given(jnp.arange(L), implementation, until=until)
+def given(until=None):
+    return Given(jnp.arange(L), until=until)
 
 
 def whole(line, implementation="auto", until=None):
     """`line.whole` as one program, by chunks as they are now."""
-    return jax.jit(lambda X, W, mask: line.whole(X, W, mask, given(implementation, until)))
+    return jax.jit(lambda X, W, mask: by(implementation, line.whole, X, W, mask, given(until)))
 
 
 def step(line):
@@ -99,7 +99,7 @@ def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
     mask = UNIDIRECTIONAL & documents(NUMBERS)
 
     def score(W, X, implementation):
-        Y, _ = line.whole(X, W, mask, given(implementation))
+        Y, _ = by(implementation, line.whole, X, W, mask, given())
         return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum()
 
     gradient = jax.jit(jax.grad(score, (0, 1)), static_argnums=2)
@@ -158,7 +158,8 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
         assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], kept), state, 1e-10)
 
     def loops(until):
-        return str(jax.make_jaxpr(lambda X: line.whole(X, W, mask, given(implementation, until)))(X)).count("scan[")
+        of = jax.make_jaxpr(lambda X: by(implementation, line.whole, X, W, mask, given(until)))
+        return str(of(X)).count("scan[")
 
     assert loops(lengths) == loops(None) <= 1  # an associative scan has no loop
 

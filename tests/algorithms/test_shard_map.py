@@ -254,8 +254,8 @@ def test_a_recurrence(name, implementation):
     line, _ = test_recurrences.LINES[name]
 
     def loss(W, X, numbers):
-        given = Given(jnp.arange(L_X), implementation)
-        return sum_of_cubes(line.whole(X, W, CAUSAL & alg.documents(numbers), given)[0])
+        mask, given = CAUSAL & alg.documents(numbers), Given(jnp.arange(L_X))
+        return sum_of_cubes(cases.by(implementation, line.whole, X, W, mask, given)[0])
 
     data = cases.normal(test_recurrences.D_E, B, L_X), jnp.sort(NUMBERS, axis=-1)
     W = test_recurrences.parameters(line)

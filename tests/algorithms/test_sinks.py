@@ -7,6 +7,7 @@ import pytest
 
 from algorithms import BIDIRECTIONAL
 from algorithms.lines import Attention
+from algorithms.machinery.options import using
 from algorithms.model.mixer import Given
 from algorithms.ops.attention.dispatch import RULES
 from algorithms.ops.attention.scores import Scores
@@ -22,7 +23,8 @@ MASK = jax.device_put((np.random.default_rng(0).random((11, 11)) < 0.5) & (np.ar
 def computed(how, dropout):
     def loss(X, W):
         key = jax.random.split(jax.random.key(0), 2) if dropout else None
-        Y, _ = LINE.whole(X, W, MASK, Given(np.arange(11), how, dropout=dropout, key=key))
+        with using(implementation=how, dropout=dropout, key=key):
+            Y, _ = LINE.whole(X, W, MASK, Given(np.arange(11)))
         return (Y * jnp.sin(jnp.arange(Y.size).reshape(Y.shape))).sum(), Y
 
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)

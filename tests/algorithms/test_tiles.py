@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, padding, prefix
-from algorithms.alg03_attention import of_one_head
+from algorithms.machinery.options import using
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention import strips, tiles
-from algorithms.ops.attention.dispatch import attend
 from tests import cases
 
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over
@@ -35,8 +34,8 @@ def value_and_gradients(implementation, mask, key, small, monkeypatch):
     @jax.jit
     def compiled(mask, key):
         def objective(Q, K, V):
-            options = {"implementation": implementation, "dropout": 0.0 if key is None else 0.4, "key": key}
-            V_tilde = attend(of_one_head, Q, K, V, mask, heads=True, **options)
+            with using(implementation=implementation, dropout=0.0 if key is None else 0.4, key=key):
+                V_tilde = cases.attended(Q, K, V, mask)
             return (V_tilde * E).sum(), V_tilde
 
         (_, V_tilde), gradients = jax.value_and_grad(objective, (0, 1, 2), has_aux=True)(QUERIES, KEYS, VALUES)
@@ -76,8 +75,7 @@ def test_strips_of_bfloat16_are_those_of_float32_up_to_rounding(H, monkeypatch):
     @functools.partial(jax.jit, static_argnums=0)
     def gradients(implementation, Q, K, V, E):
         def objective(Q, K, V):
-            options = {"implementation": implementation, "dropout": 0.0, "key": None}
-            V_tilde = attend(of_one_head, Q, K, V, UNIDIRECTIONAL, heads=True, **options)
+            V_tilde = cases.by(implementation, cases.attended, Q, K, V, UNIDIRECTIONAL)
             return (V_tilde * E).astype(jnp.float32).sum()
 
         return jax.grad(objective, (0, 1, 2))(Q, K, V)

@@ -19,6 +19,7 @@ from algorithms import (
     token_losses,
 )
 from algorithms.ops.activation import activate
+from tests.cases import by
 from tests.fuzz.comparing import assert_near, chance, normal, one_of
 
 __all__ = ["check"]
@@ -42,7 +43,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, str], Any]] = {
     "embedding": lambda X, l, how: (
         token_embedding(jnp.stack([l % L, l % L, (l + 1) % L]), X, implementation=how) ** 3
     ).sum(),
-    "gelu": lambda X, l, how: (activate("gelu", X, how) * activate("silu", X, how))[:, l % L].sum(),
+    "gelu": lambda X, l, how: (by(how, activate, "gelu", X) * by(how, activate, "silu", X))[:, l % L].sum(),
 }
 
 

@@ -15,14 +15,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     "alg03_attention.py": (
         ("bias of the query skipped", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", None),
         ("1/√d dropped, one query", "single_query_attention", "4", " / jnp.sqrt(q.shape[0]).astype(scores.dtype)", "", 3, "4", None),
-        ("bias of the values skipped", "projections", "3", "Z, b_v", "Z, 0 * b_v", 4, "3", None),
-        ("scores not of keys", "of_one_head", "4", "jnp.matmul(K.T, Q,", "jnp.matmul(2 * K.T, Q,", 4, "4", None),
-        ("mask of the other polarity", "of_one_head", "5", "jnp.where(Mask, score(S), -", "jnp.where(~Mask, score(S), -", 4, "5", None),
-        ("masked scores 0, not −∞", "of_one_head", "5", "jnp.where(Mask, score(S), -jnp.inf)", "jnp.where(Mask, score(S), 0)", 4, "5", None),
-        ("1/√d dropped", "of_one_head", "return", "softmax(S / jnp.sqrt(Q.shape[0]).astype(S.dtype))", "softmax(S)", 4, "return", None),
-        ("attention weights ignored", "of_one_head", "return", "@ drop(A))", "@ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", None),
-        ("heads in the wrong order", "combine", "3", "Y = jnp.concatenate(Y)", "Y = jnp.concatenate(Y[::-1])", 5, "3", None),
-        ("bias of the output skipped", "combine", "return", 'getattr(W, "b_o", None)', "0 * W.b_o", 5, "return", None),
+        ("bias of the values skipped", "attention", "3", "Z, b_v", "Z, 0 * b_v", 4, "3", None),
+        ("scores not of keys", "attention", "4", "f.scores(K, Q,", "f.scores(2 * K, Q,", 4, "4", None),
+        ("1/√d dropped", "attention", "return", "S / math.sqrt(S.d_attn)", "S", 4, "return", None),
+        ("heads in the wrong order", "mh_attention", "3", "Y = jnp.concatenate(Y)", "Y = jnp.concatenate(Y[::-1])", 5, "3", None),
+        ("bias of the output skipped", "mh_attention", "return", "W.b_o, name", "0 * W.b_o, name", 5, "return", None),
     ),
     "alg06_layer_norm.py": (
         ("mean not subtracted", "layer_norm", "return", "e_hat = (e - m) / jnp.sqrt(v", "e_hat = e / jnp.sqrt(v", 6, "return", None),
@@ -80,11 +77,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("token written too late", "ed_inference.x_hat", "7", "x_hat.at[..., l]", "x_hat.at[..., l + 1]", 15, "7", None),
     ),
     "layers.py": (
-        ("layers reversed", "Lines._run", "return", "unroll=self.unroll)", "unroll=self.unroll, reverse=True)", 8, "5", None),
+        ("layers reversed", "Lines._run", "return", "unroll=static().unroll)", "unroll=static().unroll, reverse=True)", 8, "5", None),
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None),
         ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_own else self.z_length)", "mask if is_own else padded(mask, self.z_length)", 11, "4", None),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA"),
-        ("activation of the algorithm for the variant's", "Lines.mlp", "options", "line.activation or f.__name__", "f.__name__", 10, "8", "LLAMA"),
+        ("activation of the algorithm for the variant's", "Lines.mlp", "name", "line.activation or f.__name__", "f.__name__", 10, "8", "LLAMA"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT"),
         ("bias of the projected embeddings dropped", "Lines.at_positions", "return", "theta.b_in", "None", 9, "2", "ALBERT"),
     ),
@@ -93,12 +90,12 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("mask without the token itself", "StructuralMask.permits", "permitted", "permitted &= t_z <= t_x", "permitted &= t_z < t_x", 4, "5", None),
     ),
     "model/attention.py": (
-        ("keys not rotated", "Attention.read", "Q", "self.positions.rotate(K, t_z, implementation)", "K", 4, "4", "LLAMA"),
+        ("keys not rotated", "Attention.read", "Q", "self.positions.rotate(K, t_z)", "K", 4, "4", "LLAMA"),
         ("window off by one", "Attention.windowed", "mask", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
-        ("cap of the scores dropped", "of_sequences", "options", '"cap": line.cap', '"cap": None', 4, "5", "GEMMA2"),
+        ("cap of the scores dropped", "_Steps.scores", "options", '"cap": self.line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
-        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, implementation, self.heads_together)", "Q", 4, "4", "QWEN3"),
-        ("norm of what attention adds dropped", "Attention.write", "return", "self.normalize_output(V_tilde, W.norm_out, implementation)", "V_tilde", 10, "6", "GEMMA2"),
+        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, self.heads_together)", "Q", 4, "4", "QWEN3"),
+        ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2"),
     ),
     "model/distances.py": (
         ("u left out", "ByDistance.scores", "return", "self.contents(Q, W)", "Q", 4, "4", "GOPHER"),
@@ -120,16 +117,16 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("queries of the delta rule not scaled", "GatedDelta.rates", "return", "Q * self.d_key**-0.5", "Q", 10, "6", "QWEN3_NEXT"),
     ),
     "model/experts.py": (
-        ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X, None, implementation)) * shared", "shared", 10, "8", "QWEN3_NEXT"),
+        ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X)) * shared", "shared", 10, "8", "QWEN3_NEXT"),
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),
     ),
     "model/mlp.py": (
-        ("gate and MLP exchanged", "MLP.hidden", "return", "activate(f, G, implementation) * U", "G * activate(f, U, implementation)", 10, "8", "LLAMA"),
-        ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out, implementation)", "Y", 10, "8", "GEMMA2"),
+        ("gate and MLP exchanged", "MLP.hidden", "return", "activate(f, G) * U", "G * activate(f, U)", 10, "8", "LLAMA"),
+        ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out)", "Y", 10, "8", "GEMMA2"),
     ),
     "model/norm.py": (
         ("γ for γ + 1", "RMSNorm.__call__", "gamma", "norm.gamma + self.offset", "norm.gamma", 6, "return", "GEMMA2"),
-        ("a norm of each head for one of all", "RMSNorm.of_heads", "return", "(lambda Q_h: self(Q_h, LayerNormParams(gamma, None), implementation))(each)", "(lambda q, g: self(q, LayerNormParams(g, None), implementation))(Q, gamma.reshape(len(Q), -1))", 4, "4", "OLMO2"),
+        ("a norm of each head for one of all", "RMSNorm.of_heads", "return", "(lambda Q_h: self(Q_h, LayerNormParams(gamma, None)))(each)", "(lambda q, g: self(q, LayerNormParams(g, None)))(Q, gamma.reshape(len(Q), -1))", 4, "4", "OLMO2"),
     ),
     "model/positions.py": (
         ("frequencies of the next pair", "Rotary.rotate", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA"),
@@ -157,7 +154,10 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("GELU for ReLU", "", "_FUNCTIONS", '"relu": (relu,', '"relu": (gelu,', 8, "7", None),
     ),
     "ops/attention/dispatch.py": (
-        ("heads share keys by h mod H_kv", "_of_each", "K", "jnp.repeat(a, len(Q) // len(a), axis=0)", "jnp.concatenate([a] * (len(Q) // len(a)))", 4, "4", "LLAMA"),
+        ("mask of the other polarity", "LazyScores.array.masked", "return", "jnp.where(Mask,", "jnp.where(~Mask,", 4, "5", None),
+        ("masked scores 0, not −∞", "LazyScores.array.masked", "return", "-jnp.inf", "0", 4, "5", None),
+        ("attention weights ignored", "LazyScores.array.weighted", "return", "@ A)", "@ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", None),
+        ("heads share keys by h mod H_kv", "LazyScores.array", "K", "jnp.repeat(a, len(Q) // len(a), axis=0)", "jnp.concatenate([a] * (len(Q) // len(a)))", 4, "4", "LLAMA"),
     ),
     "ops/attention/scores.py": (
         ("softmax Jacobian without aᵀg", "Block.backward", "dS", "A * (g - delta)", "A * g", 11, "6", None),

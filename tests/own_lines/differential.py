@@ -35,19 +35,22 @@ class Differential(Attention):
     def sizes(self):
         return {"four": 4}
 
-    def read(self, X, Z, W, *, t_x, t_z, **options):
-        first = super().read(X, Z, W.attention, t_x=t_x, t_z=t_z, **options)
-        Q = self.positions(jnp.tensordot(W.W_q2, X, 1), t_x, options["implementation"])
-        K = self.positions(jnp.tensordot(W.W_k2, Z, 1), t_z, options["implementation"])
+    def inputs(self, at):
+        return super().inputs(at._replace(W=at.W.attention))
+
+    def read(self, Q, K, V, at):
+        first = super().read(Q, K, V, at._replace(W=at.W.attention))
+        Q = self.positions(jnp.tensordot(at.W.W_q2, at.X, 1), at.t_x)
+        K = self.positions(jnp.tensordot(at.W.W_k2, at.Z, 1), at.t_z)
         both = [(first.Q, Q), (first.K, K), (first.V, first.V)]
         return first._replace(**{name: jnp.concatenate(pair) for name, pair in zip("QKV", both, strict=True)})
 
-    def write(self, Y, W, implementation):
-        a, b, c, d = W.vectors
+    def result(self, Y, at):
+        a, b, c, d = at.W.vectors
         weight = jnp.exp(a @ b) - jnp.exp(c @ d) + self.lambda_0
         Y_1, Y_2 = jnp.split(Y, 2)
-        D = RMSNorm(epsilon=1e-5).of_heads(Y_1 - weight * Y_2, W.gamma, implementation)  # inside
-        return super().write((1 - self.lambda_0) * D, W.attention, implementation)
+        D = RMSNorm(epsilon=1e-5).of_heads(Y_1 - weight * Y_2, at.W.gamma)  # inside
+        return (1 - self.lambda_0) * D
 
 
 DIFFERENTIAL = LLAMA.but(attention=Differential(positions=Rotary(), biases=False))

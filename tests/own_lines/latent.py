@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms import LLAMA, LayerNormParams
+from algorithms import LLAMA, AttentionParams, LayerNormParams, MHAttentionParams
 from algorithms.lines import Attention, Read, RMSNorm, Rotary, array
 
 
@@ -39,17 +39,19 @@ class Latent(Attention):
     def sizes(self):
         return {"d_c": self.d_c, "d_r": self.d_r}
 
-    def read(self, X, Z, W, *, t_x, t_z, table, implementation):
-        c = RMSNorm(epsilon=1e-6)(jnp.tensordot(W.W_c, Z, 1), W.norm_c, implementation)  # inside
-        Q = jnp.einsum("hac,ha...->hc...", W.W_k, jnp.tensordot(W.W_q, X, 1))  # (W_k c)ᵀ W_q X = cᵀ W_kᵀ W_q X
-        Q_r = self.positions(jnp.tensordot(W.W_qr, X, 1), t_x, implementation)
-        K_r = self.positions(jnp.tensordot(W.W_kr, Z, 1)[None], t_z, implementation)
-        scale = ((self.d_c + self.d_r) / (W.W_q.shape[1] + self.d_r)) ** 0.5
-        return Read(scale * jnp.concatenate([Q, Q_r], 1), jnp.concatenate([c[None], K_r], 1), c[None])
+    def inputs(self, at):
+        c = RMSNorm(epsilon=1e-6)(jnp.tensordot(at.W.W_c, at.Z, 1), at.W.norm_c)  # inside
+        return at.X, c, MHAttentionParams(AttentionParams(at.W.W_q, *[None] * 5), at.W.W_o, None)
 
-    def write(self, Y, W, implementation):
-        Y = jnp.einsum("hmc,hc...->hm...", W.W_v, Y)
-        return jnp.tensordot(W.W_o, Y.reshape(-1, *Y.shape[2:]), 1)
+    def read(self, Q, c, _, at):
+        Q_c = jnp.einsum("hac,ha...->hc...", at.W.W_k, Q)  # (W_k c)ᵀ W_q X = cᵀ W_kᵀ W_q X
+        Q_r = self.positions(jnp.tensordot(at.W.W_qr, at.X, 1), at.t_x)
+        K_r = self.positions(jnp.tensordot(at.W.W_kr, at.Z, 1)[None], at.t_z)
+        scale = ((self.d_c + self.d_r) / (Q.shape[1] + self.d_r)) ** 0.5
+        return Read(scale * jnp.concatenate([Q_c, Q_r], 1), jnp.concatenate([c[None], K_r], 1), c[None])
+
+    def result(self, Y, at):
+        return jnp.einsum("hmc,hc...->hm...", at.W.W_v, Y)
 
 
 LATENT = LLAMA.but(attention=Latent(d_c=8, d_r=4, positions=Rotary()))

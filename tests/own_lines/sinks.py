@@ -27,16 +27,16 @@ class Sinks(Attention):
     def shapes(self):
         return SinkParams(super().shapes(), s=array("H", deviation=1.0))
 
-    def read(self, X, Z, W, **options):
-        return super().read(X, Z, W.attention, **options)._replace(own=W.s)
+    def inputs(self, at):
+        return super().inputs(at._replace(W=at.W.attention))
+
+    def read(self, Q, K, V, at):
+        return super().read(Q, K, V, at._replace(W=at.W.attention))._replace(own=at.W.s)
 
     def weights(self, S, own):
         S_sink = jnp.concatenate([S, jnp.full((1, S.shape[1]), own)])
         A_sink = jax.nn.softmax(S_sink, axis=0)  # inside
         return A_sink[:-1]
-
-    def write(self, Y, W, implementation):
-        return super().write(Y, W.attention, implementation)
 
 
 SINKS = LLAMA.but(attention=Sinks(positions=Rotary(), biases=False))

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import UNIDIRECTIONAL, banded, documents, log_loss, near, padding, prefix
-from algorithms.alg03_attention import of_one_head
 from algorithms.lines import Attention
+from algorithms.machinery.options import using
 from algorithms.masks import Mask, StructuralMask
 from algorithms.model.attention import weights_of
-from algorithms.ops.attention.dispatch import RULES, attend
+from algorithms.ops.attention.dispatch import RULES, scores
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from training.benchmarks.timing import table
 from training.oracle import lines, softmax
@@ -199,9 +199,10 @@ def _of_attention(case: Case, kernels: tuple[str, ...]) -> Check:
 
     def function(kernel: str, inputs: Any) -> jax.Array:
         sinks = weights_of(Attention(sinks=True), jnp.asarray(s, inputs["Q"].dtype)) if case.sinks else None
-        options: dict[str, Any] = {"heads": True, "dropout": 0.0, "key": None, "cap": case.cap, "weights": sinks}
         Q, K, V = (inputs[name] for name in "QKV")
-        return attend(of_one_head, Q, K, V, case.mask, implementation=kernel, **options)
+        with using(implementation=kernel):
+            S = scores(K, Q, heads=True, cap=case.cap, weights=sinks).where(case.mask)
+            return V @ (S / math.sqrt(case.d_attn)).softmax()
 
     expected = functools.cache(lambda: of_oracle(case, inputs, s, E))  # for every kernel
     return Check(case.name, kernels, function, inputs, E, expected)

@@ -44,7 +44,7 @@ class Rule:
 
 
 class _Trial(NamedTuple):
-    """A function of arrays and an implementation, and the names and shapes of the arrays."""
+    """A function of arrays, and their names and shapes; the implementation of its rule."""
 
     function: Callable[..., Any]
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -83,9 +83,9 @@ def _checked(package: ModuleType, root: pathlib.Path, seed: int, i: int) -> Rule
     apart: dict[str, float] = {}
     found = Rule(row.title, row.algorithms, path.relative_to(root), node, apart)
     for function, shapes, implementation in row.trials:
-        by_jax = _gradients(function, shapes, "paper", seed)
+        by_jax = _gradients(package, function, shapes, "paper", seed)
         try:
-            by_hand = _gradients(function, shapes, implementation, seed)
+            by_hand = _gradients(package, function, shapes, implementation, seed)
         except Exception as error:
             wrong = {name: np.inf for name, _ in shapes}
             return dataclasses.replace(found, gradients=wrong, error=f"raised {type(error).__name__}: {error}")
@@ -96,18 +96,27 @@ def _checked(package: ModuleType, root: pathlib.Path, seed: int, i: int) -> Rule
 
 @functools.lru_cache(maxsize=64)
 def _gradients(
-    function: Callable[..., Any], shapes: tuple[tuple[str, tuple[int, ...]], ...], implementation: str, seed: int
+    package: ModuleType,
+    function: Callable[..., Any],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    implementation: str,
+    seed: int,
 ) -> dict[str, np.ndarray]:
     """The gradient for each input of a sum of the function's values, each with a weight of its own."""
     rng = np.random.default_rng(seed)
     inputs = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes}
 
     def of_inputs(inputs: dict[str, jax.Array]) -> jax.Array:
-        Y = function(*(inputs[name] for name, _ in shapes), implementation)
+        with _options(package).using(implementation=implementation):
+            Y = function(*(inputs[name] for name, _ in shapes))
         return (Y * jnp.cos(jnp.arange(Y.size).reshape(Y.shape))).sum()
 
     found = jax.jit(jax.grad(of_inputs), compiler_options=COMPILED_FAST)(inputs)
     return {name: np.asarray(array) for name, array in found.items()}
+
+
+def _options(package: ModuleType) -> Any:
+    return importlib.import_module(f"{package.__name__}.machinery.options")
 
 
 @functools.lru_cache(maxsize=2)
@@ -119,26 +128,26 @@ def _rows(package: ModuleType) -> list[_Row]:
 
     def embedding(n: int) -> _Trial:
         v = jnp.array([[3, 1, 3], [n - 1, 0, 3]])
-        return _trial(lambda W, implementation: operation("lookup").columns(W, implementation)[:, v], W=(2, n))
+        return _trial(lambda W: operation("lookup").columns(W)[:, v], W=(2, n))
 
     def activations(*names: str) -> tuple[_Trial, ...]:
         activate = operation("activation").activate
         return tuple(_trial(functools.partial(activate, name), X=(4, 5)) for name in names)
 
-    def norm(X: Any, gamma: Any, beta: Any, implementation: str) -> Any:
-        return package.layer_norm(X, gamma, beta, epsilon=0.1, implementation=implementation)
+    def norm(X: Any, gamma: Any, beta: Any) -> Any:
+        return package.layer_norm(X, gamma, beta, epsilon=0.1)
 
-    def rms_norm(X: Any, gamma: Any, implementation: str) -> Any:
-        return package.rms_norm(X, gamma, epsilon=0.1, implementation=implementation)
+    def rms_norm(X: Any, gamma: Any) -> Any:
+        return package.rms_norm(X, gamma, epsilon=0.1)
 
-    def rotated(X: Any, implementation: str) -> Any:
+    def rotated(X: Any) -> Any:
         angles = jnp.arange(6.0).reshape(2, 3)
         of = functools.partial(operation("rotation").rotate, X, jnp.cos(angles), jnp.sin(angles))
-        return jnp.stack([of(pairs, implementation) for pairs in ("halves", "neighbors")])
+        return jnp.stack([of(pairs) for pairs in ("halves", "neighbors")])
 
-    def loss(X: Any, W_u: Any, b_u: Any, implementation: str) -> Any:
+    def loss(X: Any, W_u: Any, b_u: Any) -> Any:
         targets, options = jnp.array([[2, 0, 5], [2, 1, 4]]), {"label_smoothing": 0.1, "cap": 2.0, "N_V": 6}
-        return package.token_losses(X, W_u, targets, b_u=b_u, implementation=implementation, **options)
+        return package.token_losses(X, W_u, targets, b_u=b_u, **options)
 
     affine = _trial(operation("linear").linear, W=(2, 3, 4), X=(4, 5, 3), b=(2, 3))
     of_loss = _trial(loss, X=(4, 2, 3), W_u=(7, 4), b_u=(7,))
@@ -152,7 +161,7 @@ def _rows(package: ModuleType) -> list[_Row]:
         _Row("ReLU", (8,), "activation", activations("relu")),
         _Row("GELU", (9, 10), "activation", activations("gelu")),
         _Row("GELU by tanh and σ, SiLU", (10,), "activation", activations("gelu_tanh", "gelu_sigmoid", "silu")),
-        *_experts(operation("grouped")),
+        *_experts(operation("grouped"), _options(package).as_printed),
         *_recurrences(operation("delta_rule").delta_rule),
         _Row("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", (of_loss,)),
     ]
@@ -160,28 +169,22 @@ def _rows(package: ModuleType) -> list[_Row]:
 
 def _attentions(package: ModuleType) -> Iterator[_Row]:
     """Attention by each rule: of heads that share keys and values, with dropout, distances, a cap and sinks."""
-    attend = importlib.import_module(f"{package.__name__}.ops.attention.dispatch").attend
-    weights = importlib.import_module(f"{package.__name__}.ops.attention.dispatch").Weights
-    printed = importlib.import_module(f"{package.__name__}.alg03_attention").of_one_head
+    dispatch = importlib.import_module(f"{package.__name__}.ops.attention.dispatch")
     t_z, t_x = jnp.arange(7)[:, None], jnp.arange(5)[None]
     mask = (t_z <= t_x + 1) & (t_x != 2)  # the column 2 may attend to nothing
 
-    def plain(Q: Any, K: Any, V: Any, implementation: str) -> Any:
-        return package.scaled_dot_product_attention(Q, K, V, mask, implementation=implementation)
+    def plain(Q: Any, K: Any, V: Any) -> Any:
+        return package.scaled_dot_product_attention(Q, K, V, mask)
 
     def with_sink(S: Any, sink: Any) -> Any:
         numerator = jnp.exp(S)
         return numerator / (numerator.sum(axis=0, keepdims=True) + jnp.exp(sink))
 
-    def whole(Q: Any, K: Any, V: Any, U: Any, P: Any, sinks: Any, implementation: str) -> Any:
-        options: Any = {
-            "dropout": 0.3,
-            "key": jax.random.split(jax.random.key(0), 2),
-            "cap": 2.0,
-            "by_distance": (U, P),
-        }
-        own = weights(with_sink, sinks, "sinks", sinks)
-        return attend(printed, Q, K, V, mask, heads=True, implementation=implementation, weights=own, **options)
+    def whole(Q: Any, K: Any, V: Any, U: Any, P: Any, sinks: Any) -> Any:
+        weights = dispatch.Weights(with_sink, sinks, "sinks", sinks)
+        S = dispatch.scores(K, Q, heads=True, cap=2.0, by_distance=(U, P), weights=weights).where(mask)
+        with _options(package).using(dropout=0.3, key=jax.random.split(jax.random.key(0), 2)):
+            return V @ (S / Q.shape[1] ** 0.5).softmax()
 
     of_head = {"Q": (3, 5), "K": (3, 7), "V": (2, 7)}
     of_heads = {
@@ -197,24 +200,24 @@ def _attentions(package: ModuleType) -> Iterator[_Row]:
         yield _Row(f"attention, {title}", (4,), f"attention.{name}", trials, "_backward_of_tile")
 
 
-def _experts(grouped: Any) -> Iterator[_Row]:
+def _experts(grouped: Any, as_printed: Callable[[], bool]) -> Iterator[_Row]:
     """The products of experts, whose lines as printed are those of every row by itself."""
     group, n, T = jnp.array([2, 0, 2, 1, 0, 2, 0, 1]), 3, 4
     blocks = grouped.Blocks.of(group, n)
 
-    def moved(X: Any, implementation: str) -> Any:
-        if implementation == "paper":
+    def moved(X: Any) -> Any:
+        if as_printed():
             return jnp.where((blocks.row < len(group))[:, None], X[blocks.row % T], 0)
         return grouped.spread(X, blocks)
 
-    def product(W: Any, X: Any, implementation: str) -> Any:
-        if implementation == "paper":
+    def product(W: Any, X: Any) -> Any:
+        if as_printed():
             return jnp.einsum("roi,ri->ro", W[group], X)
         return grouped.collect(grouped.grouped_product(W, grouped.spread(X, blocks), blocks), blocks)
 
-    def of_rows(Y: Any, X: Any, implementation: str) -> Any:
+    def of_rows(Y: Any, X: Any) -> Any:
         """The sum that the rule of `product` itself is."""
-        if implementation == "paper":
+        if as_printed():
             return jnp.zeros((n, 5, 4)).at[group].add(Y[:, :, None] * X[:, None])
         Y, X = (grouped.spread(rows, blocks) for rows in (Y, X))
         return grouped._sum_of_rows(n, Y, X, blocks.group)
@@ -232,13 +235,13 @@ def _recurrences(delta_rule: Any) -> Iterator[_Row]:
     H, d_k, d_v, B, l = 2, 3, 4, 2, 11
     document = jnp.array([[0] * 5 + [1] * 2 + [2] * 4, [0] * l])
 
-    def rule(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, implementation: str) -> Any:
+    def rule(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any) -> Any:
         decay = -0.3 * jnp.square(log_alpha)
-        found = delta_rule(Q, K, V, decay, beta, document, 4, implementation=implementation)
+        found = delta_rule(Q, K, V, decay, beta, document, 4)
         return jnp.concatenate([a.ravel() for a in found])
 
-    def uncorrected(Q: Any, K: Any, V: Any, log_alpha: Any, implementation: str) -> Any:
-        return rule(Q, K, V, log_alpha, None, implementation)
+    def uncorrected(Q: Any, K: Any, V: Any, log_alpha: Any) -> Any:
+        return rule(Q, K, V, log_alpha, None)
 
     rows: Any = {"Q": (H, d_k, B, l), "K": (H, d_k, B, l), "V": (H, d_v, B, l)}
     of_head, of_rows = rows | {"log_alpha": (H, 1, B, l)}, rows | {"log_alpha": (H, d_k, B, l)}

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms.lines import MLP, RGLRU, Attention, Experts, GatedDelta, KimiDelta, Latent, Mamba2
+from algorithms.machinery.options import using
 from algorithms.model.mixer import Given
 from algorithms.model.theta import count_layers, places, stacks_of
 from training.tasks.own_lines import modules_of, variant_named
@@ -172,7 +173,8 @@ def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
         return _loops(line)(X, Z, W, mask)
     t = np.arange(X.shape[1])
     arrays = jnp.asarray(X), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
-    Y, _ = line.whole(*arrays, Given(t, "paper"), None if Z is X else jnp.asarray(Z))
+    with using(implementation="paper"):
+        Y, _ = line.whole(*arrays, Given(t), None if Z is X else jnp.asarray(Z))
     return np.asarray(Y)
 
 
@@ -181,4 +183,5 @@ def _mlp(line: Any, X: Any, W: Any) -> np.ndarray:
     if line.loops:
         return _loops(line)(X, W)
     f = line.activation or "gelu"
-    return np.asarray(line(jnp.asarray(X), jax.tree.map(jnp.asarray, W), f=f, implementation="paper"))
+    with using(implementation="paper"):
+        return np.asarray(line(jnp.asarray(X), jax.tree.map(jnp.asarray, W), f=f))

@@ -30,7 +30,7 @@ def mapped(value: Any) -> tuple[np.ndarray, int]:
     Raises:
         AbstractValueError: if there is no array behind the value.
     """
-    axes = 0
+    axes, value = 0, value.array() if hasattr(value, "named") else value  # scores that wait
     if isinstance(value, jax.core.Tracer):
         tracer: Any = value  # whose attributes depend on its transformation
         if hasattr(value, "primal"):  # of differentiation

@@ -156,7 +156,7 @@ def _unobserved(kinds: set[type], code: Callable[[], Any]) -> Any:
 
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            for name in {"read", "weights", "write", "__call__", "whole", "step"} & vars(kind).keys():
+            for name in {"inputs", "read", "weights", "result", "__call__", "whole", "step"} & vars(kind).keys():
                 stack.enter_context(mock.patch.object(kind, name, untraced(vars(kind)[name])))
         return code()
 

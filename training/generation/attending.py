@@ -1,5 +1,6 @@
 """Attention of one more token, to the rows of a cache."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,12 +11,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from algorithms.alg03_attention import of_one_head
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.naming import beside, for_each, shows
-from algorithms.model.attention import Read, weights_of
-from algorithms.ops.attention.dispatch import scored, softmax_of
+from algorithms.machinery.naming import beside, shows
+from algorithms.model.attention import Memory, Read
+from algorithms.ops.attention.dispatch import LazyScores
 from training.generation.cache import Rows, held, rows_of, values_too, whole
 from training.generation.projections import read_of_a_column
 from training.generation.slots import Asked
@@ -64,34 +64,25 @@ def keys_of_distances(line: Attention, W: Any, d_e: int, dtype: Any, table: Any,
 
 
 def of_rows(
-    read: Read, cache: Rows, permitted: Any, line: Attention, of_distances: Any = None, slot: Any = None
+    cache: Rows, permitted: Any, window: int | None, of_distances: Any, slot: Any, s: LazyScores
 ) -> Float[Array, "H d_mid B"]:
-    """`attend_cached`, with S and A for an observer; by the lines as printed if `line` replaces the softmax."""
-    H, _, B = read.Q.shape
-    result = read.result or (lambda Y: Y)
+    """`attend_cached`, with S and A for an observer; by the lines as printed if the softmax is replaced."""
+    H, _, B = s.Q.shape
 
     def printed():
-        K, V = (jnp.repeat(a.reshape(-1, B, *a.shape[1:]), H * B // len(a), axis=0) for a in values_too(whole(cache)))
-        D, seen, R = None if of_distances is None else of_distances(), permitted, K.shape[2]
+        K, V = (a.reshape(-1, B, *a.shape[1:]).transpose(0, 3, 1, 2) for a in values_too(whole(cache)))
+        D, seen, R = None if of_distances is None else of_distances(), permitted, K.shape[3]
         if slot is not None:  # the oldest token first, as in a whole sequence
             turned = jnp.where(slot < R, 0, -(slot + 1) % R)
-            K, V, seen = jnp.roll(K, turned, 2), jnp.roll(V, turned, 2), jnp.roll(seen, turned, 1)
+            K, V, seen = jnp.roll(K, turned, 3), jnp.roll(V, turned, 3), jnp.roll(seen, turned, 1)
             D = None if D is None else jnp.roll(D, turned, 2)
-        of_D, weights = None if D is None else 0, weights_of(line, read.own)
+        return dataclasses.replace(s, K=K, mask=seen, added=D).array(V)
 
-        def of_sequence(Q, K, V, permitted, D, own):
-            score = functools.partial(scored, D=D, cap=line.cap, d_attn=len(Q))
-            return of_one_head(Q, K.T, V.T, permitted, score, softmax_of(weights, own), lambda A: A)
-
-        with for_each(2):
-            of_head = jax.vmap(of_sequence, (1, 0, 0, 0, of_D, None), 1)
-            return result(jax.vmap(of_head, (0, 0, 0, None, of_D, 0))(read.Q, K, V, seen, D, read.own))
-
-    if shows("printed") or line.replaces_softmax:
+    sinks = None if s.weights is None else s.weights.sinks
+    if shows("printed") or (s.weights is not None and sinks is None):
         return printed()
-    sinks = read.own if line.sinks else None
-    Y = attend_cached(read.Q, cache, permitted, line.cap, of_distances, slot, line.window, sinks)
-    return beside(result(Y.reshape(H, -1, B)), printed)
+    Y = attend_cached(s.divided_by_root().Q, cache, permitted, s.cap, of_distances, slot, window, sinks)
+    return beside(Y.reshape(H, -1, B), printed)
 
 
 class CachedAttention(NamedTuple):
@@ -102,8 +93,8 @@ class CachedAttention(NamedTuple):
     t: Int[Array, "B"]  # the position of each token
     slot: Int[Array, ""]  # where its own key and value go
 
-    def attend(self, read: Read, line: Attention) -> tuple[Array, "CachedAttention"]:
-        """Write the tokens' own keys and values into the cache, and attend to its rows."""
+    def extended(self, read: Read, line: Attention, *_: Any) -> tuple[Memory, "CachedAttention"]:
+        """The rows of the cache, with the tokens' own keys and values written into it."""
         cache = self.cache.stored(read.K, read.V, self.slot)
         distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
         permitted = self.t[:, None] + distances[None] >= 0
@@ -115,7 +106,8 @@ class CachedAttention(NamedTuple):
             return scores_of_distances(read.U, self.P, distances[start:][:n])
 
         D = None if self.P is None else of_distances
-        return of_rows(read, cache, permitted, line, D, self.slot), self._replace(cache=cache)
+        attend = functools.partial(of_rows, cache, permitted, line.window, D, self.slot)
+        return Memory(attend), self._replace(cache=cache)
 
 
 class ContextAttention(NamedTuple):
@@ -124,9 +116,9 @@ class ContextAttention(NamedTuple):
     cache: Rows
     permitted: Bool[Array, "B l_z"]
 
-    def attend(self, read: Read, line: Attention) -> tuple[Array, "ContextAttention"]:
-        """Attend to the known keys and values."""
-        return of_rows(read, self.cache, self.permitted, line), self
+    def extended(self, read: Read, line: Attention, *_: Any) -> tuple[Memory, "ContextAttention"]:
+        """The known keys and values."""
+        return Memory(functools.partial(of_rows, self.cache, self.permitted, line.window, None, None)), self
 
 
 def scores_of_distances(

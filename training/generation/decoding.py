@@ -15,6 +15,7 @@ from algorithms.alg08_ed_transformer import ed_decoder_lines
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import keeping, lines_of
 from algorithms.lines import Experts
+from algorithms.machinery.options import using
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import log_softmax, softmax
 from training.generation.attending import CachedAttention, ContextAttention, keys_of_distances
@@ -60,16 +61,16 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
         for cache, of_distances in zip(caches, P, strict=True)
     )
     kept = layers.Kept(own)
-    options = {"implementation": implementation_of(weights.variant), "positions": t}
-    if context is None:
-        f = lines_of("Algorithm 10", y, weights, **options, kept=kept)
-        X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
-    else:
-        caches = context.caches
-        kept = kept._replace(context=tuple(ContextAttention(cache, context.permitted) for cache in caches))
-        f = lines_of("decoder of Algorithm 8", y, weights, **options, kept=kept)
-        Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
-        X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
+    with using(implementation=implementation_of(weights.variant)):
+        if context is None:
+            f = lines_of("Algorithm 10", y, weights, positions=t, kept=kept)
+            X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
+        else:
+            caches = context.caches
+            kept = kept._replace(context=tuple(ContextAttention(cache, context.permitted) for cache in caches))
+            f = lines_of("decoder of Algorithm 8", y, weights, positions=t, kept=kept)
+            Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
+            X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
     return weights.variant.unembedding.logits(X, weights), _caches(kept.own)
 
 

@@ -14,6 +14,7 @@ from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, 
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
 from algorithms.lines import Attention
+from algorithms.machinery.options import using
 from algorithms.model.theta import Apart, count_layers, places, stacks_of
 from training.generation.cache import Cache, KeyValues, RecurrentState, held, rows_of_parts
 from training.generation.states import Context, Limits, State, begun, prompt_tokens
@@ -73,8 +74,9 @@ def _of_every_layer(
     """Return each layer's cache of the prompts without their last tokens, from stacked parameters."""
     P, L = x.shape[1], count_layers(theta.layers, theta.variant)
     x, widest = zero_padding(x, lengths), None if None in limits else max(filter(None, limits), default=None)
-    f = lines_of("Algorithm 10", x, theta, "auto", keep=_keeps(lengths, P, widest), until=lengths - 1)
-    stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
+    with using(implementation="auto"):
+        f = lines_of("Algorithm 10", x, theta, keep=_keeps(lengths, P, widest), until=lengths - 1)
+        stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
 
     def of_layer(l, stack, row):
         cache: Any = jax.tree.map(lambda a: a[row], stacks[stack])
@@ -91,7 +93,8 @@ def _of_every_layer(
 def _embedded(theta: DTransformerParams, x: Int[Array, "B P"], lengths: Int[Array, "B"]) -> Float[Array, "d_e B P"]:
     """Return the embeddings of prompts: lines 1-3 of Algorithm 10."""
     x = zero_padding(x, lengths)
-    return lines_of("Algorithm 10", x, theta, implementation="auto").embedding(x, theta)
+    with using(implementation="auto"):
+        return lines_of("Algorithm 10", x, theta).embedding(x, theta)
 
 
 @functools.partial(jax.jit, static_argnames=("limit", "is_last"))
@@ -99,8 +102,9 @@ def layer_read(
     X: Float[Array, "d_e B P"], theta: DTransformerParams, lengths: Int[Array, "B"], *, limit: int | None, is_last: bool
 ) -> tuple[Float[Array, "d_e B P"] | None, Cache]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache."""
-    f = lines_of("Algorithm 10", X, theta, "auto", keep=_keeps(lengths, X.shape[-1], limit), until=lengths - 1)
-    X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
+    with using(implementation="auto"):
+        f = lines_of("Algorithm 10", X, theta, keep=_keeps(lengths, X.shape[-1], limit), until=lengths - 1)
+        X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
     return None if is_last else X, kept.own[0]
 
 
@@ -110,7 +114,7 @@ def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Ar
     Z, variant = ed_encoding(z, theta, z_length=z_lengths), theta.variant
 
     def of_line(line):
-        return lambda W: KeyValues.of(*line.context(Z, W, "auto"))
+        return lambda W: KeyValues.of(*line.context(Z, W))
 
     def of_stack(run, part, stack):
         def of_layer(of):
@@ -125,6 +129,7 @@ def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Ar
 
     L = count_layers(theta.decoder, variant)
     runs = [(run, part) for part in variant.parts(L) for run in part.runs]
-    stacks = [of_stack(*of, stack) for of, stack in zip(runs, stacks_of(theta.decoder), strict=True)]
+    with using(implementation="auto"):
+        stacks = [of_stack(*of, stack) for of, stack in zip(runs, stacks_of(theta.decoder), strict=True)]
     caches = tuple(jax.tree.map(lambda a, row=row: a[row], stacks[stack]) for stack, row in places(variant, L))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,9 @@ from jaxtyping import Float
 
 from algorithms import AttentionParams, MHAttentionParams
 from algorithms.lines import Attention
+from algorithms.machinery.options import using
 from algorithms.model.attention import Read
+from algorithms.model.mixer import Given
 from algorithms.model.positions import Table
 from algorithms.ops.products import product
 from training.generation.quantized import QuantizedMatrix
@@ -34,7 +37,7 @@ class Projections:
     u: Any  # its bias of queries for the product with keys
     v: Any  # its bias of queries for the product with distances
     s: Any  # the sinks
-    of_positions: Any  # the parameters of custom positions
+    of_positions: Any  # the parameters of positions of one's own
     W_g: Any  # the projection of the gate of what the heads give
     rows: tuple[tuple[int, int], ...] = dataclasses.field(metadata={"static": True})  # heads, and rows per head, in W
 
@@ -47,32 +50,36 @@ class Projections:
         return Projections(of_all, b, *params[1:], rows=tuple((a.shape[0], a.shape[1]) for a in W))
 
     @property
-    def heads(self) -> AttentionParams:
-        """The matrices and biases one by one, for a custom line (None: a known context's); not of int8."""
-        if not isinstance(self.W, jax.Array):
-            raise ValueError(
-                "int8: expected an attention that projects by Attention.read, got one that reads W_q, W_k and W_v "
-                "itself; generate with the weights as they are"
-            )
-        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
-        W = [a.reshape(*n, a.shape[-1]) for a, n in zip(jnp.split(self.W, ends), self.rows, strict=True)]
-        of_each = [part for pair in zip(W, self.b, strict=True) for part in pair]
-        return AttentionParams(*of_each, *[None] * (6 - len(of_each)))
+    def printed(self) -> MHAttentionParams:
+        """The parameters of Algorithm 5, whose matrices multiply a column together; None for a known context's."""
+        found: dict[int, Any] = {}
 
-    def products(self, X: Float[Array, "d_e B"], *, of_positions: bool = False) -> tuple[Any, ...]:
-        """Return what `algorithms.model.attention.products` does; of a context, whose keys are known, only queries."""
-        ends = np.cumsum([H * d for H, d in self.rows])[:-1]
-        found = [Y.reshape(*n, -1) for Y, n in zip(jnp.split(product(self.W, X), ends), self.rows, strict=True)]
-        if of_positions:
-            return tuple(found[:2])
-        found = [Y if b is None else Y + b[..., None] for Y, b in zip(found, self.b, strict=True)]
-        return (*found, None, None)[:3]
+        def times(X, i):
+            if id(X) not in found:
+                ends = np.cumsum([H * d for H, d in self.rows])[:-1]
+                of_each = zip(jnp.split(product(self.W, X), ends), self.rows, strict=True)
+                found[id(X)] = X, [Y.reshape(*n, *X.shape[1:]) for Y, n in of_each]
+            return found[id(X)][1][i]
+
+        n = len(self.rows)
+        W: list[Any] = [_Part(lambda X, dtype, i=i: times(X, i) if i < n else None) for i in range(3)]
+        b: Any = (*self.b, None, None)[:3]
+        heads = AttentionParams(*(part for pair in zip(W, b, strict=True) for part in pair))
+        return MHAttentionParams(heads, self.W_o, self.b_o, norm_out=self.norm_out)
+
+
+class _Part(NamedTuple):
+    """The rows of one matrix in `Projections`."""
+
+    times: Callable[..., Any]  # the product of these rows and columns
+    ndim: int = 3
 
 
 def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> Read:
     """Return what an attention reads of a column of zeros: for its shapes, and for the keys of distances."""
     X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
-    return line.read(X, X, W, t_x=t, t_z=t, table=Table(table), implementation="paper")
+    with using(implementation="paper"):
+        return line.reading(X, W, Given(t, Table(table)))
 
 
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:

@@ -76,10 +76,10 @@ def _check_adds_up(theta: DTransformerParams) -> None:
             f"theta: expected parameters of Algorithm 10, got {type(theta).__name__}, whose layers normalize their sums"
         )
     for line in theta.variant.attentions:
-        if getattr(type(line), "write", None) is not Attention.write:
+        if getattr(type(line), "result", None) is not Attention.result or not hasattr(line.shapes(), "W_o"):
             raise ValueError(
-                f"variant.attention: expected Attention.write, W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, whose "
-                "heads need not have separate parts"
+                f"variant.attention: expected Attention.result and W_o Y + b_o 1ᵀ, got {type(line).__name__}'s own, "
+                "whose heads need not have separate parts"
             )
     if any(getattr(line, "normalize_output", None) is not None for line in theta.variant.attentions):
         raise ValueError(

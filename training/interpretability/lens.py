@@ -30,7 +30,7 @@ def after_layers(
     if isinstance(theta, EDTransformerParams) or "norm_last" not in theta.variant.orders:
         return X
     norms = every_layer(theta.layers, theta.variant, lambda W: W.norm2)
-    return jax.vmap(lambda X, norm: theta.variant.norm(X, norm, "paper"))(X, norms)
+    return jax.vmap(theta.variant.norm)(X, norms)
 
 
 def unembedded(
@@ -38,7 +38,7 @@ def unembedded(
 ) -> Float[Array, "N_V *columns"]:
     """The logits of a residual stream, by the last lines."""
     norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
-    X = X if norm is None else theta.variant.norm(X, norm, "paper")
+    X = X if norm is None else theta.variant.norm(X, norm)
     return theta.variant.unembedding.logits(X, theta)
 
 

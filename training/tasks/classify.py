@@ -50,7 +50,7 @@ def pooled(X: Float[Array, "d_e *batch 1"], encoder: ETransformerParams) -> Floa
     """Return the classifier's input: the first token's encoding, through the encoder's pooler if it has one."""
     if encoder.W_pool is None:
         return X
-    return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool, "auto"))
+    return jnp.tanh(linear(encoder.W_pool, X, encoder.b_pool))
 
 
 def _columns(params: ClassifierParams, batch: Batch, options: LoopOptions) -> Columns:

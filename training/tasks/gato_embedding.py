@@ -9,7 +9,7 @@ their own; `mu_law` and `discretize` turn continuous values into tokens, too. On
 
 import dataclasses
 import math
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from algorithms.machinery.record import Range, serializable
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams
-from algorithms.notation import Implementation
+from algorithms.notation import Choice
 from algorithms.ops.activation import activate
 from algorithms.ops.linear import linear
 
@@ -179,8 +179,7 @@ def patch_embedding(
     row: Integer[AnyArray, "*#batch n"],
     column: Integer[AnyArray, "*#batch n"],
     image: PatchParams,
-    *,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Float[Array, "d_e *batch n"]:
     """Gato's embedding of image patches: a residual block, and the position within the image.
 
@@ -201,13 +200,13 @@ def patch_embedding(
     side, _, channels, *columns = patches.shape
     p = jnp.moveaxis(patches.reshape(side, side, channels, math.prod(columns)), -1, 0).astype(image.K_in.dtype)
     U = _conv(p, image.K_in, image.b_in)
-    V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1), implementation), image.K_1, image.b_1)
-    U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2), implementation), image.K_2, image.b_2)
+    V = _conv(activate("gelu", _group_norm(U, image.gamma1, image.beta1)), image.K_1, image.b_1)
+    U = U + _conv(activate("gelu", _group_norm(V, image.gamma2, image.beta2)), image.K_2, image.b_2)
     vec = jnp.moveaxis(U, 0, -1).reshape(math.prod(U.shape[1:]), *columns)
-    E = linear(image.W_out, vec, image.b_out, implementation)
+    E = linear(image.W_out, vec, image.b_out)
     for place, W in ((row, image.W_row), (column, image.W_column)):
         of_batch = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)
-        E = E + positional_embedding(of_batch, W, implementation=implementation)
+        E = E + positional_embedding(of_batch, W)
     return E
 
 
@@ -235,8 +234,7 @@ def gato_embedding(
     column: Integer[AnyArray, "*#batch n"],
     theta: DTransformerParams,
     image: PatchParams,
-    *,
-    implementation: Implementation = "auto",
+    **options: Unpack[Choice],
 ) -> Float[Array, "d_e *batch l"]:
     """Gato's embeddings of text, values and patches in one sequence, for line 2 of Algorithm 10.
 
@@ -252,9 +250,9 @@ def gato_embedding(
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    f = lines_of("Algorithm 10", x, theta, implementation=implementation)
+    f = lines_of("Algorithm 10", x, theta)
     tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
-    of_patches = patch_embedding(patches, row, column, image, implementation=implementation)
+    of_patches = patch_embedding(patches, row, column, image)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
     return jnp.where(at[None] < 0, tokens, of_patches)
 

@@ -1,5 +1,6 @@
-"""Chooses the implementation of lines 4 and 5 of Algorithm 4, for the target platform, and runs it."""
+"""The scores of line 4 of Algorithm 4, which wait for the product with the values, and the choice of its kernel."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,11 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Key
 
-from algorithms.machinery.arrays import are_numbers
-from algorithms.machinery.naming import beside, for_each, shows
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, scaled
+from algorithms.machinery.naming import beside, shows
+from algorithms.machinery.options import dropout_key, static
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import split_attention
-from algorithms.masks import Mask, StructuralMask, batch_axes, sequence_axes
+from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.distances import gathered_by_distance
@@ -44,78 +46,182 @@ class Weights(NamedTuple):
     """What replaces the softmax of scores: `Attention.weights` of a custom line."""
 
     of_head: Callable[..., Array]  # (S, own) → A, for one head of one sequence
-    own: Any  # what it reads besides the scores: arrays with an axis of heads in front, or None
-    says: str  # whose it is, for error messages
+    own: Any = None  # what it reads besides the scores: arrays with an axis of heads in front, or None
+    says: str = ""  # whose it is, for error messages
     sinks: Any = None  # the sinks ``[H]``, if they are all that differs from the softmax, which the rules can compute
     sequences: Any = None  # for each array of ``own``, its first axis of sequences, or None; None: no array has one
 
 
-def attend(
-    as_printed: Callable[..., Any],
-    Q: Float[Array, "... l_x"],
-    K: Float[Array, "... l_z"],
-    V: Float[Array, "... l_z"],
-    mask: Mask,
-    *,
-    heads: bool,
-    implementation: str = "auto",
-    dropout: float = 0.0,
-    key: Key[Array, "*batch"] | None = None,
-    cap: float | None = None,
-    by_distance: ByDistance = (),
-    weights: Weights | None = None,
-) -> Float[Array, "... l_x"]:
-    """Lines 4 to the end of Algorithm 4, of every head and every sequence.
+@dataclasses.dataclass(frozen=True, eq=False)
+class LazyScores:
+    """``S = KᵀQ``, of every head and sequence, and what the lines after it do: computed by the product with V alone.
 
-    Args:
-        as_printed: the lines as printed, for one head of one sequence: `alg03_attention.of_one_head`.
-        Q: queries, ``[*heads, d_attn, *batch, l_x]``.
-        K: keys, ``[*heads, d_attn, *batch, l_z]``; without batch axes they serve all sequences. With fewer heads
-            than Q, each serves several consecutive heads of queries.
-        V: values, ``[*heads, d_mid, *batch, l_z]``, shared like the keys.
-        mask: one for all heads; one for all sequences, or one for each.
-        heads: whether axis 0 is the axis of heads.
-        implementation: one of ``IMPLEMENTATIONS``.
-        dropout: probability to drop an attention weight.
-        key: one for each sequence. Head h draws with ``fold_in(key, h)``; without an axis of heads, ``key`` is used.
-        cap: c, for scores ``c tanh(S/c)``, or None.
-        by_distance: for scores by distance, U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of
-            ``scores_by_distance``; otherwise empty.
-        weights: what replaces the softmax, which only the lines as printed can compute unless it is a softmax with
-            sinks; None: the softmax.
+    ``V @ softmax(S / c)`` chooses the kernel, or computes the lines as printed. An array made of it (`np.asarray`), as
+    of a value that an observer asks for, is ``[*heads, l_z, *batch, l_x]``.
     """
-    H, batch = Q.shape[0] if heads else 1, Q.shape[1 + heads : -1]
-    K, V = (_with_batch(a, batch, 1 + heads) for a in (K, V))
-    seeds = _seeds(key, H, heads) if dropout else None
-    options = {"heads": heads, "dropout": dropout, "cap": cap}
-    printed = functools.partial(_of_each, as_printed, Q, K, V, mask, seeds, by_distance, weights, **options)
+
+    K: Any  # keys, ``[*heads, d_attn, *batch, l_z]``; with fewer heads than Q, each serves several; or a cache of them
+    Q: Any  # queries, ``[*heads, d_attn, *batch, l_x]``
+    heads: bool = False  # whether axis 0 is the axis of heads
+    mask: Any = BIDIRECTIONAL  # one for all heads; one for all sequences, or one for each
+    divisor: Any = 1.0
+    cap: float | None = None  # c, for scaled scores ``c tanh(S/c)``
+    by_distance: ByDistance = ()  # U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of scores by distance
+    added: Any = None  # numbers added to the scores of a single query of each sequence, ``[H, *batch, l_z]``
+    weights: Weights | None = None  # what replaces the softmax
+    step: int = 0  # 0: KᵀQ, 1: masked, 2: the weights of the values
+    factor: Any = 1.0  # of these weights
+    names: tuple[Any, ...] = ()  # the observers of the values of the steps
+
+    __array_ufunc__ = None  # so that V @ S is this class's also if V is NumPy's
+
+    def where(self, mask: Mask) -> "LazyScores":
+        """The scores, −∞ where the mask is False."""
+        return dataclasses.replace(self, mask=mask, step=1)
+
+    def __truediv__(self, c: Any) -> "LazyScores":
+        changed: Any = {"divisor": self.divisor * c} if self.step < 2 else {"factor": self.factor / c}
+        return dataclasses.replace(self, **changed)
+
+    def __rmul__(self, c: Any) -> "LazyScores":
+        return self / (1 / c)
+
+    def softmax(self) -> "LazyScores":
+        """The attention weights, by the softmax or by what replaces it."""
+        return dataclasses.replace(self, step=2)
+
+    def named(self, name: Callable[[Array], Array]) -> "LazyScores":
+        """The same, whose value is shown to an observer if it is computed."""
+        return dataclasses.replace(self, names=(*self.names, (self.step, name)))
+
+    def __rmatmul__(self, V: Any) -> Float[Array, "... l_x"]:
+        V_tilde = self.K.attend(self) if hasattr(self.K, "attend") else attend(self, V)
+        return V_tilde if isinstance(self.factor, float) and self.factor == 1 else V_tilde * self.factor
+
+    @property
+    def d_attn(self) -> int:
+        """The number of rows of a query."""
+        return self.Q.shape[int(self.heads)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape ``[*heads, l_z, *batch, l_x]``."""
+        heads = int(self.heads)
+        return *self.Q.shape[:heads], self.K.shape[-1], *self.Q.shape[heads + 1 :]
+
+    def divided_by_root(self) -> "LazyScores":
+        """The same S/c as S/√d_attn, which kernels compute: with other queries, unless c is as printed."""
+        root = math.sqrt(self.d_attn)
+        if isinstance(self.divisor, float) and self.divisor == root:
+            return self
+        Q, *U = (scaled(a, root / self.divisor) for a in (self.Q, *self.by_distance[:1]))
+        return dataclasses.replace(self, Q=Q, by_distance=(*U, *self.by_distance[1:]), divisor=root)
+
+    def array(self, V: Any = None) -> Array:
+        """The value of the last step that was taken, by the lines as printed; with values, their product with them."""
+        K, Q, of = self.K, self.Q, Weights(lambda S, _: softmax(S)) if self.weights is None else self.weights
+        if self.heads and len(K) < len(Q):
+            K, V = (a if a is None else jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
+        of_own = jax.tree.map(lambda axis: axis - 1, of.sequences)  # without the axis of heads
+        rate, d_attn = static().dropout, self.d_attn
+        seeds = _seeds(dropout_key(), self) if rate and V is not None else None
+
+        def score(K, Q):
+            return jnp.matmul(K.T, Q, preferred_element_type=accumulation_dtype(Q.dtype))
+
+        def masked(S, mask, by_distance, added):
+            S = S + gathered_by_distance(*by_distance, l_z=len(S)) if by_distance else S
+            S = S if added is None else S + added
+            Mask = mask.dense(*S.shape) if isinstance(mask, StructuralMask) else mask
+            return jnp.where(Mask, capped(S, self.cap, d_attn), -jnp.inf)
+
+        def weigh(S, own):
+            S = S / jnp.asarray(self.divisor).astype(S.dtype)
+            return of.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
+
+        def weighted(V, A, seed):
+            if seed is not None:
+                kept = keep_mask(seed, rate, *map(jnp.arange, A.shape))
+                A = jnp.where(kept, A / (1 - rate), 0)
+            return (V.astype(A.dtype) @ A).astype(V.dtype)
+
+        S = self._shown(0, self._each(score, (K, 0, 1), (Q, 0, 1)))
+        if self.step > 0:
+            U_P = self.by_distance, 0, (1, None)[: len(self.by_distance)]
+            of_mask = self.mask, None, 0 if Q.ndim < self.K.ndim else sequence_axes(self.mask)
+            S = self._shown(1, self._each(masked, (S, 0, 0), of_mask, U_P, (self.added, 0, 0)))
+        if self.step > 1:
+            S = self._shown(2, self._each(weigh, (S, 0, 0), (of.own, 0, of_own)))
+        if V is not None:
+            return self._each(weighted, (V, 0, 1), (S, 0, 0), (seeds, 0, 0), to=1)
+        return jnp.moveaxis(S, self.heads + self._n, int(self.heads))
+
+    @property
+    def _n(self) -> int:
+        """The number of axes of sequences."""
+        return self.K.ndim - 2 - self.heads
+
+    def _each(self, f: Callable[..., Array], *of: Any, to: int = 0) -> Array:
+        """A function of each head and sequence, of arrays with their axes of heads, and of sequences in one head's."""
+        arrays, heads, sequences = zip(*of, strict=True)
+        heads, sequences = (
+            [None if a is None else i for a, i in zip(arrays, axes, strict=True)] for axes in (heads, sequences)
+        )
+        for _ in range(self._n):
+            f = jax.vmap(f, sequences, to)
+        return jax.vmap(f, heads)(*arrays) if self.heads else f(*arrays)
+
+    def _shown(self, step: int, S: Array) -> Array:
+        """The value of a step, ``[*heads, *batch, l_z, l_x]``, shown to the observers that ask for it."""
+        for name in (name for at, name in self.names if at == step):
+            first, rows = int(self.heads), self.heads + self._n
+            S = jnp.moveaxis(name(jnp.moveaxis(S, rows, first)), first, rows)
+        return S
+
+
+def scores(K: Any, Q: Any, *, heads: bool = False, **options: Any) -> LazyScores:
+    """``KᵀQ``, computed with the values; ``options`` are fields of `LazyScores`."""
+    K = K if hasattr(K, "attend") else _with_batch(K, Q.shape[1 + heads : -1], 1 + heads)
+    return LazyScores(K, Q, heads, **options)
+
+
+def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]:
+    """``V A``, of every head and sequence, by the chosen implementation.
+
+    Of the dropout's keys, one for each sequence, head h draws with ``fold_in(key, h)``; without an axis of heads, the
+    key is used.
+    """
+    heads, batch, implementation = s.heads, s.Q.shape[1 + s.heads : -1], static().implementation
+    K, V = s.K, _with_batch(V, batch, 1 + heads)
+    weights, sinks = s.weights, None if s.weights is None else s.weights.sinks
     if implementation == "paper" or shows("printed"):
-        return printed()
-    sinks = None if weights is None else weights.sinks
+        return s.array(V)
     if weights is not None and sinks is None and implementation == "auto":
-        return printed()
+        return s.array(V)
     if weights is not None and sinks is None:
         raise ValueError(f'implementation="{implementation}" is not available: {weights.says}; give "auto" or "paper"')
-    if 0 in (*batch, Q.shape[-1], K.shape[-1]):
-        return jnp.zeros_like(V, shape=(*V.shape[:-1], Q.shape[-1]))
-    Q, K, V = (_flat(a, heads, batch) for a in (Q, K, V))
-    by_distance = (_flat(by_distance[0], heads, batch), by_distance[1]) if by_distance else ()
+    if 0 in (*batch, s.Q.shape[-1], K.shape[-1]):
+        return jnp.zeros_like(V, shape=(*V.shape[:-1], s.Q.shape[-1]))
+    printed, s, mask = functools.partial(s.array, V), s.divided_by_root(), s.mask
+    Q, K, V = (_flat(a, heads, batch) for a in (s.Q, K, V))
+    by_distance = (_flat(s.by_distance[0], heads, batch), s.by_distance[1]) if s.by_distance else ()
     of_itself = isinstance(mask, StructuralMask) and mask.documents_x is mask.documents_z
     # the batch axes of the mask's arrays, merged into one
     mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
-    seeds = None if seeds is None else seeds.reshape(H, -1, 2)
-    scores = Scores(mask, seeds, by_distance, sinks, dropout, cap)
-    name = automatic(Q, K, V, scores, platform_of(Q)) if implementation == "auto" else implementation
-    _refuse(name, Q, K, V, scores)
+    seeds = _seeds(dropout_key(), s) if static().dropout else None
+    seeds = None if seeds is None else seeds.reshape(len(Q), -1, 2)
+    tiles = Scores(mask, seeds, by_distance, sinks, static().dropout, s.cap)
+    name = automatic(Q, K, V, tiles, platform_of(Q)) if implementation == "auto" else implementation
+    _refuse(name, Q, K, V, tiles)
 
-    def of_tiles(Q, K, V, scores, first):
+    def of_tiles(Q, K, V, tiles, first):
         if name in LIBRARY_KERNELS:
-            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, scores.mask, cap, of_itself)
-        return RULES[name](Q, K, V, scores if first is None else scores.counted_from(first, K.shape[-1]))
+            return library_attention(LIBRARY_KERNELS[name][0], Q, K, V, tiles.mask, s.cap, of_itself)
+        return RULES[name](Q, K, V, tiles if first is None else tiles.counted_from(first, K.shape[-1]))
 
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
-    V_tilde = split_attention(of_tiles, (Q, K, V), scores, scores.axes(), balanced)
-    V_tilde = V_tilde.reshape(*(H,) * heads, -1, *batch, V_tilde.shape[-1])
+    V_tilde = split_attention(of_tiles, (Q, K, V), tiles, tiles.axes(), balanced)
+    V_tilde = V_tilde.reshape(*(len(Q),) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
 
 
@@ -169,47 +275,6 @@ def _refuse(name: str, Q: Array, K: Array, V: Array, scores: Scores) -> None:
         raise ValueError(f'implementation="{name}" is not available: {reason}; give implementation="auto"')
 
 
-def _of_each(as_printed, Q, K, V, mask, seeds, by_distance, weights, *, heads: bool, dropout: float, cap: float | None):
-    """The lines as printed, of every head and sequence, by ``jax.vmap``."""
-    own, sequences = (None, None) if weights is None else (weights.own, weights.sequences)
-    of_own = jax.tree.map(lambda axis: axis - 1, sequences)  # without the axis of heads
-    if heads and len(K) < len(Q):
-        K, V = (jnp.repeat(a, len(Q) // len(a), axis=0) for a in (K, V))
-
-    def of_one(Q, K, V, mask, seed, by_distance, own):
-        l_z, l_x = K.shape[1], Q.shape[1]
-
-        def drop(A):
-            if seed is None:
-                return A
-            return jnp.where(keep_mask(seed, dropout, jnp.arange(l_z), jnp.arange(l_x)), A / (1 - dropout), 0)
-
-        Mask = mask.dense(l_z, l_x) if isinstance(mask, StructuralMask) else mask
-        D = gathered_by_distance(*by_distance, l_z=l_z) if by_distance else None
-        score = functools.partial(scored, D=D, cap=cap, d_attn=Q.shape[0])
-        return as_printed(Q, K, V, Mask, score, softmax_of(weights, own), drop)
-
-    for_seeds, of_U_P = None if seeds is None else 0, (1, None)[: len(by_distance)]
-    for _ in range(Q.ndim - 2 - heads):
-        of_one = jax.vmap(of_one, in_axes=(1, 1, 1, sequence_axes(mask), for_seeds, of_U_P, of_own), out_axes=1)
-    with for_each(Q.ndim - 2):
-        if heads:
-            return jax.vmap(of_one, in_axes=(0, 0, 0, None, for_seeds, 0, 0))(Q, K, V, mask, seeds, by_distance, own)
-        return of_one(Q, K, V, mask, None if seeds is None else seeds[0], by_distance, own)
-
-
-def softmax_of(weights: Weights | None, own: Any) -> Callable[[Array], Array]:
-    """The softmax of a head, or what replaces it with the head's arrays ``own``, also for one column of scores."""
-    if weights is None:
-        return softmax
-    return lambda S: weights.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
-
-
-def scored(S: Array, D: Array | None, cap: float | None, d_attn: int) -> Array:
-    """The scores KᵀQ as a variant changes them: with the scores by distance D, then capped."""
-    return capped(S if D is None else S + D, cap, d_attn)
-
-
 def _with_batch(a: Array, batch: tuple[int, ...], at: int) -> Array:
     """Keys or values, broadcast to every sequence of the batch if they have no batch axes."""
     if a.ndim - at - 1 == len(batch):
@@ -223,8 +288,8 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
     return a.reshape(*rows, math.prod(batch), a.shape[-1])
 
 
-def _seeds(key: Key[Array, "*batch"] | None, H: int, heads: bool) -> Array | None:
+def _seeds(key: Key[Array, "*batch"] | None, s: LazyScores) -> Array | None:
+    """The seeds of the dropout of every head and sequence."""
     if key is None:
         return None
-    of_heads = jax.vmap(functools.partial(fold_in, key))(jnp.arange(H)) if heads else key[None]
-    return seed_of(jnp.asarray(of_heads))
+    return seed_of(jnp.asarray(jax.vmap(functools.partial(fold_in, key))(jnp.arange(len(s.Q))) if s.heads else key))

@@ -37,11 +37,10 @@ LENGTHS = np.array([9, 1, 4])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Direct(Attention):
-    """The paper's attention, by a formula that reads W_q, W_k and W_v itself."""
+    """The paper's attention, by a method of its own."""
 
-    def read(self, X, Z, W, *, t_x, t_z, table, implementation):
-        of = [jnp.tensordot(M, Y, 1) for M, Y in zip(W.heads[::2], (X, Z, Z), strict=True)]
-        return Read(*(Y + b.reshape(*b.shape, *(1,) * (Y.ndim - 2)) for Y, b in zip(of, W.heads[1::2], strict=True)))
+    def read(self, Q, K, V, at):
+        return Read(Q, K, V)
 
 
 LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "experts": {"mlp": Experts(n=3)}}
@@ -101,7 +100,7 @@ MIXING = {
     "Neighbors.read: expected a column of K": {"attention": Neighbors(tap=1, share=0.04)},
     "FourBack.read: expected a column of V": {"attention": FourBack(tap=4, share=1e-6)},
     "Later.read: expected a column of Q": {"attention": Later(tap=-1)},
-    "Far.write: expected a column": {"attention": Far(tap=257)},
+    "Far.result: expected a column": {"attention": Far(tap=257)},
     "Convolution.__call__: expected a column": {"mlp": Convolution()},
     "Pooled.__call__: expected a column": {"norm": Pooled()},
     "Numbered.__call__: expected a column": {"mlp": Numbered()},
@@ -136,12 +135,12 @@ def test_weights_by_the_order_of_keys_are_those_of_whole_sequences(window):
 class Doubled(Attention):
     """Two values for each, so that a cache has more rows."""
 
-    def read(self, X, Z, W, **options):
-        read = super().read(X, Z, W, **options)
+    def read(self, Q, K, V, at):
+        read = super().read(Q, K, V, at)
         return read._replace(V=jnp.concatenate([read.V, read.V], axis=1))
 
-    def write(self, Y, W, implementation):
-        return super().write(Y[:, : Y.shape[1] // 2], W, implementation)
+    def result(self, Y, at):
+        return super().result(Y[:, : Y.shape[1] // 2], at)
 
 
 def test_attentions_in_turn_with_other_caches_are_refused():

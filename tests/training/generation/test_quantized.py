@@ -49,7 +49,7 @@ def test_a_product_is_that_of_the_rounded_matrix_but_for_15_bits_of_the_column(r
     W, X = cases.normal(*rows, 19, dtype=jnp.float32), np.array(cases.normal(19, *columns, seed=1, dtype=jnp.float32))
     X[3] *= 1000  # beside which the others would vanish in 8 bits
     rounded, b = of_matrix(W), cases.normal(*rows, seed=2, dtype=jnp.float32)
-    Y = jax.jit(lambda X: linear(rounded, X, b, "paper"))(X)
+    Y = jax.jit(lambda X: cases.by("paper", linear, rounded, X, b))(X)
     exact = np.asarray(X, np.float64)
     expected = np.tensordot(as_matrix(rounded), exact, 1) + np.asarray(b).reshape(*rows, *(1 for _ in columns))
     off_by = np.abs(exact).max(0) / 127 / 254 / 2  # each entry of a column
