@@ -60,7 +60,7 @@ def test_a_product_is_that_of_the_dequantized_numbers(form, dtype, rows, d_in, c
 
     @jax.jit
     def products(W, X, b):
-        return W.times(X, jnp.float32), linear(W, X, b, "auto"), logits(X, W) if len(rows) == 1 else None
+        return W.times(X, jnp.float32), linear(W, X, b), logits(X, W) if len(rows) == 1 else None
 
     product, Y, scores = products(W, X, b)
     np.testing.assert_allclose(product, expected, **near)
