@@ -24,7 +24,7 @@ LEAST = 2**16
 
 def product(
     W: Float[Array, "*rows d_in"] | Any, X: Float[Array, "d_in *columns"], dtype: jnp.dtype | None = None
-) -> Float[Array, "..."]:
+) -> Float[Array, "..."] | Any:
     """``W X``, shape ``[*rows, *columns]``, accumulated in ``dtype``; by ``W.times`` if W is another form of a matrix.
 
     XLA's CPU backend runs most products with a single column on one core, but batched products on several: for such a
