@@ -14,7 +14,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
     ),
     "alg03_attention.py": (
         ("bias of the query skipped", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", None),
-        ("1/√d dropped, one query", "single_query_attention", "4", " / jnp.sqrt(q.shape[0]).astype(scores.dtype)", "", 3, "4", None),
+        ("1/√d dropped, one query", "single_query_attention", "4", " / jnp.sqrt(q.shape[0]).astype(s.dtype)", "", 3, "4", None),
         ("bias of the values skipped", "attention", "3", "Z, b_v", "Z, 0 * b_v", 4, "3", None),
         ("scores not of keys", "attention", "4", "f.scores(K, Q,", "f.scores(2 * K, Q,", 4, "4", None),
         ("1/√d dropped", "attention", "return", "S / math.sqrt(S.d_attn)", "S", 4, "return", None),
