@@ -143,7 +143,7 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
         shape = list(recording.graph.shape)
         raise GlueError(f"record_torch: expected a loss that is one number, got the shape {shape}; return its sum")
     recording.outputs = [_from_torch(output)]
-    recording.dtype = str(output.dtype).removeprefix("torch.")
+    recording.dtype = str(given[0].dtype).removeprefix("torch.")
     recording.loss = None if recording.graph is None else float(recording.graph.detach())
     return recording
 

@@ -35,6 +35,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     if fields.integer("num_local_experts", 8, least=0) == 0:
         found["d_mlp"] = shared
         return
+    assert mlp is not None
     n = max(shared_experts(fields, SHARED, found["d_mlp"], 1024), 1)
     found["mlp"] = read_mixture(fields, MIXTURES[kind], mlp, shared=n)
 

@@ -28,7 +28,9 @@ PARTS = "gate_proj up_proj down_proj"
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
     L, experts = found["L"], found["mlp"]
     d_mlp = found.pop("d_mlp_alone")
-    mlp = VARIANT.mlps[0].but(activation=experts.activation, d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
+    mlp = VARIANT.mlps[0]
+    assert mlp is not None
+    mlp = mlp.but(activation=experts.activation, d_mlp=None if d_mlp == found["d_mlp"] else d_mlp)
     has_experts = _layers_with_experts(fields, L)
     found["attention"] = in_turn(_attentions(fields, found, L))
     found["mlp"] = in_turn([experts if l in has_experts else mlp for l in range(L)])
