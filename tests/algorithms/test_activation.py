@@ -71,6 +71,7 @@ def test_the_public_function_is_the_one_that_layers_use(name):
     np.testing.assert_array_equal(FUNCTIONS[name](x), activate(name, x))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_the_ends_of_the_line(name, dtype):

@@ -127,6 +127,8 @@ def test_a_batch_is_a_loop_over_its_sequences(name, batch):
         cases.assert_close(of_sequence(together, out_axis, index), alone, 1e-12, f"{name}{index}")
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [(4, 3), pytest.param((0,), marks=pytest.mark.slow)])
 def test_a_batch_of_transductions_is_a_loop_where_each_ends_by_itself(batch):
     z, l, keys = (a.make(batch) for a in (tokens(L_Z), lengths(L_Z), KEYS))

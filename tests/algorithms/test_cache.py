@@ -90,6 +90,8 @@ def test_gradients_are_those_of_whole_sequences(name):
     cases.assert_trees_close(actual, jax.jit(jax.grad(lambda theta: (d_logits(y, theta) * G).sum()))(theta), 1e-10)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["HYBRID", "PAPER"])
 def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm_14(name):
     config, prompt = config_of(name), jnp.asarray(x[0, :4])
@@ -112,6 +114,8 @@ def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm
         np.testing.assert_array_equal(of_theta, expected)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["HYBRID", "LLAMA"])
 def test_narrow_types_round_as_whole_sequences_do(name):
     config = config_of(name)
@@ -133,6 +137,8 @@ def test_columns_of_embeddings_are_read_as_tokens_are():
     cases.assert_close(logits, whole[..., 3:], 1e-11)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["HYBRID", "LLAMA", "BLOOM", "GOPHER"])
 def test_what_has_no_slot_is_nan_and_reaches_nothing(name):
     config = config_of(name)
@@ -155,6 +161,8 @@ def branch(i):
     return [] if i < 0 else [*branch(PARENTS[i]), i]
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["PAPER", "LLAMA4", "GEMMA2", "GPT_OSS"])
 def test_a_tree_of_drafts_is_verified_in_one_pass(name):
     """The columns are those of each branch by itself; also where windows and chunks count the depth in the tree."""
@@ -201,6 +209,8 @@ class Mixing(MLP):
         return super().__call__(X - X.mean(axis=-1, keepdims=True), W, **options)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

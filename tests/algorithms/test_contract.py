@@ -252,6 +252,7 @@ def test_values_at_hand_are_checked_at_every_call(at_hand):
 PROMOTED = [*((n, "bfloat16", "paper") for n in (11, 12, 13)), (13, "float32", "blockwise"), (15, "float32", "auto")]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("number", "dtype", "implementation"),
     cases.quick_of(PROMOTED, itertools.product(range(8, 16), ("float32", "bfloat16"), ("auto", "paper", "blockwise"))),

@@ -50,6 +50,7 @@ def kind(request):
     return request.param
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("decays", [ORDINARY, (60.0, 200.0)], ids=["ordinary", "to nothing"])
 def test_values_and_gradients_are_those_of_tokens(kind, chunk, decays):
@@ -152,6 +153,7 @@ def test_what_is_kept_for_the_backward_pass_is_the_arguments_and_a_state_for_eac
     assert sum(numbers) <= sum(a.size for a in inputs.values()) + 4 * H * D_K * D_V * B
 
 
+@pytest.mark.end_to_end
 def test_equal_keys_do_not_make_large_numbers():
     """With β = 1 and no decay, powers of the matrix that is solved would reach 1e17."""
     K = jnp.ones((1, 1, 1, 64), jnp.float32)

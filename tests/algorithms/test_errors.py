@@ -106,6 +106,7 @@ def test_widths_and_lengths_of_numpy():
     np.testing.assert_array_equal(alg.padding(np.uint8(2)).dense(3, 3), alg.padding(2).dense(3, 3))
 
 
+@pytest.mark.end_to_end
 def test_boolean_weights_say_which_tokens_count():
     X, W_u, counts = cases.normal(3, 5), cases.normal(7, 3, seed=1), np.array([True, False, True, True, False])
     found = jax.value_and_grad(alg.log_loss)(X, W_u, TOKENS, weights=counts)

@@ -78,6 +78,8 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformations(name):
     function = TRANSFORMED[name]
@@ -128,6 +130,7 @@ def test_axes_of_type_explicit_beside_manual(manual):
     cases.assert_close(jax.device_get(actual), alg.d_transformer(X, D), 1e-10)
 
 
+@pytest.mark.end_to_end
 def test_parameters_come_back_divided_as_they_were_given():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     theta = D._replace(W_e=placed(mesh, D.W_e, (None, "model")))

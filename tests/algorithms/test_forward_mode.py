@@ -82,6 +82,7 @@ REVERSE = {
 }
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("mode", REVERSE)

@@ -105,6 +105,7 @@ def program(f, *args):
     return text.split("\nFileNames")[0]
 
 
+@pytest.mark.end_to_end
 @each_algorithm_and_one_as_printed
 def test_a_program_is_the_same_before_and_after_somebody_looked(number, implementation):
     f, args = TRANSFORMERS[number]
@@ -197,6 +198,7 @@ def test_parts_are_those_of_the_whole():
 # Under JAX's transformations.
 
 
+@pytest.mark.end_to_end
 def test_nested_vmap_puts_the_outer_axis_first():
     x = cases.random_tokens(2, 3, 4, 6, seed=5, n=14)
     _, flat = record(alg.d_transformer, "A", "Y@2", "X@6")(x, D)

@@ -24,6 +24,7 @@ def test_replaced_by_itself(implementation):
     cases.assert_close(intervene(f, {"A": lambda A: A, at("S@5", layer=1): lambda S: S})(BATCH, D), expected)
 
 
+@pytest.mark.end_to_end
 def test_the_last_hidden_state_of_another_run_is_its_output():
     _, seen = record(alg.d_transformer, "X@8", "X@10")(BATCH, D)
     expected, other = alg.d_transformer(BATCH, D), (BATCH + 1) % 14
@@ -241,6 +242,7 @@ def test_branches():
         cases.assert_trees_close((P, seen), jax.tree.map(lambda a, flag=flag: np.asarray(a) * flag, expected))
 
 
+@pytest.mark.end_to_end
 def test_a_loop_of_pythons_is_a_loop():
     """Two calls stand in front, one for each."""
 

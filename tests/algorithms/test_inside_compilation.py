@@ -71,6 +71,8 @@ def test_made_and_called_again_nothing_is_traced_or_compiled(name):
         jax.tree.map(assert_close, one, other)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PATCHING)
 def test_patching_again_compiles_nothing(name):
     f, patched = Counted(), PATCHING[name]

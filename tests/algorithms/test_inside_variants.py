@@ -167,6 +167,7 @@ def test_a_change_of_a_token_reaches_those_that_may_attend_to_it_and_no_other(c)
         assert (moved > 1e-9).all()
 
 
+@pytest.mark.end_to_end
 @variants
 def test_the_gradient_by_the_scores_is_that_of_the_softmax(c):
     """``g_S = A ⊙ (g_A − Σ A g_A)/√d_attn`` behind the mask; before it, times the cap's ``1 − tanh²``."""

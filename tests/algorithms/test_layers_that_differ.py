@@ -116,6 +116,7 @@ def test_gradients_do_not_depend_on_what_is_computed_again():
         assert_trees_close(gradient(**options), expected)
 
 
+@pytest.mark.end_to_end
 def test_documents_and_padding_are_each_by_themselves():
     theta = model(4)
     segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 2]])

@@ -384,6 +384,8 @@ def test_what_is_computed_again_runs_the_kernel_again_or_not(remat, kernels, dev
     assert program(jax.grad(loss), device, platform, x64=False).count(kernel) == kernels
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)

@@ -127,6 +127,7 @@ def test_a_transposed_factor_of_bfloat16_in_a_loop_of_one_turn_is_multiplied(mon
         np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, atol=0.02 * np.abs(theirs).max())
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("columns", [(), (1,), (3, 2)])
 def test_logits_of_a_tied_unembedding_are_those_of_the_transposed_embedding(columns):
     X, W_e, b_u = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(5, *columns), (5, 7), (7,)]))

@@ -207,6 +207,7 @@ def test_bfloat16_with_a_transposed_embedding_for_the_unembedding(implementation
         np.testing.assert_allclose(np.asarray(narrow, np.float32), expected_gradient, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.end_to_end
 @implementations
 def test_under_vmap_each_sequence_has_its_own(implementation):
     f = functools.partial(log_loss, implementation=implementation)

@@ -128,6 +128,7 @@ def test_a_length_may_be_traced_and_mapped_over(other, of_length):
         np.testing.assert_array_equal(masks[length], (other & of_length(length)).dense(5, 3))
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("width", [2**30, 2**31, 2**70])
 def test_a_window_wider_than_any_sequence_is_no_band(width):
     assert banded(width) == UNIDIRECTIONAL

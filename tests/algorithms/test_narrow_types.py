@@ -257,6 +257,7 @@ def test_a_models_gradient_of_a_token_or_a_target_outside_of_the_vocabulary_is_n
 x, xs = cases.random_tokens(5, n=N_V), cases.random_tokens(3, 5, n=N_V)
 
 
+@pytest.mark.end_to_end
 def test_sinusoidal_positions_beyond_the_number_of_tokens():
     """They are computed: there is no table that ends."""
     sinusoidal = alg.PAPER.but(embedding=Embedding(positions="sinusoidal"), norm=LayerNorm(epsilon=1e-6))

@@ -117,6 +117,7 @@ def test_later_tokens_do_not_matter(name):
     assert np.all(size[-1] > 0)
 
 
+@pytest.mark.end_to_end
 @own
 def test_a_batch_with_padding_is_each_by_itself(name):
     theta, rng = theta_of(name), np.random.default_rng(3)
@@ -168,6 +169,7 @@ def test_a_value_of_ones_own_can_be_changed():
     assert jnp.any(by_G["G"] != 0)
 
 
+@pytest.mark.end_to_end
 def test_initial_parameters():
     for name, variant in OWN.items():
         theta = alg.init_d_transformer(jax.random.key(0), config_of(variant))
@@ -251,6 +253,7 @@ def test_lines_in_turn():
     assert np.all(seen_tokens[1] == [1, 2, 3, 4, 5])
 
 
+@pytest.mark.end_to_end
 def test_a_norm_of_ones_own():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Scale(LayerNorm):

@@ -47,6 +47,7 @@ def test_values_are_those_of_the_formula():
         assert_close(whole(how, Z, W), attention_as_it_says(W, Z))
 
 
+@pytest.mark.end_to_end
 def test_gradients_are_those_of_the_lines_as_printed():
     def gradient(how):
         return jax.jit(jax.grad(lambda theta: alg.d_token_losses(X, theta, implementation=how).sum()))(THETA)

@@ -165,6 +165,7 @@ def test_an_exported_program_computes_the_same_also_from_a_file(f, variant):
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
+@pytest.mark.end_to_end
 def test_importing_loads_no_kernel():
     """``jax.experimental.pallas`` takes longer to import than all of ``algorithms``."""
     program = "import sys, algorithms; print([m for m in sys.modules if 'pallas' in m])"

@@ -51,6 +51,7 @@ def test_an_encoder_sees_everything_but_padding():
     assert seen[:4, :3].all()
 
 
+@pytest.mark.end_to_end
 def test_a_decoder_of_a_context_sees_all_of_it_and_only_its_own_past():
     theta, Z = cases.random_theta(cases.ED), cases.normal(11, 5)
     seen = influence(lambda theta: alg.ed_decoding(Z, OWN, theta), theta, OWN)()

@@ -202,6 +202,8 @@ def test_second_derivatives_of_a_recurrence_that_forgets_nothing_are_finite():
     assert all(np.isfinite(a).all() for a in product)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [(2, 1), (0,), ()])
 def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
     line, W, _ = case

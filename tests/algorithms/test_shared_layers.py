@@ -31,6 +31,8 @@ def written_out(theta):
     return theta._replace(**each, variant=theta.variant.but(shared_layers=1))
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_gradients_are_those_of_equal_layers(name):
     config, f = MODELS[name]

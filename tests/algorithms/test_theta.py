@@ -167,6 +167,7 @@ sys.stdout.buffer.write(pickle.dumps((hash(fresh), theta)))
 """
 
 
+@pytest.mark.end_to_end
 def test_through_pickle_to_another_process_and_back():
     """Strings have other hashes there, so the hash that a variant keeps must not come along."""
     theta, variant, f = model("d")

@@ -67,6 +67,7 @@ def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, ma
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("H", [1, 3])
 def test_strips_of_bfloat16_are_those_of_float32_up_to_rounding(H, monkeypatch):
     monkeypatch.setattr(strips, "LEAST", 32)

@@ -63,6 +63,7 @@ def test_an_encoders_losses_are_those_of_the_masked_tokens(variant):
     np.testing.assert_allclose(found, np.where(where, expected, 0), rtol=1e-9)
 
 
+@pytest.mark.end_to_end
 def test_the_last_token_of_a_document_has_no_loss():
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2))
     segments = jnp.array([0, 0, 0, 1, 1])
@@ -126,6 +127,7 @@ STEPS = {
 }
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["auto", *cases.IMPLEMENTATIONS])
 @pytest.mark.parametrize("name", STEPS)
@@ -140,6 +142,7 @@ def test_one_step_of_training_descends_their_sum(name, implementation):
     cases.assert_trees_close(trained, by_hand, 1e-9)
 
 
+@pytest.mark.end_to_end
 def test_padding_and_invalid_targets_send_no_gradient():
     theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=1))
     padded = X.at[1, 3:].set(99)

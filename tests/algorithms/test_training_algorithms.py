@@ -57,6 +57,7 @@ def test_d_training_is_the_oracles():
         assert_trained(alg.d_training(x_padded, theta, N_epochs=2, eta=ETA, length=x_lengths), expected, theta)
 
 
+@pytest.mark.end_to_end
 def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
     """Epoch i masks sequence n with fold_in(fold_in(key, i), n)."""
     theta, key, p_mask = cases.random_theta(E), jax.random.key(2), 0.5

@@ -282,6 +282,8 @@ def test_an_exported_program_of_symbolic_lengths_is_right_or_refused(name, imple
     assert re.search("implementation=|length", message), message
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["auto", "paper"])
 @pytest.mark.usefixtures("as_for_users")  # beartype cannot compare l − 1 with l − 1
 def test_an_exported_loss_of_the_next_tokens(implementation):

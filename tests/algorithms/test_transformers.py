@@ -49,6 +49,7 @@ def test_the_transformers_are_the_oracles(implementation, config):
     np.testing.assert_allclose(P.sum(axis=0), 1, rtol=1e-14)
 
 
+@pytest.mark.end_to_end
 @architectures
 def test_without_an_unembedding_matrix_the_embedding_is_tied_and_a_single_token_is_a_sequence(config):
     theta = cases.random_theta(dataclasses.replace(config, tied=True, **({"d_f": 11} if config is cases.E else {})))

@@ -66,6 +66,7 @@ def test_the_components_agree_line_by_line(components):
     assert all(line["verdict"] == "equal" and line["formula"] for line in in_json)
 
 
+@pytest.mark.end_to_end
 def test_heads_are_compared_one_by_one(components):
     of_heads = components.lines[5, "2"].cells["Y_h"]
     sequences = 1 + 1 + 3  # two runs of one, one of a batch
@@ -100,6 +101,7 @@ def cache():
     return collections.defaultdict(dict)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SAMPLE else pytest.mark.slow) for n in PLANTED])
 def test_a_mutation_is_located(name, cache):

@@ -54,6 +54,7 @@ def test_every_line_of_a_variant_agrees(name):
     assert {result.verdict for result in results.lines.values()} <= {"equal", "left out"}
 
 
+@pytest.mark.end_to_end
 def test_the_changed_lines_of_llama(llama):
     changed = {key: result.line.text for key, result in llama.lines.items() if result.change is not None}
     assert changed == {

@@ -180,6 +180,7 @@ def test_refuses_what_is_not_a_conversation(messages, message):
 LOOPS = "{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}"
 
 
+@pytest.mark.end_to_end
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("template", "message"),

@@ -78,6 +78,7 @@ def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
     np.testing.assert_allclose(P[:, 0], d_transformer(jnp.asarray(prompt[0]), theta)[:, -1], rtol=0, atol=1e-14)
 
 
+@pytest.mark.end_to_end
 def test_the_log_probability_of_what_is_impossible_is_a_number():
     sure = Generator(THETA._replace(W_u=1e6 * THETA.W_u), CONFIG)
     begun = sure.begin(PROMPTS, lengths=LENGTHS, l_gen=1, key=KEY, likeliest=2, tau=0.0)
@@ -126,6 +127,7 @@ def test_a_prompt_may_end_with_eos():
     np.testing.assert_array_equal(tokens[0, 0], run(tau=np.inf)[0, 0])
 
 
+@pytest.mark.end_to_end
 def test_the_stream_yields_the_same_tokens():
     eos = int(run(l_gen=30)[0, 4])
     columns = list(GENERATOR.stream(PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos, key=KEY))
@@ -260,6 +262,7 @@ OF_EACH = (
 """Settings of requests side by side."""
 
 
+@pytest.mark.end_to_end
 def test_each_request_is_drawn_in_its_own_way_and_gets_what_it_gets_alone():
     B = len(OF_EACH)
     prompts = np.random.default_rng(8).integers(N_V, size=(B, 9))

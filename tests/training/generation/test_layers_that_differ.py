@@ -50,6 +50,7 @@ def test_requests_join():
     assert_drawn(THETA, [X[0, :9], X[1, :2]], [begun.tokens[r, begun.starts[r] :] for r in (1, 0)], 0.8, KEY)
 
 
+@pytest.mark.end_to_end
 def test_what_is_recorded_and_changed_is_that_of_whole_texts():
     """Also the values of a custom mixer, by its own name."""
     names, changes = ("values", "X@8", "A"), {at("values", layer=1): lambda values: -2 * values}

@@ -46,6 +46,8 @@ class Direct(Attention):
 LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "experts": {"mlp": Experts(n=3)}}
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LINES)
 def test_translations_are_those_of_algorithm_15(name):
     sizes: dict[str, Any] = {"N_V": 17, "l_max": 11, "L_enc": 1, "L_dec": 2, "H": 4, "H_kv": 2, "d_e": 10}

@@ -103,6 +103,7 @@ def test_what_was_generated_is_not_read_again(name, monkeypatch):
     assert read == [prefixes.FEW]
 
 
+@pytest.mark.end_to_end
 def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
     model, whole = generator(name), np.concatenate(TEXTS)
     rows = [whole[:L_MAX]]
@@ -140,6 +141,7 @@ def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
     assert alone.prefixes.nbytes == of_two
 
 
+@pytest.mark.end_to_end
 def test_a_context_with_room_for_two_texts(name):
     room = Prefixes.for_texts(2, THETAS[name], CONFIGS[name])
     model = Generator(THETAS[name], CONFIGS[name], prefixes=room)

@@ -27,6 +27,7 @@ X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5
 PROMPTS = [x[:n] for x, n in zip(X, LENGTHS, strict=True)]
 
 
+@pytest.mark.end_to_end
 def test_tokens_are_algorithm_14s():
     """Of prompts of several lengths, also shorter than the convolution, past a chunk."""
     generator, key = Generator(THETA, CONFIG), jax.random.key(3)

@@ -174,6 +174,8 @@ def test_several_devices_share_a_cache_in_one_part():
         np.testing.assert_allclose(shared, alone, atol=1e-9)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prefixes", [None, 2**20])
 def test_several_devices_share_the_cache_of_a_prompt_in_one_part(prefixes):
     """Read at once, joined by others, and with a prefix kept from an earlier text."""

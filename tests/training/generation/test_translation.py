@@ -116,6 +116,8 @@ def test_scores_are_the_log_probabilities_of_the_plain_algorithm(options):
         assert lengths[r] == 11 or x[-1] == eos_token(N_V)
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"beam_size": 3}])
 def test_padding_batch_and_order_do_not_matter(options):
     tokens, lengths, scores = run(l_max=11, **options)
@@ -157,6 +159,8 @@ def every_translation(l_max):
         yield [bos, *body]
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 3.0])
 def test_a_beam_of_all_translations_is_exhaustive_search(length_penalty):
     l_max, z = 4, np.array([[0, 1, 3], [2, 2, 1]])

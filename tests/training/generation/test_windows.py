@@ -90,6 +90,7 @@ def test_each_token_is_drawn_among_those_that_its_request_permits(bias):
             assert text[l + i] == sample(jnp.asarray(scores), 0.8, key)
 
 
+@pytest.mark.end_to_end
 def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
     tokens = generated(31)
     for r in range(3):

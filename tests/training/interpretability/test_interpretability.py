@@ -203,6 +203,7 @@ def test_path_patching_of_a_cut_path_changes_nothing():
     cases.assert_close(patching.path_patching(score, later, receiver, (X,), (OTHER,)), plain)
 
 
+@pytest.mark.end_to_end
 def test_path_patching_by_hand():
     """What the sender writes is added to the stream after the MLP, which does not read it; the receiver does."""
     sender, receiver = at("Y@2", layer=0, head=1), at("Q", layer=1, head=2)

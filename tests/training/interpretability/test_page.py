@@ -196,6 +196,7 @@ def test_numbers_are_packed_within_half_a_step():
     assert (found["with NaN"][2], found["tokens"].tolist()) == (0, [0, 65535, 7])
 
 
+@pytest.mark.end_to_end
 def test_the_page_needs_nothing_else_and_no_text_ends_its_script(tmp_path):
     run = load_run(make_run(tmp_path / "d", "d", ByteTokenizer()))
     found = look(run, "</script><b>&amp;")
@@ -305,6 +306,7 @@ def test_a_chat_needs_a_decoder_with_a_template(run, tmp_path):
         look(load_run(make_run(tmp_path / "e", "e")), "abc", chat=True)
 
 
+@pytest.mark.end_to_end
 def test_the_command_writes_page_and_pictures_and_says_what_is_wrong(tmp_path, called, printed):
     path = make_run(tmp_path / "d", "d")
     out = printed("look_inside", path, "--prompt", "abc", "--out", tmp_path / "out", "--compilation-cache", "off")

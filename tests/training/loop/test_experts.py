@@ -48,6 +48,7 @@ def routed_by_loops(theta):
                 yield p, np.argsort(-p, kind="stable")[:K]
 
 
+@pytest.mark.end_to_end
 def test_the_balancing_loss_is_that_of_the_loops(theta):
     f, p, columns = np.zeros(N), np.zeros(N), 0
     for scores, chosen in routed_by_loops(theta):

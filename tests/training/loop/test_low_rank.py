@@ -69,6 +69,7 @@ def test_merged_adds_s_times_the_product_head_by_head():
     assert {path[-1].name for path in low_rank_of(adapter)} == matrices
 
 
+@pytest.mark.end_to_end
 def test_it_begins_with_what_the_frozen_parameters_compute():
     _, _, theta, _ = model()
     adapter = init_adapter(jax.random.key(3), theta, rank=3)
@@ -186,6 +187,7 @@ def test_it_learns_and_keeps_the_adapter_alone(undisturbed, base):
     assert results["loss"] < losses[1]
 
 
+@pytest.mark.end_to_end
 def test_an_interrupted_run_goes_on_exactly(undisturbed, base, tmp_path):
     expected, losses, results = undisturbed
     first, none = trained(tmp_path / "run", base, {"stop_after": 5}.items(), **EXACT)

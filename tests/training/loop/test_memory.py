@@ -108,6 +108,7 @@ def of_three(settings):
     return settings_for("d", **SETTINGS, accumulation_steps=3)
 
 
+@pytest.mark.end_to_end
 def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(memory, "limit", lambda devices, of=memory.limit: asked.append(devices) or of(devices))

@@ -242,6 +242,7 @@ ROLES = {  # variant → leading axes of each array's matrices: of layers and ex
 THOROUGH = ("kimi", "mamba", "rg-lru")
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in THOROUGH)) for n in ROLES])
 def test_muon_makes_each_matrix_orthogonal_the_heads_of_a_layer_together(name):
     variant, matrices, by_adam = ROLES[name]

@@ -76,6 +76,7 @@ def test_every_step_and_every_evaluation_is_in_the_record(undisturbed):
     assert (directory / "loss.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.end_to_end
 def test_bits_per_byte_are_those_of_every_token_once(undisturbed):
     _, settings, results, _ = undisturbed
     data = data_for(settings)
@@ -291,6 +292,7 @@ def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(
     assert load_run(tmp_path / "run").theta.W_e.shape == (8, 17)
 
 
+@pytest.mark.end_to_end
 def test_an_mfu_above_1_is_left_out(tmp_path):
     """As of a peak that was measured while other programs ran: the documents say so, and nothing else."""
     for peak, is_known in ((1.0, False), (1e30, True)):
@@ -331,6 +333,7 @@ def wrong_at(monkeypatch):
     return of
 
 
+@pytest.mark.end_to_end
 def test_a_loss_that_explodes_stops_the_run_unless_told_to_go_on(tmp_path, wrong_at):
     wrong_at(*range(7, 21))
     values = PLAIN | {"steps": 20, "learning_rate": 0.01, "checkpoint_every": 5, "eval_every": 100, "max_to_keep": 1}

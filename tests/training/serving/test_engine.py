@@ -95,6 +95,7 @@ def test_a_batch_has_what_is_drawn_in_any_way(model):
     assert max(len(set(taus)) for taus in begun) == 2
 
 
+@pytest.mark.end_to_end
 def test_each_of_several_tokens_ends_a_text(model):
     how = {"prompt": "abc", "l_gen": 30, "sampling": {"tau": 0.9}}
     free = steps_of(model, free={**how, "ends": frozenset()})["free"]
@@ -175,6 +176,7 @@ def compiling(monkeypatch, go):
     monkeypatch.setattr(Continuation, "program", waiting)
 
 
+@pytest.mark.end_to_end
 def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatch):
     """The late one joins when it is done, which waits here for some more steps; then it gets its tokens."""
     steps, go = [], threading.Event()

@@ -41,6 +41,7 @@ def test_five_asked_are_five_given_and_the_drawn_one(client):
     assert any(token.startswith("bytes:\\x") for token in seen)
 
 
+@pytest.mark.end_to_end
 def test_offsets_do_not_depend_on_what_stops_hold_back(client):
     for seed in SEEDS:
         free, held = drawn(client, seed, logprobs=1), drawn(client, seed, logprobs=1, stop=["the cat sat never"])

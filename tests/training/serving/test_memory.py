@@ -139,6 +139,7 @@ def finished(engine, *jobs):
     return [*tokens.values()], shapes - {None}
 
 
+@pytest.mark.end_to_end
 def test_a_batch_has_fewer_rows_only_if_they_are_enough_for_a_while(monkeypatch):
     """Four of five end."""
     engine, alone = engine_of(), Generator(THETA, CONFIG).answer([request(20, l_gen=70)])
@@ -185,6 +186,7 @@ def test_an_error_says_what_to_start_the_server_with():
         engine_of(memory=1100, kept=1000)
 
 
+@pytest.mark.end_to_end
 def test_a_request_that_never_fits_is_refused_over_http(tmp_path):
     served = serving_cases.of_run(load_run(make_run(tmp_path / "small", "d", l_max=600)), memory=200_000, prefixes=0)
     assert served.model.budget.slots == 255
@@ -248,6 +250,7 @@ def test_what_is_read_in_parts_has_the_tokens_of_one_reading():
     assert tokens == expected.tokens[0].tolist()
 
 
+@pytest.mark.end_to_end
 def test_layers_that_differ_need_what_each_of_them_keeps():
     """Two states and the keys in a window; a prompt that is to be read in parts is read at once, for a state."""
     config = DTransformerConfig(N_V=17, l_max=80, L=4, H=2, d_e=8, d_mlp=5, variant=HYBRID)

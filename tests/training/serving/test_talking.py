@@ -258,6 +258,7 @@ def mean_encoding(encoder, text):
     return mean / np.linalg.norm(mean)
 
 
+@pytest.mark.end_to_end
 def test_embeddings_are_those_of_the_encoder(of_encoder, encoder):
     texts = ["abc", "fade . cab", "j"]
     found = of_encoder.embeddings.create(model="small", input=texts)  # as base64, without saying so

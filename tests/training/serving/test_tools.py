@@ -138,6 +138,7 @@ def test_a_required_call_and_back(served):
     assert text.endswith("<end>tool: 9 degrees<end>assistant: ")
 
 
+@pytest.mark.end_to_end
 def test_strict_tools_constrain_the_calls_that_a_model_makes_by_itself(served):
     """A bias on the token that calls begin with makes the model call, where it is one."""
     client, form, _ = served
@@ -344,6 +345,7 @@ def test_calls_without_arguments_and_cut_short_are_read_back(served, arguments, 
     assert f'{{"name": "time", "{key}": {shown}' in read_by(served[2], messages=said)
 
 
+@pytest.mark.end_to_end
 def test_an_answer_that_was_cut_short_may_be_sent_back(served):
     client, _, _ = served
     how = {"tools": [WEATHER], "tool_choice": "required", "seed": 1}
@@ -352,6 +354,7 @@ def test_an_answer_that_was_cut_short_may_be_sent_back(served):
         talk(client, [*QUESTION, message, *QUESTION], max_tokens=2, tools=[WEATHER])
 
 
+@pytest.mark.end_to_end
 def test_variables_of_the_template_are_passed_to_it(tmp_path):
     switch = "{% if enable_thinking is false %}quiet {% endif %}{{ reasoning_effort or '' }}"
     run = load_run(make_run(tmp_path / "small", "d", tokenizer_of(HEAD + switch + TAIL), l_max=200))
