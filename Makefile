@@ -41,10 +41,10 @@ demo: $(call INSTALLED,train) ## train a small model on Python's documentation a
 test: $(call INSTALLED,$(EXTRAS)) ## run the quick tests, which need neither PyTorch nor a download
 	$(PYTEST)
 
-# A drawn part of these, of the quick tests and of more of their cases, another for each commit, with all of XLA's
+# A drawn part of these, of the quick tests and of more of their cases, another each week, with all of XLA's
 # optimizations, as users have them; the others without, which takes half the time. What fails runs once more, since tests
 # with deadlines can miss them on a busy machine.
-end-to-end: export TEST_SEED := $(or $(TEST_SEED),$(shell git rev-parse --short HEAD 2>/dev/null))
+end-to-end: export TEST_SEED := $(or $(TEST_SEED),$(shell date +%G-%V))
 end-to-end: $(call INSTALLED,test$(COMMA)compare) ## run whole commands as users do, and compare with PyTorch and downloaded models
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=0; $(PYTEST) -m $(OPTIMIZED) || $(PYTEST) -m $(OPTIMIZED) $(FAILED)
 	$(PYTEST) -m $(WHOLE) || $(PYTEST) -m $(WHOLE) $(FAILED)
