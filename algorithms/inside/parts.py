@@ -34,7 +34,9 @@ def mapped_first(value: Array, site: Site, mapped: int) -> Array:
 
 def _order(n: int, site: Site, mapped: int) -> list[int]:
     front, own = list(range(mapped)), list(range(mapped, n))
-    heads = [own.pop(0)] if site.heads else []
+    heads = []
+    if site.heads:  # the outermost of the axes mapped over for heads and sequences, or the value's own first axis
+        heads = [front.pop(mapped - site.each)] if site.each else [own.pop(0)]
     return [*heads, *own[:1], *front, *own[1:]]
 
 

@@ -47,6 +47,7 @@ class Site(NamedTuple):
     path: tuple[Line, ...]  # its line, preceded by the lines of the calls that led to it, the outermost first
     place: str  # file and line of the source
     layers: "Site | None"  # the beginning of the pass through the layers that it is in, see `through_layers`
+    each: int = 0  # the number of axes, of heads and sequences, that `jax.vmap` maps over around it
 
     @property
     def key(self) -> tuple[str, tuple[Line, ...]]:
@@ -67,6 +68,7 @@ class Look(NamedTuple):
     scores: str
     path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
     layers: Site | None = None  # the beginning of the pass through the layers that it is in
+    each: int = 0  # the number of axes that `jax.vmap` maps over, for lines written for one head of one sequence
 
 
 looking = jax.make_user_context(default_value=None)
@@ -105,9 +107,17 @@ def through_layers(X: Any) -> Iterator[Any]:
         return
     from algorithms.machinery.named import named_p
 
-    site = Site("", look.path, "", None)
+    site = Site("", look.path, "", None, look.each)
     with looking(look._replace(layers=site)):
         yield named_p.bind(X, site=site, mapped=0, differentiated=False)
+
+
+@contextlib.contextmanager
+def for_each(axes: int) -> Iterator[None]:
+    """A context for `jax.vmap` over axes of heads and sequences, around lines written for one head of one sequence."""
+    look = looking.value
+    with contextlib.nullcontext() if look is None else looking(look._replace(each=axes)):
+        yield
 
 
 def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
@@ -245,7 +255,7 @@ def _line(
             return value.named(lambda array: name(array, symbol))
         if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
             return value
-        site = Site(symbol, path, place, look.layers)
+        site = Site(symbol, path, place, look.layers, look.each)
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
     with looking(look._replace(path=path)):

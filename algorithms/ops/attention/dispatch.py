@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, scaled
-from algorithms.machinery.naming import beside, shows
+from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.options import dropout_key, static
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import split_attention
@@ -137,7 +137,7 @@ class LazyScores:
 
         def weigh(S, own):
             S = S / jnp.asarray(self.divisor).astype(S.dtype)
-            return of.of_head(S.reshape(len(S), -1), own).reshape(S.shape)
+            return of.of_head(S, own) if S.ndim > 1 else of.of_head(S[:, None], own)[:, 0]
 
         def weighted(V, A, seed):
             if seed is not None:
@@ -169,7 +169,8 @@ class LazyScores:
         )
         for _ in range(self._n):
             f = jax.vmap(f, sequences, to)
-        return jax.vmap(f, heads)(*arrays) if self.heads else f(*arrays)
+        with for_each(self._n + self.heads):
+            return jax.vmap(f, heads)(*arrays) if self.heads else f(*arrays)
 
     def _shown(self, step: int, S: Array) -> Array:
         """The value of a step, ``[*heads, *batch, l_z, l_x]``, shown to the observers that ask for it."""

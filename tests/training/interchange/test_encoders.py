@@ -174,7 +174,7 @@ def test_what_a_kind_cannot_say_is_refused(tmp_path):
     config = ETransformerConfig(N_V=17, l_max=12, L=1, H=3, d_e=12, d_mlp=7, N_types=2, variant=variant)
     for to, message in (
         ("distilbert", "no token types"),
-        ("roberta", "no head with the activation"),
+        ("roberta", "no embedding.first_position = 0, and lacks 1 more; leave out --to, for bert"),
         ("albert", "no embedding.factored = False"),
         ("modernbert", "no token types"),
     ):
