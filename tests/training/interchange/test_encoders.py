@@ -176,7 +176,7 @@ def test_what_a_kind_cannot_say_is_refused(tmp_path):
         ("distilbert", "no token types"),
         ("roberta", "no embedding.first_position = 0, and lacks 1 more; leave out --to, for bert"),
         ("albert", "no embedding.factored = False"),
-        ("modernbert", "no token types"),
+        ("modernbert", "no embedding.positions = 'learned'"),
     ):
         with pytest.raises(InterchangeError, match=message):
             save_pretrained(tmp_path / "out", random_theta(config), config, to=to)
