@@ -52,10 +52,7 @@ COMMANDS = {
     "lm-eval": (TRAIN, ("-c", ASK_HARNESS)),
     "wandb": (f"{TRAIN} --wandb",),
     "serve": (TRAIN,),
-    "book": (
-        "scripts/crosscheck.py --algorithm 4 --variant LLAMA --html build/book",
-        "scripts/crosscheck.py --algorithm 10 --write-case build/case",
-    ),
+    "book": ("scripts/crosscheck.py --algorithm 4 --variant LLAMA --html build/book",),
     "site": ("scripts/crosscheck.py --algorithm 4 --html build/book", "-m mkdocs build --strict"),
 }
 """Extra → commands that the documents and the Makefile have for it, on small data."""
