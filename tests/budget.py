@@ -1,4 +1,5 @@
-"""The processor time of quick tests: a second each, and what budget.txt grants to some.
+"""The processor time of quick tests: a second each, and what budget.txt grants to those of some files, whose tests share
+what they compile, so that any of them may be the one that pays.
 
 ``BUDGET=write make test WORKERS=0`` measures them all, on a quiet machine, and writes budget.txt.
 """
@@ -28,9 +29,9 @@ def pytest_runtest_call(item):
     result = yield
     if not MODE or any(map(item.get_closest_marker, LATER)):
         return result
-    spent, name, file = _processor_time() - before, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]
-    _taken[name] = max(spent, _taken.get(name, 0))
-    most = _granted.get(name, 0) + (SECOND if file in _begun else FIRST)
+    spent, file = _processor_time() - before, item.nodeid.partition("::")[0]
+    _taken[file] = max(spent, _taken.get(file, 0))
+    most = _granted.get(file, 0) + (SECOND if file in _begun else FIRST)
     _begun.add(file)
     if MODE == "enforce" and spent > most:
         pytest.fail(
