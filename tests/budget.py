@@ -1,5 +1,6 @@
-"""The processor time of quick tests: a second each, and what budget.txt grants to those of some files, whose tests share
-what they compile, so that any of them may be the one that pays.
+"""The processor time of quick tests: a second each, and what budget.txt grants to those of some files.
+
+The tests of a file share what they compile, so any of them may be the one that pays.
 
 ``BUDGET=write make test WORKERS=0`` measures them all, on a quiet machine, and writes budget.txt.
 """
