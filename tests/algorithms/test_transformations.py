@@ -26,7 +26,7 @@ A, B, L = 2, 3, 9
 Q, K, V, G = (cases.normal(A, B, d, L, seed=d + i) for i, d in enumerate((5, 5, 7, 7)))
 LENGTHS = {A: jnp.array([4, 7]), B: jnp.array([0, 9, 5])}
 ARRAYS = {n: jnp.asarray(np.random.default_rng(n).random((n, L, L)) < 0.5) for n in (A, B)}
-NUMBERS = {n: cases.random_tokens(n, L, n=3, seed=n) for n in (A, B)}
+NUMBERS = {n: np.sort(cases.random_tokens(n, L, n=3, seed=n)) for n in (A, B)}
 t_z, t_x = np.indices((L, L))
 # name → (what is batched, the mask from it, the same as an array)
 BATCHED_MASKS = {
