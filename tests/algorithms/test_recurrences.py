@@ -203,6 +203,18 @@ def test_second_derivatives_of_a_recurrence_that_forgets_nothing_are_finite():
 
 
 @pytest.mark.end_to_end
+def test_second_derivatives_through_a_scan_are_those_of_the_bounded_root():
+    def score(x):  # as in a scan over layers
+        return jax.lax.scan(lambda total, x: (total + jnp.sin(_root(x) + x), None), 0.0, x)[0]
+
+    x = jnp.array([0.0, 0.25])
+    product = jax.grad(lambda x: jax.grad(score)(x).sum())(x)
+    r, of_r = np.array([0.0, 0.5]), np.array([1000.0, 1.0])
+    expected = -np.sin(r + x) * (of_r + 1) ** 2 + np.cos(r + x) * np.array([0.0, -2.0])
+    np.testing.assert_allclose(product, expected, rtol=1e-5)
+
+
+@pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [(2, 1), (0,), ()])
 def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
