@@ -75,7 +75,7 @@ def test_an_encoder_beside_the_most_frequent_token(evaluated):
 def test_a_classifier_beside_logistic_regression(evaluated):
     kinds = [("good", "fine") if n % 3 else ("bad", "broken") for n in range(90)]
     lines = [f"{label}\tthis is {word} number {n}\n" for n, (label, word) in enumerate(kinds)]
-    _, rows, samples, _ = evaluated("classify", "".join(lines), "".join(lines[-40:]), labels=("bad", "good"))
+    _, rows, samples, _ = evaluated("classify", "".join(lines[:-40]), "".join(lines[-40:]), labels=("bad", "good"))
     assert rows["TF-IDF and logistic regression"]["accuracy"] == 1
     assert 0 <= rows["this model"]["accuracy"] <= 1
     assert len(samples) == report.SHOWN
@@ -125,7 +125,7 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
 
 def test_a_classifier_without_words_to_compare_with_is_evaluated(evaluated):
     """No word has two letters, so scikit-learn finds none."""
-    lines = [f"{'good' if n % 3 else 'bad'}\t{n % 7} ! {n % 5} ?\n" for n in range(90)]
+    lines = [f"{'good' if n % 3 else 'bad'}\t{n % 7} ! {n % 5} ? {n % 9}\n" for n in range(90)]
     _, rows, samples, _ = evaluated("classify", "".join(lines[:60]), "".join(lines[60:]), labels=("bad", "good"))
     assert list(rows) == ["this model"]
     sentence = "TF-IDF and logistic regression are left out: the training texts have no words of two letters or more"

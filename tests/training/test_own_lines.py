@@ -279,7 +279,7 @@ from algorithms.lines import MLP
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(MLP):
-    def __call__(self, X, W, *, f, implementation, rate=0.0, key=None):
+    def __call__(self, X, W, *, f):
         U = jnp.full_like(X, 0.25)  # inside
         return 2 * U
 
