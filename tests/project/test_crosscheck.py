@@ -88,12 +88,11 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
 
 
 @pytest.mark.end_to_end
-def test_fused_lines_are_one_step():
+def test_the_lines_of_a_kernel_are_those_of_the_printed_scores():
     results = crosscheck([4], "blockwise")
     assert results.ok, summary(results)
     verdicts = {number: result.verdict for (n, number), result in results.lines.items() if n == 4}
-    assert verdicts == {"1": "equal", "2": "equal", "3": "equal", "4": "within", "5": "within", "return": "equal"}
-    assert results.lines[4, "4"].group == ("4", "5", "return")
+    assert verdicts == dict.fromkeys(("1", "2", "3", "4", "5", "return"), "equal")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +125,7 @@ def test_a_mutation_must_be_located_and_named(is_found, says, status, monkeypatc
 @pytest.mark.end_to_end
 def test_a_line_without_counterpart_is_reported(cache):
     file = "algorithms/alg03_attention.py"
-    without_tag = Edit(file, "projections", "2", "b_k)", "b_k)  # untagged:")
+    without_tag = Edit(file, "attention", "2", "b_k)", "b_k)  # untagged:")
     results = locate(Planted(without_tag, 4, "2"), ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
