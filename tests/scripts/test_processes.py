@@ -60,7 +60,7 @@ def test_cores_are_devices_where_the_mesh_asks_for_them(tmp_path):
     """With the numbers of one device."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
-    asked = ("d", "--data", tmp_path / "text.txt", *FLAGS, "--no-tensorboard")
+    asked = ("d", "--data", tmp_path / "text.txt", *FLAGS, "--no-tensorboard", "--seed", 1)
     for run, mesh in (("two", "data=2"), ("one", "")):
         flags = (*asked, "--run", tmp_path / run, "--mesh", mesh)
         status, _, err = ended(begin(ROOT / "scripts/train.py", *flags, env=environment))
