@@ -73,8 +73,8 @@ def d_hidden_state(
 ) -> Float[Array, "d_e *batch l"]:
     """Lines 1-10 of Algorithm 10: the decoder's hidden state X, from which W_u predicts the next token.
 
-    For packed documents, ``segments`` numbers each token's document: a run of equal numbers, in which positions start
-    at 0 unless ``positions`` are given, and outside of which a token sees nothing.
+    For packed documents, ``segments`` numbers each token's document; a document is a run of equal numbers. A token sees
+    its own document only, and positions restart at 0 in each unless ``positions`` are given.
     """
     mask, positions = in_documents(mask, segments, positions)
     f = lines_of("Algorithm 10", x, theta, length=length, positions=positions)

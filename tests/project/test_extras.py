@@ -58,7 +58,7 @@ COMMANDS = {
 """Extra → commands that the documents and the Makefile have for it, on small data."""
 ELSEWHERE = {
     "cuda": "make compilers",
-    "tpu": "make compilers, of which .ci/run runs this half",
+    "tpu": "make compilers; .ci/run runs this half",
     "test": "make test",
     "compare": "make end-to-end",
     "dev": "make lint",

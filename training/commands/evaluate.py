@@ -42,7 +42,7 @@ from training.settings import Settings
 from training.tasks.objectives import resolved
 
 PREDICTING = ("d", "e")
-COUNTED = 20  # batches of which the tokens of each expert are counted
+COUNTED = 20  # batches whose tokens are counted by expert
 EVERY = 30.0  # seconds between two lines of progress without a terminal
 
 

@@ -47,8 +47,7 @@ def as_begun(written: str, began: str) -> str:
 
 
 def why_not(error: BaseException) -> str:
-    """Return what the hub, or the network on the way there, answered: the first line of an error, or that there is no
-    connection.
+    """Return why the hub did not answer: the first line of its error, or that it cannot be reached.
 
     Example:
         >>> why_not(OSError("404: no such model"))

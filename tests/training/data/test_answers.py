@@ -57,7 +57,7 @@ def marked(template, ends, messages):
 
 
 def turns(n, answer="a s end"):
-    """Contents of which each word is also in a header or in the name of a control token."""
+    """Contents whose words are also in headers or in names of control tokens."""
     return [{"role": role, "content": text} for role, text in [("user", "end s"), ("assistant", answer)] * n]
 
 

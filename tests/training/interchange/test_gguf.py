@@ -67,7 +67,7 @@ def test_a_model_is_what_transformers_has(kind, tmp_path):
     found, expected = flatten(theta), flatten(expected)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
-        is_norm = kind.startswith("gemma") and "gamma" in name  # of which the file has 1 more, rounded
+        is_norm = kind.startswith("gemma") and "gamma" in name  # the file has 1 + γ, rounded
         rounded = (array + np.float32(1)) - np.float32(1) if is_norm else array
         assert np.asarray(found[name]).tobytes() == np.asarray(rounded).tobytes(), name
     config = transformers.AutoConfig.for_model(**state)

@@ -1,4 +1,4 @@
-"""Batches of which half the rows are text and half are digits.
+"""Batches whose rows are half text and half digits.
 
 A row of text is a packed row of `NextTokens`; a row of digits has a drawing, and as many named images as fit.
 """
