@@ -1,4 +1,4 @@
-"""Every link of a document leads to a file of the repository, and to a heading in it."""
+"""Every link of a document leads to a file of the repository, and to a heading in it; and no document has two versions."""
 
 import re
 from pathlib import Path
@@ -29,3 +29,8 @@ def test_links_lead_somewhere(page):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), link
         assert not anchor or anchor in anchors(file), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_merge_is_left_unfinished(page):
+    assert not re.findall(r"^(?:<{7}|>{7}) .*$", page.read_text("utf-8"), re.MULTILINE)
