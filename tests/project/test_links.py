@@ -1,4 +1,4 @@
-"""Every link of a document leads to a file of the repository, and to a heading in it; and no document has two versions."""
+"""Every link of a document leads to a file of the repository, and to a heading in it; no merge is unfinished."""
 
 import re
 from pathlib import Path
