@@ -14,8 +14,9 @@ FILE = Path(__file__).with_suffix(".txt")
 SECOND, FIRST = 1.0, 4.0
 """What a test may take beyond its grant, and what the first of a file may, which makes what the others share."""
 LISTED = 0.5
-MODE = os.environ.get("BUDGET", "enforce" if os.environ.get("CI") else "")
-"""Enforced where changes are judged; a user's machine may be slower."""
+AS_USERS = os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "0"
+MODE = os.environ.get("BUDGET", "enforce" if os.environ.get("CI") and not AS_USERS else "")
+"""Enforced where changes are judged; a user's machine may be slower, and all of XLA's optimizations take more."""
 LATER = ("slow", "thorough", "end_to_end", "download", "compilers")
 
 _granted = {name: float(s) for s, name in map(str.split, FILE.read_text("utf-8").splitlines())} if FILE.exists() else {}
