@@ -43,7 +43,10 @@ def test_examples_in_docstrings(path, capsys):
     assert runner.failures == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md"])
+EXAMPLES = [f"examples/{name}.py" for name in ("speculative", "sequence_parallel")]
+
+
+@pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md", *EXAMPLES])
 def test_examples_in_documents(name, tmp_path):
     """As a reader runs them, ``python -m doctest``, in which their lines are those of a script."""
     text = (ROOT / "docs" / name).read_text("utf-8")
