@@ -3,6 +3,8 @@
 Positions and the mask are shifted by the device's first token, and a custom line gathers keys and values. With eight
 devices (on a CPU, JAX_NUM_CPU_DEVICES=8), loss and gradient are those of one device:
 
+>>> from jax.sharding import PartitionSpec
+>>> from algorithms import DTransformerConfig, init_d_transformer
 >>> config = DTransformerConfig(N_V=23, l_max=16, L=2, H=2, d_e=16, d_mlp=32)
 >>> theta = init_d_transformer(jax.random.key(0), config)
 >>> x = jnp.tile(jnp.array([[3, 1, 4, 1], [2, 7, 1, 8], [0, 5, 7, 7]]), (1, 4))  # [3, 16]
@@ -23,9 +25,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from algorithms import DTransformerConfig, d_token_losses, init_d_transformer
+from algorithms import d_token_losses
 from algorithms.lines import Attention
 from algorithms.masks import StructuralMask
 

@@ -3,6 +3,8 @@
 A small model drafts k tokens, the large one reads them at once, accepts some of them by a draw, and draws one more.
 Rejected tokens are overwritten in the caches.
 
+>>> import functools
+>>> from algorithms import DTransformerConfig, d_logits, init_d_transformer
 >>> sizes = {"N_V": 7, "l_max": 12, "H": 2, "d_e": 8, "d_mlp": 16}
 >>> large, small = (DTransformerConfig(**sizes, L=L) for L in (2, 1))
 >>> target, draft = (init_d_transformer(jax.random.key(s), c) for s, c in ((4, large), (1, small)))
@@ -16,14 +18,25 @@ Rejected tokens are overwritten in the caches.
 >>> counts = jnp.bincount(7 * y[:, 0] + y[:, 1], length=49)
 >>> bool(((counts - expected) ** 2 / expected).sum() < 84)  # χ² with 48 degrees of freedom, p = 0.001
 True
-"""
 
-import functools
+A tree of drafts is read in one pass, each token with its ancestors as its mask and its depth as its position:
+
+>>> tokens = jnp.array([0, 2, 6, 1])  # after the prompt 0 2, and 0 6 1
+>>> ancestors = [[0], [0, 1], [0, 2], [0, 2, 3]]
+>>> mask = jnp.array([[z in ancestors[x] for x in range(4)] for z in range(4)])
+>>> depth = jnp.array([len(of_token) - 1 for of_token in ancestors])
+>>> _, cache = read_tokens(target, empty_cache(large), prompt, 0)
+>>> logits, _ = read_tokens(target, cache, tokens, 3, mask=mask, positions=3 + depth)
+>>> branch = jnp.array([0, 2, 3])
+>>> expected = d_logits(jnp.concatenate([prompt, tokens[branch]]), target)[:, 3:]
+>>> bool(jnp.allclose(logits[:, branch], expected, atol=1e-5))
+True
+"""
 
 import jax
 import jax.numpy as jnp
 
-from algorithms import DTransformerConfig, d_logits, empty_cache, init_d_transformer, read_tokens
+from algorithms import empty_cache, read_tokens
 
 
 def speculate(target, draft, prompt, l_gen, key, k=3):
@@ -43,7 +56,7 @@ def speculate(target, draft, prompt, l_gen, key, k=3):
         (*_, of_draft), (x, log_q) = jax.lax.scan(propose, (y[n], n, of_draft), jax.random.split(keys[0], k + 1))
         logits, of_target = read_tokens(target, of_target, jnp.append(y[n], x[:k]), n)
         log_p, i = jax.nn.log_softmax(logits, axis=0).T, jnp.arange(k)
-        accepted = jnp.log(jax.random.uniform(keys[1], k)) < log_p[i, x[:k]] - log_q[i, x[:k]]
+        accepted = jnp.log(jax.random.uniform(keys[1], (k,))) < log_p[i, x[:k]] - log_q[i, x[:k]]
         a = jnp.cumprod(accepted).sum()  # the number of tokens before the first rejected one
         rest = jnp.exp(log_p[a]) - jnp.where(a < k, jnp.exp(log_q[a]), 0)
         x = x.at[a].set(jax.random.categorical(keys[2], jnp.log(jnp.maximum(rest, 0))))

@@ -43,7 +43,7 @@ def test_examples_in_docstrings(path, capsys):
     assert runner.failures == 0, capsys.readouterr().out
 
 
-EXAMPLES = [f"examples/{name}.py" for name in ("speculative", "sequence_parallel")]
+EXAMPLES = [f"examples/{name}.py" for name in ("gauss_newton", "sequence_parallel", "speculative")]
 
 
 @pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md", *EXAMPLES])

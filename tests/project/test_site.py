@@ -66,7 +66,7 @@ def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):
 def test_examples_come_along_and_other_code_does_not(site):
     pages = [(site / f"{name}.html").read_text("utf-8") for name in ("check-your-own", "research")]
     linked = re.findall(r'href="(examples/[^"]+)"', "".join(pages))
-    assert len(linked) == len(set(linked)) == 5
+    assert len(linked) == len(set(linked)) == 6
     assert all((site / example).is_file() for example in linked)
     code = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
     assert code == {path for path in linked if path.endswith(".py")}
