@@ -1,6 +1,6 @@
 """A decoder that generates, and the continuations of a batch of prompts: their tokens, and the state to go on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Required, Unpack
 
 import jax
@@ -216,11 +216,6 @@ class Continuation:
         """Whether the next token has no slot, so the cache has to grow, unless sequences that have ended leave room."""
         return int(self._state.slot) + 1 >= self.slots
 
-    @property
-    def is_nearly_full(self) -> bool:
-        """Whether most of the slots have a token."""
-        return 4 * int(self._state.slot) >= 3 * self.slots
-
     def join(
         self, requests: Sequence[Request], *, keep: Sequence[int], read: ReadPrompts | None = None, slots: int = 0
     ) -> None:
@@ -245,7 +240,8 @@ class Continuation:
         given = [state for state in (before, read and read.state) if state is not None]
         del before  # so that its caches are freed one by one
         of_state = np.array([*range(B), *(B + row for row in (read.rows if read else ()))])[rows]
-        state = self._placed(plan, given, jnp.asarray(of_state))
+        where = {"slot": plan.slot, "C": plan.C, "N": self._N, "n": rows_of_parts(self._model.theta, len(rows))}
+        state = states.placed(given, jnp.asarray(of_state), **where)
         drawn = self._drawn() - (plan.slot - np.asarray(state.first))
         self._state = state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
         if self._reading is not None:
@@ -265,33 +261,6 @@ class Continuation:
         slot = l_max - int(left.min())
         C = capacity(slot + 1 + max(1, min(self._missing(of_rows, starts), ROOM, int(left.min()))))
         return Plan(of_rows, left, slot, max(C, slots), self._remembered(of_rows, starts))
-
-    def program(self, plan: Plan, read: ReadPrompts | None = None) -> tuple[tuple[Any, ...], Callable[[], None]]:
-        """Return what decides which program generates the next tokens of a plan, and a function that compiles it, which
-        another thread may call.
-        """
-        sampling = sampling_arrays(plan.requests, self._model.config.N_V)
-        begins, T = begins_of(plan.requests, self._model.config.N_V), plan.T if sampling.uses_history else 0
-        B, drawn = len(plan.requests), (sampling.eos.shape[1], sampling.logit_bias is None)
-        given = [jax.eval_shape(lambda state: state, read.state if read else self._state)]
-        keys = jnp.stack([request.key for request in plan.requests])
-
-        def compiled() -> None:
-            of_rows: Any = jax.ShapeDtypeStruct((B,), np.int32)
-            tokens: Any = jax.ShapeDtypeStruct((B, T), np.int32)
-            state = jax.eval_shape(lambda rows, *given: self._placed(plan, [*given], rows), of_rows, *given)
-            if T:
-                state = state._replace(history=History(tokens, of_rows, of_rows))
-            for first in {id(one): one for one in (begins, None)}.values():
-                options = {"keys": keys, "sampling": sampling, "begins": first, "stop": np.int32(0)}
-                decoding.decode.lower(self._model.weights, None, state, **options).compile()
-
-        return (B, plan.C, begins is None, T, *drawn), compiled
-
-    def _placed(self, plan: Plan, given: list[State], rows: Int[Array, "n"]) -> State:
-        model = self._model
-        where = {"slot": plan.slot, "C": plan.C, "N": self._N}
-        return states.placed(given, rows, n=rows_of_parts(model.theta, len(rows)), **where)
 
     def _begin(self) -> None:
         """Lay out how the tokens of all requests are drawn."""

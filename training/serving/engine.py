@@ -1,8 +1,8 @@
 """Continuous batching: a thread generates continuations side by side, each with its own sampling settings.
 
-Another thread reads the prompts of new jobs, in parts, so that a long one delays nobody, and compiles what is needed to
-let them join the running batch before its next token. Jobs are admitted in the order of arrival, as long as there are
-free rows, and memory for what they asked for.
+Between two tokens it reads a part of a new job's prompt, so that a long one delays nobody; a prompt that has been read
+joins the running batch before the next token. Jobs are admitted in the order of arrival, as long as there are free
+rows, and memory for what they asked for.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -144,23 +144,17 @@ class Engine:
         self._l_max = generator.config.l_max
         self._budget = Budget(generator) if budget is None else budget
         self._changed, self._closing = threading.Condition(), False
-        # where a job is: first it waits, then it is active, while its prompt is read, ready to join, and running
+        # where a job is: first it waits, then it is active, while its prompt is read, and while it runs
         self._waiting: list[_Sequence] = []
         self._active: list[_Sequence] = []
         self._groups: deque[_Group] = deque()
-        self._ready: deque[tuple[list[_Sequence], ReadPrompts]] = deque()
-        self._entering: list[_Sequence] = []
         self._running: dict[int, _Sequence] = {}  # by their rows
         self._continuation = self._empty()
-        # programs that are known, and one that is wanted
-        self._programs: set[tuple[Any, ...]] = set()
-        self._wanted: tuple[tuple[Any, ...], Callable[[], None]] | None = None
         self._spared = 0  # for how many tokens fewer rows have been enough
-        self._untidy: set[int] = set()  # the threads that have freed much
+        self._untidy = False  # whether much memory was freed
         # what a thread holds while it computes with a model that several devices share; None on a single device
         self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
-        names = {"engine": self._run, "prompts": self._read}
-        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in names.items()]
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def waiting(self) -> int:
@@ -180,13 +174,12 @@ class Engine:
     @property
     def is_well(self) -> bool:
         """Whether continuations will be generated."""
-        return all(thread.is_alive() for thread in self._threads) and not self._closing
+        return self._thread.is_alive() and not self._closing
 
     def start(self) -> None:
         """Begin to generate."""
         jax.monitoring.register_event_duration_secs_listener(self._note)
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue all of these jobs, or raise FullError or TooLargeError and queue none."""
@@ -205,9 +198,8 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         with contextlib.suppress(AssertionError):  # never started
             jax.monitoring.unregister_event_duration_listener(self._note)
         self._fail([*self._active, *self._waiting], "the server is stopping")
@@ -222,48 +214,37 @@ class Engine:
 
     def _release(self, sequences: Sequence[_Sequence]) -> None:
         """Give the rows and the memory of sequences to others."""
-        with self._changed:
-            self._active = [one for one in self._active if one not in sequences]
-            self._changed.notify_all()
+        self._active = [one for one in self._active if one not in sequences]
 
     def _note(self, event: str, *_: object, **__: object) -> None:
-        """Note that this thread compiles, for which it takes much memory that the C library would keep."""
-        if event == COMPILED:
-            self._untidy.add(threading.get_ident())
+        """Note that the engine compiles, for which it takes much memory that the C library would keep."""
+        if event == COMPILED and threading.current_thread() is self._thread:
+            self._untidy = True
 
-    def _tidy(self) -> None:
-        """Give back the memory that this thread has freed, if that is much."""
-        if threading.get_ident() in self._untidy:
-            self._untidy.discard(threading.get_ident())
-            give_back_memory()
+    def _run(self) -> None:
+        """Read prompts and generate, part by part and token by token."""
+        while self._has_work():
+            with self.turns or contextlib.nullcontext():
+                entering, read = self._read_part()
+                try:
+                    self._advance(entering, read)
+                except Exception as error:  # whatever is wrong with this batch, the next one may succeed
+                    failed = [*self._running.values(), *entering]
+                    self._running, self._continuation = {}, self._empty()
+                    self._release(failed)
+                    self._fail(failed, error)
+            if self._untidy:
+                self._untidy = False
+                give_back_memory()
 
-    def _read(self) -> None:
-        """Read prompts, part by part in turn, and compile what the running batch wants."""
-        while work := self._next():
-            if isinstance(work, _Group):
-                self._read_part(work)
-            else:
-                key, compiled = work
-                with contextlib.suppress(Exception):  # an error is raised again when it runs
-                    compiled()
-                with self._changed:
-                    self._programs.add(key)
-                    self._wanted = None
-            self._tidy()
-
-    def _next(self) -> _Group | tuple[Any, ...] | None:
-        """Wait for work, and return it; None when the engine closes."""
+    def _has_work(self) -> bool:
+        """Wait until there are jobs, and admit those that there is room for; return False when the engine closes."""
         with self._changed:
-            while not self._closing:
-                if self._waiting and not self._active:
-                    self._changed.wait_for(lambda: len(self._waiting) >= self._rows or self._closing, GATHERING)
-                self._admit()
-                if self._wanted is not None:
-                    return self._wanted
-                if self._groups:
-                    return self._groups.popleft()
-                self._changed.wait()
-        return None
+            self._changed.wait_for(lambda: self._closing or self._active or self._waiting)
+            if not self._active:
+                self._changed.wait_for(lambda: self._closing or len(self._waiting) >= self._rows, GATHERING)
+            self._admit()
+            return not self._closing
 
     def _admit(self) -> None:
         """Move waiting jobs to the active ones, in their order, as long as there are rows and memory."""
@@ -295,48 +276,31 @@ class Engine:
 
         return _Group(sequences, parts())
 
-    def _read_part(self, group: _Group) -> None:
-        """Read a part of the prompts of a group, unless nobody waits for it."""
-        sequences, parts = group
+    def _read_part(self) -> tuple[list[_Sequence], ReadPrompts | None]:
+        """Read a part of the next group's prompt, unless nobody waits for it; return the group if that was the last."""
+        if not self._groups:
+            return [], None
+        sequences, parts = group = self._groups.popleft()
         if all(one.job.abandoned.is_set() for one in sequences):
             self._release(sequences)
-            return
+            return [], None
         try:
-            with self.turns or contextlib.nullcontext():
-                read = next(parts)
+            read = next(parts)
         except Exception as error:  # whatever is wrong with these, others may succeed
             self._release(sequences)
             self._fail(sequences, error)
-            return
-        with self._changed:
-            if read is None:
-                self._groups.append(group)
-            else:
-                self._ready.append((sequences, read))
-            self._changed.notify_all()
+            return [], None
+        if read is None:
+            self._groups.append(group)
+            return [], None
+        return sequences, read
 
-    def _run(self) -> None:
-        """Generate, token by token."""
-        while self._has_work():
-            try:
-                with self.turns or contextlib.nullcontext():
-                    self._advance()
-            except Exception as error:  # whatever is wrong with this batch, the next one may succeed
-                failed = [*self._running.values(), *self._entering]
-                self._running, self._entering, self._continuation = {}, [], self._empty()
-                self._release(failed)
-                self._fail(failed, error)
-            self._tidy()
-
-    def _has_work(self) -> bool:
-        """Wait until there is something to generate; return False when the engine closes."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._running or self._ready)
-            return not self._closing
-
-    def _advance(self) -> None:
-        """Let sequences join, generate one more token of each, and let go of those that end."""
-        self._join()
+    def _advance(self, entering: Sequence[_Sequence], read: ReadPrompts | None) -> None:
+        """Let sequences enter, generate one more token of each, and let go of those that end."""
+        present = len(self._continuation.left)
+        self._spared = self._spared + 1 if self._running and rows_for(len(self._active)) < present else 0
+        if entering or (self._running and (self._continuation.is_full or self._spared >= FEWER)):
+            self._move(entering, read)
         if not self._running:
             return
         continuation = self._continuation
@@ -350,32 +314,11 @@ class Engine:
             continuation.drop(r)
             del self._running[r]
         if not self._running:
-            self._continuation = self._empty()
-            self._untidy.add(threading.get_ident())
-        with self._changed:
-            self._groups += [self._group([one]) for _, one in outgrown]
+            self._continuation, self._untidy = self._empty(), True
+        self._groups += [self._group([one]) for _, one in outgrown]
         self._release([one for _, one in ended])
         for _, one, step in steps:
             one.job.emit(step)
-
-    def _join(self) -> None:
-        """Let the sequences that are ready join the others once their program is compiled; otherwise, let the others
-        continue in other sizes, if they should.
-        """
-        while self._ready:
-            self._entering, read = self._ready[0]
-            if all(one.job.abandoned.is_set() for one in self._entering):
-                self._release(self._entering)
-            elif not self._move(self._entering, read):
-                self._entering = []
-                return
-            self._entering = []
-            self._ready.popleft()
-        if self._running:
-            present, full = len(self._continuation.left), self._continuation.is_full
-            self._spared = self._spared + 1 if rows_for(len(self._active)) < present else 0
-            if full or self._spared >= FEWER or self._continuation.is_nearly_full:
-                self._move([], None, now=full)
 
     def _sizes(self, least: int) -> tuple[int, int]:
         """Return the rows and slots of the batch, for at least so many slots: as many as the active sequences will need
@@ -389,25 +332,11 @@ class Engine:
             rows = present
         return rows, slots_for(max(least, min(slots, l_max + 1)), l_max)
 
-    def _move(self, sequences: Sequence[_Sequence], read: ReadPrompts | None, *, now: bool = False) -> bool:
-        """Continue with the running sequences and new ones in the sizes for all. Return False if they have to wait for
-        a program, and it is not wanted `now`.
-        """
+    def _move(self, sequences: Sequence[_Sequence], read: ReadPrompts | None) -> None:
+        """Continue with the running sequences and new ones in the sizes for all."""
         continuation, requests = self._continuation, [one.request() for one in sequences]
         present = len(continuation.left)
         rows = [*self._running, *range(present, present + len(sequences))]
         B, slots = self._sizes(continuation.plan(requests, keep=rows, read=read).C)
-        if not (sequences or now) and (B, slots) == (present, continuation.slots):
-            return True
-        keep = rows + rows[:1] * (B - len(rows))
-        if self.turns is None and self._generator.inside is None:  # programs are compiled ahead
-            key, compiled = continuation.program(continuation.plan(requests, keep=keep, read=read, slots=slots), read)
-            if key not in self._programs and self._running and not now:
-                with self._changed:
-                    self._wanted = self._wanted or (key, compiled)
-                    self._changed.notify_all()
-                return False
-            self._programs.add(key)
-        continuation.join(requests, keep=keep, read=read, slots=slots)
+        continuation.join(requests, keep=rows + rows[:1] * (B - len(rows)), read=read, slots=slots)
         self._running = dict(enumerate([*self._running.values(), *sequences]))
-        return True

@@ -2,20 +2,17 @@
 
 import functools
 import queue
-import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig, d_inference, d_transformer
+from algorithms import d_inference, d_transformer
 from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Continuation, Generator, prompts
-from training.generation.requests import Request
+from training.generation import Continuation, Generator
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
@@ -125,20 +122,10 @@ def test_prompts_that_are_the_same_are_read_once(model, monkeypatch):
     assert len({tuple(tokens) for tokens in alone.values()}) == 6
 
 
-class Everything(set):
-    """What has all programs compiled."""
-
-    def __contains__(self, _):
-        return True
-
-
 def events_of(model, names, **options):
-    """The steps of jobs with the names of these, in the order in which they come: the late are read, and their programs
-    known, when the first goes on.
-    """
+    """The steps of jobs with the names of these, in the order in which they come."""
     events, arriving = [], queue.SimpleQueue()
     of_model = engine_of(model, **options)
-    of_model._programs = Everything()
 
     def job(name):
         prompt, l_gen, seed, sampling, _ = ASKED[name]
@@ -149,11 +136,7 @@ def events_of(model, names, **options):
         events.append((name, step))
         if name == names[0]:
             n = sum(of == name for of, _ in events)
-            new = [job(late) for late in names[1:] if ASKED[late][-1] == n]
-            of_model.submit(new)
-            deadline = time.monotonic() + 60
-            while len([one for ones, _ in of_model._ready for one in ones]) < len(new) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            of_model.submit([job(late) for late in names[1:] if ASKED[late][-1] == n])
         arriving.put(step)
 
     of_model.submit([job(names[0])])
@@ -163,62 +146,6 @@ def events_of(model, names, **options):
         finished += arriving.get(timeout=60).finish is not None
     of_model.close()
     return events
-
-
-def compiling(monkeypatch, go):
-    """Let programs be compiled only when it may go on."""
-    program = Continuation.program
-
-    def waiting(*arguments):
-        key, compiled = program(*arguments)
-        return key, lambda: go.wait(60) and compiled()
-
-    monkeypatch.setattr(Continuation, "program", waiting)
-
-
-@pytest.mark.end_to_end
-def test_who_runs_goes_on_while_what_the_late_need_is_compiled(model, monkeypatch):
-    """The late one joins when it is done, which waits here for some more steps; then it gets its tokens."""
-    steps, go = [], threading.Event()
-    compiling(monkeypatch, go)
-    of_model, done, late = engine_of(model), queue.SimpleQueue(), []
-
-    def first(step):
-        steps.append(step)
-        if len(steps) == 3:
-            of_model.submit([job_of(model, "fade .", lambda step: late.append(len(steps)) or done.put(step))])
-        if len(steps) == 9:
-            go.set()
-        time.sleep(0.02 if go.is_set() else 0)  # compiling takes a while
-        done.put(step)
-
-    of_model.submit([job_of(model, "abc", first, l_gen=2000, sampling={"tau": 0.0}, ends=frozenset())])
-    of_model.start()
-    found = []
-    while len(found) < 5:
-        step = done.get(timeout=60)
-        found += [step] if step not in steps else []
-    of_model.close()
-    assert late[0] >= 9
-    assert tokens_of(found) == tokens_of(steps_of(model, one={"prompt": "fade ."})["one"])
-
-
-def test_who_waits_for_a_program_that_nobody_runs_beside_is_next(model, monkeypatch):
-    """The only one on its way ends before the program is compiled."""
-    go, done = threading.Event(), queue.SimpleQueue()
-    compiling(monkeypatch, go)
-    of_model = engine_of(model)
-
-    def first(step):
-        if step.finish is None:
-            of_model.submit([job_of(model, "j", done.put)])
-
-    of_model.submit([job_of(model, "abc", first, l_gen=2)])
-    of_model.start()
-    tokens = [done.get(timeout=60).token for _ in range(5)]
-    go.set()
-    of_model.close()
-    assert tokens == tokens_of(steps_of(model, one={"prompt": "j"})["one"])
 
 
 def test_another_way_of_drawing_compiles_nothing(model):
@@ -236,26 +163,8 @@ def test_another_way_of_drawing_compiles_nothing(model):
 
 
 @pytest.mark.end_to_end
-def test_what_was_compiled_for_a_join_is_not_compiled_again():
-    config = DTransformerConfig(N_V=13, l_max=64, L=1, H=1, d_e=5, d_mlp=7)
-    one, two = (Request(np.arange(n), jax.random.key(n), 20, {"tau": 0.9}) for n in (3, 5))
-    generator = Generator(cases.random_theta(config), config)
-    continuation = generator.answer([one])
-    continuation.extend(2)
-    read = prompts.read(generator, [two.tokens], more=1)
-    ahead = continuation.program(continuation.plan([two], keep=[0, 1], read=read), read)[1]
-    assert any("decode" in name for name in cases.compilations(ahead))
-
-    def join():
-        continuation.join([two], keep=[0, 1], read=read)
-        continuation.extend(9)
-
-    assert not any("decode" in name for name in cases.compilations(join))
-
-
-@pytest.mark.end_to_end
 def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model):
-    """Whatever way it is drawn in."""
+    """Whatever way it is drawn in; of those that come together, one prompt is read before each token."""
     events = events_of(model, [*ASKED])
     for name in ASKED:
         of_name = [step for of, step in events if of == name]
@@ -266,7 +175,7 @@ def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model
     order = [name for name, _ in events]
     last = len(order) - 1 - order[::-1].index("long")
     assert order.count("long") > 30
-    assert order[:8] == [*4 * ["long"], "long", "late", "more", "long"]
+    assert order[:8] == [*4 * ["long"], "long", "late", "long", "more"]  # the late one needs a new window
     assert max(i for i, name in enumerate(order) if name in ("late", "more")) < last - 15
     assert order.index("other") < last
     assert order.index("greedy") < last
@@ -297,8 +206,6 @@ def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
     def first(step):
         if begun.tokens.shape[1] == 3:
             of_model.submit([job_of(model, "j", second, ends=frozenset(), l_gen=5)])
-            while not of_model._ready:
-                time.sleep(0.01)
         done.put(step)
 
     def second(step):
