@@ -35,12 +35,6 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def processor_seconds_of_children() -> float:
-    """Return the processor time, user and system, of the processes waited for; 0 if the system does not say."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
 def wait_for_lock(descriptor: int) -> None:
     """Wait until no other process has this file locked, and lock it until this one ends (not on Windows)."""
     if fcntl is not None:

@@ -18,7 +18,7 @@ from algorithms import LLAMA, DTransformerConfig
 from tests.project.test_documented_commands import FOUND, ROOT, main_of
 from tests.run_cases import BYTES, conversing, make_run
 from training import commands
-from training.benchmarks import attention, decode, hybrid, training_step
+from training.benchmarks import attention, decode, training_step
 from training.interchange import convert
 from training.settings import flag
 from training.tasks import TASKS
@@ -66,8 +66,6 @@ BENCHMARKS = {
     (attention, "SMALL_SIZES"): ((2, 8, 8),),
     (training_step, "SIZES"): MODEL,
     (decode, "SMALL"): DTransformerConfig(**MODEL | {"l_max": 1280}),
-    (hybrid, "ROWS"): ((2, 32), (1, 64)),
-    (hybrid, "CONTEXTS"): (64, 512),
     (decode, "LLAMA_135M"): DTransformerConfig(**MODEL | {"l_max": 1280}, variant=LLAMA, tied=True),
 }
 

@@ -18,7 +18,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from training.benchmarks import accelerators, attention, decode, hybrid, startup, training_step
+from training.benchmarks import attention, decode, training_step
 from training.benchmarks.timing import machine
 from training.command_line.arguments import Parser, at_least
 from training.commands import scaling
@@ -31,10 +31,7 @@ PARTS = {
     "generation": decode.run,
     "llama": decode.llama,
     "int8": decode.narrow,
-    "hybrid": hybrid.run,
-    "startup": startup.run,
     "compilation": lambda _: training_step.compilation(),
-    "accelerators": accelerators.run,
 }
 HARDWARE = ("kernels", "step", "attention", "decoding")
 """The parts of `hardware`."""

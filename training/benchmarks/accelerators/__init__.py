@@ -1,8 +1,4 @@
-"""Costs of steps on TPUs and H100s, read from compiled programs, compared with plain models; nothing is run."""
-
-import os
-import subprocess
-import sys
+"""Costs of steps on TPUs and H100s, read from compiled programs; nothing is run."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the backend here; the other compilers are selected explicitly
@@ -15,10 +11,3 @@ ENVIRONMENT = {
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",  # there is no GPU to time kernels on
 }
 """Environment variables of the process that compiles, needed before JAX is imported."""
-
-
-def run(_: int = 0) -> str:
-    """Compile for each platform whose compiler is installed, in a separate process, and return the tables."""
-    command = [sys.executable, "-m", f"{__name__}.steps"]
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.rstrip()
