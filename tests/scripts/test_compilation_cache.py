@@ -67,14 +67,6 @@ def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, w
         chex.assert_trees_all_equal(numbers(root / name), expected)
 
 
-def test_several_devices_have_the_same_numbers(root):
-    flags = ("--mesh", "data=2", "--compilation-cache")
-    for run, place in (("off", "off"), ("cold", root / "mesh"), ("warm", root / "mesh")):
-        completed(train(root, run, *flags, place, XLA_FLAGS="--xla_force_host_platform_device_count=2"))
-    for run in ("cold", "warm"):
-        chex.assert_trees_all_equal(numbers(root / run), numbers(root / "off"))
-
-
 def test_a_spoilt_or_useless_directory_changes_no_answer(root, without):
     ask = ("generate.py", root / "without", "--prompt", "The", "--l_gen", 5, "--compilation-cache")
     expected = completed(begin(root, *ask, "off"))
