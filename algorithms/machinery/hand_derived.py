@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from algorithms.machinery.varying import match_varying_axes
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,24 @@ def hand_derived(
     rule = jax.custom_vjp(value or (lambda *arguments: forward(*arguments)[0]), nondiff_argnums=static)
     rule.defvjp(forward, backward)
     return HandDerived(forward, backward, rule)
+
+
+def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
+    """``value``, which is ``f(*arguments)`` computed in another way, with the derivative of f, of every order.
+
+    Example:
+        >>> jax.grad(lambda x: with_derivative_of(jnp.sin, jnp.float32(0.5), x))(0.0).item()
+        1.0
+    """
+    from algorithms.machinery.derivative import derived_p
+
+    values, tree = jax.tree.flatten(value)
+    leaves, of_arguments = jax.tree.flatten(arguments)
+
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(f(*of_arguments.unflatten(leaves)))
+
+    return tree.unflatten(derived_p.bind(*values, *leaves, f=flat, n=len(values)))
 
 
 def _in_reverse_mode(arguments: Any) -> Any:

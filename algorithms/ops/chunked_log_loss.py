@@ -1,6 +1,8 @@
-"""The loss of each token, a chunk of the logits at a time, with its backward pass derived by hand.
+"""The loss of each token, and its weighted sum, a chunk of tokens at a time, with backward passes derived by hand.
 
-The forward pass keeps only the log-sum-exp of each column's logits; the backward pass recomputes P from it.
+The gradients of a weighted sum are known but for its own cotangent, which scales them. So its forward pass makes them
+from the logits of each chunk, before these are forgotten. Losses of single tokens are weighted by their cotangents:
+their backward pass computes the logits again.
 """
 
 import functools
@@ -13,7 +15,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
-from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.hand_derived import hand_derived, with_derivative_of
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares, devices_sharing
 from algorithms.ops.linear import logits
@@ -22,13 +24,13 @@ from algorithms.ops.products import product_over
 from algorithms.ops.softmax import capped
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
-"""How many logits a device holds at once: on a CPU, as many as fit in its cache; elsewhere, 2 GiB in float32.
-
-If all logits fit, XLA sees that the backward pass recomputes the same ones, and keeps them.
-"""
+"""How many logits a device holds at once: on a CPU, as many as fit in its cache; elsewhere, 2 GiB in float32."""
 
 LOGITS_OF_A_CHUNK = {"tpu": 9 * 2**24}
 """How many logits to compute at once if not all fit, where fewer than fit are faster (docs/notes/performance.md)."""
+
+COLUMNS_WITH_GRADIENTS = 512
+"""The fewest columns of a chunk that has gradients, each of which is added to the whole gradient of W_u."""
 
 LANES = 128
 """Larger chunks are whole multiples of this, the width of a TPU's registers."""
@@ -39,33 +41,33 @@ def logits_at_once(X: Array) -> int:
     return LOGITS_AT_ONCE.get(platform_of(X), LOGITS_AT_ONCE["other"])
 
 
-def chunk_size(X: Array, n: int, *of_each: int) -> int:
-    """How many of n rows or columns of the logits of X to compute at once; all n if a size is symbolic.
+def chunk_size(X: Array, l: int, at_once: int, *of_each: int) -> int:
+    """How many of l tokens of the logits of X to compute at once, if at_once logits fit; all l if a size is symbolic.
 
-    Each row or column has as many logits as the product of ``of_each``.
+    A token has as many logits as the product of ``of_each``.
     """
-    if not are_numbers(n, *of_each):
-        return n
-    of_one, fitting = max(1, math.prod(of_each)), logits_at_once(X)
-    if n * of_one <= fitting:
-        return n
-    fitting = max(1, min(fitting, LOGITS_OF_A_CHUNK.get(platform_of(X), fitting)) // of_one)
+    of_one = math.prod(of_each)
+    if not are_numbers(l, of_one) or l * of_one <= at_once:
+        return l
+    fitting = max(1, min(at_once, LOGITS_OF_A_CHUNK.get(platform_of(X), at_once)) // of_one)
     unit = min(fitting, LANES)
-    even = -(-n // chunk_count(n, fitting // unit * unit))
+    even = -(-l // chunk_count(l, fitting // unit * unit))
     return -(-even // unit) * unit
 
 
 def chunk_count(n: int, at_once: int) -> int:
-    """How many chunks of this size hold n rows or columns."""
+    """How many chunks of this size hold n tokens."""
     return 1 if at_once is n else -(-n // max(1, at_once))
 
 
 def log_sum_exp_of(Y: Float[Array, "rows *columns"]) -> Float[Array, "*columns"]:
     """The log-sum-exp of each column; on a GPU in one pass over Y, which is in its memory, and not two."""
-    return _in_one_pass(Y) if platform_of(Y) in ("gpu", "cuda") else jax.nn.logsumexp(Y, axis=0)
+    log_sum_exp = functools.partial(jax.nn.logsumexp, axis=0)
+    if platform_of(Y) not in ("gpu", "cuda"):
+        return log_sum_exp(Y)
+    return with_derivative_of(log_sum_exp, _in_one_pass(jax.lax.stop_gradient(Y)), Y)
 
 
-@jax.custom_jvp
 def _in_one_pass(Y):
     """Largest entry and sum of exponentials are reduced together; a sum is rescaled when a larger entry is found."""
 
@@ -79,9 +81,12 @@ def _in_one_pass(Y):
     return largest + jnp.log(total)
 
 
-@_in_one_pass.defjvp
-def _(primals, tangents):
-    return jax.jvp(functools.partial(jax.nn.logsumexp, axis=0), primals, tangents)
+def _over_devices(shares, log_sum_exp):
+    """The log-sum-exp over the devices that divide the rows of Y."""
+    if not shares.rows:
+        return log_sum_exp
+    largest = shares.max_over_rows(jax.lax.stop_gradient(log_sum_exp))
+    return largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
 
 
 def is_token(first: int | Array, N_V: int, Y: Float[Array, "rows *columns"]) -> Bool[Array, "rows *ones"]:
@@ -104,57 +109,6 @@ def logits_of_rows(
     """
     Y = capped(logits(X, W, b), cap)
     return jnp.where(is_token(first, N_V, Y), Y, -jnp.inf) if n > N_V else Y
-
-
-class _Residuals(NamedTuple):
-    X: Array
-    W_u: Array
-    b_u: Array | None
-    targets: Array
-    log_sum_exp: Array  # of each column's logits
-
-
-def _forward(label_smoothing, N_V, cap, X, W_u, b_u, targets):
-    """The losses; if devices divide the vocabulary, their sums of exponentials are added up."""
-    shares, n = Shares.of(W_u, X), W_u.shape[0]
-
-    def of_device(X, W_u, b_u, targets):
-        first_row = shares.first_row(W_u.shape[0])
-        log_sum_exp, at_target = _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets)
-        if shares.rows:
-            largest = shares.max_over_rows(log_sum_exp)
-            log_sum_exp = largest + jnp.log(shares.sum_over_rows(jnp.exp(log_sum_exp - largest)))
-        return log_sum_exp, shares.sum_over_rows(at_target)
-
-    log_sum_exp, at_target = shares.each(of_device, X, W_u, b_u, targets, out=(shares.of_columns(),) * 2)
-    losses = one_or_nan(targets, N_V).astype(log_sum_exp.dtype) * (log_sum_exp - at_target)
-    return losses, _Residuals(X, W_u, b_u, targets, log_sum_exp)
-
-
-def _of_rows(label_smoothing, n, N_V, cap, first_row, X, W_u, b_u, targets):
-    """The log-sum-exp of some rows of logits, and the logits of the targets, a few tokens of every sequence at a time.
-
-    W_u and b_u contain only these rows, starting at ``first_row``, of n rows in all; the first N_V rows are tokens.
-    """
-    l, of_each = X.shape[-1], (W_u.shape[0], *targets.shape[:-1])
-    if len(of_each) > 1 and are_numbers(l, *of_each) and math.prod(of_each) > logits_at_once(X):
-        # one token of every sequence is already too much: treat the columns of all sequences as one sequence
-        columns = X.reshape(len(X), -1), W_u, b_u, targets.reshape(-1)
-        return tuple(a.reshape(targets.shape) for a in _of_rows(label_smoothing, n, N_V, cap, first_row, *columns))
-    c = chunk_size(X, l, *of_each)
-
-    def of_chunk(i, done):
-        first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
-        X_c, targets_c = (jax.lax.dynamic_slice_in_dim(a, first, c, axis=-1) for a in (X, targets))
-        Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u, cap)
-        of_chunk = log_sum_exp_of(Y), _at_target(label_smoothing, N_V, first_row, targets_c, Y)
-        return tuple(
-            jax.lax.dynamic_update_slice_in_dim(of_all, of_c, first, axis=-1)
-            for of_all, of_c in zip(done, of_chunk, strict=True)
-        )
-
-    zeros = jnp.zeros_like(X, shape=targets.shape, dtype=accumulation_dtype(X.dtype))
-    return jax.lax.fori_loop(0, chunk_count(l, c), of_chunk, (zeros, zeros))
 
 
 def _at_target(s, N_V, first, targets, Y):
@@ -182,10 +136,12 @@ def _is_target(first, rows, targets):
     return as_columns(first + jnp.arange(rows), targets[None]) == targets[None]
 
 
-def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
-    """With Y = W_u X + b_u 1ᵀ the logits, P = softmax(Y), and the smoothed target q_t = (1 − s) 1_{x[t]} + s/N_V 1::
+def _of_chunks(label_smoothing, N_V, cap, X, W_u, b_u, targets, weights=None):
+    """The loss of each token; with weights also the gradients of ``F = Σ_t weights[t] loss[t]``, wide.
 
-        ∂F/∂Y[:, t] = (P[:, t] − q_t) dloss[t]
+    With Y = W_u X + b_u 1ᵀ the logits, P = softmax(Y), and the smoothed target q_t = (1 − s) 1_{x[t]} + s/N_V 1::
+
+        ∂F/∂Y[:, t] = (P[:, t] − q_t) weights[t]
         ∂F/∂X   = W_uᵀ ∂F/∂Y
         ∂F/∂W_u = ∂F/∂Y Xᵀ
         ∂F/∂b_u = ∂F/∂Y 1
@@ -195,54 +151,108 @@ def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
 
     Source: Radu 2026, §12.4.2, with the smoothing of §12.9.
     """
-    X, W_u, b_u, targets, log_sum_exp = residuals
     shares, n = Shares.of(W_u, X), W_u.shape[0]
-    dlosses = dlosses * one_or_nan(targets, N_V).astype(dlosses.dtype)
 
     def of_device(X, W_u, b_u, *columns):
-        first_row = shares.first_row(W_u.shape[0])
-        dtype = dlosses.dtype if shares.columns else W_u.dtype  # round only after summing over devices
-        dX, dW_u, db_u = _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, *columns)
-        dX, dW_u = shares.sum_over_rows(dX).astype(X.dtype), shares.sum_over_columns(dW_u).astype(W_u.dtype)
-        return dX, dW_u, None if b_u is None else shares.sum_over_columns(db_u).astype(b_u.dtype)
+        return _of_columns(label_smoothing, n, N_V, cap, shares, X, W_u, b_u, *columns)
 
-    return *shares.each(of_device, X, W_u, b_u, targets, log_sum_exp, dlosses, out=shares.of_gradients()), None
+    if weights is None:
+        return shares.each(of_device, X, W_u, b_u, targets, out=shares.of_columns())
+    out = shares.of_columns(), *shares.of_gradients()
+    return shares.each(of_device, X, W_u, b_u, targets, weights, out=out)
 
 
-def _through_rows(label_smoothing, n, N_V, cap, first_row, dtype, X, W_u, b_u, targets, log_sum_exp, dlosses):
-    """The gradients of X, W_u and b_u through some rows of logits, a chunk of rows at a time.
+def _of_columns(s, n, N_V, cap, shares, X, W_u, b_u, targets, weights=None):
+    """What `_of_chunks` returns, of a device's rows of W_u and b_u, of n in all, and its columns of X."""
+    (*batch, l), (rows, _) = targets.shape, W_u.shape
+    at_once = logits_at_once(X) if weights is None else max(logits_at_once(X), COLUMNS_WITH_GRADIENTS * rows)
+    if batch and are_numbers(l, rows, *batch) and math.prod(batch) * rows > at_once:
+        # one token of every sequence is already too much: treat the columns of all sequences as one sequence
+        columns = [a if a is None else a.reshape(-1) for a in (targets, weights)]
+        found = _of_columns(s, n, N_V, cap, shares, X.reshape(len(X), -1), W_u, b_u, *columns)
+        if weights is None:
+            return found.reshape(targets.shape)
+        losses, dX, *others = found
+        return losses.reshape(targets.shape), dX.reshape(X.shape), *others
+    c, wide = chunk_size(X, l, at_once, rows, *batch), accumulation_dtype(X.dtype)
+    first_row, axes = shares.first_row(rows), tuple(range(1, X.ndim))
 
-    The rows of P are recomputed from the log-sum-exp. A chunk of rows gives the whole gradient of its rows of W_u;
-    chunks of columns would have to add up gradients of the size of W_u.
-    """
-    n_rows, wide = W_u.shape[0], log_sum_exp.dtype
-    rows = chunk_size(X, n_rows, *targets.shape)
-    columns = tuple(range(1, X.ndim))
+    def of_new(i, columns):
+        """These columns of chunk i, but 0 where it overlaps the chunk before it."""
+        if c is l or l % c == 0:
+            return columns
+        is_new = jnp.arange(c) >= i * c - jnp.minimum(i * c, l - c)
+        return jnp.where(is_new.reshape(*(1,) * len(axes), c), columns, 0)
 
-    def of_chunk(i, gradients):
-        dX, dW_u, db_u = gradients
-        start = jnp.minimum(i * rows, n_rows - rows)  # the last chunk overlaps the one before it
-        first = first_row + start
-        W_v = jax.lax.dynamic_slice_in_dim(W_u, start, rows)
-        b_v = None if b_u is None else jax.lax.dynamic_slice_in_dim(b_u, start, rows)
-        Y = logits_of_rows(n, N_V, first, X, W_v, b_v, cap)
-        P = jnp.exp(Y - log_sum_exp[None])
-        q = (1 - label_smoothing) * _is_target(first, rows, targets).astype(P.dtype)
-        q = q + label_smoothing / N_V * is_token(first, N_V, P).astype(P.dtype) if label_smoothing else q
-        dY = (P - q) * dlosses[None]
+    def of_chunk(i, done):
+        losses, gradients = done
+        first = jnp.minimum(i * c, l - c)  # the last chunk overlaps the one before it
+        part = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=c, axis=-1)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=first, axis=-1)
+        X_c, x = part(X), part(targets)
+        Y = logits_of_rows(n, N_V, first_row, X_c, W_u, b_u, cap)
+        log_sum_exp = _over_devices(shares, log_sum_exp_of(Y))
+        at_target = shares.sum_over_rows(_at_target(s, N_V, first_row, x, Y))
+        losses = put(losses, one_or_nan(x, N_V).astype(wide) * (log_sum_exp - at_target))
+        if weights is None:
+            return losses, gradients
+        q = (1 - s) * _is_target(first_row, rows, x).astype(wide)
+        q = q + s / N_V * is_token(first_row, N_V, Y).astype(wide) if s else q
+        dY = (jnp.exp(Y - log_sum_exp[None]) - q) * (part(weights) * one_or_nan(x, N_V).astype(wide))[None]
         if cap is not None:  # 1 − tanh²(Y/c), from the capped logits; rows of padding have P = q = 0
-            dY = dY * (1 - jnp.square(jnp.where(is_token(first, N_V, Y), Y, 0) / cap))
-        is_new = as_columns(start + jnp.arange(rows) >= i * rows, dY)
-        dW_v = product_over(dY.astype(X.dtype), X, (columns, columns), wide).astype(dtype)
-        dX_v = product_over(W_v, jnp.where(is_new, dY, 0).astype(W_u.dtype), ((0,), (0,)), wide)
-        return (
-            dX + dX_v,
-            jax.lax.dynamic_update_slice_in_dim(dW_u, dW_v, start, 0),
-            jax.lax.dynamic_update_slice_in_dim(db_u, dY.sum(axis=columns), start, 0),
-        )
+            dY = dY * (1 - jnp.square(jnp.where(is_token(first_row, N_V, Y), Y, 0) / cap))
+        dX, dW_u, db_u = gradients
+        dX = put(dX, product_over(W_u, dY.astype(W_u.dtype), ((0,), (0,)), wide))
+        dW_u = dW_u + product_over(dY.astype(X.dtype), of_new(i, X_c), (axes, axes), wide)
+        return losses, (dX, dW_u, None if b_u is None else db_u + of_new(i, dY).sum(axis=axes))
 
-    zeros = jnp.zeros_like(X, dtype=wide), jnp.zeros_like(W_u, dtype=dtype), jnp.zeros_like(log_sum_exp, shape=n_rows)
-    return jax.lax.fori_loop(0, chunk_count(n_rows, rows), of_chunk, zeros)
+    zeros = jnp.zeros_like(X, shape=targets.shape, dtype=wide)
+    of_none = tuple(None if weights is None or a is None else jnp.zeros_like(a, dtype=wide) for a in (X, W_u, b_u))
+    losses, (dX, dW_u, db_u) = jax.lax.fori_loop(0, chunk_count(l, c), of_chunk, (zeros, of_none))
+    if weights is None:
+        return losses
+    sums = (None if a is None else shares.sum_over_columns(a) for a in (dW_u, db_u))
+    return losses, shares.sum_over_rows(dX), *sums
+
+
+class _Residuals(NamedTuple):
+    X: Array
+    W_u: Array
+    b_u: Array | None
+    targets: Array
+
+
+def _rounded(residuals, *gradients):
+    """The gradients of X, W_u, b_u and the targets, in the types of these."""
+    return *(None if d is None else d.astype(a.dtype) for d, a in zip(gradients, residuals, strict=False)), None
+
+
+def _forward(label_smoothing, N_V, cap, *arguments):
+    return _of_chunks(label_smoothing, N_V, cap, *arguments), _Residuals(*arguments)
+
+
+def _backward(label_smoothing, N_V, cap, residuals: _Residuals, dlosses):
+    """The gradients of the losses, weighted by their cotangents."""
+    _, *gradients = _of_chunks(label_smoothing, N_V, cap, *residuals, dlosses)
+    return _rounded(residuals, *gradients)
+
+
+def _value_of_sum(label_smoothing, N_V, cap, *arguments):
+    *arguments, weights = arguments
+    return (weights * _of_chunks(label_smoothing, N_V, cap, *arguments)).sum()
+
+
+def _forward_of_sum(label_smoothing, N_V, cap, *arguments):
+    losses, *gradients = _of_chunks(label_smoothing, N_V, cap, *arguments)
+    *arguments, weights = arguments
+    return (weights * losses).sum(), (_Residuals(*arguments), gradients, losses)
+
+
+def _backward_of_sum(label_smoothing, N_V, cap, residuals, g):
+    """The gradients that the forward pass made, times the cotangent; the gradient of a weight is its token's loss."""
+    arguments, gradients, losses = residuals
+    return *_rounded(arguments, *(None if d is None else g * d for d in gradients)), g * losses
 
 
 chunked_log_loss = hand_derived(_forward, _backward, static=(0, 1, 2))
+chunked_sum = hand_derived(_forward_of_sum, _backward_of_sum, static=(0, 1, 2), value=_value_of_sum)

@@ -1,16 +1,16 @@
 """The training loss of Algorithms 11-13, from the hidden state and W_u: per token, and as a weighted sum."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.arrays import AnyArray, as_ids
+from algorithms.machinery.arrays import AnyArray, accumulation_dtype, as_ids
 from algorithms.machinery.contract import compiled
 from algorithms.machinery.options import as_printed
 from algorithms.notation import Cap, Choice, Count, Share
-from algorithms.ops.chunked_log_loss import chunked_log_loss, of_target
+from algorithms.ops.chunked_log_loss import chunked_log_loss, chunked_sum, of_target
 from algorithms.ops.linear import logits
 from algorithms.ops.lookup import one_or_nan
 from algorithms.ops.softmax import capped, log_softmax
@@ -44,15 +44,17 @@ def log_loss(
 
     Source: Phuong and Hutter 2022, line 5 of Algorithm 11.
     """
-    of_logits: Any = {"b_u": b_u, "label_smoothing": label_smoothing, "N_V": N_V, "cap": cap}
-    if weights is None:
-        return token_losses(X, W_u, targets, **of_logits).sum()
     targets, n = as_ids(targets), W_u.shape[0] if N_V is None else N_V
-    is_valid = (targets >= 0) & (targets < n) & jnp.isfinite(X).all(axis=0)
-    takes_part = (weights != 0) | is_valid
-    X, targets = jnp.where(takes_part[None], X, 0), jnp.where(takes_part, targets, 0)
-    losses = jnp.where(takes_part, token_losses(X, W_u, targets, **of_logits), 0)
-    return (weights.astype(losses.dtype) * losses).sum()
+    wide = accumulation_dtype(X.dtype)
+    if weights is None:
+        weights = jnp.ones_like(X, shape=targets.shape, dtype=wide)
+    else:
+        is_valid = (targets >= 0) & (targets < n) & jnp.isfinite(X).all(axis=0)
+        takes_part = (weights != 0) | is_valid
+        X, targets = jnp.where(takes_part[None], X, 0), jnp.where(takes_part, targets, 0)
+        weights = jnp.where(takes_part, weights.astype(wide), 0)
+    weighted_sum = _printed_sum if as_printed() else chunked_sum
+    return weighted_sum(label_smoothing, n, cap, X, W_u, b_u, targets, weights)
 
 
 @compiled
@@ -93,3 +95,7 @@ def _printed(label_smoothing, N_V, cap, X, W_u, b_u, targets):
     if s:
         losses = losses - s / N_V * log_P.sum(axis=0)
     return one_or_nan(targets, N_V).astype(losses.dtype) * losses
+
+
+def _printed_sum(label_smoothing, N_V, cap, X, W_u, b_u, targets, weights):
+    return (weights * _printed(label_smoothing, N_V, cap, X, W_u, b_u, targets)).sum()

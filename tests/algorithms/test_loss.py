@@ -11,6 +11,7 @@ import pytest
 from algorithms import log_loss, token_losses
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.log_loss import log_loss as uncompiled_log_loss
+from algorithms.ops.log_loss import token_losses as uncompiled_token_losses
 from tests import cases
 from training import oracle
 
@@ -159,21 +160,51 @@ def test_on_a_gpu_the_log_sum_exp_is_taken_in_one_pass(monkeypatch):
     assert float(loss) == pytest.approx(expected(p, np.ones(L), 0.0), rel=1e-12)
 
 
-@pytest.mark.parametrize(("platform", "tokens", "rows"), [("gpu", 2**20, 512), ("tpu", 2**20, 128), ("tpu", 64, 4096)])
-def test_where_not_all_logits_fit_a_tpu_computes_fewer_at_once(platform, tokens, rows, monkeypatch):
+@pytest.mark.parametrize(("platform", "rows", "tokens"), [("gpu", 2**20, 512), ("tpu", 2**20, 128), ("tpu", 64, 4096)])
+def test_where_not_all_logits_fit_a_tpu_computes_fewer_at_once(platform, rows, tokens, monkeypatch):
     """2³², in chunks of 2²⁹ or of about 2²⁷; and 2¹⁸, which fit."""
     monkeypatch.setattr(chunked_log_loss, "platform_of", lambda _: platform)
-    assert chunked_log_loss.chunk_size(X, 4096, tokens) == rows
+    assert chunked_log_loss.chunk_size(X, 4096, 2**29, rows) == tokens
 
 
-def test_a_chunk_of_rows_that_overlaps_the_one_before_counts_once(monkeypatch):
-    """17 rows of logits in chunks of 5: the last chunk begins at row 12, three rows of which are done."""
-    monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, "cpu", 5 * L)
-    assert chunked_log_loss.chunk_size(X, N_V, L) == 5
-    assert_is_the_oracles(
-        lambda X, W_u, b_u: uncompiled_log_loss(X, W_u, targets, b_u=b_u, label_smoothing=0.1),
-        functools.partial(expected, weights=np.ones(L), label_smoothing=0.1),
-    )
+def in_small_chunks(monkeypatch, platform="cpu"):
+    monkeypatch.setattr(chunked_log_loss, "platform_of", lambda _: platform)
+    for name in chunked_log_loss.LOGITS_AT_ONCE:
+        monkeypatch.setitem(chunked_log_loss.LOGITS_AT_ONCE, name, 5 * N_V)
+    monkeypatch.setattr(chunked_log_loss, "COLUMNS_WITH_GRADIENTS", 1)
+    assert chunked_log_loss.chunk_size(X, L, 5 * N_V, N_V) == 5
+
+
+def test_a_chunk_of_tokens_that_overlaps_the_one_before_counts_once(monkeypatch):
+    """13 tokens in chunks of 5: the last chunk begins at token 8, two tokens of which are done."""
+    in_small_chunks(monkeypatch)
+
+    def of_tokens(*inputs, weights, **options):
+        return weights @ uncompiled_token_losses(*inputs, **options)
+
+    of_weights = functools.partial(expected, weights=np.asarray(weights), label_smoothing=0.1)
+    for loss in (uncompiled_log_loss, of_tokens):
+        of_targets = functools.partial(loss, targets=targets, label_smoothing=0.1, weights=weights)
+        assert_is_the_oracles(lambda X, W_u, b_u, f=of_targets: f(X, W_u, b_u=b_u), of_weights)
+
+
+@pytest.mark.end_to_end
+def test_second_derivatives_through_chunks_and_a_scan_are_those_of_the_printed_lines(monkeypatch):
+    """As on a GPU, whose log-sum-exp has a derivative of its own: JAX forgets a ``jax.custom_jvp`` in such a loop."""
+    in_small_chunks(monkeypatch, "gpu")
+    v = cases.normal(D_E, L, seed=7)
+
+    def product(how):
+        def step(total, a):
+            options = {"b_u": b_u, "weights": weights, "implementation": how}
+            return total + jnp.sin(uncompiled_log_loss(a[0] * X + a[1] * v, W_u, targets, **options)), None
+
+        def score(a):
+            return jax.lax.scan(step, 0.0, jnp.array([[0.3, a], [1.1, a**2]]))[0]
+
+        return jax.jit(jax.grad(jax.grad(score)))(0.4)
+
+    assert float(product("auto")) == pytest.approx(float(product("paper")), rel=1e-11)
 
 
 @implementations

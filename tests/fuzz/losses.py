@@ -1,5 +1,6 @@
 """The loss for random sizes, weights, paddings, smoothing, caps and chunks: against NumPy, and against "paper"."""
 
+import contextlib
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,14 @@ def expected_losses(X, W_u, b_u, targets, smoothing, cap):
     log_P = Y - Y.max(axis=0) - np.log(np.exp(Y - Y.max(axis=0)).sum(axis=0))
     at_target = np.take_along_axis(log_P, targets[None], axis=0)[0]
     return -(1 - smoothing) * at_target - smoothing * log_P.mean(axis=0)
+
+
+@contextlib.contextmanager
+def in_chunks_of(at_once):
+    """So many logits at once, with gradients, too."""
+    chunks = mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once})
+    with chunks, mock.patch.object(chunked_log_loss, "COLUMNS_WITH_GRADIENTS", 1):
+        yield
 
 
 def check(rng: np.random.Generator) -> None:
@@ -51,7 +60,7 @@ def check(rng: np.random.Generator) -> None:
     at_once = int(rng.integers(1, 2 * rows * l))
     how = one_of(rng, "paper", "auto", "auto")
     what = f"{how}, {dtype}, X {X.shape}, {rows} rows, {at_once} at once, {options}"
-    with mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once}):
+    with in_chunks_of(at_once):
         value, gradients = jax.jit(jax.value_and_grad(lambda a: loss(a, how)))(arguments)
     wide = [np.asarray(a, np.float64) for a in (X, W_u[:N_V], jnp.zeros(N_V) if b_u is None else b_u[:N_V])]
     losses = expected_losses(*wide, targets, options["label_smoothing"], options["cap"])
@@ -76,6 +85,6 @@ def _check_twice(loss, arguments, rng, at_once, what):
 
         return jax.jit(jax.grad(along))(arguments)
 
-    with mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once}):
+    with in_chunks_of(at_once):
         actual = product("auto")
     assert_near(actual, product("paper"), 1e-8, f"second derivatives of {what}")

@@ -163,7 +163,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("softmax Jacobian without aᵀg", "Block.backward", "dS", "A * (g - delta)", "A * g", 11, "6", None),
     ),
     "ops/log_loss.py": (
-        ("weights of the loss ignored", "log_loss", "return", "return (weights.astype(losses.dtype) * losses)", "return (1 * losses)", 11, "5", None),
+        ("weights of the loss ignored", "log_loss", "weights", "jnp.where(takes_part, weights.astype(wide), 0)", "jnp.ones_like(weights)", 11, "5", None),
     ),
     "ops/rotation.py": (
         ("rotated backwards", "_rotated", "return", "[U * cos - V * sin, U * sin + V * cos]", "[U * cos + V * sin, V * cos - U * sin]", 4, "4", "LLAMA"),

@@ -145,12 +145,16 @@ def _rows(package: ModuleType) -> list[_Row]:
         of = functools.partial(operation("rotation").rotate, X, jnp.cos(angles), jnp.sin(angles))
         return jnp.stack([of(pairs) for pairs in ("halves", "neighbors")])
 
-    def loss(X: Any, W_u: Any, b_u: Any) -> Any:
-        targets, options = jnp.array([[2, 0, 5], [2, 1, 4]]), {"label_smoothing": 0.1, "cap": 2.0, "N_V": 6}
-        return package.token_losses(X, W_u, targets, b_u=b_u, **options)
+    def losses(X: Any, W_u: Any, b_u: Any, weights: Any = None) -> Any:
+        targets = jnp.array([[2, 0, 5], [2, 1, 4]])
+        options = {"b_u": b_u, "label_smoothing": 0.1, "cap": 2.0, "N_V": 6}
+        if weights is None:
+            return package.token_losses(X, W_u, targets, **options)
+        return package.log_loss(X, W_u, targets, weights=weights, **options)
 
     affine = _trial(operation("linear").linear, W=(2, 3, 4), X=(4, 5, 3), b=(2, 3))
-    of_loss = _trial(loss, X=(4, 2, 3), W_u=(7, 4), b_u=(7,))
+    unweighted = _trial(losses, X=(4, 2, 3), W_u=(7, 4), b_u=(7,))
+    of_losses = unweighted, unweighted._replace(shapes=(*unweighted.shapes, ("weights", (2, 3))))
     return [
         _Row("the embedding, W[:, v]", (1, 2), "lookup", (embedding(6), embedding(1031))),
         _Row("W X + b 1ᵀ", (4, 5, 8, 9, 10), "linear", (affine,)),
@@ -163,7 +167,7 @@ def _rows(package: ModuleType) -> list[_Row]:
         _Row("GELU by tanh and σ, SiLU", (10,), "activation", activations("gelu_tanh", "gelu_sigmoid", "silu")),
         *_experts(operation("grouped"), _options(package).as_printed),
         *_recurrences(operation("delta_rule").delta_rule),
-        _Row("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", (of_loss,)),
+        _Row("−log P[x[t], t]", (11, 12, 13), "chunked_log_loss", of_losses),
     ]
 
 

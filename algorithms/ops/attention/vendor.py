@@ -12,9 +12,8 @@ of the kernel's as soon as they are differentiated, in forward or in reverse mod
 import contextlib
 import functools
 import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,12 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import scaled
+from algorithms.machinery.hand_derived import with_derivative_of
 from algorithms.machinery.sharding import tokens_are_split
 from algorithms.machinery.varying import varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.scores import Scores
-
-T = TypeVar("T")
 
 Numbers = tuple[int, ...]
 
@@ -186,7 +184,7 @@ def _forward(kernel: Any, cap: float | None, Q: Array, K: Array, V: Array, mask:
     matrices = Q, K, V
     with _in_32_bits():
         V_tilde, pullback = jax.vjp(lambda *matrices: kernel(*matrices, mask, cap), *jax.lax.stop_gradient(matrices))
-    V_tilde = _with_derivative_of(functools.partial(_values, cap), V_tilde, (*matrices, mask))
+    V_tilde = with_derivative_of(functools.partial(_values, cap), V_tilde, *matrices, mask)
     return V_tilde, (*matrices, mask, pullback)
 
 
@@ -194,7 +192,7 @@ def _backward(kernel: Any, cap: float | None, residuals: Any, E: Array) -> tuple
     *arguments, pullback = residuals
     with _in_32_bits():
         gradients = pullback(jax.lax.stop_gradient(E))
-    return *_with_derivative_of(functools.partial(_gradients, cap), gradients, (*arguments, E)), None
+    return *with_derivative_of(functools.partial(_gradients, cap), gradients, *arguments, E), None
 
 
 _differentiable.defvjp(_forward, _backward)
@@ -212,19 +210,6 @@ def _values(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask) -> Arra
 def _gradients(cap: float | None, Q: Array, K: Array, V: Array, mask: Mask, E: Array) -> tuple[Array, ...]:
     _, residuals = blockwise_attention.forward(Q, K, V, Scores(mask, cap=cap))
     return blockwise_attention.backward(residuals, E)[:3]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _with_derivative_of(f: Callable[..., T], value: T, arguments: tuple[Any, ...]) -> T:
-    """``value``, which is ``f(*arguments)`` computed in another way, with the derivative of f."""
-    return value
-
-
-@_with_derivative_of.defjvp
-def _(f, primals, tangents):
-    (value, arguments), (_, by_arguments) = primals, tangents
-    _, tangent = jax.jvp(f, arguments, by_arguments)
-    return value, jax.tree.map(lambda t, v: t.astype(v.dtype), tangent, value)
 
 
 def cudnn_attention(

@@ -46,8 +46,9 @@ SIGNS = [
     ("delta_rule.py", "_backward", "(dL - dR)", "(dL + dR)", 10, "log_alpha"),
     ("delta_rule.py", "_backward", "dL + dR, rho", "dL - dR, rho", 10, "K"),
     ("delta_rule.py", "_backward", "dQ + c.Gamma", "dQ - c.Gamma", 10, "Q log_alpha"),
-    ("chunked_log_loss.py", "_through_rows", "(P - q)", "(P + q)", 11, "W_u X b_u"),
-    ("chunked_log_loss.py", "_through_rows", "(1 - jnp.square", "(1 + jnp.square", 13, "W_u X b_u"),
+    ("chunked_log_loss.py", "_of_columns", " - q)", " + q)", 11, "W_u X b_u"),
+    ("chunked_log_loss.py", "_of_columns", "(1 - jnp.square", "(1 + jnp.square", 13, "W_u X b_u"),
+    ("chunked_log_loss.py", "_backward_of_sum", "g * losses", "-g * losses", 13, "weights"),
 ]
 
 
