@@ -240,7 +240,10 @@ class Settings:
         choices=tuple(REMAT),
     )
     unroll: bool = _setting(
-        False, "compile each layer separately: faster steps on accelerators, much slower compilation", continues=True
+        False,
+        "compile each layer separately: faster steps on accelerators, much slower compilation; unless given, on GPUs for "
+        "4,000 steps or more",
+        continues=True,
     )
     # running
     mesh: str = _setting(

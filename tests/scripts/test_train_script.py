@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from training.loop.cost import with_unrolling
+
 TEXT = "".join(f"The {n}th paragraph says that {n} and {n + 1} are {2 * n + 1}.\n\n" for n in range(400))
 SIZES = {"l_max": 16, "L": 1, "H": 2, "d_e": 8, "d_mlp": 8}
 TINY = {f"--{name}": size for name, size in SIZES.items()}
@@ -69,6 +71,18 @@ def test_several_accelerators_share_the_work(train, text, monkeypatch, tmp_path)
     status, out, err = train("d", "--data", text, "--dry-run")
     assert err.startswith("note: 7 of 8 devices are idle: for --mesh data=8, batch_size is 4")
     assert '    --mesh ""\n' in out
+
+
+@pytest.mark.parametrize(("flags", "unrolled"), [([], True), (["--no-unroll"], False), (["--L", "49"], False)])
+def test_on_a_gpu_a_long_run_unrolls_its_layers(flags, unrolled, train, text, monkeypatch):
+    """The settings alone: nothing is compiled."""
+    monkeypatch.setattr("training.commands.train.with_unrolling", lambda settings, _: with_unrolling(settings, "gpu"))
+    monkeypatch.setattr("training.commands.train.preview", lambda plan, *_: plan.settings)
+    monkeypatch.setattr("training.commands.train.described", lambda settings, *_: f"unroll {settings.unroll}")
+    status, out, err = train("d", "--data", text, "--dry-run", "--steps", "4000", *flags)
+    assert (status, out) == (0, f"unroll {unrolled}\n")
+    assert (err == "") is not unrolled
+    assert ("for 4,000 updates on a GPU (4,000 or more of at most 48 layers): --no-unroll" in err) is unrolled
 
 
 def test_a_run_from_the_command_line(train, text, tmp_path):

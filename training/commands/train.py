@@ -39,6 +39,7 @@ from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
 from training.interchange.starting import start_from
+from training.loop.cost import with_unrolling
 from training.loop.preview import preview
 from training.loop.program import Plan
 from training.loop.trainer import Watch
@@ -78,6 +79,7 @@ def train(
         cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
         processes.leave()
         if processes.is_main:
+            _note(data)
             print(described(description.settings, cost, data.n_tokens))
         return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
@@ -91,8 +93,7 @@ def train(
         writers = [wandb_writer(files.path, settings_to_json(settings))] if logs else []  # before the run records it
         if processes.is_main:
             files.resume(description) if began else files.begin(description, data.tokenizer)
-            for note in data.notes:
-                say(f"note: {note}")
+            _note(data)
         display = Display(settings, quiet=arguments.quiet, silent=not processes.is_main)
         try:
             results = run_loop(plan, files, Watch(interrupts, display, time.perf_counter, processes, writers))
@@ -107,6 +108,11 @@ def train(
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
+
+
+def _note(data: RunData) -> None:
+    for note in data.notes:
+        say(f"note: {note}")
 
 
 def _directory(path: Path, given: RunRequest) -> RunDirectory:
@@ -149,6 +155,9 @@ def _prepared(
     else:
         config = model_config(settings, data.tokenizer.N_V, given.lines)
     settings = resolve(given._replace(n_examples=data.train.n_examples, N_V=config.N_V))
+    if not began and "unroll" not in given.chosen:
+        settings, unrolled = with_unrolling(settings, jax.default_backend())
+        data = dataclasses.replace(data, notes=(*data.notes, unrolled) if unrolled else data.notes)
     description = Description(settings, config, data.labels, data.fingerprints | (start.fingerprints if start else {}))
     if began:
         files.check_continues(description)
