@@ -241,8 +241,8 @@ class Settings:
     )
     unroll: bool = _setting(
         False,
-        "compile each layer separately: faster steps on accelerators, much slower compilation; unless given, on GPUs for "
-        "4,000 steps or more",
+        "compile each layer separately: faster steps on accelerators, much slower compilation; on GPUs the default "
+        "from 4,000 steps on",
         continues=True,
     )
     # running
