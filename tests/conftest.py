@@ -79,13 +79,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.end_to_end)
     for item in items:  # of sampled tests all cases
         is_left_out = any(map(item.get_closest_marker, ("slow", "thorough", "compilers")))
-        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 25 == 0:
+        if not is_left_out and zlib.crc32(f"{SEED} {item.nodeid}".encode()) % 50 == 0:
             item.add_marker(pytest.mark.optimized)
     leave_to_thorough(items)
 
 
 SEED = os.environ.get("TEST_SEED", "")
-"""Draws the cases that `make end-to-end` runs as users would, marked optimized. The quick tests are the same always."""
+"""Draws the cases that `make end-to-end` runs as users would, marked optimized, and those of its sampled tests. The quick
+tests are the same always."""
 
 
 def pytest_report_header():
@@ -103,7 +104,8 @@ def leave_to_thorough(items):
         if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, others)):
             cases[item.module, item.originalname].append(item)
     for (module, name), of_test in cases.items():
-        marker, draw = of_test[0].get_closest_marker("sampled"), random.Random(f"{module.__name__} {name}")
+        marker, seed = of_test[0].get_closest_marker("sampled"), f"{module.__name__} {name}"
+        draw = random.Random(seed + SEED * any(item.get_closest_marker("end_to_end") for item in of_test))
         n, N = marker.args[0], len(of_test)
         quick = {i * N // n + draw.randrange(max(1, (i + 1) * N // n - i * N // n)) for i in range(n)}
         tests[module, marker.kwargs.get("tests", len(cases))].append([of_test[i] for i in range(N) if i in quick])

@@ -78,6 +78,7 @@ def value_and_gradient(name, implementation):
     return compiled(cases.theta_of(config))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.end_to_end
 @every_row
 def test_the_lines_are_the_oracles(name):
@@ -100,6 +101,7 @@ def test_every_implementation_is_as_printed(name, implementation):
     assert_trees_close(gradient, by_hand, 1e-9)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.end_to_end
 @every_decoder
 def test_a_cache_generates_the_tokens_of_algorithm_14(name):

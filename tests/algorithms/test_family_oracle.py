@@ -62,6 +62,7 @@ def each(makers):
     return pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in makers.items()])
 
 
+@pytest.mark.sampled(16)
 @each(DECODERS)
 def test_decoders_logits(make, tmp_path):
     model = make()

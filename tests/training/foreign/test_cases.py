@@ -34,6 +34,7 @@ CASES = [(n, "PAPER") for n in (4, 5, 6, 7, 8, 9, 10)] + [(10, name) for name in
 TINY = {"N_V": 7, "l_max": 6, "l_x": 3, "l_z": 2, "d_e": 4, "H": 1, "d_mlp": 3, "d_f": 4}
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("algorithm", "variant"), CASES)
 def test_reference_has_the_oracles_lines(algorithm, variant):
     case = make_case(algorithm, variant, seed=1)

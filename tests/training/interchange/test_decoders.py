@@ -220,6 +220,7 @@ def test_the_windows_of_modern_bert():
     np.testing.assert_array_equal(near(width // 2 + 1).dense(13, 13), theirs(0, 0, *np.indices((13, 13))))
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
@@ -381,6 +382,7 @@ def test_layers_of_another_form_are_refused(tmp_path, types):
     cases.assert_refused(make("gpt_neo"), tmp_path, message, attention_layers=None, attention_types=types)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["PAPER", "GPT2", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_our_own_models_open_in_transformers(tmp_path, name, tied):

@@ -57,6 +57,7 @@ def make_gpt2(**changes):
     return cases.randomized(torch, transformers.GPT2LMHeadModel(config))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
 def test_a_model_is_what_transformers_has(kind, tmp_path):
     model = make_gpt2() if kind == "gpt2" else make(kind)

@@ -129,6 +129,7 @@ def test_a_model_is_written_as_by_llama_cpp_and_opens_again(name, tmp_path):
     assert all(one in exact for one in expected if "norm" in one or "probs" in one or "gate_inp" in one)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_cached_greedy_tokens_are_those_of_transformers(name, whole, tmp_path):

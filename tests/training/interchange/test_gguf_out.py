@@ -50,6 +50,7 @@ def written(model, path, atol=2e-7):
     return GGUFFile(path / "ours.gguf")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
 def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
     model = make_gpt2() if kind == "gpt2" else make(kind)
