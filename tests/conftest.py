@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(items):
 
 
 SEED = os.environ.get("TEST_SEED", "")
-"""Draws the cases that `make end-to-end` runs as users would, marked optimized, and those of its sampled tests. The quick
-tests are the same always."""
+"""Draws the cases that `make end-to-end` runs as users would, marked optimized, and those of its sampled tests. The
+quick tests are the same always."""
 
 
 def pytest_report_header():
