@@ -3,6 +3,7 @@
 python -m training.command_line.settings_table > docs/notes/settings.md
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from training import settings
@@ -29,10 +30,19 @@ def _cell(value: Any) -> str:
 def _defaults(name: str) -> str:
     if name in DERIVED:
         return DERIVED[name]
-    of_each = {task.name: _cell(task.default(name)) for task in TASKS.values() if name in task.all_settings()}
-    if len(set(of_each.values())) == 1 and len(of_each) == len(TASKS):
-        return next(iter(of_each.values()))
-    return ", ".join(f"{value} (`{task}`)" for task, value in of_each.items())
+    of_each: dict[str, list[str]] = {}
+    for task in TASKS.values():
+        if name in task.all_settings():
+            of_each.setdefault(_cell(task.default(name)), []).append(f"`{task.name}`")
+    if [len(tasks) for tasks in of_each.values()] == [len(TASKS)]:
+        return next(iter(of_each))
+    return ", ".join(f"{value} ({', '.join(tasks)})" for value, tasks in of_each.items())
+
+
+def _choices(choices: Collection[str] | None) -> str:
+    if not choices:
+        return ""
+    return f": {', '.join(choices)}" if len(choices) <= 20 else " ([list](../family.md#the-named-variants))"
 
 
 def _defaults_of_choices(choices: dict[str, dict[str, Any]]) -> list[str]:
@@ -47,9 +57,9 @@ def table() -> str:
         if name in GROUPS:
             lines += ([""] if len(lines) > 1 else []) + [f"## {GROUPS[name].capitalize()}", ""]
             lines += ["| flag | what | default |", "|---|---|---|"]
-        choices = f": {', '.join(setting.choices)}" if setting.choices else ""
         mark = " ↻" if setting.continues else ""
-        lines.append(f"| `{flag(name)}`{mark} | {setting.help}{choices} | {_defaults(name)} |")
+        meaning = setting.help.replace("|", "\\|") + _choices(setting.choices)
+        lines.append(f"| `{flag(name)}`{mark} | {meaning} | {_defaults(name)} |")
     lines += ["", "## Defaults that depend on a choice", "", "If the choice differs from the task's default:", ""]
     schedules = {name: of for name, of in SCHEDULES.items() if of}
     lines += [*_defaults_of_choices(OPTIMIZERS), "", *_defaults_of_choices(schedules)]
