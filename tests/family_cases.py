@@ -53,7 +53,7 @@ POSITIONS = {
 
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "norm": (LayerNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3), RMSNorm(epsilon=1e-3, offset=1.0)),
-    "embedding": ("learned", "in_attention", "sinusoidal_halves", None),
+    "embedding": ("learned", "sinusoidal_halves", None),
     "positions": (None, *POSITIONS),
     "order": (None, "norm_last", "side_by_side", "no_norm"),
     "windows": ((None,), (5,), (None, 3)),

@@ -20,7 +20,6 @@ class Table(NamedTuple):
 
     numbers: Any = None  # θ's distances, [H, N_buckets], or None
     both_ways: bool = False  # whether tokens also attend to later ones
-    positions: Any = None  # added to the input of queries and keys, or None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What documents 000, 001 and 003 describe beside the paper: their blocks, losses, counts and costs.
+"""What documents 000 and 003 describe beside the paper: their blocks, losses, counts and costs.
 
 The judge is ``training.oracle.family``, loops of NumPy written from the documents.
 """
@@ -15,7 +15,6 @@ from algorithms.lines import MLP, Attention, Embedding, LayerNorm, Unembedding
 from tests import family_cases
 from tests.cases import small_blocks
 from tests.training.test_flops import flops_in
-from training.generation import Generator
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -42,15 +41,12 @@ DECODER_003 = alg.PAPER.but(
 )
 """Document 003, section 12.6: norms after the residual additions, projections without biases, an output bias."""
 
-ALONE_001 = alg.PAPER.but(embedding=Embedding(positions="in_attention"), mlp=None, order="no_norm", final_norm=False)
-"""Document 001: the residual stream gets what the heads read, and queries and keys alone read positions."""
-
-VARIANTS = {"000": BLOCK_000, "000 undivided": UNDIVIDED_000, "001": ALONE_001, "003": DECODER_003}
+VARIANTS = {"000": BLOCK_000, "000 undivided": UNDIVIDED_000, "003": DECODER_003}
 
 
 @functools.cache
 def case(name):
-    sizes = family_cases.SIZES | {"l_max": 23, "H_kv": 2 if name == "001" else 6}
+    sizes = family_cases.SIZES | {"l_max": 23, "H_kv": 6}
     config = alg.DTransformerConfig(**sizes, variant=VARIANTS[name])
     theta = family_cases.theta_of(config)
     logits = [family_cases.oracle_logits(x, theta, config.variant) for x in family_cases.X]
@@ -65,20 +61,6 @@ def test_the_blocks_are_the_documents(name, implementation):
     with small_blocks(5):
         P = alg.d_transformer(jnp.asarray(family_cases.X), theta, implementation=implementation)
     np.testing.assert_allclose(P, np.exp(logits) / np.exp(logits).sum(axis=0), atol=1e-10)
-
-
-@pytest.mark.end_to_end
-def test_queries_and_keys_read_positions_from_the_cache_too():
-    config, theta, _ = case("001")
-    assert theta.layers.mlp is theta.layers.norm1 is None
-    lengths = np.array([13, 9])
-    begun = Generator(theta, config).begin(family_cases.X, lengths=lengths, l_gen=7, key=jax.random.key(3))
-    begun.extend(7)
-    for r, length in enumerate(lengths):
-        x = jnp.concatenate([family_cases.X[r, :length], begun.tokens[r]])
-        P = alg.d_transformer(x, theta)[:, length - 1 : -1]
-        expected = jnp.log(P[begun.tokens[r], jnp.arange(7)])
-        np.testing.assert_allclose(begun.log_p[r], expected, atol=1e-10)
 
 
 BASE = {"N_V": 50_000, "l_max": 512, "L_enc": 6, "L_dec": 6, "H": 8, "d_e": 512, "d_mlp": 2048}

@@ -124,16 +124,6 @@ def test_document_000s_block():
     )
 
 
-def test_document_001s_attention_only_model():
-    theta = random({**EMBEDDINGS, "layers": [{"attention": WITHOUT_BIASES}] * 2})
-    P = theta.W_p[:, :5]
-    Y = theta.W_e[:, X]
-    for W in theta.layers:
-        Y = Y + unscaled_attention(Y + P, Y, W.attention, 3**-0.5)
-    model = {**family.PAPER, "positions": {"kind": "learned_in_attention"}}
-    close(family.d_logits(X, theta, model), theta.W_u @ Y)
-
-
 def test_document_003s_decoder():
     """Norms after the sums, no norm at the end, sinusoids of neighbors from position 0, and an output bias."""
     layers = [{**LAYER, "attention": WITHOUT_BIASES}] * 2

@@ -105,7 +105,6 @@ NORMALIZED = Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), s
     [
         ({"order": "no_norm"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
         ({"order": "norm_last"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
-        ({"embedding": Embedding(positions="in_attention")}, 10, (4, "4"), "S ← (K + W_k P)ᵀ(Q + W_q P)"),
         ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
         ({"final_norm": True}, 8, (8, "20"), "end; X ← norm(X)"),
         ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),

@@ -137,7 +137,6 @@ def options_of(variant: Variant, L: int) -> dict[str, Any]:
     kinds = {
         None: None,
         "learned": {"kind": "learned", "first": e.first_position},
-        "in_attention": {"kind": "learned_in_attention"},
     }
     mlps = variant.mlps_in_turn
     return {

@@ -3,8 +3,7 @@
 A model is a mapping of options. `PAPER` lists them all, with the paper's own values; {**PAPER, ...} is another model:
 
     positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
-                     "first"; {"kind": "learned_in_attention"}: W_p, read by queries and keys only; {"kind":
-                     "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
+                     "first"; {"kind": "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
     embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows,
                      "sqrt_d_e_bfloat16" for that rounded to the 8 significant bits of bfloat16 (RecurrentGemma)
     W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
@@ -98,15 +97,13 @@ def in_bfloat16(x: float) -> float:
     return math.ldexp(round(mantissa * 256) / 256, exponent)
 
 
-def embed(
-    x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None
-) -> tuple[list[Array], Array | None]:
+def embed(x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None) -> list[Array]:
     """Return line 2 of Algorithms 9 and 10, which is also line 11 of Algorithm 8.
 
     e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
     with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
     2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
-    section 3.1, OPT-350m. Result: e_1, ..., e_l [d_e], and what queries and keys add to their input [d_e, l], or None.
+    section 3.1, OPT-350m. Result: e_1, ..., e_l [d_e].
     """
     rule: Model = model["positions"] or {"kind": None}
     root = math.sqrt(theta.W_e.shape[0])
@@ -134,10 +131,7 @@ def embed(
     X = normalize(X, part(theta, "embedding_norm"), model)
     if W_in is not None and model["W_in_reads"] == "sum":
         X = linear(W_in, part(theta, "b_in"), X)
-    if rule["kind"] == "learned_in_attention":
-        P = np.stack([theta.W_p[:, positions[t]] for t in range(l)], axis=1)
-        return list(X.T), P
-    return list(X.T), None
+    return list(X.T)
 
 
 def of_layer(model: Model, l: int) -> Model:
@@ -171,7 +165,6 @@ def through_layers(
     length: int | None,
     documents: Sequence[int] | None,
     distances: Array | None,
-    P: Array | None,
 ) -> Array:
     """Return the loop over layers of Algorithms 9 and 10 and of the encoder of 8, [d_e, l].
 
@@ -181,7 +174,7 @@ def through_layers(
 
     `own`: parameters of the layers that have some of their own; see option L; `base`: the mask, before windows, padding
     and documents; `order`, `f`: the algorithm's own, where the model has none; `bidirectional`: which of T5's buckets
-    apply; `distances`: T5's tables [H, num_buckets]; `P`: what queries and keys add to their input.
+    apply; `distances`: T5's tables [H, num_buckets].
     """
     L, model_of_all, own_order, own_f = model["L"] or len(own), model, order, f
     for l in range(L):  # line 4
@@ -194,7 +187,7 @@ def through_layers(
 
         def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line, model: Model = model) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
-            Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances, P=P)
+            Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances)
             return model["residual_scale"] * normalize(Y, part(W, "norm1_out"), model)
 
         def feed_forward(X: Array, W: Any = W, model: Model = model, f: Any = f) -> Array:
@@ -248,11 +241,11 @@ def d_logits(
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
-    e, P = embed(x, theta, model, positions, None)  # line 2
+    e = embed(x, theta, model, positions, None)  # line 2
     X = np.stack(e, axis=1)  # line 3
     base = causal_mask(l) if mask is None else mask
     where = {"positions": positions, "length": length, "documents": documents}
-    T5 = {"distances": part(theta, "distances"), "P": P}
+    T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, model, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
     X = normalize(X, part(theta, "norm"), model)  # line 10
     return unembed(X, theta, model)
@@ -281,12 +274,12 @@ def e_logits(
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
-    e, P = embed(x, theta, model, positions, types)  # line 2
+    e = embed(x, theta, model, positions, types)  # line 2
     X = np.stack(e, axis=1)  # line 3
     base = ones_mask(l, l) if mask is None else mask
     f = ACTIVATIONS[of_layer(model, 0)["activation"] or "gelu"]
     where = {"positions": positions, "length": length, "documents": documents}
-    T5 = {"distances": part(theta, "distances"), "P": P}
+    T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
     X = normalize(X, part(theta, "encoder_norm"), model)  # line 9: not in the paper
     if part(theta, "W_f") is not None:
@@ -366,10 +359,10 @@ def ed_logits(
     x_positions = where_tokens_are(x, None, x_documents)
     context = theta if part(theta, "context") is None else of_context(theta)
     l_z = len(z)  # line 1
-    e, P = embed(z, context, model, z_positions, None)  # line 2
+    e = embed(z, context, model, z_positions, None)  # line 2
     Z = np.stack(e, axis=1)  # line 3
     where = {"positions": z_positions, "length": z_length, "documents": z_documents}
-    T5 = {"distances": part(theta, "encoder_distances"), "P": P}
+    T5 = {"distances": part(theta, "encoder_distances")}
     base = ones_mask(l_z, l_z) if z_mask is None else z_mask
     Z = through_layers(Z, theta.encoder, model, base, "norm_last", ACTIVATIONS["relu"], True, **where, **T5)
     Z = normalize(Z, part(theta, "encoder_norm"), model)  # line 9: not in the paper
@@ -380,7 +373,7 @@ def ed_logits(
         return within, join_masks(ones_mask(l_z, l_x), None, z_length, x_documents, z_documents)
 
     l_x = len(x)  # line 10
-    e, _ = embed(x, theta, model, x_positions, None)  # line 11
+    e = embed(x, theta, model, x_positions, None)  # line 11
     X = np.stack(e, axis=1)  # line 12
     X = decode(X, Z, theta, model, masks, x_positions, z_positions)
     return unembed(X, theta, model)

@@ -229,7 +229,6 @@ def attention(
     z_positions: Positions,
     bidirectional: bool,
     distances: Array | None = None,
-    P: Array | None = None,
 ) -> Array:
     """Return Algorithm 4 with its changed lines, of head h, [d_mid, l_x]; the rest is as in `mh_attention`.
 
@@ -249,18 +248,15 @@ def attention(
     Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X)  # line 1
     K = linear(groups[g].W_k, part(groups[g], "b_k"), Z)  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
-    X_q, Z_k = (X, Z) if P is None else (X + P, Z + P)
-    if P is not None:
-        Q, K = Q + W.heads[h].W_q @ P, K + groups[g].W_k @ P
     norms, rows = (model["epsilon"], model["norm_offset"]), len(Q)
     gamma_q, gamma_k = part(W, "gamma_q"), part(W, "gamma_k")
     if line.get("normalize_heads") is not None:
         together = line["normalize_heads"] == "together"
         gamma_q, gamma_k = (np.ones(rows * (len(heads) if together else 1)) for heads in (W.heads, groups))
     if gamma_q is not None:
-        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X_q) for W_h in W.heads], gamma_q, *norms)
+        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads], gamma_q, *norms)
     if gamma_k is not None:
-        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z_k) for W_g in groups], gamma_k, *norms)
+        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups], gamma_k, *norms)
     if line.get("clip") is not None:
         Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
     if positions["kind"] == "rotary":
@@ -323,8 +319,7 @@ def mh_attention(
     are normalized without gamma, each head by itself or all together), "own" (in place of all this, a function of X, Z,
     W and the mask), "latent" (see `latent_attention`), "delta" (see `gated_delta`), "mamba" (see `mamba2`), "lru" (see
     `rg_lru`); `model`: "epsilon" and
-    "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?; P?: what queries
-    and keys read is X + P, where values read X (document 001; Press et al. 2021, "Shortformer").
+    "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?.
     """
     if "own" in line:
         return line["own"](X, Z, W, mask)

@@ -146,9 +146,3 @@ def test_with_every_memory_texts_continue_as_by_algorithm_14(continue_with, name
 @pytest.mark.parametrize("continue_with", [memory for memory in MEMORIES if memory is not a_kept_prefix])
 def test_states_that_cannot_be_cut_at_a_prefix_continue_otherwise(continue_with):
     continue_with("HYBRID")
-
-
-@pytest.mark.thorough
-def test_a_kept_prefix_has_the_positions_that_attention_reads():
-    names = (name for name, (variant, _, _) in cases.EVERY.items() if variant.embedding.positions == "in_attention")
-    a_kept_prefix(next(names))
