@@ -19,7 +19,7 @@ Layers count from 0.
 # fmt: off
 # ruff: noqa: I001
 from algorithms.inside.names import At as At, at as at
-from algorithms.inside.transformations import Intermediate as Intermediate, Intermediates as Intermediates
+from algorithms.inside.transformations import Intermediate as Intermediate
 from algorithms.inside.transformations import Recorded as Recorded
 from algorithms.inside.transformations import gradients as gradients, intermediates as intermediates
 from algorithms.inside.transformations import intervene as intervene, record as record

@@ -1,11 +1,9 @@
 """`record`, `intervene`, `gradients` and `intermediates`: function transformations in the style of `jax.grad`.
 
-They trace the form of the function that names its values, and evaluate the resulting program. Notebooks show their
-results as tables.
+They trace the form of the function that names its values, and evaluate the resulting program.
 """
 
 import functools
-import html
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -32,10 +30,6 @@ class Recorded(dict[str, Array]):
         {'A': np.float64(4.0), 'X@6': np.float64(6.0)}
     """
 
-    def _repr_html_(self) -> str:
-        """A table for notebooks: name, type and shape of each value."""
-        return _table(("name", "value"), ((name, _type_and_shape(value)) for name, value in self.items()))
-
 
 def _names(seen: Any) -> tuple[str, ...]:
     return tuple(sorted(seen))
@@ -58,34 +52,7 @@ class Intermediate(NamedTuple):
     place: str  # file and line of the source
 
     def __repr__(self) -> str:
-        return f"{self.name:20} {_type_and_shape(self)}  {self.lines}, {self.place}"
-
-
-class Intermediates(list[Intermediate]):
-    """All values that can be recorded, in the order of their computation."""
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks: a row for each value."""
-        rows = ((i.name, _type_and_shape(i), i.lines, i.place) for i in self)
-        return _table(("name", "value", "computed by", "source"), rows)
-
-
-def _type_and_shape(value: Any) -> str:
-    """Type and shape of an array; the repr of any other leaf, which ``jax.tree.map`` may have put in its place."""
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
-        return repr(value)
-    return f"{value.dtype}{list(value.shape)}"
-
-
-def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """An HTML table without colors, so that it follows the notebook's theme."""
-    body = "".join(_row("td", row) for row in rows)
-    return f"<table><thead>{_row('th', titles)}</thead><tbody>{body}</tbody></table>"
-
-
-def _row(tag: str, texts: Iterable[str]) -> str:
-    cells = (f'<{tag} style="text-align:left">{html.escape(text)}</{tag}>' for text in texts)
-    return f"<tr>{''.join(cells)}</tr>"
+        return f"{self.name:20} {self.dtype}{list(self.shape)}  {self.lines}, {self.place}"
 
 
 P = ParamSpec("P")
@@ -196,14 +163,14 @@ def _differentiated(
     return value, seen, gradient
 
 
-def intermediates(f: Callable[..., Any]) -> Callable[..., Intermediates]:
+def intermediates(f: Callable[..., Any]) -> Callable[..., list[Intermediate]]:
     """A function of f's arguments, or of their shapes, that lists all values of f that `record` can record."""
 
     @functools.wraps(f, updated=())  # without f's attributes, such as `lower`, which would be wrong here
-    def listed(*args: Any, **kwargs: Any) -> Intermediates:
+    def listed(*args: Any, **kwargs: Any) -> list[Intermediate]:
         program = _Program(f, args, kwargs, "beside")
         names = shortest_names(program.sites)
-        return Intermediates(_described(names[site], program.found[site]) for site in program.sites)
+        return [_described(names[site], program.found[site]) for site in program.sites]
 
     return listed
 
