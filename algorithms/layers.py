@@ -18,7 +18,7 @@ from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
 from algorithms.model.mixer import Given, Mixer
 from algorithms.model.positions import Table
-from algorithms.model.theta import Apart, Layers, count_layers, stacks_of
+from algorithms.model.theta import Layers, count_layers, stacks_of
 from algorithms.model.variant import LayerLines, Variant
 from algorithms.notation import OptionalKey
 from algorithms.ops.activation import activate
@@ -64,7 +64,7 @@ class Lines(NamedTuple):
     keep: Keep | None = None  # of whole sequences; None: nothing
     until: Any = None  # of how many tokens of each
     slots: Any = None  # of the columns, several of each sequence, where ``kept`` has slots
-    keeps: Callable[[Kept], None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
+    keeps: Callable[..., None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
     # for the layer that is computed; set by `each_layer`
     l: Any = 0  # its number
     run: tuple[LayerLines, ...] = ()  # the lines of the layers that the same code computes, in turn
@@ -78,22 +78,19 @@ class Lines(NamedTuple):
         if jnp.issubdtype(x.dtype, jnp.floating):
             X = pad_embeddings(x, theta.W_e, self.length)
         else:
-            X = self.tokens(zero_padding(x, self.length), theta)
+            X = shard_residual_stream(self.variant.embedding.tokens(zero_padding(x, self.length), theta))
         X = self.at_positions(X, theta, types)
         if hasattr(theta, "W_in"):  # Algorithm 9, whose padding gets the first column
             X = pad_embeddings(X, theta.W_e if theta.W_in is None else theta.W_in, self.length)
         return X
-
-    def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
-        """``W_e[:, x[t]]`` for every token."""
-        return shard_residual_stream(self.variant.embedding.tokens(x, theta))
 
     def at_positions(
         self, X: Float[Array, "d_in *columns"], theta: Any, types: Any = None
     ) -> Float[Array, "d_e *columns"]:
         """``X[:, t] + W_p[:, t]`` for every column, and the rest of the embedding: token types, norm, projection."""
         line = self.variant.embedding
-        W_p_t = line.of_positions(_of_columns(self.t, X[0]), theta)
+        t = self.t.reshape(*(1,) * (X.ndim - 1 - self.t.ndim), *self.t.shape)
+        W_p_t = line.of_positions(t, theta)
         X = X if W_p_t is None else X + W_p_t
         if getattr(theta, "W_t", None) is not None:
             types = jnp.broadcast_to(0 if types is None else types, X.shape[1:])
@@ -122,23 +119,19 @@ class Lines(NamedTuple):
         X, W = self._normalized(X, W)
         X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
 
-        def by(line):
-            def of_layer(X, Z, W, kept):
-                given = Given(self.t, self.table, self.until, self.slots)
-                if self.slots is not None:
-                    return line.steps(X, W, kept, given, mask, Z)
-                if kept is not None:
-                    return line.step(X, W, kept, given, Z)
-                Y, new = line.whole(X, W, mask, given, Z)
-                return Y, None if self.keep is None else self.keep(line, new)
+        def by(line, X, Z, W, kept):
+            given = Given(self.t, self.table, self.until, self.slots)
+            if self.slots is not None:
+                return line.steps(X, W, kept, given, mask, Z)
+            if kept is not None:
+                return line.step(X, W, kept, given, Z)
+            Y, new = line.whole(X, W, mask, given, Z)
+            return Y, None if self.keep is None else self.keep(line, new)
 
-            return of_layer
-
-        distinct = dict.fromkeys(layer.attention for layer in self.run)
         with using(key=self._key(0 if is_own else 1)):
-            Y, kept = self.variant.by_attention(self.l, by, X, Z, W, kept, among=tuple(distinct))
+            Y, kept = self.variant.by_attention(self.l, self.run, by, X, Z, W, kept)
         if self.keeps is not None:
-            self.keeps(Kept(own=kept) if is_own else Kept(context=kept))
+            self.keeps(**{"own" if is_own else "context": kept})
         return self._added(Y)
 
     def mlp(self, X: Float[Array, "d_e *columns"], W: Any, f: Callable[..., Any]) -> Float[Array, "d_e *columns"]:
@@ -185,21 +178,22 @@ class Lines(NamedTuple):
         """
 
         def run(layer):
-            through = self._one_by_one if isinstance(layers, Apart) else self._in_loops
+            through = self._one_by_one if isinstance(layers, list) else self._in_loops
             with through_layers(X) as first:
                 out, kept = through(layer, first, layers, reads)
             if self.keeps is not None:
-                self.keeps(kept)
+                self.keeps(**kept._asdict())
             return out
 
         return run
 
     def _layer(self, body, X, W, l, run, kept, reads):
         """One layer of a run, and what its mixers keep."""
-        draws, found = 3 if hasattr(W, "cross_attention") else 2, []
-        f = self._replace(l=l, draws=draws, run=run, kept=kept, keeps=found.append)
-        X = in_order(run[0].order, self.order, body)(X, W, f, *reads)
-        return X, Kept(*(next(filter(lambda a: a is not None, of), None) for of in zip(*found, strict=True)))
+        found: dict[str, Any] = {}
+        draws, order = 3 if hasattr(W, "cross_attention") else 2, run[0].order
+        f = self._replace(l=l, draws=draws, run=run, kept=kept, keeps=found.update)
+        layer = body if order in (None, self.order, "no_norm") else in_order(order, body)
+        return layer(X, W, f, *reads), Kept(**found)
 
     def _one_by_one(self, body, X, layers, reads):
         found = []
@@ -212,31 +206,28 @@ class Lines(NamedTuple):
     def _in_loops(self, body, X, layers, reads):
         stacks, found = stacks_of(layers), []
         X = match_varying_axes((X, stacks, reads, self.table, dropout_key()))[0]
-        kept = [Kept(*of) for of in zip(*(of or (None,) * len(stacks) for of in self.kept), strict=True)]
-        for part in self.variant.parts(count_layers(layers, self.variant)):
-            here = slice(len(found), len(found) + len(part.runs))
-            X, new = self._part(body, X, part, stacks[here], kept[here], reads)
+        of_runs = zip(stacks, *(of or (None,) * len(stacks) for of in self.kept), strict=True)
+        for runs in self.variant.parts(count_layers(layers, self.variant)):
+            X, new = self._cycles(body, X, runs, [next(of_runs) for _ in runs], reads)
             found += new
         return X, Kept(*map(tuple, zip(*found, strict=True)))
 
-    def _part(self, body, X, part, stacks, kept, reads):
-        """The layers of a part: one loop, or for a cycle of several runs a loop of one each."""
+    def _cycles(self, body, X, runs, of_runs, reads):
+        """The layers of runs of a cycle: a loop for each run and, if the cycle is repeated, one around them."""
+        times = runs[0].times
 
-        def cycle(X, of_turn):
-            p, stacks, kept = of_turn
+        def cycle(X, of_cycle):
+            p, of_runs = of_cycle
             found = []
-            for run, stack, of_run in zip(part.runs, stacks, kept, strict=True):
-                X, new = self._run(body, X, run, run.start + p * run.step, stack, of_run, reads)
+            for run, (stack, *kept) in zip(runs, of_runs, strict=True):
+                X, new = self._run(body, X, run, run.start + p * run.step, stack, Kept(*kept), reads)
                 found.append(new)
             return X, found
 
-        def by_turns(tree):
-            return jax.tree.map(lambda a: a.reshape(part.times, len(a) // part.times, *a.shape[1:]), tree)
-
-        if part.times == 1:
-            return cycle(X, (0, stacks, kept))
-        xs = jnp.arange(part.times), by_turns(stacks), by_turns(kept)
-        X, found = jax.lax.scan(cycle, X, xs, unroll=static().unroll)
+        if times == 1:
+            return cycle(X, (0, of_runs))
+        by_cycle = jax.tree.map(lambda a: a.reshape(times, len(a) // times, *a.shape[1:]), of_runs)
+        X, found = jax.lax.scan(cycle, X, (jnp.arange(times), by_cycle), unroll=static().unroll)
         return X, jax.tree.map(of_all_heads, found)
 
     def _run(self, body, X, run, first, stack, kept, reads):
@@ -256,9 +247,9 @@ class Lines(NamedTuple):
 
 def keeping(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, Kept]:
     """``lines(f, *arguments)``, the lines of Algorithm 8, 9 or 10, and what the mixers of their layers keep."""
-    found: list[Kept] = []
-    X = lines(f._replace(keeps=found.append), *arguments)
-    return X, found[0]
+    found: dict[str, Any] = {}
+    X = lines(f._replace(keeps=found.update), *arguments)
+    return X, Kept(**found)
 
 
 class Own(NamedTuple):
@@ -297,9 +288,7 @@ def lines_of(
             raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
     t = positions_in(x) if positions is None else positions.astype(int)
-    in_attention = variant.embedding.in_attention(_of_columns(t, x), theta)
-    table = Table(getattr(theta, own.distances), own.both_ways, in_attention)
-    return Lines(variant, own.orders[0], t, table, **fields)
+    return Lines(variant, own.orders[0], t, Table(getattr(theta, own.distances), own.both_ways), **fields)
 
 
 def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..., Any]:
@@ -319,11 +308,6 @@ def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..
         return by_name(primitive, *arrays, **options) or primitive.name in by_primitive
 
     return jax.checkpoint(turn, prevent_cse=unroll or alone, policy=policy)
-
-
-def _of_columns(t: Any, x: Any) -> Any:
-    """Positions, with leading axes added so that they have as many axes as the tokens."""
-    return t.reshape(*(1,) * (x.ndim - t.ndim), *t.shape)
 
 
 def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:

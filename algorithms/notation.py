@@ -83,7 +83,7 @@ l_gen               number of tokens to generate
 l_max               the longest output, in tokens; None: as long as the parameters allow
 ==================  =====================================================================================
 
-`help` shows these meanings, and the types below say which values are allowed. Invalid input raises an error when a
+The types below say which values are allowed. Invalid input raises an error when a
 function is traced, saying what was expected, what came, and what to do: ``TypeError`` for the wrong kind of value,
 ``ValueError`` for the wrong shape or an invalid value. The values of numbers and NumPy arrays are checked at every
 call, those of JAX arrays only on a CPU: no check copies from an accelerator (``jax.device_get`` does). Compiled code
@@ -97,7 +97,6 @@ as incml 2023), in matrix form, and Valentin Radu, "Vectors of Meaning", vom.rad
 component by component.
 """
 
-import re
 import typing
 from typing import Annotated, Literal, TypedDict
 
@@ -105,13 +104,8 @@ from jax import Array
 from jaxtyping import Float, Integer, Key
 
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import LEGEND, Default, UpTo
+from algorithms.machinery.contract import Default, UpTo
 from algorithms.machinery.record import Positive, Range
-
-for names, meaning in re.findall(
-    r"^(\w+(?:, \w+)*) +(\S.*(?:\n {8,}.*)*)", (__doc__ or "").split("argument  ")[-1], re.M
-):
-    LEGEND.update(dict.fromkeys(names.split(", "), " ".join(meaning.split())))
 
 # fmt: off
 Length         = Annotated[Integer[AnyArray, "*#batch"] | int | None, UpTo("l")]

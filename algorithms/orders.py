@@ -53,10 +53,8 @@ def _side_by_side(X, W, f, mask):
 BODIES = {"norm_last": _norm_last, "side_by_side": _side_by_side, "one_norm": _side_by_side}
 
 
-def in_order(order: str | None, own: str, layer: Callable[..., Any]) -> Callable[..., Any]:
+def in_order(order: str, layer: Callable[..., Any]) -> Callable[..., Any]:
     """A layer as printed, with its lines in another order than the algorithm's own."""
-    if order in (None, own, "no_norm"):
-        return layer
     if order == "norm_first":
         return lambda X, W, *reads: layer(X, norms_first(W), *reads)
     return BODIES[order]

@@ -48,11 +48,6 @@ def a_tied_unembedding_reads_rows_of_embeddings(theta: Any) -> None:
 )
 def line_16_of_algorithm_8_attends_to_another_sequence(theta: Any) -> None:
     """Positions that queries and keys share make no sense there."""
-    if theta.variant.embedding.positions == "in_attention":
-        raise ValueError(
-            "variant.embedding.positions: expected a value other than 'in_attention' in Algorithm 8, since the queries "
-            "and keys of its line 16 belong to different sequences"
-        )
     if not all(line.positions is None or line.positions.in_context for line in theta.variant.attentions):
         raise ValueError(
             "variant.attention: expected positions of None, Distances or ALiBi in Algorithm 8, since the queries and "

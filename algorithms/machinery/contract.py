@@ -6,7 +6,8 @@ an annotation                           means
 ``Float[Array, "d_x *batch l_x"]``      kind and shape; axes with the same name have the same size, and that
                                         of H_kv divides that of H
 ``Integer[Array, "*#batch l"]``         the batch axes may be left out
-``DTransformerParams``                  parameters; their method ``__shapes__`` has the `Shape` of each array
+``DTransformerParams``                  parameters; their method ``__shapes__`` has the `Shape` of each array, and
+                                        ``__sizes__``, if there is one, known sizes of axes
 ``Annotated[AttentionParams, shapes]``  parameters of these shapes
 ``StructuralMask``                      another pytree, each field checked against its own annotation
 ``Literal["auto", "paper"]``            a choice
@@ -27,9 +28,7 @@ import dataclasses
 import functools
 import inspect
 import math
-import textwrap
 import typing
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
@@ -80,21 +79,11 @@ class Shape:
 
     def of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape for these sizes."""
-        return tuple(size_of(axis, sizes) for axis in self.axes.split())
+        return tuple(math.prod(sizes[factor] for factor in axis.split("*")) for axis in self.axes.split())
 
     def role_of(self, name: str) -> Role:
         """The role of a parameter with this name and shape."""
         return self.role or ("matrix" if name.startswith("W_") else "vector")
-
-
-def factors_of(axis: str) -> list[str]:
-    """The names in that of an axis: ``H`` and ``d_mid`` in ``H*d_mid``."""
-    return axis.split("*")
-
-
-def size_of(axis: str, sizes: Mapping[str, Any]) -> int:
-    """The size of an axis by the sizes of the names in it."""
-    return math.prod(sizes[factor] for factor in factors_of(axis))
 
 
 def array(
@@ -194,25 +183,40 @@ KINDS: dict[str, tuple[str, Any, str]] = {
 """jaxtyping's name of a kind of array → its description in error messages, its dtypes, and a hint about its shape."""
 
 
+class _Kinds(NamedTuple):
+    """The types that an annotation allows: all of them, those that are pytrees, and those of arrays."""
+
+    all: tuple[Any, ...]
+    trees: tuple[Any, ...]
+    arrays: tuple[Any, ...]
+
+    @classmethod
+    @functools.cache
+    def of(cls, annotation: Any) -> "_Kinds":
+        kinds = alternatives(annotation)
+        trees = (kind for kind in kinds if _is_tree(kind.type))
+        return cls(kinds, tuple(trees), tuple(kind.type for kind in kinds if is_array(kind.type)))
+
+
+@dataclasses.dataclass
 class Axes:
     """The sizes of the named axes seen so far, and the argument that gave each; that of ``*batch`` is a tuple."""
 
-    def __init__(self) -> None:
-        self.size: dict[str, Any] = {}
-        self.origin: dict[str, str] = {}
+    size: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def check(self, name: str, value: Any, annotation: Any) -> None:
         """Check an argument, or a field of one, that may hold arrays.
 
         Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
-        kinds = alternatives(annotation)
-        trees = [kind for kind in kinds if _is_tree(kind.type)]
+        kinds, trees, arrays = _Kinds.of(annotation)
         tree = next((kind for kind in trees if isinstance(value, kind.type)), None)
-        arrays = [kind.type for kind in kinds if is_array(kind.type)]
         if tree is not None and hasattr(value, "__shapes__"):
-            shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None)
-            self._check_parameters(name, value, shapes or value.__shapes__())
+            shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None) or value.__shapes__()
+            sizes = getattr(value, "__sizes__", dict)()
+            self.size, self.origin = self.size | sizes, self.origin | dict.fromkeys(sizes, "the variant")
+            self._check_parameters(name, value, shapes, getattr(value, "variant", None))
         elif tree is not None:
             for field, of_field in _fields_of(tree.type).items():
                 self.check(f"{name}.{field}", getattr(value, field), of_field)
@@ -222,38 +226,37 @@ class Axes:
                 got = described(value) if refused[0] is TypeError else repr(value)
                 raise refused[0](f"{name}: expected {refused[1]}, got {got}")
         elif not any(kind.type in (int, float, type(None)) and fits(value, kind.type) for kind in kinds):
-            instead = "".join(f"{words_for(kind.type)}, or " for kind in trees)
             of = next((kind for kind in arrays if _may_be(value, kind)), arrays[0])
-            others = "".join(
-                f" or {_words_for_array(kind.dtype.__name__, kind.dim_str)}" for kind in arrays if kind is not of
-            )
-            self._check_array(name, value, of.dtype.__name__, of.dim_str, instead, others)
+            self._check_array(name, value, of.dtype.__name__, of.dim_str, kinds)
 
-    def _check_parameters(self, name: str, value: Any, shapes: Any) -> None:
-        """Check arrays against their `Shape`; biases may be None."""
-        if shapes is None or (value is None and name.rpartition(".")[2].startswith("b_")):
+    def _check_parameters(self, name: str, value: Any, shapes: Any, variant: Any) -> None:
+        """Check parameters against their `Shape`; those of no variant may have what it lacks, and lack biases."""
+        may_lack = variant is None and name.rpartition(".")[2].startswith("b_")
+        if (value is None and (may_lack or getattr(shapes, "may_lack", False))) or (shapes is None and variant is None):
             return
-        if value is None and getattr(shapes, "may_lack", False):
-            return
+        if variant is not None:
+            _check_presence(name, value, shapes, variant)
         if isinstance(shapes, Shape):
-            self._check_array(name, value, "Float", shapes.axes, "")
+            self._check_array(name, value, "Float", shapes.axes)
         elif type(shapes) is tuple:
-            both: Any = value, shapes
-            for i, (stack, of_stack) in enumerate(zip(*both, strict=True)):
-                self._check_parameters(f"{name}[{i}]", stack, of_stack)
+            for i, of_stack in enumerate(value or ()):
+                self._check_parameters(f"{name}[{i}]", of_stack, shapes[i], variant)
         elif not isinstance(value, type(shapes)):
             raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")
         else:
             for field in getattr(shapes, "_fields", ()):
-                self._check_parameters(f"{name}.{field}", getattr(value, field), getattr(shapes, field))
+                self._check_parameters(f"{name}.{field}", getattr(value, field), getattr(shapes, field), variant)
 
-    def _check_array(self, name: str, value: Any, of: str, dims: str, instead: str, others: str = "") -> None:
-        """Check an array; ``instead`` and ``others`` describe the other types that the annotation allows."""
+    def _check_array(self, name: str, value: Any, of: str, dims: str, kinds: tuple[Any, ...] = ()) -> None:
+        """Check an array; ``kinds`` are all that the annotation allows."""
         (_, dtype, hint), axes = KINDS[of], dims.split()
-        expected = _words_for_array(of, dims)
         if of == "Key":
             check_key(name, value)
         elif not has_dtype(value, dtype):
+            instead = "".join(f"{words_for(kind.type)}, or " for kind in kinds if _is_tree(kind.type))
+            words = [_words_for_array(k.type.dtype.__name__, k.type.dim_str) for k in kinds if is_array(k.type)]
+            expected = _words_for_array(of, dims)
+            others = "".join(f" or {other}" for other in words if other != expected)
             is_other = hasattr(value, "dtype") and not has_dtype(value, np.generic)
             is_list = type(value) in (list, tuple) and not instead
             hint = "; make it an array with jnp.asarray" if is_other or is_list else ""
@@ -265,7 +268,10 @@ class Axes:
             batch = self.size.get("*batch")
             if of == "Key" and batch:
                 hint = f"; give one for each sequence: jax.random.split(key, {batch if batch[1:] else batch[0]})"
-            raise ValueError(f"{name}: expected {expected}{self._known(axes)}, got {described(value)}{hint}")
+            if any(self.origin.get(factor) == "the variant" for axis in axes for factor in axis.split("*")):
+                hint = f"; {MADE_FOR_ANOTHER}"
+            expected = f"{_words_for_array(of, dims)}{self._known(axes)}"
+            raise ValueError(f"{name}: expected {expected}, got {described(value)}{hint}")
         self.size = found | self.size
         self.origin = dict.fromkeys(found, name) | self.origin
         is_sequence = of == "Integer" and axes and axes[-1].startswith("l") and self.origin.get(axes[-1]) == name
@@ -282,10 +288,10 @@ class Axes:
         if batch is not None and self.size.get("*batch", batch) != batch:
             return None
         for axis, size in sizes.items():
-            known, factors = {**self.size, **found}, factors_of(axis)
+            known, factors = self.size | found, axis.split("*")
             whole = known.get("H") if axis == "H_kv" else None
-            if all(factor in known for factor in factors):
-                if size_of(axis, known) != size:
+            if known.keys() >= set(factors):
+                if math.prod(map(known.__getitem__, factors)) != size:
                     return None
             elif isinstance(size, int) and isinstance(whole, int) and (size == 0 or whole % size):
                 return None
@@ -296,7 +302,7 @@ class Axes:
     def _known(self, axes: list[str]) -> str:
         """The known sizes of these axes and the arguments that gave them, for an error message."""
         found = []
-        for name in dict.fromkeys(factor for axis in axes for factor in factors_of(axis.replace("#", "").lstrip("*"))):
+        for name in dict.fromkeys(factor for axis in axes for factor in axis.replace("#", "").lstrip("*").split("*")):
             axis = f"*{name}" if f"*{name}" in self.size else name
             if axis in self.size:
                 size = self.size[axis]
@@ -304,6 +310,23 @@ class Axes:
             elif name == "H_kv" and "H" in self.size:
                 found.append(f"H_kv a divisor of H = {self.size['H']} from {self.origin['H']}")
         return f" with {', '.join(found)}" if found else ""
+
+
+MADE_FOR_ANOTHER = "use the variant that these parameters were made for"
+
+
+def _check_presence(name: str, value: Any, shapes: Any, variant: Any) -> None:
+    """Check that parameters are there if the variant has them, in as many stacks of layers."""
+    if (value is None) != (shapes is None):
+        array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
+        expected, found = (array, "None") if value is None else ("None", "parameters")
+        raise ValueError(f"{name}: expected {expected} in {variant!r}, got {found}; {MADE_FOR_ANOTHER}")
+    expected, found = (str(len(a)) if type(a) is tuple else "one" for a in (shapes, value))
+    if expected != found:
+        raise ValueError(
+            f"{name}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, got "
+            f"{found}; {MADE_FOR_ANOTHER}"
+        )
 
 
 def _by_name(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -343,7 +366,7 @@ def _may_be(array: Any, kind: Any) -> bool:
     return has_dtype(array, KINDS[kind.dtype.__name__][1]) and array.ndim >= axes
 
 
-RELATIONS: list[tuple[tuple[str, ...], frozenset[str], Callable[..., None]]] = []
+RELATIONS: list[tuple[tuple[str, ...], tuple[str, ...], Callable[..., None]]] = []
 """Names of functions, or none for all, names of arguments, and a check of these."""
 
 
@@ -351,7 +374,7 @@ def relation(*functions: str) -> Callable[[Callable[..., None]], Callable[..., N
     """Check the arguments of these names in the functions, or in each public function that has all of them."""
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
-        RELATIONS.append((functions, frozenset(inspect.signature(check).parameters), check))
+        RELATIONS.append((functions, tuple(inspect.signature(check).parameters), check))
         return check
 
     return register
@@ -403,6 +426,8 @@ class Contract:
         defaults = {name: _default(annotation) for name, annotation in self.annotations.items()}
         options = {name: default.value for name, default in defaults.items() if default is not None}
         self.options = options or {"implementation": "paper"}
+        parameters = self.signature.parameters.values()
+        self._in_order = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         kinds = [(name, k) for name, a in self.annotations.items() if name not in self.static for k in alternatives(a)]
         self._ends = [(name, kind.type.dim_str.split()[-1:]) for name, kind in kinds if is_array(kind.type)]
         limits = [(name, n) for name, kind in kinds for n in kind.notes if isinstance(n, (Range, UpTo))]
@@ -410,10 +435,9 @@ class Contract:
 
     def bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The value of each argument. Raises TypeError if they are not those of the signature."""
-        parameters = self.signature.parameters.values()
-        in_order = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        in_order = self._in_order
         if len(args) > len(in_order):
-            by_name = ", ".join(f"{p.name}=" for p in parameters if p.kind is p.KEYWORD_ONLY)
+            by_name = ", ".join(f"{name}=" for name in self.annotations if name not in in_order)
             raise TypeError(
                 f"{self.name}: expected {len(in_order)} arguments without names ({', '.join(in_order)}), got "
                 f"{len(args)}; give the others by name: {by_name}"
@@ -431,11 +455,11 @@ class Contract:
         Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
-        for name in sorted(arguments, key=lambda name: name not in self.static):
+        for name in dict.fromkeys((*self.static, *arguments)):
             axes.check(name, arguments[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
-            if names <= arguments.keys() and self.name in (functions or (self.name,)):
-                relate(**{name: arguments[name] for name in names})
+            if arguments.keys() >= set(names) and self.name in (functions or (self.name,)):
+                relate(*map(arguments.get, names))
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
         """Check the values of arrays on a CPU; the errors are those of `check`."""
@@ -525,7 +549,6 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     def public(*args, **kwargs):
         if is_inside():
             return run(*args, **kwargs)
-        kwargs = _renamed(kwargs, contract)
         kwargs = {name: as_number(v) if name in contract.static else v for name, v in kwargs.items()}
         contract.check_values(*args, **kwargs)
         try:
@@ -541,7 +564,7 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
     for method in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
         setattr(public, method, getattr(jitted, method))
     shown: Any = public
-    shown.__signature__, shown.__doc__ = _readable(contract.signature), _explained(function, contract.signature)
+    shown.__signature__ = _readable(contract.signature)
     return shown
 
 
@@ -574,23 +597,6 @@ def algorithm(number: int, name: str) -> Callable[[Callable[P, R_co]], Public[P,
     return register
 
 
-RENAMED = {"lengths": "length", "x_lengths": "length", "z_lengths": "z_length"}
-"""Earlier name of an argument → its name."""
-
-
-def _renamed(kwargs: dict[str, Any], contract: Contract) -> dict[str, Any]:
-    """The arguments by their present names; an earlier name is accepted with a warning."""
-    for old in kwargs.keys() & RENAMED.keys() - contract.annotations.keys():
-        new = RENAMED[old]
-        warnings.warn(f"{contract.name}: {old} is now called {new}; give {new}=", DeprecationWarning, stacklevel=3)
-        kwargs = {new if name == old else name: value for name, value in kwargs.items()}
-    return kwargs
-
-
-LEGEND: dict[str, str] = {}
-"""Name of an argument → its meaning, wherever it appears; filled by `algorithms.notation`."""
-
-
 class _Shown(str):
     """An annotation as `help` prints it."""
 
@@ -618,13 +624,3 @@ def _readable(signature: inspect.Signature) -> inspect.Signature:
         if not hasattr(p.annotation, "__internal__")
     ]
     return signature.replace(parameters=parameters, return_annotation=shown(signature.return_annotation))
-
-
-def _explained(function: Callable[..., Any], signature: inspect.Signature) -> str:
-    """A docstring with the meanings of the arguments from the legend, unless it explains them itself."""
-    text = inspect.getdoc(function) or ""
-    found = [f"{name}: {LEGEND[name]}" for name in signature.parameters if name in LEGEND]
-    if not found or "\nArgs:" in text:
-        return text
-    lines = [textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in found]
-    return "\n".join([text, "", "Args:", *lines])

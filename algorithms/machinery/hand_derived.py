@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from algorithms.machinery.varying import match_varying_axes
 
@@ -14,15 +13,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class HandDerived:
-    """The function that ``forward`` computes, with a reverse-mode rule; forward mode raises TypeError."""
+    """The function that ``forward`` computes, with a rule for reverse mode; JAX refuses forward mode."""
 
     forward: Callable[..., tuple[Any, Any]]  # returns the value and the residuals
     backward: Callable[..., tuple[Any, ...]]  # static arguments, residuals, cotangent → gradients of all others
     rule: Callable[..., Any]  # both, as one function
 
-    def __call__(self, *arguments: Any) -> Any:
-        """The value."""
-        return self.rule(*_in_reverse_mode(match_varying_axes(arguments)))
+    def __call__(self, *arguments: Any) -> Any:  # noqa: D102
+        return self.rule(*match_varying_axes(arguments))
 
 
 def hand_derived(
@@ -35,7 +33,7 @@ def hand_derived(
 
     Args:
         forward: returns the value and the residuals.
-        backward: takes the static arguments, the residuals and the cotangent; returns the gradient of each argument
+        backward: accepts the static arguments, the residuals and the cotangent; returns the gradient of each argument
             that is not static.
         static: the positions of the arguments that are not arrays.
         value: computes the value alone. With it, ``forward`` may call the result of this function, whose rule then also
@@ -62,14 +60,3 @@ def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
         return jax.tree.leaves(f(*of_arguments.unflatten(leaves)))
 
     return tree.unflatten(derived_p.bind(*values, *leaves, f=flat, n=len(values)))
-
-
-def _in_reverse_mode(arguments: Any) -> Any:
-    """The arguments, which forward mode may not differentiate."""
-    from algorithms.machinery.reverse_mode import reverse_mode_p
-
-    leaves, tree = jax.tree.flatten(arguments)
-    at = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    for i, passed in zip(at, reverse_mode_p.bind(*(leaves[i] for i in at)), strict=True):
-        leaves[i] = passed
-    return tree.unflatten(leaves)

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 def match_varying_axes(tree: T) -> T:
     """The same arrays, each cast to vary over every manual mesh axis that any of them varies over."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
     axes = varies_over(tree)
     return jax.tree.map(lambda leaf: cast_to_vary(leaf, axes), tree) if axes else tree
 

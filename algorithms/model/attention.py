@@ -184,11 +184,11 @@ class Attention(Mixer):
     def read(self, Q: Any, K: Any, V: Any, at: At) -> Read:
         """What line 4 of Algorithm 4 reads for every head, by the results of lines 1 to 3."""
         W, t_x, t_z = at.W, at.t_x, at.t_z
-        if at.table.positions is not None and t_z is not None:  # W_q(X + P) = W_q X + W_q P
-            heads = at.inputs[2].heads
-            Q, K = Q + linear(heads.W_q, at.table.positions), K + linear(heads.W_k, at.table.positions)
-        Q, K = self._normalized(Q, W.gamma_q), self._normalized(K, W.gamma_k)
-        Q, K, V = self._clipped(Q), self._clipped(K), self._clipped(V)
+        if self.normalize_heads is not None:
+            Q = self.normalize_heads.of_heads(Q, W.gamma_q, self.heads_together)
+            K = K if K is None else self.normalize_heads.of_heads(K, W.gamma_k, self.heads_together)
+        if self.clip is not None:
+            Q, K, V = (A if A is None else jnp.clip(A, -self.clip, self.clip) for A in (Q, K, V))
         U = P = None
         if self.positions is not None:
             if t_z is not None:
@@ -219,13 +219,6 @@ class Attention(Mixer):
     def result(self, Y: Float[Array, "H d_mid *columns"], at: At) -> Float[Array, "H d_mid *columns"]:
         """What line 3 of Algorithm 5 reads, by what Algorithm 4 returns for every head."""
         return Y * jax.nn.sigmoid(linear(at.W.W_g, at.X)) if self.gated else Y
-
-    def _normalized(self, Q: Any, gamma: Any) -> Any:
-        norm = self.normalize_heads
-        return Q if norm is None or Q is None else norm.of_heads(Q, gamma, self.heads_together)
-
-    def _clipped(self, Q: Any) -> Any:
-        return Q if self.clip is None or Q is None else jnp.clip(Q, -self.clip, self.clip)
 
     def reading(self, X: Any, W: Any, given: Given, context: Any = None) -> Read:
         """What line 4 reads, without what it and later ones compute."""
@@ -262,7 +255,8 @@ class _Steps(Steps):
         self.kept: Any = None
 
     def read(self, Q: Any, K: Any, V: Any) -> tuple[Any, Any, Any]:
-        read = self._with_axes(self.line.read(Q, K, V, self.at))
+        read = self.line.read(Q, K, V, self.at)
+        read = self._with_axes(read) if self.line.replaces_softmax else read
         if self.cache is None:
             self.kept, self.of = read, read.whole or read
         else:
@@ -271,10 +265,15 @@ class _Steps(Steps):
         return self.of[:3]
 
     def scores(self, K: Any, Q: Any, *, heads: bool) -> LazyScores:
-        options: Any = {"cap": self.line.cap, "weights": weights_of(self.line, self.of.own, self.of.sequences)}
-        if self.cache is None and self.of.U is not None:
+        options: Any = {"cap": self.line.cap}
+        line, of = self.line, self.of
+        if line.replaces_softmax or line.sinks:
+            sinks = None if line.replaces_softmax else of.own
+            says = f"{type(line).__name__} has weights of its own"
+            options["weights"] = Weights(line.weights, of.own, says, sinks, of.sequences)
+        if self.cache is None and of.U is not None:
             l_x, l_z = Q.shape[-1], K.shape[-1]
-            options["by_distance"] = self.of.U, self.of.P(indices(l_z + l_x) - (l_x - 1))
+            options["by_distance"] = of.U, of.P(indices(l_z + l_x) - (l_x - 1))
         return scores(K, Q, heads=True, **options)
 
     def result(self, V_tilde: Any) -> Any:
@@ -284,7 +283,7 @@ class _Steps(Steps):
     def _with_axes(self, read: Read) -> Read:
         """What it reads, with the axes of sequences in what replaces the softmax."""
         X, W = self.at.X, self.at.W
-        if read.own is None or X.ndim == 2 or not self.line.replaces_softmax:
+        if read.own is None or X.ndim == 2:
             return read
         arrays, tree = jax.tree.flatten(read.own)
         axes = axes_of_own(self.line, *shapes_of_leaves(W), len(X))
@@ -393,11 +392,3 @@ def axes_of_own(line: Attention, tree: Any, shapes: Any, d_e: int) -> list[AxesO
         sequences = [axis for axis, (n, m) in enumerate(zip(shape, more, strict=True)) if n != m]
         found.append(AxesOfOwn(len(shape), sequences[0] if sequences else None, shape != longer))
     return found
-
-
-def weights_of(line: Attention, own: Any, sequences: Any = None) -> Weights | None:
-    """What replaces the softmax, if the line does; ``own`` and ``sequences`` are those of `Read`."""
-    if not line.replaces_softmax and not line.sinks:
-        return None
-    sinks = None if line.replaces_softmax else own
-    return Weights(line.weights, own, f"{type(line).__name__} has weights of its own", sinks, sequences)

@@ -21,8 +21,7 @@ class Embedding(Record):
 
     Attributes:
         positions: ``"learned"`` adds W_p. ``"sinusoidal"`` adds sines and cosines of t/10000^{2i/d_e}, alternating;
-            ``"sinusoidal_halves"`` adds the same, all sines before all cosines. ``"in_attention"`` adds W_p only to the
-            input of queries and keys, in every layer. None adds nothing.
+            ``"sinusoidal_halves"`` adds the same, all sines before all cosines. None adds nothing.
         first_position: the position of the first token, after as many unused columns of W_p.
         scaled: whether W_e[:, x[t]] is multiplied by √d_e, or by √d_e rounded to bfloat16, as in RecurrentGemma.
         factor: of W_e[:, x[t]], if it is another.
@@ -32,7 +31,7 @@ class Embedding(Record):
             line 10 returns to d_f = d_in rows.
     """
 
-    positions: Literal["learned", "in_attention", "sinusoidal", "sinusoidal_halves"] | None = "learned"
+    positions: Literal["learned", "sinusoidal", "sinusoidal_halves"] | None = "learned"
     first_position: Annotated[int, Range("a number >= 0", lambda t: t >= 0)] = 0
     scaled: bool | Literal["bfloat16"] = False
     factor: Positive = 1.0
@@ -49,7 +48,7 @@ class Embedding(Record):
     def shapes(self, norm: LayerNorm) -> EmbeddingParams:
         """The shapes of its matrices, and of the norm that may follow."""
         d = "d_in" if self.factored else "d_e"
-        W_p = array(f"{d} l_max", self.positions in ("learned", "in_attention"), role="embedding")
+        W_p = array(f"{d} l_max", self.positions == "learned", role="embedding")
         return EmbeddingParams(array(f"{d} N_V", role="embedding"), W_p, norm.shapes(d) if self.normalized else None)
 
     def tokens(self, x: Integer[Array, "*columns"], theta: Any) -> Float[Array, "d_in *columns"]:
@@ -63,25 +62,14 @@ class Embedding(Record):
 
     def of_positions(self, t: Any, theta: Any) -> Float[Array, "d_in *#columns"] | None:
         """``W_p[:, t]`` for every position, by Algorithm 2, or sinusoids; None if the line adds nothing to X."""
-        if self.positions in (None, "in_attention"):
+        if self.positions is None:
             return None
-        if self.positions == "learned":
-            return self._learned(t, theta)
         t = self.first_position + t
+        if self.positions == "learned":
+            return positional_embedding(jnp.asarray(t), theta.W_p)
         d_in, dtype = theta.W_e.shape[0], theta.W_e.dtype
         W_p = sinusoid(t, d_in, base=10000, form=self.positions, dtype=accumulation_dtype(dtype))
         return jnp.asarray(W_p, dtype)
-
-    def in_attention(self, t: Any, theta: Any) -> Float[Array, "d_e *#columns"] | None:
-        """``W_p[:, t]`` for every position, added to the input of queries and keys; None if nothing is added there."""
-        return self._learned(t, theta) if self.positions == "in_attention" else None
-
-    def of_later_layers(self) -> "Embedding":
-        """What the line adds after line 3: positions that attentions read."""
-        return self.but(positions=self.positions if self.positions == "in_attention" else None, normalized=False)
-
-    def _learned(self, t, theta):
-        return positional_embedding(jnp.asarray(self.first_position + t), theta.W_p)
 
     def limit(self, theta: Any) -> int | None:
         """The longest sequence that θ has positions for; None if there is no limit."""

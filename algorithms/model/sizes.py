@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from algorithms.machinery.record import Range, check_fields
 from algorithms.model.attention import Attention
-from algorithms.model.theta import own_sizes, sizes_of_stacks
+from algorithms.model.theta import sizes_of_stacks
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
 
@@ -67,7 +67,7 @@ class TransformerConfig:
         for line in self.variant.attentions:
             if line.positions is not None and getattr(type(line), "read", None) is Attention.read:
                 line.positions.check(self.d_attn)
-        clashes = own_sizes(self.variant).keys() & {field.name for field in dataclasses.fields(self)}
+        clashes = self.variant.sizes.keys() & {field.name for field in dataclasses.fields(self)}
         if clashes:
             name = min(clashes)
             self._refuse(
@@ -80,7 +80,7 @@ class TransformerConfig:
         sizes = {name: size for name, size in sizes.items() if isinstance(size, int)}
         for L in sizes.keys() & set(_LAYERS):
             sizes |= sizes_of_stacks(L, self.variant, sizes[L])
-        return {**sizes, **own_sizes(self.variant), "l_max": self.l_max + self.variant.embedding.first_position}
+        return {**sizes, **self.variant.sizes, "l_max": self.l_max + self.variant.embedding.first_position}
 
     @property
     def shared_layers(self) -> int:

@@ -4,8 +4,9 @@ Initializers, checks, counts and the mesh derive from the shapes.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -23,19 +24,8 @@ C = TypeVar("C", bound=type)
 
 Layers = Any
 """The parameters of layers: a TransformerLayerParams or EDDecoderLayerParams, stacked, if those of all layers have
-equal shapes, as θ's annotations have it; otherwise a tuple of one for each `Run` of `Variant.parts`. Or those of every
-layer, `Apart`."""
-
-
-class Apart(tuple):
-    """The parameters of every layer, one after another, as generation lays them out."""
-
-
-jax.tree_util.register_pytree_with_keys(
-    Apart,
-    lambda layers: ([(jax.tree_util.SequenceKey(l), W) for l, W in enumerate(layers)], None),
-    lambda _, of: Apart(of),
-)
+equal shapes, as θ's annotations have it; otherwise a tuple of one for each `Run` of `Variant.parts`. Or a list of those
+of every layer, as generation lays them out."""
 
 
 def stacks_of(layers: Layers) -> tuple[Any, ...]:
@@ -45,15 +35,15 @@ def stacks_of(layers: Layers) -> tuple[Any, ...]:
 
 def count_layers(layers: Layers, variant: Variant) -> int:
     """How many layers these parameters are for."""
-    if isinstance(layers, Apart):
+    if isinstance(layers, list):
         return len(layers)
     return variant.shared_layers * sum(len(jax.tree.leaves(stack)[0]) for stack in stacks_of(layers))
 
 
 def places(variant: Variant, L: int) -> list[tuple[int, int]]:
     """For each of L layers, in order, the number of its stack in θ, and its row there."""
-    runs = [(run, part) for part in variant.parts(L) for run in part.runs]
-    found = {l: (i, row) for i, (run, part) in enumerate(runs) for row, l in enumerate(part.numbers(run))}
+    runs = itertools.chain(*variant.parts(L))
+    found = {l: (i, row) for i, run in enumerate(runs) for row, l in enumerate(run.numbers)}
     return [found[l] for l in range(L)]
 
 
@@ -63,16 +53,16 @@ def of_each_layer(layers: Layers, variant: Variant) -> list[Any]:
     def shapes(tree, axis=0):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axis:], a.dtype), tree)
 
-    if isinstance(layers, Apart):
-        return list(map(shapes, layers))
+    if isinstance(layers, list):
+        return [shapes(W) for W in layers]
     stacks = [shapes(stack, 1) for stack in stacks_of(layers)]
     return [stacks[stack] for stack, _ in places(variant, count_layers(layers, variant))]
 
 
 def _count(layers: Any, variant: Variant) -> int | None:
-    """How many layers these are, if it matters and can be told; what is wrong with them is found later."""
-    of_stacks = type(layers) is tuple and all(jax.tree.leaves(stack) for stack in layers)
-    return count_layers(layers, variant) if of_stacks and not variant.is_one_stack else None
+    """Number of layers, or None if it cannot be inferred; malformed parameters are reported by a later check."""
+    of_stacks = type(layers) is tuple and all(map(jax.tree.leaves, layers))
+    return count_layers(layers, variant) if of_stacks else None
 
 
 def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) -> Any:
@@ -99,14 +89,14 @@ def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
     """The sizes of the axes along which n layers are stacked, by name: L if there is one stack."""
     if variant.is_one_stack:
         return {L: n // variant.shared_layers}
-    rows = [part.times * len(run.layers) for part in variant.parts(n) for run in part.runs]
-    return {f"{L}_{i}": size for i, size in enumerate(rows)}
+    return {f"{L}_{i}": len(run.numbers) for i, run in enumerate(itertools.chain(*variant.parts(n)))}
 
 
 def of_a_variant(kind: C) -> C:
     """Give a class of θ the shapes that its variant declares; in ``__shapes__``, of the arrays that it has."""
     methods: Any = kind
     methods.__shapes__ = lambda theta: shapes_of(theta)  # noqa: PLW0108 - it is defined below
+    methods.__sizes__ = lambda theta: theta.variant.sizes
     methods.__declared__ = lambda theta: theta_shapes(kind, theta.variant, theta=theta)
     methods.__repr__ = _shown
     return serializable(kind)
@@ -216,20 +206,54 @@ def _check_kind(kind: Any, variant: Variant) -> None:
         )
     if not variant.first_norm and kind is not ETransformerParams:
         raise ValueError("variant.first_norm: expected True in Algorithms 8 and 10, whose norms are alike, got False")
-    own = dict.fromkeys(type(line).__name__ for line in variant.attentions if not line.reads_context)
-    if kind is EDTransformerParams and own:
-        kinds = " and ".join(own)
-        raise ValueError(
-            f"variant.attention: expected mixers that read a context in Algorithm 8, for its line 16, got {kinds}"
-        )
+    for line in variant.attentions if kind is EDTransformerParams else ():
+        if not line.reads_context:
+            raise ValueError(
+                "variant.attention: expected mixers that read a context in Algorithm 8, for its line 16, got "
+                f"{type(line).__name__}"
+            )
 
 
-def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None) -> Any:
+def theta_shapes(kind: Any, variant: Variant, config: Any = None, theta: Any = None) -> Any:
     """The shapes of θ, of the class ``kind``: Algorithm 8's, 9's or 10's; None for parameters that it does not have.
 
     The config decides what the variant leaves open: whether there are a W_u, token types and separate embeddings of the
     context, and how many layers. Without one, they are there, and there are as many layers as θ has.
     """
+    fields = {"encoder": "L_enc", "decoder": "L_dec"} if kind is EDTransformerParams else {"layers": "L"}
+    if variant.is_one_stack:
+        numbers: list[Any] = [None] * len(fields)
+    elif theta is None:
+        numbers = [getattr(config, L, None) for L in fields.values()]
+    else:
+        numbers = [_count(getattr(theta, field), variant) for field in fields]
+    shapes = _all_shapes(kind, variant, *numbers)
+    return shapes if config is None else _without(_left_out(kind, config), shapes)
+
+
+def _left_out(kind: Any, config: Any) -> list[str]:
+    """The parameters that a variant may have, and this configuration does not."""
+    found = ["W_u"] * config.tied
+    if kind is ETransformerParams:
+        biases = getattr(config.variant.mlps[0], "biases", True)
+        found += ["W_t"] * (not config.N_types) + ["b_f"] * (not biases)
+    if kind is EDTransformerParams and config.N_V_z is None:
+        found += ["context.W_e"]
+    return found
+
+
+def _without(names: Iterable[str], shapes: Any) -> Any:
+    """The shapes without these parameters."""
+    for name in names:
+        field, _, inner = name.partition(".")
+        rest = _without([inner], getattr(shapes, field)) if inner else None
+        shapes = shapes._replace(**{field: rest if rest is not None and any(rest) else None})
+    return shapes
+
+
+@functools.lru_cache(maxsize=1024)
+def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
+    """The shapes of all that θ may have, for these numbers of layers, which matter if they are several stacks."""
     _check_kind(kind, variant)
     embedding, final_norm = variant.embedding.shapes(variant.norm), kind is DTransformerParams
     if variant.final_norm is not None:
@@ -241,30 +265,21 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
         "W_e": embedding.W_e,
         "W_p": embedding.W_p,
         "embedding_norm": embedding.embedding_norm,
-        "W_u": array(
-            "N_V d_f" if kind is ETransformerParams else "N_V d_e",
-            config is None or not config.tied,
-            role="unembedding",
-        ),
+        "W_u": array("N_V d_f" if kind is ETransformerParams else "N_V d_e", role="unembedding"),
         "b_u": array("N_V", variant.unembedding.bias),
         "variant": variant,
     }
-
-    def layers_of(params, L, name):
-        n = config and getattr(config, L) if theta is None else _count(getattr(theta, name), variant)
-        return _layers(variant, params, L, n)
-
-    layers: Any = None if kind is EDTransformerParams else layers_of(TransformerLayerParams, "L", "layers")
     if kind is DTransformerParams:
+        layers: Any = _shapes_of_layers(TransformerLayerParams, variant, "L", numbers[0])
         return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances)
     if kind is ETransformerParams:
         return ETransformerParams(
             **shapes,
-            layers=layers,
+            layers=_shapes_of_layers(TransformerLayerParams, variant, "L", numbers[0]),
             W_f=array("d_f d_e", variant.head),
-            b_f=array("d_f", variant.head and (config is None or getattr(variant.mlps[0], "biases", True))),
+            b_f=array("d_f", variant.head),
             norm=variant.norm.shapes("d_f") if variant.head else None,
-            W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", config is None or config.N_types, role="embedding"),
+            W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", role="embedding"),
             W_pool=array("d_e d_e", variant.pooler),
             b_pool=array("d_e", variant.pooler),
             distances=distances,
@@ -272,15 +287,12 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
             W_in=array("d_e d_in", variant.embedding.factored),
             b_in=array("d_e", variant.embedding.factored),
         )
-    context = embedding._replace(
-        W_e=array("d_e N_V_z", config is None or config.N_V_z, role="embedding"),
-        W_p=embedding.W_p if variant.embedding.context_positions else None,
-    )
+    W_p = embedding.W_p if variant.embedding.context_positions else None
     return EDTransformerParams(
         **shapes,
-        encoder=layers_of(TransformerLayerParams, "L_enc", "encoder"),
-        decoder=layers_of(EDDecoderLayerParams, "L_dec", "decoder"),
-        context=context if any(shape is not None for shape in context) else None,
+        encoder=_shapes_of_layers(TransformerLayerParams, variant, "L_enc", numbers[0]),
+        decoder=_shapes_of_layers(EDDecoderLayerParams, variant, "L_dec", numbers[1]),
+        context=embedding._replace(W_e=array("d_e N_V_z", role="embedding"), W_p=W_p),
         encoder_norm=norm,
         decoder_norm=norm,
         encoder_distances=distances,
@@ -288,8 +300,8 @@ def theta_shapes(kind: Any, variant: Any, config: Any = None, theta: Any = None)
     )
 
 
-def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
-    """The shapes of n layers, stacked: attentions and, unless there is none, an MLP, each with its norm."""
+def _shapes_of_layers(kind: Any, variant: Variant, L: str, n: int | None) -> Layers:
+    """The shapes of n stacked layers: attentions and, unless there is none, an MLP, each with its norm."""
     norm = variant.norm.shapes()
 
     def stack(axis, run):
@@ -297,7 +309,7 @@ def _layers(variant: Variant, kind: Any, L: str, n: int | None) -> Layers:
         layer = kind(*of_attention * (len(kind._fields) // 2 - 1), mlp, norm_of_mlp)
         return jax.tree.map(lambda s: dataclasses.replace(s, axes=f"{axis} {s.axes}"), layer)
 
-    runs = [run for part in variant.parts(n) for run in part.runs]
+    runs = tuple(itertools.chain(*variant.parts(n)))
     return stack(L, runs[0]) if variant.is_one_stack else tuple(stack(f"{L}_{i}", run) for i, run in enumerate(runs))
 
 
@@ -311,66 +323,10 @@ MAY_LACK = {
 
 
 def shapes_of(theta: Any) -> Any:
-    """The shapes of this θ.
-
-    Raises TypeError if its variant is none, ValueError for a parameter that is missing or superfluous, with its path
-    and what was expected there.
-    """
+    """The shapes of this θ; None for what it may lack, and does. Raises TypeError if its variant is not one."""
     if not isinstance(theta.variant, Variant):
         raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
-    shapes = _without(MAY_LACK[type(theta)], theta_shapes(type(theta), theta.variant, theta=theta), theta)
-    if getattr(shapes, "context", None) is not None:
-        shapes = shapes._replace(context=_without(EmbeddingParams._fields, shapes.context, theta.context))
-    _check_present("theta", theta, shapes, theta.variant)
-    _check_own_sizes(theta, shapes)
-    return shapes
-
-
-def own_sizes(variant: Variant) -> dict[str, int]:
-    """The sizes of the axes that the variant's lines have and configurations do not, by name."""
-    lines = (*variant.attentions, *variant.mlps)
-    hidden = {f"d_mlp_{mlp.d_mlp}": mlp.d_mlp for mlp in variant.mlps if mlp and mlp.d_mlp}
-    return {name: size for line in lines if line for name, size in line.sizes().items()} | hidden
-
-
-def _check_own_sizes(theta: Any, shapes: Any) -> None:
-    """Check the sizes that the variant's lines give to axes of their own."""
-    sizes = own_sizes(theta.variant)
-    arrays = dict(jax.tree_util.tree_leaves_with_path(theta)) if sizes else {}
-    for path, shape in jax.tree_util.tree_leaves_with_path(shapes) if sizes else ():
-        found = getattr(arrays.get(path), "shape", ())
-        for axis, size in zip(shape.axes.split(), found, strict=False):
-            if sizes.get(axis, size) != size:
-                raise ValueError(
-                    f"theta{jax.tree_util.keystr(path)}: expected {axis} = {sizes[axis]}, as the variant's line has "
-                    f"it, in [{', '.join(shape.axes.split())}], got {list(found)}; use the variant that these "
-                    "parameters were made for"
-                )
-
-
-def _without(names: tuple[str, ...], shapes: Any, theta: Any) -> Any:
-    return shapes._replace(**{name: None for name in names if getattr(theta, name) is None})
-
-
-def _check_present(path: str, value: Any, shapes: Any, variant: Variant) -> None:
-    if value is None and getattr(shapes, "may_lack", False):
-        return
-    if (value is None) != (shapes is None):
-        array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
-        expected, found = (array, "None") if value is None else ("None", "parameters")
-        raise ValueError(
-            f"{path}: expected {expected} in {variant!r}, got {found}; use the variant that these parameters were made "
-            "for"
-        )
-    if type(shapes) is tuple or type(value) is tuple:
-        expected, found = (str(len(a)) if type(a) is tuple else "one" for a in (shapes, value))
-        if expected != found:
-            raise ValueError(
-                f"{path}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, got "
-                f"{found}; use the variant that these parameters were made for"
-            )
-        both: Any = value, shapes
-        for i, (stack, of_stack) in enumerate(zip(*both, strict=True)):
-            _check_present(f"{path}[{i}]", stack, of_stack, variant)
-    for name in getattr(shapes, "_fields", ()) if isinstance(value, type(shapes)) else ():
-        _check_present(f"{path}.{name}", getattr(value, name), getattr(shapes, name), variant)
+    lacks = [name for name in MAY_LACK[type(theta)] if getattr(theta, name) is None]
+    if getattr(theta, "context", None) is not None:
+        lacks += [f"context.{name}" for name, array in theta.context._asdict().items() if array is None]
+    return _without(lacks, theta_shapes(type(theta), theta.variant, theta=theta))

@@ -42,22 +42,20 @@ class LayerLines(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive layers that differ in attentions alone, with parameters of equal shapes: one stack of θ, one loop."""
+    """Consecutive layers that differ in attentions alone, with parameters of equal shapes: one stack of θ, one loop.
+
+    The cycle of the layers repeats it.
+    """
 
     layers: tuple[LayerLines, ...]
     start: int  # the number of the first of them
-    step: int  # from there to the first of them in the next turn of the cycle
+    step: int  # from there to the first of them in the next repetition
+    times: int  # repetitions
 
-
-class Part(NamedTuple):
-    """Layers that one loop computes: a cycle of runs, several times."""
-
-    runs: tuple[Run, ...]
-    times: int
-
-    def numbers(self, run: Run) -> list[int]:
-        """The numbers of the layers in a run's stack, in its order."""
-        return [run.start + p * run.step + j for p in range(self.times) for j in range(len(run.layers))]
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the layers in its stack, in their order."""
+        return [self.start + p * self.step + j for p in range(self.times) for j in range(len(self.layers))]
 
 
 VARIANTS: dict[str, "Variant"] = {}
@@ -126,14 +124,15 @@ class Variant(Record):
 
     def __hash__(self) -> int:
         """The hash of the fields, computed once: every call with θ asks for it."""
-        if "_hash" not in self.__dict__:
-            fields = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
-            object.__setattr__(self, "_hash", hash(fields))
-        return self.__dict__["_hash"]
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; hashes differ between processes."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
         """Its name, or the named variant from which it differs least, and how."""
@@ -141,58 +140,59 @@ class Variant(Record):
         changes = as_arguments(self.changes(base))
         return f"{name}({changes})" if base is None else f"{name}.but({changes})" if changes else name
 
-    @property
+    @functools.cached_property
     def attentions(self) -> tuple[Mixer, ...]:
         """The attentions as a tuple."""
         return _in_turn(self.attention)
 
-    @property
+    @functools.cached_property
     def mlps_in_turn(self) -> tuple[MLP | None, ...]:
         """The MLPs through which the layers cycle, as a tuple."""
         return _in_turn(self.mlp)
 
-    @property
+    @functools.cached_property
     def mlps(self) -> tuple[MLP | None, ...]:
         """All MLPs: those in turn, and then those of the first layers."""
         return *self.mlps_in_turn, *self.first
 
-    @property
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the axes that the lines have and configurations do not, by name."""
+        lines = [line for line in (*self.attentions, *self.mlps) if line]
+        hidden = {f"d_mlp_{mlp.d_mlp}": mlp.d_mlp for mlp in self.mlps if mlp and mlp.d_mlp}
+        return {name: size for line in lines for name, size in line.sizes().items()} | hidden
+
+    @functools.cached_property
     def orders(self) -> tuple[Order | None, ...]:
         """The orders as a tuple."""
         return _in_turn(self.order)
 
-    @property
+    @functools.cached_property
     def cycle(self) -> int:
-        """After how many layers all lines come again."""
+        """The number of layers after which all lines repeat."""
         return math.lcm(*map(len, (self.attentions, self.mlps_in_turn, self.orders)))
 
     def attention_of(self, l: int) -> Mixer:
         """The attention of layer l."""
         return self.attentions[l % len(self.attentions)]
 
-    def by_attention(
-        self,
-        l: Any,
-        of_line: Callable[[Mixer], Callable[..., Any]],
-        *arguments: Any,
-        among: tuple[Mixer, ...] | None = None,
-    ) -> Any:
-        """``of_line(line)(*arguments)``, with the attention of layer l, which may be traced, one of ``among``."""
-        distinct = among or tuple(dict.fromkeys(self.attentions))
-        if len(distinct) == 1 or isinstance(l, int):
-            return of_line(distinct[0] if len(distinct) == 1 else self.attention_of(l))(*arguments)
+    def by_attention(self, l: Any, layers: tuple[LayerLines, ...], of_line: Callable[..., Any], *arguments: Any) -> Any:
+        """``of_line(line, *arguments)``, with the attention of layer l, one of these layers, whose number is traced."""
+        distinct = tuple(dict.fromkeys(layer.attention for layer in layers))
+        if len(distinct) == 1:
+            return of_line(distinct[0], *arguments)
         numbers = [distinct.index(line) if line in distinct else 0 for line in self.attentions]
         turn = jnp.asarray(numbers)[l % len(numbers)]
-        return jax.lax.switch(turn, [of_line(line) for line in distinct], *arguments)
+        return jax.lax.switch(turn, [functools.partial(of_line, line) for line in distinct], *arguments)
 
-    @property
+    @functools.cached_property
     def is_one_stack(self) -> bool:
         """Whether the parameters of all layers have equal shapes, and are therefore one stack of θ."""
         return self.apart == 0 and len({self.lines(l).of_run for l in range(self.cycle)}) == 1
 
-    @property
+    @functools.cached_property
     def apart(self) -> int:
-        """How many of the first layers are not like the others."""
+        """The number of first layers that differ from the others."""
         return max(len(self.first), int(not self.first_norm))
 
     def of_every_layer(self, stacked: Any) -> Any:
@@ -205,8 +205,8 @@ class Variant(Record):
         mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
         return LayerLines(self.attention_of(l), mlp, orders[l % len(orders)], l > 0 or self.first_norm)
 
-    def parts(self, L: int | None) -> tuple[Part, ...]:
-        """The loops that compute L layers, in order; with None, the first layers and one cycle."""
+    def parts(self, L: int | None) -> tuple[tuple[Run, ...], ...]:
+        """The runs of L layers, those of a cycle together, in order; with None, the first layers and one cycle."""
         return _parts(self, L)
 
 
@@ -215,18 +215,18 @@ def _in_turn(lines: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
-def _parts(variant: Variant, L: int | None) -> tuple[Part, ...]:
+def _parts(variant: Variant, L: int | None) -> tuple[tuple[Run, ...], ...]:
     n, cycle = variant.apart, variant.cycle
     L = n + cycle * variant.shared_layers if L is None else L
     if variant.is_one_stack:
-        return (_part(variant, 0, L, 1),)
+        return (_runs(variant, 0, L, 1),)
     times, rest = divmod(L - n, cycle)
-    whole = _part(variant, n, cycle, times)
-    rests = [_part(variant, n, L - n, 1)] if len(whole.runs) == 1 else [whole, _part(variant, L - rest, rest, 1)]
-    return tuple(part for part in (_part(variant, 0, n, 1), *rests) if part.runs and part.times)
+    whole = _runs(variant, n, cycle, times)
+    rests = [_runs(variant, n, L - n, 1)] if len(whole) == 1 else [whole, _runs(variant, L - rest, rest, 1)]
+    return tuple(runs for runs in (_runs(variant, 0, n, 1), *rests) if runs and runs[0].times)
 
 
-def _part(variant: Variant, start: int, n: int, times: int) -> Part:
+def _runs(variant: Variant, start: int, n: int, times: int) -> tuple[Run, ...]:
     found = itertools.groupby(range(start, start + n), lambda l: variant.lines(l).of_run)
-    runs = (Run(tuple(map(variant.lines, numbers)), numbers[0], n) for numbers in (list(of) for _, of in found))
-    return Part(tuple(runs), times)
+    numbers = [list(of) for _, of in found]
+    return tuple(Run(tuple(map(variant.lines, of)), of[0], n, times) for of in numbers)

@@ -1,5 +1,6 @@
 """Lookup of a column of a matrix for each index, as in Algorithms 1 and 2, and its backward pass."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,10 @@ def columns(W: Float[Array, "d_e n"]) -> Any:
     return _Columns(W, _columns if as_printed() else _lookup)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Columns:
-    def __init__(self, W: Array, look_up: Callable[[Array, Array], Array]) -> None:
-        self.W, self.look_up = W, look_up
+    W: Array
+    look_up: Callable[[Array, Array], Array]
 
     def __getitem__(self, rows_and_columns: Any) -> Array:
         _, v = rows_and_columns

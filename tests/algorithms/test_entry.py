@@ -45,7 +45,7 @@ def test_columns_get_positions_and_norms_as_tokens_do(name):
     options = {"positions": positions, "segments": segments}
     whole, scale = alg.d_hidden_state(batch, theta, **options), 12**0.5 if theta.variant.embedding.scaled else 1.0
     cases.assert_close(alg.d_hidden_state(scale * embedded(batch, theta), theta, **options), whole)
-    later = theta.variant.but(embedding=theta.variant.embedding.of_later_layers())
+    later = theta.variant.but(embedding=theta.variant.embedding.but(positions=None, normalized=False))
     rest = theta._replace(W_p=None, embedding_norm=None, variant=later)
     cases.assert_close(alg.d_hidden_state(f.embedding(batch, theta), rest, **options), whole)
 

@@ -10,7 +10,6 @@ from algorithms import PAPER, DTransformerConfig, d_hidden_state, layers
 from algorithms.layers import lines_of
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
-from algorithms.model.theta import Apart
 from tests import cases
 
 L, TOKENS = 4, jnp.zeros(1, int)
@@ -34,7 +33,7 @@ def test_every_draw_of_every_layer_has_its_own_key():
     assert np.unique(drawn).size == L * 2
 
 
-@pytest.mark.parametrize("stacked", [jnp.arange(4.0), Apart((0.0, 1.0, 2.0, 3.0))], ids=["stacked", "one by one"])
+@pytest.mark.parametrize("stacked", [jnp.arange(4.0), [0.0, 1.0, 2.0, 3.0]], ids=["stacked", "one by one"])
 def test_the_layers_follow_each_other(stacked):
     f = lines()
 
@@ -47,7 +46,7 @@ def test_the_layers_follow_each_other(stacked):
 
 @pytest.mark.parametrize(
     ("stacked", "unroll"),
-    [(jnp.zeros((7, 1)), False), (jnp.zeros((7, 1)), True), (Apart((jnp.zeros(1),) * 7), False)],
+    [(jnp.zeros((7, 1)), False), (jnp.zeros((7, 1)), True), ([jnp.zeros(1)] * 7, False)],
     ids=["stacked", "unrolled", "one by one"],
 )
 def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):

@@ -98,13 +98,6 @@ def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_the
             alg.ed_token_losses(z, x, theta, segments=segments)
 
 
-def test_the_earlier_name_of_the_length_is_accepted_with_a_sentence():
-    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2))
-    with pytest.warns(DeprecationWarning, match="^d_token_losses: lengths is now called length; give length=$"):
-        found = alg.d_token_losses(X, theta, lengths=LENGTHS)  # pyright: ignore[reportCallIssue]
-    np.testing.assert_array_equal(found, alg.d_token_losses(X, theta, length=LENGTHS))
-
-
 KEY = jax.random.key(5)
 HIDDEN = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
 X_TILDE = jnp.where(HIDDEN, alg.mask_token(SIZES["N_V"]), X[0])

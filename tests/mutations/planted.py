@@ -94,7 +94,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("window off by one", "Attention.windowed", "mask", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "_Steps.scores", "options", '"cap": self.line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
-        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(Q, gamma, self.heads_together)", "Q", 4, "4", "QWEN3"),
+        ("norm of queries dropped", "Attention.read", "Q", "self.normalize_heads.of_heads(Q, W.gamma_q, self.heads_together)", "Q", 4, "4", "QWEN3"),
         ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2"),
     ),
     "model/distances.py": (
@@ -105,10 +105,10 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("a bucket begins one distance later", "Distances.bucket", "farther", ">= jnp", "> jnp", 4, "5", "T5"),
     ),
     "model/embedding.py": (
-        ("positions from 1", "Embedding._learned", "return", "self.first_position + t", "1 + t", 8, "2", None),
+        ("positions from 1", "Embedding.of_positions", "t", "self.first_position + t", "1 + t", 8, "2", None),
         ("embedding not scaled", "Embedding.tokens", "return", "if self.scaled", "if False", 8, "2", "VASWANI"),
         ("factor of embeddings dropped", "Embedding.tokens", "scaled", "E * self.factor", "E", 10, "2", "GRANITE"),
-        ("first position dropped", "Embedding._learned", "return", "self.first_position + t", "t", 2, "return", "OPT"),
+        ("first position dropped", "Embedding.of_positions", "t", "self.first_position + t", "t", 2, "return", "OPT"),
     ),
     "model/rg_lru.py": (
         ("new rows not scaled by √(1 − α²)", "RGLRU._read", "return", "jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * ", "", 10, "6", "RECURRENT_GEMMA"),

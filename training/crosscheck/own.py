@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import pathlib
 import re
 from types import ModuleType
@@ -87,7 +88,7 @@ class OwnScenarios(VariantScenarios):
 
         found: dict[str, Any] = {}
         for name, of in stacks.items():
-            runs = [run for part in variant.parts(count_layers(of, variant)) for run in part.runs]
+            runs = itertools.chain(*variant.parts(count_layers(of, variant)))
             rest = tuple(without(*both, fields[name]) for both in zip(of, runs, strict=True))
             found[name] = rest if type(getattr(theta, name)) is tuple else next(iter(rest))
         unstacked = family_parameters(theta._replace(**found))

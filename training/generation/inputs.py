@@ -7,9 +7,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Int
 
-from algorithms.machinery.contract import check_key
+from algorithms.machinery.contract import Axes, check_key
 from algorithms.model.sizes import TransformerConfig
-from algorithms.model.theta import shapes_of
 
 Tokens = Int[Array, "B l"] | np.ndarray
 Lengths = Int[Array, "B"] | np.ndarray
@@ -30,7 +29,7 @@ def check_model(theta: Any, config: Any, params_type: type, config_type: type) -
             f"config.variant: expected θ's own, {theta.variant!r}, got {config.variant!r}; give the configuration that "
             "θ was made for"
         )
-    shapes_of(theta)
+    Axes().check("theta", theta, params_type)
     for name, axis, columns in (("W_e", "N_V", config.N_V), ("W_p", "l_max", config.sizes()["l_max"])):
         matrix = getattr(theta, name)
         if matrix is not None and matrix.shape != (config.d_e, columns):

@@ -14,7 +14,7 @@ from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParam
 from algorithms.lines import Attention
 from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.model.columnwise import check_columns
-from algorithms.model.theta import Apart, count_layers, of_each_layer, places, stacks_of
+from algorithms.model.theta import count_layers, of_each_layer, places, stacks_of
 from training.generation.projections import Projections, sizes_of_heads
 from training.generation.quantized import QuantizedMatrix
 
@@ -148,16 +148,16 @@ def apart(theta: DTransformerParams) -> DTransformerParams:
     return theta._replace(layers=_one_by_one(theta.layers, theta, lambda layer: layer))
 
 
-def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> tuple[Any, ...]:
+def _one_by_one(stacked: Any, theta: Any, laid_out: Callable[[Any], Any]) -> list[Any]:
     """Return every layer of θ, stacked or `apart`, laid out; layers that share parameters share the arrays."""
     variant, shared = theta.variant, theta.variant.shared_layers
-    if isinstance(stacked, Apart):
+    if isinstance(stacked, list):
         layers = stacked[::shared]
     else:
         of_stacks = [_taken_apart(stack) for stack in stacks_of(stacked)]
         at = places(variant, count_layers(stacked, variant))[::shared]
         layers = [of_stacks[stack][row // shared] for stack, row in at]
-    return Apart(layer for layer in map(laid_out, layers) for _ in range(shared))
+    return [layer for layer in map(laid_out, layers) for _ in range(shared)]
 
 
 def _taken_apart(stacked: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import Keep, keeping, lines_of, zero_padding
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
-from algorithms.model.theta import Apart, count_layers, places, stacks_of
+from algorithms.model.theta import count_layers, places, stacks_of
 from training.generation.cache import Cache, KeyValues, RecurrentState, held, rows_of_parts
 from training.generation.states import Context, Limits, State, begun, prompt_tokens
 
@@ -35,12 +36,12 @@ def prefill(
     """
     rooms = {"C": C, "n": rows_of_parts(theta, len(x))}
     limits = limits or (None,) * count_layers(theta.layers, theta.variant)
-    if not isinstance(theta.layers, Apart):
+    if not isinstance(theta.layers, list):
         return begun(x, lengths, _of_every_layer(theta, x, lengths, limits=limits), **rooms)
-    caches, X, variant = [], _embedded(theta._replace(layers=Apart()), x, lengths), theta.variant
+    caches, X, variant = [], _embedded(theta._replace(layers=[]), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
         of_one = {"norm": None, "embedding_norm": None, "variant": _of_layer(variant, l)}
-        of_layer = theta._replace(layers=Apart((layer,)), **of_one)
+        of_layer = theta._replace(layers=[layer], **of_one)
         X, cache = layer_read(X, of_layer, lengths, limit=limits[l], is_last=l == len(limits) - 1)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
@@ -50,7 +51,8 @@ def prefill(
 def _of_layer(variant: Variant, l: int) -> Variant:
     """Return the variant of layer l alone."""
     attention, mlp, order, _ = variant.lines(l)
-    of_all = {"embedding": variant.embedding.of_later_layers(), "first": (), "shared_layers": 1}
+    embedding = variant.embedding.but(positions=None, normalized=False)
+    of_all = {"embedding": embedding, "first": (), "shared_layers": 1}
     return variant.but(attention=attention, mlp=mlp, order=order, **of_all)
 
 
@@ -113,23 +115,17 @@ def encode(theta: EDTransformerParams, z: Int[Array, "B l_z"], z_lengths: Int[Ar
     """Encode contexts with lines 1-9 of Algorithm 8, and compute the keys and values that its line 16 attends to."""
     Z, variant = ed_encoding(z, theta, z_length=z_lengths), theta.variant
 
-    def of_line(line):
-        return lambda W: KeyValues.of(*line.context(Z, W))
-
-    def of_stack(run, part, stack):
+    def of_stack(run, stack):
         def of_layer(of):
             l, row = of
             W = jax.tree.map(lambda a: a[row // variant.shared_layers], stack.cross_attention)
-            return variant.by_attention(
-                l, of_line, W, among=tuple(dict.fromkeys(layer.attention for layer in run.layers))
-            )
+            return variant.by_attention(l, run.layers, lambda line, W: KeyValues.of(*line.context(Z, W)), W)
 
-        numbers = jnp.asarray(part.numbers(run))
+        numbers = jnp.asarray(run.numbers)
         return jax.lax.map(of_layer, (numbers, jnp.arange(len(numbers))))
 
     L = count_layers(theta.decoder, variant)
-    runs = [(run, part) for part in variant.parts(L) for run in part.runs]
     with using(implementation="auto"):
-        stacks = [of_stack(*of, stack) for of, stack in zip(runs, stacks_of(theta.decoder), strict=True)]
+        stacks = list(map(of_stack, itertools.chain(*variant.parts(L)), stacks_of(theta.decoder)))
     caches = tuple(jax.tree.map(lambda a, row=row: a[row], stacks[stack]) for stack, row in places(variant, L))
     return Context(caches, jnp.arange(z.shape[1])[None] < z_lengths[:, None])

@@ -22,6 +22,7 @@ from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.distances import gathered_by_distance
 from algorithms.ops.attention.scores import ByDistance, Scores
 from algorithms.ops.attention.strips import in_strips, strips_attention
+from algorithms.ops.attention.tiles import SMALL
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
     cudnn_refuses,
@@ -40,6 +41,9 @@ RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": s
 
 LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
 """Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
+
+KERNEL_OF = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "pallas"}
+"""Platform → its library's kernel."""
 
 
 class Weights(NamedTuple):
@@ -207,13 +211,16 @@ def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]
     Q, K, V = (_flat(a, heads, batch) for a in (s.Q, K, V))
     by_distance = (_flat(s.by_distance[0], heads, batch), s.by_distance[1]) if s.by_distance else ()
     of_itself = isinstance(mask, StructuralMask) and mask.documents_x is mask.documents_z
-    # the batch axes of the mask's arrays, merged into one
-    mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
+    if len(batch) > 1:  # the batch axes of the mask's arrays, merged into one
+        mask = jax.tree.map(lambda a, n: a.reshape(-1, *a.shape[n:]) if n else a, mask, batch_axes(mask))
     seeds = _seeds(dropout_key(), s) if static().dropout else None
     seeds = None if seeds is None else seeds.reshape(len(Q), -1, 2)
     tiles = Scores(mask, seeds, by_distance, sinks, static().dropout, s.cap)
-    name = automatic(Q, K, V, tiles, platform_of(Q)) if implementation == "auto" else implementation
-    _refuse(name, Q, K, V, tiles)
+    if implementation == "auto":
+        name = automatic(Q, K, V, tiles, platform_of(Q))
+    else:
+        name = implementation
+        _refuse(name, Q, K, V, tiles)
 
     def of_tiles(Q, K, V, tiles, first):
         if name in LIBRARY_KERNELS:
@@ -221,7 +228,7 @@ def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]
         return RULES[name](Q, K, V, tiles if first is None else tiles.counted_from(first, K.shape[-1]))
 
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
-    V_tilde = split_attention(of_tiles, (Q, K, V), tiles, tiles.axes(), balanced)
+    V_tilde = split_attention(of_tiles, (Q, K, V), tiles, balanced)
     V_tilde = V_tilde.reshape(*(len(Q),) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
 
@@ -248,12 +255,12 @@ def automatic(
     """
     if not are_numbers(*Q.shape, *K.shape):
         return "dense"
-    for name in LIBRARY_KERNELS:
-        if _kernel_refuses(name, Q, K, V, scores, platform) is None:
-            return name
-    if platform == "cpu" and in_strips(Q.shape[-1], K.shape[-1], scores.mask):
+    library, (l_x, l_z) = KERNEL_OF.get(platform), (Q.shape[-1], K.shape[-1])
+    if library is not None and _kernel_refuses(library, Q, K, V, scores, platform) is None:
+        return library
+    if platform == "cpu" and l_x * l_z > SMALL and in_strips(l_x, l_z, scores.mask):
         return "strips"
-    return "dense" if Q.shape[-1] * K.shape[-1] <= 256 * 256 else "blockwise"
+    return "dense" if l_x * l_z <= 256 * 256 else "blockwise"
 
 
 def _kernel_refuses(name: str, Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:

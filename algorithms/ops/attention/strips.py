@@ -19,7 +19,7 @@ from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
 from algorithms.ops.attention.scores import Block, Part, Scores, transposed
-from algorithms.ops.attention.tiles import SMALL, in_groups, in_turn, kernel
+from algorithms.ops.attention.tiles import in_groups, in_turn, kernel
 
 T = TypeVar("T")
 LEAST, LARGEST = 64, 256
@@ -33,13 +33,13 @@ SCORES = 2**17
 
 
 def in_strips(l_x: int, l_z: int, mask: Mask) -> bool:
-    """Whether strips are the fastest rule on a CPU.
+    """Whether strips are the fastest rule on a CPU, where tiles are not so small that they are faster side by side.
 
-    Small tiles are faster side by side. Strips of long sequences do not fit in a core's cache, and only ``"blockwise"``
-    skips what a length, a prefix or blocks rule out.
+    Strips of long sequences do not fit in a core's cache, and only ``"blockwise"`` skips what a length, a prefix or
+    blocks rule out.
     """
     skipped = isinstance(mask, StructuralMask) and any(a is not None for a in (mask.length, mask.prefix, mask.blocks_z))
-    return l_x * l_z > SMALL and max(l_x, l_z) <= (BLOCK if skipped else LARGEST * RANGES)
+    return max(l_x, l_z) <= (BLOCK if skipped else LARGEST * RANGES)
 
 
 def _for_each_tile(of_tile, matrices, mask, seeds):
