@@ -19,10 +19,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Integer, Key
 
 from algorithms.alg01_embedding import positional_embedding
-from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import Role, arrays_of, check_key, compiled
 from algorithms.machinery.record import Range, serializable
+from algorithms.machinery.sharding import shard_residual_stream
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams
@@ -250,8 +250,7 @@ def gato_embedding(
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    f = lines_of("Algorithm 10", x, theta)
-    tokens = f.tokens(jnp.where(at < 0, x, 0), theta)
+    tokens = shard_residual_stream(theta.variant.embedding.tokens(jnp.where(at < 0, x, 0), theta))
     of_patches = patch_embedding(patches, row, column, image)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
     return jnp.where(at[None] < 0, tokens, of_patches)
