@@ -45,12 +45,12 @@ def single_query_attention(
 
 
 class Steps:
-    """What a model does between the lines of Algorithm 4: nothing in the paper."""
+    """A variant's operations between the lines of Algorithm 4; the paper has none."""
 
     __internal__ = True
 
     def read(self, Q: Any, K: Any, V: Any) -> tuple[Any, Any, Any]:
-        """What line 4 and the return read, by the results of lines 1 to 3."""
+        """What line 4 and the return read, from the results of lines 1 to 3."""
         return Q, K, V
 
     def scores(self, K: Any, Q: Any, *, heads: bool) -> LazyScores:
@@ -58,7 +58,7 @@ class Steps:
         return scores(K, Q, heads=heads)
 
     def result(self, V_tilde: Any) -> Any:
-        """What Algorithm 4 returns, by its last line."""
+        """What Algorithm 4 returns, from its last line."""
         return V_tilde
 
 

@@ -1,4 +1,4 @@
-"""A cache that is a value: what the layers of Algorithm 10 keep of the tokens that were read, a few at a time."""
+"""The KV cache of Algorithms 8 and 10 as a value, and reading tokens into it, a few at a time."""
 
 import functools
 from typing import Annotated, Any, NamedTuple, Unpack
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Integer
 
 from algorithms.alg08_ed_transformer import ed_decoder_lines
 from algorithms.alg10_d_transformer import d_lines
-from algorithms.layers import Kept, keeping, lines_of, positions_in
+from algorithms.layers import MixerCaches, lines_of, positions_in, with_caches
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import compiled, plain, relation
 from algorithms.machinery.record import Range
@@ -32,10 +32,10 @@ from algorithms.notation import Choice, ContextLength, Count
 
 
 class Cache(NamedTuple):
-    """What the layers have kept of the first tokens of sequences, as `empty_cache` makes it and `read_tokens` fills it.
+    """The caches of all layers, made by `empty_cache` and filled by `read_tokens`.
 
     All arrays of ``stacks`` are ``[layers, …, *batch, l_max]``, with a slot for each token. With one batch axis, the
-    sequences are axis −2: ``jax.tree.map(lambda a: a[..., rows, :], cache.stacks)`` takes some of them, as a beam
+    sequences are axis −2: ``jax.tree.map(lambda a: a[..., rows, :], cache.stacks)`` selects some of them, as a beam
     search does, and ``a.at[..., slots].set(a[..., others])`` moves the tokens of an accepted branch together.
     """
 
@@ -56,8 +56,8 @@ def empty_cache(
 ) -> Cache:
     """The cache of sequences before anything is read, with room for l_max tokens of each (None: the configuration's).
 
-    It has the keys and values of every token, also where a window hides them, and what custom mixers keep after
-    every token. A dtype as wide as that of θ, such as JAX's default (None), changes no value.
+    It stores the keys and values of every token, also outside of a sliding window, and the states of custom mixers
+    after every token. A dtype as wide as that of θ, such as JAX's default (None), changes no value.
 
     Example:
         >>> config = DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
@@ -67,7 +67,7 @@ def empty_cache(
     dtype = jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
     theta = jax.eval_shape(lambda key: init_d_transformer(key, config, dtype=dtype), jax.random.key(0))
     batch = (batch,) if isinstance(batch, int) else tuple(batch)
-    slots = _slots(theta, batch, config.l_max if l_max is None else l_max, dtype)
+    slots = _cache_shapes(theta, batch, config.l_max if l_max is None else l_max, dtype)
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), slots)
 
 
@@ -85,7 +85,7 @@ def context_cache(
     The context Z is what `ed_encoding` returns.
     """
     batch, found = Z.shape[1:-1], {}
-    slots = _slots(theta, batch, l_max, theta.W_e.dtype)
+    slots = _cache_shapes(theta, batch, l_max, theta.W_e.dtype)
     stacks = [theta.variant.of_every_layer(stack) for stack in stacks_of(theta.decoder)]
     for l, (stack, row) in enumerate(places(theta.variant, count_layers(theta.decoder, theta.variant))):
         of_layer = jax.tree.map(lambda a, row=row: a[row], stacks[stack].cross_attention)
@@ -132,16 +132,16 @@ def read_tokens(
     if isinstance(mask, StructuralMask) and not (positions is None and _is_unidirectional(mask)):
         mask = mask.dense(x.shape[-1], x.shape[-1])
     t = slots if positions is None else jnp.broadcast_to(positions, slots.shape)
-    where: Any = {"positions": t, "kept": Kept(cache.stacks, cache.context), "slots": slots}
+    where: Any = {"positions": t, "caches": MixerCaches(cache.stacks, cache.context), "slots": slots}
     if isinstance(theta, DTransformerParams):
         f = lines_of("Algorithm 10", x, theta, **where)
-        X, kept = keeping(d_lines, f, x, theta, mask)
+        X, caches = with_caches(d_lines, f, x, theta, mask)
     else:
         f = lines_of("decoder of Algorithm 8", x, theta, z_length=cache.z_length, **where)
-        Z = jnp.zeros((len(theta.W_e), 0), theta.W_e.dtype)  # what is needed of it is kept
-        X, kept = keeping(ed_decoder_lines, f, Z, x, theta, mask, BIDIRECTIONAL)
+        Z = jnp.zeros((len(theta.W_e), 0), theta.W_e.dtype)  # the cache has its keys and values
+        X, caches = with_caches(ed_decoder_lines, f, Z, x, theta, mask, BIDIRECTIONAL)
     logits = theta.variant.unembedding.logits(X, theta)
-    return jnp.where((slots < C)[None], logits, jnp.nan), cache._replace(stacks=kept.own)
+    return jnp.where((slots < C)[None], logits, jnp.nan), cache._replace(stacks=caches.own)
 
 
 @relation("read_tokens")
@@ -155,7 +155,7 @@ def a_cache_has_what_layers_keep(theta: Any, cache: Any, x: Any) -> None:
     leaves, tree = jax.tree.flatten(cache)
     C = leaves[0].shape[-1] if leaves else 0
     if is_decoder:
-        expected, maker = _slots(theta, batch, C, theta.W_e.dtype), f"empty_cache(config, {tuple(batch)})"
+        expected, maker = _cache_shapes(theta, batch, C, theta.W_e.dtype), f"empty_cache(config, {tuple(batch)})"
     else:
         Z = jax.ShapeDtypeStruct(
             (len(theta.W_e), *batch, cache.context[0].K.shape[-1] if cache.context else 1), theta.W_e.dtype
@@ -196,13 +196,13 @@ def _is_unidirectional(mask: StructuralMask) -> bool:
     return mask.unidirectional and mask.width is None and not jax.tree.leaves(mask)
 
 
-def _slots(theta: Any, batch: tuple[int, ...], C: int, dtype: Any) -> Cache:
-    """The shapes of what all layers keep of C tokens."""
+def _cache_shapes(theta: Any, batch: tuple[int, ...], C: int, dtype: Any) -> Cache:
+    """The shapes of the caches of all layers, for C tokens."""
     own = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
     layers, stacks = of_each_layer(own, theta.variant), {}
     for l, (stack, _) in enumerate(places(theta.variant, count_layers(own, theta.variant))):
         line = theta.variant.attention_of(l)
-        slots = line.slots(layers[l][0], len(theta.W_e), dtype, batch, C)
+        slots = line.cache_shapes(layers[l][0], len(theta.W_e), dtype, batch, C)
         stacks.setdefault(stack, []).append((line, slots))
     for lines in stacks.values():
         kinds = {str(slots): type(line).__name__ for line, slots in lines}

@@ -1,4 +1,4 @@
-"""What Algorithms 8, 9 and 10 share: a variant's lines, ready to be called, and the loop over the layers."""
+"""The building blocks of Algorithms 8 to 10 for a given variant, and the loop over the layers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
 from algorithms.machinery.varying import match_varying_axes
 from algorithms.masks import StructuralMask
-from algorithms.model.mixer import Given, Mixer
-from algorithms.model.positions import Table
+from algorithms.model.mixer import Mixer, MixerMetadata
+from algorithms.model.positions import DistanceTable
 from algorithms.model.theta import Layers, count_layers, stacks_of
 from algorithms.model.variant import LayerLines, Variant
 from algorithms.notation import OptionalKey
@@ -31,18 +31,18 @@ from algorithms.orders import NormFirst, in_order
 Layer = Callable[..., Float[Array, "d_e *batch l"]]
 Tokens = Integer[Array, "*batch l"]
 Columns = Float[Array, "d_in *batch l"]
-"""Embeddings in place of those of tokens, ``W_e[:, x[t]]``."""
+"""Embeddings in place of tokens."""
 
 
-class Kept(NamedTuple):
-    """What the mixers of all layers have kept, those of one stack stacked, or those of one layer; None: nothing."""
+class MixerCaches(NamedTuple):
+    """Mixer caches, one entry a stack of layers, or those of one layer. None: nothing is cached."""
 
-    own: Any = None  # those that read their own sequence
-    context: Any = None  # those that read a context
+    own: Any = None  # of self-attention and other mixers of the sequence itself
+    context: Any = None  # of cross-attention
 
 
-Keep = Callable[[Mixer, Any], Any]
-"""What to keep of that which a mixer keeps of whole sequences."""
+CacheSelection = Callable[[Mixer, Any], Any]
+"""Selects which part of a mixer's state goes into the cache."""
 
 PRODUCTS = ("dot_general", "ragged_dot_general")
 """JAX's primitives for products of matrices."""
@@ -51,24 +51,24 @@ PRODUCTS = ("dot_general", "ragged_dot_general")
 class Lines(NamedTuple):
     """The lines of θ's variant as functions of arrays, named as in the paper, made by `lines_of`.
 
-    The fields hold everything else that the lines need; the legend describes most of them.
+    The fields are everything else that the lines read; most are in the legend.
     """
 
     variant: Variant  # the record of the lines
     order: str  # the algorithm's own, of a layer's lines
     t: Any  # the positions of the columns
-    table: Table  # what the attentions of all layers share
+    table: DistanceTable  # shared by the attentions of all layers
     length: Any = None  # of each sequence, if it is padded
     z_length: Any = None  # of each context, if it is padded
-    kept: Kept = Kept()  # of earlier columns; then the columns follow these, and otherwise are whole sequences
-    keep: Keep | None = None  # of whole sequences; None: nothing
-    until: Any = None  # of how many tokens of each
-    slots: Any = None  # of the columns, several of each sequence, where ``kept`` has slots
-    keeps: Callable[..., None] | None = None  # is told what the layers, or a line of one, keep; see `keeping`
-    # for the layer that is computed; set by `each_layer`
+    caches: MixerCaches = MixerCaches()  # of earlier columns; empty for whole sequences
+    select: CacheSelection | None = None  # None: whole sequences are not cached
+    cache_length: Any = None  # number of tokens of each sequence to cache
+    slots: Any = None  # slots of the columns, if the caches have a slot for each token
+    store: Callable[..., None] | None = None  # receives the new caches; see `with_caches`
+    # of the current layer; set by `each_layer`
     l: Any = 0  # its number
-    run: tuple[LayerLines, ...] = ()  # the lines of the layers that the same code computes, in turn
-    draws: int = 2  # how many of its lines may drop something
+    run: tuple[LayerLines, ...] = ()  # the lines of all layers in its loop
+    draws: int = 2  # number of its lines with dropout
 
     def embedding(self, x: Tokens | Columns, theta: Any, types: Any = None) -> Float[Array, "d_e *columns"]:
         """``W_e[:, x[t]] + W_p[:, t]`` for every token, by Algorithms 1 and 2; columns stand for ``W_e[:, x[t]]``.
@@ -115,46 +115,48 @@ class Lines(NamedTuple):
         """
         is_own = context is None
         mask = padded(mask, self.length if is_own else self.z_length)
-        kept = self.kept.own if is_own else self.kept.context
+        caches = self.caches.own if is_own else self.caches.context
         X, W = self._normalized(X, W)
         X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
 
-        def by(line, X, Z, W, kept):
-            given = Given(self.t, self.table, self.until, self.slots)
+        def by(line, X, Z, W, caches):
+            metadata = MixerMetadata(self.t, self.table, self.cache_length, self.slots)
             if self.slots is not None:
-                return line.steps(X, W, kept, given, mask, Z)
-            if kept is not None:
-                return line.step(X, W, kept, given, Z)
-            Y, new = line.whole(X, W, mask, given, Z)
-            return Y, None if self.keep is None else self.keep(line, new)
+                return line.steps(X, W, caches, metadata, mask, Z)
+            if caches is not None:
+                return line.step(X, W, caches, metadata, Z)
+            Y, new = line.whole(X, W, mask, metadata, Z)
+            return Y, None if self.select is None else self.select(line, new)
 
         with using(key=self._key(0 if is_own else 1)):
-            Y, kept = self.variant.by_attention(self.l, self.run, by, X, Z, W, kept)
-        if self.keeps is not None:
-            self.keeps(**{"own" if is_own else "context": kept})
+            Y, caches = self.variant.by_attention(self.l, self.run, by, X, Z, W, caches)
+        if self.store is not None:
+            self.store(**{"own" if is_own else "context": caches})
         return self._added(Y)
 
-    def mlp(self, X: Float[Array, "d_e *columns"], W: Any, f: Callable[..., Any]) -> Float[Array, "d_e *columns"]:
+    def mlp(
+        self, X: Float[Array, "d_e *columns"], W: Any, activation: Callable[..., Any]
+    ) -> Float[Array, "d_e *columns"]:
         """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, with the line's own f if it has one; 0 without MLPs."""
         line = self.run[0].mlp
         if line is None:
             return jnp.zeros_like(X)
         X, W = self._normalized(X, W)
-        name: Any = line.activation or f.__name__
+        name: Any = line.activation or activation.__name__
         with using(key=self._key(self.draws - 1)):
-            return self._added(line(shard_layer_input(X), W, f=name))
+            return self._added(line(shard_layer_input(X), W, activation=name))
 
     def projection(
-        self, X: Float[Array, "d_e *columns"], theta: Any, f: Callable[..., Any]
+        self, X: Float[Array, "d_e *columns"], theta: Any, activation: Callable[..., Any]
     ) -> Float[Array, "d_f *columns"]:
         """``f(W_f X + b_f 1ᵀ)``, with the activation of the MLPs if their line has one; X if θ has no W_f."""
         if theta.W_f is None:
             return X
-        name = getattr(self.variant.mlps[0], "activation", None) or f.__name__
+        name = getattr(self.variant.mlps[0], "activation", None) or activation.__name__
         return activate(name, linear(theta.W_f, X, theta.b_f))
 
     def _added(self, Y):
-        """What an attention or MLP adds to the residual stream."""
+        """The output of an attention or MLP, as it is added to the residual stream."""
         factor = self.variant.residual_factor
         return shard_residual_stream(Y if factor == 1 else Y * factor)
 
@@ -162,55 +164,55 @@ class Lines(NamedTuple):
         return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)
 
     def _key(self, i: int) -> OptionalKey:
-        """The key of the layer's line number i of those that drop something."""
+        """The key of line i of those with dropout in this layer."""
         return fold_in(dropout_key(), self.draws * self.l + i)
 
     def each_layer(self, X: Any, layers: Layers, *reads: Any) -> Callable[[Layer], Any]:
         """``for l = 1, …, L: X ← layer(X, θ_l, f, …)``, written above the body of the loop, as in `algorithms.loops`.
 
-        The layers of a stack are one loop; if there are several stacks, whose layers take turns, these loops are inside
-        another. A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
+        The layers of a stack are one loop; if the layers cycle through several stacks, another loop surrounds these.
+        A variant with another order of the layer's lines replaces the body, see `algorithms.orders`.
 
         Args:
             X: the residual stream.
             layers: the layers' parameters.
-            reads: what else the body reads, such as a mask.
+            reads: further arguments of the body, such as a mask.
         """
 
         def run(layer):
             through = self._one_by_one if isinstance(layers, list) else self._in_loops
             with through_layers(X) as first:
-                out, kept = through(layer, first, layers, reads)
-            if self.keeps is not None:
-                self.keeps(**kept._asdict())
+                out, caches = through(layer, first, layers, reads)
+            if self.store is not None:
+                self.store(**caches._asdict())
             return out
 
         return run
 
-    def _layer(self, body, X, W, l, run, kept, reads):
-        """One layer of a run, and what its mixers keep."""
+    def _layer(self, body, X, W, l, run, caches, reads):
+        """One layer of a run, and its caches."""
         found: dict[str, Any] = {}
         draws, order = 3 if hasattr(W, "cross_attention") else 2, run[0].order
-        f = self._replace(l=l, draws=draws, run=run, kept=kept, keeps=found.update)
+        f = self._replace(l=l, draws=draws, run=run, caches=caches, store=found.update)
         layer = body if order in (None, self.order, "no_norm") else in_order(order, body)
-        return layer(X, W, f, *reads), Kept(**found)
+        return layer(X, W, f, *reads), MixerCaches(**found)
 
     def _one_by_one(self, body, X, layers, reads):
         found = []
         for l, W in enumerate(layers):
-            kept = Kept(*(None if of is None else of[l] for of in self.kept))
-            X, new = self._layer(body, X, W, l, (self.variant.lines(l),), kept, reads)
+            caches = MixerCaches(*(None if of is None else of[l] for of in self.caches))
+            X, new = self._layer(body, X, W, l, (self.variant.lines(l),), caches, reads)
             found.append(new)
-        return X, Kept(*map(tuple, zip(*found, strict=True)))
+        return X, MixerCaches(*map(tuple, zip(*found, strict=True)))
 
     def _in_loops(self, body, X, layers, reads):
         stacks, found = stacks_of(layers), []
         X = match_varying_axes((X, stacks, reads, self.table, dropout_key()))[0]
-        of_runs = zip(stacks, *(of or (None,) * len(stacks) for of in self.kept), strict=True)
+        of_runs = zip(stacks, *(of or (None,) * len(stacks) for of in self.caches), strict=True)
         for runs in self.variant.parts(count_layers(layers, self.variant)):
             X, new = self._cycles(body, X, runs, [next(of_runs) for _ in runs], reads)
             found += new
-        return X, Kept(*map(tuple, zip(*found, strict=True)))
+        return X, MixerCaches(*map(tuple, zip(*found, strict=True)))
 
     def _cycles(self, body, X, runs, of_runs, reads):
         """The layers of runs of a cycle: a loop for each run and, if the cycle is repeated, one around them."""
@@ -219,8 +221,8 @@ class Lines(NamedTuple):
         def cycle(X, of_cycle):
             p, of_runs = of_cycle
             found = []
-            for run, (stack, *kept) in zip(runs, of_runs, strict=True):
-                X, new = self._run(body, X, run, run.start + p * run.step, stack, Kept(*kept), reads)
+            for run, (stack, *caches) in zip(runs, of_runs, strict=True):
+                X, new = self._run(body, X, run, run.start + p * run.step, stack, MixerCaches(*caches), reads)
                 found.append(new)
             return X, found
 
@@ -230,32 +232,32 @@ class Lines(NamedTuple):
         X, found = jax.lax.scan(cycle, X, (jnp.arange(times), by_cycle), unroll=static().unroll)
         return X, jax.tree.map(of_all_heads, found)
 
-    def _run(self, body, X, run, first, stack, kept, reads):
+    def _run(self, body, X, run, first, stack, caches, reads):
         """Layers with parameters of equal shapes, from number ``first`` on."""
         shared = self.variant.shared_layers
 
         def turn(X, of_layer):
-            W, i, kept = of_layer
+            W, i, caches = of_layer
             if shared > 1:
                 W = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i // shared, keepdims=False), stack)
-            return self._layer(body, X, W, first + i, run.layers, kept, reads)
+            return self._layer(body, X, W, first + i, run.layers, caches, reads)
 
         turn = _recomputed(turn, X, alone=len(run.layers) == 1)
-        xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), kept
+        xs = None if shared > 1 else stack, jnp.arange(len(run.layers)), caches
         return jax.lax.scan(turn, X, xs, unroll=static().unroll)
 
 
-def keeping(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, Kept]:
-    """``lines(f, *arguments)``, the lines of Algorithm 8, 9 or 10, and what the mixers of their layers keep."""
+def with_caches(lines: Callable[..., Any], f: Lines, *arguments: Any) -> tuple[Any, MixerCaches]:
+    """``lines(f, *arguments)``, the lines of Algorithm 8, 9 or 10, and the caches of their layers."""
     found: dict[str, Any] = {}
-    X = lines(f._replace(keeps=found.update), *arguments)
-    return X, Kept(**found)
+    X = lines(f._replace(store=found.update), *arguments)
+    return X, MixerCaches(**found)
 
 
 class Own(NamedTuple):
-    """What an algorithm has where a variant names nothing else."""
+    """An algorithm's defaults, where the variant leaves them open."""
 
-    orders: tuple[str, ...]  # those that its layers may have, its own first
+    orders: tuple[str, ...]  # supported orders, the default first
     both_ways: bool = False  # whether tokens also attend to later ones
     distances: str = "distances"  # the field of θ with its scores by distance
 
@@ -288,20 +290,20 @@ def lines_of(
             raise ValueError(f"variant.order: expected None or one of {orders} here, got {order!r}")
     x = x[0] if jnp.issubdtype(x.dtype, jnp.floating) else x
     t = positions_in(x) if positions is None else positions.astype(int)
-    return Lines(variant, own.orders[0], t, Table(getattr(theta, own.distances), own.both_ways), **fields)
+    return Lines(variant, own.orders[0], t, DistanceTable(getattr(theta, own.distances), own.both_ways), **fields)
 
 
 def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..., Any]:
-    """A layer whose backward pass recomputes what the option ``remat`` says.
+    """A layer with rematerialization, as the option ``remat`` selects it.
 
-    In a loop on a GPU, it always recomputes norms and activations: storing them would move more bytes. No product is
-    computed twice for that. Outside of a loop, as ``alone`` in one, XLA would merge what is computed again.
+    In a loop on a GPU, norms and activations are always recomputed: storing them would move more bytes. No product is
+    computed twice for that. Outside of a loop, or ``alone`` in one, XLA would merge the recomputation.
     """
     remat, unroll = static().remat, static().unroll
     if not remat and (unroll or platform_of(X) not in ("gpu", "cuda")):
         return turn
-    kept = {True: (), "all but attention": ATTENTION_RESIDUALS}.get(remat, (*ATTENTION_RESIDUALS, PRODUCT))
-    by_name = jax.checkpoint_policies.save_only_these_names(*kept)
+    names = {True: (), "all but attention": ATTENTION_RESIDUALS}.get(remat, (*ATTENTION_RESIDUALS, PRODUCT))
+    by_name = jax.checkpoint_policies.save_only_these_names(*names)
     by_primitive = () if remat is True else (CUDNN_FORWARD, *(() if remat else PRODUCTS))
 
     def policy(primitive, *arrays, **options):
@@ -318,7 +320,7 @@ def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:
 def zero_padding(
     x: Integer[Array, "*batch l"], length: Integer[Array, "*#batch"] | int | None
 ) -> Integer[Array, "*batch l"]:
-    """The sequence with token 0 where t >= length, so that the contents of the padding do not matter."""
+    """The sequence with token 0 in place of the padding, t >= length."""
     if length is None:
         return x
     length = jnp.asarray(length)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa: I001, PLC0414
 from algorithms.machinery.contract import array as array
-from algorithms.model.attention import At as At, Attention as Attention, Read as Read
+from algorithms.model.attention import At as At, Attention as Attention, QKV as QKV
 from algorithms.model.delta import GatedDelta as GatedDelta, KimiDelta as KimiDelta
 from algorithms.model.distances import ALiBi as ALiBi, Distances as Distances, TransformerXL as TransformerXL
 from algorithms.model.embedding import Embedding as Embedding
@@ -11,7 +11,7 @@ from algorithms.model.experts import Experts as Experts
 from algorithms.model.latent import Latent as Latent
 from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
-from algorithms.model.mixer import Given as Given, Mixer as Mixer
+from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions

@@ -31,7 +31,7 @@ v                   a token ID, or several
 l                   a position, or several
 x                   token IDs of the (primary) sequence; in training, a row for each sequence. In Algorithms 8 to 10,
                     columns of embeddings may stand in for those of tokens, ``W_e[:, x[t]]`` (times a factor,
-                    if the variant has one): positions, types and a norm are applied to them as to those of tokens
+                    if the variant has one); positions, types and a norm are then applied as usual
 z                   token IDs of the context sequence; in training, a row for each sequence
 X                   the (primary) sequence, tokens as columns
 Z                   the context sequence, tokens as columns
@@ -65,7 +65,7 @@ segments            the number of each token's document, a run of equal numbers;
 z_segments          the number of each context token's document, as segments
 implementation      how attention and the backward passes are computed, one of ``IMPLEMENTATIONS``
 dropout             probability of dropping an attention weight; above 0 it needs a key
-cache               what the layers have kept of the tokens that were read, as ``empty_cache`` makes it
+cache               the KV cache, as ``empty_cache`` makes it
 n                   number of tokens that were read before, of all sequences or of each
 key                 randomness: a typed key (``jax.random.key``), one per sequence of a batch; it is consumed
 remat               what a layer's backward pass recomputes instead of storing: False, nothing, or on a GPU norms and
@@ -75,7 +75,7 @@ remat               what a layer's backward pass recomputes instead of storing: 
                     stored, too
 unroll              whether to unroll the loop over the layers: the program runs faster, and takes longer to compile
 epsilon             ε, added to the variance in a norm; 0 in the paper
-tau                 temperature τ: 0 takes the likeliest token, 1 samples faithfully, inf uniformly
+tau                 temperature τ: 0 picks the likeliest token, 1 samples faithfully, inf uniformly
 eta                 learning rate η
 N_epochs            passes over the data
 p_mask              probability of masking a token

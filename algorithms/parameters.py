@@ -57,7 +57,7 @@ class MHAttentionParams(NamedTuple):
     """𝓦 of equation (4): the heads, stacked on axis 0, and the projection of their concatenated outputs.
 
     The rest is not in the paper: the norms of queries and keys, the norm of the output, Transformer-XL's W_r, u and v,
-    the sinks s, parameters of positions of your own, and the gate of what the heads give.
+    the sinks s, parameters of custom positions, and the gate of the heads' outputs.
     """
 
     heads: AttentionParams

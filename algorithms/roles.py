@@ -1,4 +1,4 @@
-"""What the arrays of θ are to an optimizer and to a mesh, by what the lines of its variant declare of them (`array`).
+"""The roles of θ's arrays for optimizers and meshes, as the lines of its variant declare them (`array`).
 
 Each function takes θ, its shapes, gradients or an optimizer's state, and returns a pytree like it.
 """
@@ -79,7 +79,7 @@ def muon_dimensions(theta: Any) -> Any:
 
 
 def layer_axes(theta: Any) -> Any:
-    """How many axes of layers each array begins with: 1 if it is stacked over those of a run of equal layers."""
+    """The number of leading axes of layers of each array: 1 if it is stacked."""
     return _map_declared(lambda name, shape: sum(map(is_of_layers, shape.axes.split())), theta)
 
 

@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Call(NamedTuple):
-    """The arguments of a call without the arrays among them, comparable and hashable; it keeps no function alive."""
+    """A call's arguments without their arrays: hashable, with weak references to functions."""
 
     tree: Any  # the structure of the arguments
     leaves: tuple[Any, ...]  # their leaves, with `_ARRAY` in the place of each array, and references to functions
@@ -63,7 +63,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 
 def compiled_for_each_function(run: F) -> F:
-    """``run(f, *args, **kwargs)``, compiled once for each f, structure and shapes; what is not an array is static.
+    """``run(f, *args, **kwargs)``, compiled once for each f, structure and shapes; everything but arrays is static.
 
     f may be a pytree, such as what `intervene` returns, whose arrays are arguments of the program.
     """
@@ -84,7 +84,7 @@ def compiled_for_each_function(run: F) -> F:
 
 
 def _called(run: Callable[..., Any], call: Call, arrays: Sequence[Any]) -> Any:
-    """The result; on a mesh with Explicit axes each device has it whole."""
+    """The result, replicated if the mesh has Explicit axes."""
 
     def of_arrays(arrays):
         args, kwargs = call.arguments(arrays)

@@ -45,7 +45,7 @@ def found_in(jaxpr: Jaxpr) -> dict[Site, Found]:
 
 
 def _complete(f: Found, found: dict[Site, Found]) -> Found:
-    """A value with its repeated computations taken for loops; those in the layers of a pass are one."""
+    """A value whose repeated computations count as loops; all layers of a pass are one loop."""
     if f.site.layers not in found or f.loops:
         return f._replace(loops=(f.times, *f.loops) if f.times > 1 else f.loops, times=1)
     first: Any = f.site.layers
@@ -54,12 +54,12 @@ def _complete(f: Found, found: dict[Site, Found]) -> Found:
 
 
 def _is_loop_over_layers(site: Site, visits: Container[Site]) -> bool:
-    """Whether a loop that visits these sites in each iteration is in the pass that the site is in."""
+    """Whether a loop that visits these sites in each iteration is part of the site's pass through the layers."""
     return site.layers is not None and site.layers not in visits
 
 
 def _found_in_a_turn(jaxpr: Jaxpr) -> dict[Site, Found]:
-    """The named values of one iteration; repeated computations are counted, not yet taken for a loop."""
+    """The named values of one iteration, with the number of their repeated computations."""
     found: dict[Site, Found] = {}
     for eqn in jaxpr.eqns:
         for site, f in _found_in_equation(eqn).items():
@@ -94,7 +94,7 @@ def _is_computed_again(eqn: Any) -> bool:
     return _is_checkpoint(eqn) and eqn.params["differentiated"]
 
 
-class Kept(NamedTuple):
+class Recording(NamedTuple):
     """Recorded values, and the number of loops around them that they have already left."""
 
     value: Array
@@ -102,9 +102,9 @@ class Kept(NamedTuple):
     layers: int = 0  # of how many layers, if not yet of all in a pass; unless some are chosen, they are the first axis
 
 
-jax.tree_util.register_pytree_node(Kept, lambda k: ((k.value,), k[1:]), lambda counts, c: Kept(*c, *counts))
+jax.tree_util.register_pytree_node(Recording, lambda k: ((k.value,), k[1:]), lambda counts, c: Recording(*c, *counts))
 
-Seen = dict[int, list[Kept]]
+Seen = dict[int, list[Recording]]
 """The recorded values of each request, one for each visit of its statement."""
 
 
@@ -130,7 +130,7 @@ class _Loop(NamedTuple):
 
 
 def _turns_of(site: Site, loops: tuple[_Loop, ...], visit: Turn, of_turn: dict[Site, int]) -> tuple[Turn, ...]:
-    """The loops around a visit of a statement, the outermost first; all those over layers are one, the last."""
+    """The loops around a visit of a statement, outermost first; all loops over layers count as one, the last."""
     innermost = list(itertools.takewhile(lambda loop: _is_loop_over_layers(site, loop.visits), reversed(loops)))
     n_outer = len(loops) - len(innermost)
     outer, inner = tuple(loop.turn for loop in loops[:n_outer]), loops[n_outer:]
@@ -149,7 +149,7 @@ class Evaluator:
 
     Args:
         requests: the parts to record.
-        edits: the parts to replace, each with the replacement that `parts.edited` takes, applied in this order.
+        edits: the parts to replace, each with a replacement as in `parts.edited`, applied in this order.
     """
 
     def __init__(self, requests: list[Part], edits: list[tuple[Part, Any]]) -> None:
@@ -163,37 +163,37 @@ class Evaluator:
 
     def _turn(
         self, jaxpr: Jaxpr, consts: Any, arguments: Any, loops: tuple[_Loop, ...]
-    ) -> tuple[list[Any], dict[int, Kept]]:
+    ) -> tuple[list[Any], dict[int, Recording]]:
         """One iteration of a loop, or a whole program; repeated visits of a statement are stacked."""
         visits = _Visits(jaxpr)
         out, seen = self._evaluate(jaxpr, consts, arguments, loops, visits)
         return out, {i: self._stacked(i, of, visits) for i, of in seen.items()}
 
-    def _stacked(self, i: int, kept: list[Kept], visits: _Visits) -> Kept:
-        if kept[0].layers:
+    def _stacked(self, i: int, recorded: list[Recording], visits: _Visits) -> Recording:
+        if recorded[0].layers:
             first: Any = self.requests[i].site.layers
-            return self._of_layers(i, kept, visits.of_turn.get(first, 0))
-        if len(kept) == 1:
-            return kept[0]
-        self._check_one_shape(i, kept, f"since it is computed {len(kept)} times", "each call by itself")
-        return Kept(jnp.stack([k.value for k in kept]), kept[0].loops + 1)
+            return self._of_layers(i, recorded, visits.of_turn.get(first, 0))
+        if len(recorded) == 1:
+            return recorded[0]
+        self._check_one_shape(i, recorded, f"since it is computed {len(recorded)} times", "each call by itself")
+        return Recording(jnp.stack([k.value for k in recorded]), recorded[0].loops + 1)
 
-    def _check_one_shape(self, i: int, kept: list[Kept], where: str, instead: str, first: int = 0) -> None:
-        shapes = {k.value.shape[first:] for k in kept}
+    def _check_one_shape(self, i: int, recorded: list[Recording], where: str, instead: str, first: int = 0) -> None:
+        shapes = {k.value.shape[first:] for k in recorded}
         if len(shapes) > 1:
             raise ValueError(
                 f"{self.requests[i].where}: expected one shape {where}, got "
                 f"{' and '.join(str(list(s)) for s in sorted(shapes))}; record {instead}"
             )
 
-    def _of_layers(self, i: int, kept: list[Kept], passes: int) -> Kept:
-        """The values of consecutive visits: of all layers in one or several passes, or of some of them if that is 0."""
+    def _of_layers(self, i: int, recorded: list[Recording], passes: int) -> Recording:
+        """The values of consecutive visits: of all layers in one or several passes; 0 passes: of some layers."""
         layer, found = self.requests[i].where.layer, []
         first = 0 if layer is not None else 1
-        self._check_one_shape(i, kept, "in all layers", "a function with the layers of one kind", first)
-        n = sum(k.layers for k in kept)
+        self._check_one_shape(i, recorded, "in all layers", "a function with the layers of one kind", first)
+        n = sum(k.layers for k in recorded)
         length, so_far = n // (passes or 1), []
-        for k in kept:
+        for k in recorded:
             so_far.append(k)
             if sum(k.layers for k in so_far) == length:
                 values = [k.value for k in so_far]
@@ -201,8 +201,8 @@ class Evaluator:
                 found.append(value if layer is None or not passes else in_range_or_nan(value, layer, length))
                 so_far = []
         if not passes:
-            return Kept(found[0], 0, n)
-        return Kept(found[0], 1) if passes == 1 else Kept(jnp.stack(found), 2)
+            return Recording(found[0], 0, n)
+        return Recording(found[0], 1) if passes == 1 else Recording(jnp.stack(found), 2)
 
     def _evaluate(
         self, jaxpr: Jaxpr, consts: Any, arguments: Any, loops: tuple[_Loop, ...], visits: _Visits
@@ -221,8 +221,8 @@ class Evaluator:
                 continue
             for eqn in eqns:
                 outputs, inner = self._observed(eqn, [read(v) for v in eqn.invars], loops, visits)
-                for i, kept in inner.items():
-                    seen[i] += kept
+                for i, recorded in inner.items():
+                    seen[i] += recorded
                 values.update(zip(eqn.outvars, outputs, strict=True))
         return [read(v) for v in jaxpr.outvars], dict(seen)
 
@@ -297,10 +297,10 @@ class Evaluator:
             turn, (carry, sums), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
         )
         seen = {i: [_after_loop(k, length)] for i, k in every.items()}
-        return [*carry, *ys], seen | {i: [Kept(v, 0, summed[i].layers * length)] for i, v in sums.items()}
+        return [*carry, *ys], seen | {i: [Recording(v, 0, summed[i].layers * length)] for i, v in sums.items()}
 
     def _cond(self, p: Any, inputs: list[Any], loops: tuple[_Loop, ...], visits: _Visits) -> tuple[list[Any], Seen]:
-        """Values that only some branches compute are 0 if another branch is taken."""
+        """Evaluates a conditional; values of branches that are not taken are 0."""
         which, *operands = inputs
         before = visits.so_far.copy()
 
@@ -330,26 +330,26 @@ class Evaluator:
 
 
 def _sliced(around: Any, inside: Any) -> int:
-    """How many of a loop's arguments, or results, are sliced; the parameters that say so vary between JAX versions."""
+    """The number of a loop's sliced arguments, or results; their parameters differ between JAX versions."""
     return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
 
 
-def _visited(part: Part, value: Array, turns: tuple[Turn, ...]) -> Kept:
-    """What is kept of one visit: of one layer, or of the chosen layers, all 0 but this one if it is one of them."""
+def _visited(part: Part, value: Array, turns: tuple[Turn, ...]) -> Recording:
+    """The recording of one visit: of one layer, or of the chosen layers, 0 for all others."""
     value = part.of(value)
     if part.site.layers is None:
-        return Kept(value, 0)
+        return Recording(value, 0)
     if part.where.layer is None:
-        return Kept(value[None], 0, 1)
+        return Recording(value[None], 0, 1)
     is_this = turns[-1].number == jnp.asarray(part.layers(turns[-1].length))
-    return Kept(jnp.where(is_this.reshape(*is_this.shape, *(1,) * value.ndim), value, 0), 0, 1)
+    return Recording(jnp.where(is_this.reshape(*is_this.shape, *(1,) * value.ndim), value, 0), 0, 1)
 
 
-def _after_loop(kept: Kept, length: int) -> Kept:
-    """What is kept of all iterations, from what they stacked."""
-    if not kept.layers:
-        return Kept(kept.value, kept.loops + 1)
-    return Kept(kept.value.reshape(-1, *kept.value.shape[2:]), 0, kept.layers * length)
+def _after_loop(recorded: Recording, length: int) -> Recording:
+    """The recording of all iterations, from their stacked recordings."""
+    if not recorded.layers:
+        return Recording(recorded.value, recorded.loops + 1)
+    return Recording(recorded.value.reshape(-1, *recorded.value.shape[2:]), 0, recorded.layers * length)
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:

@@ -111,7 +111,7 @@ class Part(NamedTuple):
 
 
 def in_range_or_nan(value: Array, index: Index, size: int, axis: int = 0) -> Array:
-    """What an index of an axis of this size selected along an axis: NaN, like its gradient, where it was out of range.
+    """The selected values; NaN, as their gradients, where the index was out of range.
 
     Indices that are not traced have been checked.
     """

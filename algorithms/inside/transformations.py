@@ -65,7 +65,7 @@ _SHOWING_SCORES = ("kernel", "beside", "printed")
 def record(f: Callable[P, R], *names: str) -> Callable[P, tuple[R, Recorded]]:
     """``f``, which also returns the intermediates of these names: ``out, seen = record(f, "A", "X@6")(x, theta)``.
 
-    Only requested values are kept, and only the requested part of each. If the attention kernel does not form S and A,
+    Only the requested part of each requested value is stored. If the attention kernel does not form S and A,
     they are computed in addition; the rest of the program is the same. The returned function is compiled,
     once for each f and names.
 
@@ -182,9 +182,9 @@ def _described(name: str, found: Found) -> Intermediate:
 
 
 class _Transformed:
-    """A function with requests or changes: a pytree of the function, traced indices and arrays to replace values by.
+    """A function with requests or changes: a pytree of the function, traced indices and replacements.
 
-    So that functions which differ only in these share a program, also if they are transformed again.
+    Functions that differ only in these share a program, also if they are transformed again.
     """
 
     def __init__(self, run: Callable[..., Any], f: Callable[..., Any], places: list[At], *changes: Any) -> None:
@@ -240,9 +240,9 @@ class _Program:
         return True
 
     def part(self, where: At, *, to_replace: bool = False) -> Part:
-        """The part of a value that a name means, to be recorded or replaced.
+        """The part of a value by its name, to be recorded or replaced.
 
-        Raises ValueError if there is none, or it cannot be reached.
+        Raises ValueError if there is none, or it is inaccessible.
         """
         part = Part(where, find(where, self.sites, self._name))
         found = self.found[part.site]
@@ -274,4 +274,4 @@ _UNREACHABLE = {
     "record one pass over the finished sequence",
     "shard_map": "expected a function outside of shard_map; write shard_map(record(f, …), …)",
 }
-"""Primitive → what is wrong with values inside it."""
+"""Primitive → why values inside it are inaccessible."""

@@ -15,7 +15,7 @@ an annotation                           means
 ``Annotated[int, UpTo("l")]``           one or several numbers of tokens, at most the size of the axis l
 ``Annotated[Any, A, B]``                A or B, hidden from type checkers
 ``**options: Unpack[Options]``          options by name, the fields of a record that several functions share
-``Annotated[bool, Default(False)]``     of such a field: an option of all that is called, and its value if left out
+``Annotated[bool, Default(False)]``     of such a field: an option of all functions called, and its default
 no array anywhere                       a static argument
 ======================================  ======================================================================
 
@@ -56,13 +56,13 @@ class UpTo(NamedTuple):
 
 
 class Default(NamedTuple):
-    """The value of an option of `machinery.options` that is left out."""
+    """The default of an option of `machinery.options`."""
 
     value: Any
 
 
 Role = Literal["matrix", "embedding", "unembedding", "kernel", "vector"]
-"""What an array of parameters is to an initializer, an optimizer and an adapter: a matrix ``[d_out, d_in]``, perhaps of
+"""The role of an array of parameters for initializers, optimizers and adapters: a matrix ``[d_out, d_in]``, perhaps of
 each head, expert or layer; the columns that tokens or positions look up; the rows of the logits of tokens or classes; a
 convolution's kernel; or anything else, such as a bias."""
 
@@ -230,7 +230,7 @@ class Axes:
             self._check_array(name, value, of.dtype.__name__, of.dim_str, kinds)
 
     def _check_parameters(self, name: str, value: Any, shapes: Any, variant: Any) -> None:
-        """Check parameters against their `Shape`; those of no variant may have what it lacks, and lack biases."""
+        """Check parameters against their `Shape`. Without a variant, extra ones are allowed, and biases may be None."""
         may_lack = variant is None and name.rpartition(".")[2].startswith("b_")
         if (value is None and (may_lack or getattr(shapes, "may_lack", False))) or (shapes is None and variant is None):
             return
@@ -316,7 +316,7 @@ MADE_FOR_ANOTHER = "use the variant that these parameters were made for"
 
 
 def _check_presence(name: str, value: Any, shapes: Any, variant: Any) -> None:
-    """Check that parameters are there if the variant has them, in as many stacks of layers."""
+    """Check that parameters are present exactly where the variant has them, in as many stacks of layers."""
     if (value is None) != (shapes is None):
         array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
         expected, found = (array, "None") if value is None else ("None", "parameters")
@@ -395,13 +395,13 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _default(annotation: Any) -> Any:
-    """What an annotation says of an option that is left out; None if it is no option."""
+    """The default of an option, by its annotation; None if it is not an option."""
     notes = (note for kind in alternatives(annotation) for note in kind.notes)
     return next((note for note in notes if isinstance(note, Default)), None)
 
 
 def takes_what(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """``@takes_what(f)``: a function has the arguments of the public function f, to which it passes them."""
+    """``@takes_what(f)``: the signature of a function that passes its arguments on to the public function f."""
 
     def declare(function: Any) -> Any:
         returns = inspect.signature(function).return_annotation
@@ -412,11 +412,11 @@ def takes_what(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable
 
 
 class Contract:
-    """What the signature of a function states.
+    """A function's signature as a contract.
 
     Attributes:
-        static: names of the arguments that are compiled in.
-        options: names of those that hold for all that is called, with their defaults.
+        static: names of static arguments.
+        options: names and defaults of the options that apply to all functions it calls.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -434,7 +434,7 @@ class Contract:
         self._limits = list(dict.fromkeys(limits))
 
     def bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The value of each argument. Raises TypeError if they are not those of the signature."""
+        """The value of each argument. Raises TypeError if they do not match the signature."""
         in_order = self._in_order
         if len(args) > len(in_order):
             by_name = ", ".join(f"{name}=" for name in self.annotations if name not in in_order)

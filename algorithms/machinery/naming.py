@@ -61,10 +61,10 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What an observer wants to see, and where the program is."""
+    """An observer's request, and the current place in the program."""
 
-    # how attention shows S and A: only if its kernel forms them ("kernel"), computed in addition to the kernel's output
-    # ("beside"), or by the lines as printed instead of the kernel ("printed")
+    # how attention exposes S and A: if its kernel forms them ("kernel"), computed in addition to the kernel's output
+    # ("beside"), or by the lines as printed in place of the kernel ("printed")
     scores: str
     path: tuple[Line, ...] = ()  # the current line, preceded by the lines of the calls that led to it
     layers: Site | None = None  # the beginning of the pass through the layers that it is in
@@ -90,7 +90,7 @@ def numbered(function: F) -> F:
 
 
 def shows(scores: str) -> bool:
-    """Whether there is an observer, who wants attention to show its scores in this way."""
+    """Whether an observer requests the scores of attention in this way."""
     return looking.value is not None and looking.value.scores == scores
 
 
@@ -121,7 +121,7 @@ def for_each(axes: int) -> Iterator[None]:
 
 
 def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
-    """The value; if the observer wants scores beside it, ``others`` is computed, too."""
+    """The value; if the observer requests scores beside it, ``others`` is computed, too."""
     if not shows("beside"):
         return value
     from algorithms.machinery.named import beside_p

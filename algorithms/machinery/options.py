@@ -1,4 +1,4 @@
-"""What a call is given besides its arrays: options that hold for all that it calls, so that no function passes them on.
+"""Ambient options of a call, which apply to all functions that it calls, so that none passes them on.
 
 Public functions take them as keywords (`algorithms.notation.Options`). The static ones are in a JAX user context, which
 is part of every cache key. A key may be traced, so it is only in the Python context; it is read where a line draws.

@@ -43,7 +43,7 @@ class Allowed(NamedTuple):
 
 @functools.cache
 def alternatives(annotation: Any) -> tuple[Allowed, ...]:
-    """The types that an annotation allows, with any nesting of ``Annotated`` and ``|``."""
+    """The types that an annotation allows, through any nesting of ``Annotated`` and ``|``."""
     origin, inner, notes = typing.get_origin(annotation), typing.get_args(annotation), ()
     if origin is Annotated and inner[0] is Any:
         inner = inner[1:]
@@ -115,7 +115,7 @@ def check_fields(record: Any) -> None:
 
 
 class _TakesFields:
-    """A method that has the arguments of its class's constructor in the eyes of type checkers."""
+    """A method whose arguments type checkers read from its class's constructor."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.__wrapped__, self.__doc__ = method, method.__doc__
@@ -188,7 +188,7 @@ class Record:
         if kind is None:
             known = ", ".join(sorted(Record._kinds))
             raise ValueError(
-                f"record: expected one of {known}, got {str(written)[:200]}; import the module of a class of your own"
+                f"record: expected one of {known}, got {str(written)[:200]}; import the module of a custom class"
             )
         fields = {name: _from_json(value) for name, value in written.items() if name != "record"}
         try:
@@ -232,7 +232,7 @@ def _from_json(value: Any) -> Any:
 def serializable(kind: C) -> C:
     """Register a NamedTuple, or a record that is a static node of pytrees, with ``jax.export`` as ``algorithms.NAME``.
 
-    The JSON of a record stands in the serialized program.
+    The serialized program contains the record's JSON.
     """
     options: Any = {"serialized_name": f"algorithms.{kind.__name__}"}
     with contextlib.suppress(ValueError):  # another copy of this package has registered its class by this name

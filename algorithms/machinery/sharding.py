@@ -1,4 +1,4 @@
-"""What each device of the mesh in use computes: the placement of activations, and each device's share of a loop.
+"""Parallelism over a mesh: the placement of activations, and each device's share of a loop.
 
 The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
 units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch.
@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 
 class _Names(NamedTuple):
-    """What the axes of a mesh are called."""
+    """The names of mesh axes."""
 
     model: str = "model"
     context: str = "context"
@@ -66,8 +66,8 @@ def mesh_axes(
 def explicit_mesh(arguments: Any) -> Any:
     """The mesh in use, or else that of an argument, if it has axes of type Explicit; None if there is none.
 
-    None, too, inside a ``jax.shard_map`` over other axes where these divide no argument: JAX has no reverse mode there
-    for what `with_auto_axes` does.
+    Also None inside a ``jax.shard_map`` over other axes where these divide no argument: JAX cannot differentiate
+    `with_auto_axes` there.
     """
     shardings = [jax.typeof(leaf).sharding for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array)]
     meshes = (jax.sharding.get_abstract_mesh(), *(sharding.mesh for sharding in shardings))
@@ -102,7 +102,7 @@ def _divides_a_mapped_axis(axis: str, mesh: Any) -> bool:
 
 
 def devices_sharing(X: Array) -> int:
-    """The number of devices among which XLA itself divides a program."""
+    """The number of devices over which XLA divides a program."""
     return math.prod(_several(_mesh(X)).values())
 
 

@@ -12,14 +12,14 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from algorithms.alg03_attention import Steps, mh_attention
-from algorithms.machinery.apart import apart, shapes_of_leaves
 from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array, plain
+from algorithms.machinery.outside_trace import outside_trace, shapes_of_leaves
 from algorithms.machinery.record import Positive, Range
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, documents, near, sequence_axes
-from algorithms.model.mixer import Given, Mixer, stored
+from algorithms.model.mixer import Mixer, MixerMetadata, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Positions, Table
+from algorithms.model.positions import DistanceTable, Positions
 from algorithms.notation import Cap
 from algorithms.ops.attention.dispatch import LazyScores, Weights, scores
 from algorithms.ops.linear import linear
@@ -28,28 +28,28 @@ from algorithms.parameters import MHAttentionParams, head_shapes
 
 
 class At(NamedTuple):
-    """What the lines of an attention read besides the results of others."""
+    """Inputs of an attention's methods besides queries, keys and values."""
 
     X: Float[Array, "d_e *columns"]
     Z: Float[Array, "d_e *columns"]  # X, or another sequence
     W: Any  # 𝓦
     t_x: Any  # the positions of X's columns
     t_z: Any  # those of Z's; None for another sequence
-    table: Table = Table()
+    table: DistanceTable = DistanceTable()
     inputs: Any = None  # what `Attention.inputs` returns
 
 
-class Read(NamedTuple):
-    """All that line 4 of Algorithm 4 reads: the results of lines 1 to 3 for every head, and what a variant adds."""
+class QKV(NamedTuple):
+    """Queries, keys and values of every head, as line 4 of Algorithm 4 reads them, and a variant's additions."""
 
     Q: Float[Array, "H d_attn *columns"]
-    K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the memory has all keys and values
-    V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K serves as V, and is cached once
+    K: Float[Array, "H_kv d_attn *columns"] | Any  # None if the cache has them
+    V: Float[Array, "H_kv d_mid *columns"] | Any  # without rows: K is V, too, and is cached once
     U: Float[Array, "H d_r *columns"] | Any = None  # of ``scores_by_distance``; None: no scores by distance
     P: Callable[[Any], Float[Array, "H d_r n"]] | Any = None  # its P for n distances
-    own: Any = None  # what `Attention.weights` reads: arrays ``[H, …]`` or, of each sequence, ``[H, …, *batch, …]``
-    whole: "Read | None" = None  # the same for whole sequences, from keys and values that no cache keeps; None: this
-    result: Callable[[Any], Any] | None = None  # a sum of a cache's values → that of the values of ``whole``
+    own: Any = None  # argument of `Attention.weights`: arrays ``[H, …]`` or, of each sequence, ``[H, …, *batch, …]``
+    uncached: "QKV | None" = None  # for whole sequences, if a cache stores something else than keys and values
+    result: Callable[[Any], Any] | None = None  # maps a weighted sum of cached values to that of ``uncached``'s
     sequences: Any = None  # the axis of sequences in each array of ``own``, or None; set by `Attention`
 
 
@@ -57,10 +57,10 @@ class Read(NamedTuple):
 class Attention(Mixer):
     """``MHAttention(X, Z | 𝓦, Mask)``, Algorithm 5. If 𝓦 has fewer heads of keys and values, queries share them.
 
-    The mask is the algorithm's or the caller's; in self-attention the line narrows it to a window. An attention of your
-    own overrides ``shapes``, ``read``, ``weights`` and ``write``: whole sequences, prompts, and steps with a cache all
-    call these. ``read`` and ``write`` get any number of columns, in a step only the newest, so what they compute of a
-    column must depend on that column and its position alone; a cache and packed documents refuse others.
+    The mask is the algorithm's or the caller's; in self-attention the line narrows it to a window. A custom attention
+    overrides ``shapes``, ``inputs``, ``read``, ``weights`` and ``result``, which whole sequences, prompts and cached
+    steps all call. They get any number of columns, in a step only the newest, so the result for a column must depend
+    on that column and its position alone; caches and packed documents refuse others.
 
     Attributes:
         positions: how queries, keys or scores depend on the positions of the tokens; None: not at all.
@@ -100,7 +100,7 @@ class Attention(Mixer):
         "whole",
         "step",
         "begin",
-        "slots",
+        "cache_shapes",
         "steps",
         "context",
         "reading",
@@ -137,52 +137,60 @@ class Attention(Mixer):
         return {} if self.positions is None else self.positions.sizes()
 
     def whole(
-        self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, given: Given, context: Any = None
-    ) -> tuple[Float[Array, "d_e *batch l_x"], Read]:
-        """Algorithm 5 as the variant has it, and all that line 4 of Algorithm 4 reads."""
-        mask = self.windowed(mask, given.t, given.t) if context is None else mask
-        return self._computed(X, W, mask, given, context)
+        self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Mask, metadata: MixerMetadata, context: Any = None
+    ) -> tuple[Float[Array, "d_e *batch l_x"], QKV]:
+        """Algorithm 5 for this variant, and its queries, keys and values."""
+        mask = self.windowed(mask, metadata.t, metadata.t) if context is None else mask
+        return self._computed(X, W, mask, metadata, context)
 
     def step(
-        self, x: Float[Array, "d_e *batch"], W: Any, kept: Any, given: Given, context: Any = None
+        self, x: Float[Array, "d_e *batch"], W: Any, cache: Any, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch"], Any]:
-        """Algorithm 5 as the variant has it, with the keys and values of a cache, and the cache with the column's."""
-        return self._computed(x, W, BIDIRECTIONAL, given, context, kept)
+        """Algorithm 5 for one column of each sequence, and the updated cache."""
+        return self._computed(x, W, BIDIRECTIONAL, metadata, context, cache)
 
-    def slots(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
+    def cache_shapes(self, W: Any, d_e: int, dtype: Any, batch: tuple[int, ...], C: int) -> Any:
         """The shapes of keys and values of C tokens, ``[H_kv, d, *batch, C]``."""
-        X, given = jax.ShapeDtypeStruct((d_e, 1), dtype), Given(np.arange(1))
-        K, V = jax.eval_shape(lambda X, W: self.reading(X, W, given)[1:3], X, W)
+        X, metadata = jax.ShapeDtypeStruct((d_e, 1), dtype), MixerMetadata(np.arange(1))
+        K, V = jax.eval_shape(lambda X, W: self.reading(X, W, metadata)[1:3], X, W)
         shapes: Any = (jax.ShapeDtypeStruct((*a.shape[:2], *batch, C), dtype) for a in (K, V))
         return KeyValueSlots(*shapes)
 
     def steps(
-        self, X: Float[Array, "d_e *batch m"], W: Any, kept: Any, given: Given, mask: Mask, context: Any = None
+        self,
+        X: Float[Array, "d_e *batch m"],
+        W: Any,
+        cache: Any,
+        metadata: MixerMetadata,
+        mask: Mask,
+        context: Any = None,
     ) -> tuple[Float[Array, "d_e *batch m"], Any]:
-        """Algorithm 5 for columns that attend to keys and values in slots, their own too, or to those of a context."""
-        return self._computed(X, W, mask, given, context, kept)
+        """Algorithm 5 for columns that attend to the slots of a cache, or to a cached context."""
+        return self._computed(X, W, mask, metadata, context, cache)
 
-    def _computed(self, X: Any, W: Any, mask: Mask, given: Given, context: Any = None, cache: Any = None) -> Any:
-        """Algorithm 5 with this line's steps, and what it reads, or the cache with that."""
-        at = self._at(X, W, given, context)
-        (X, Z, of_lines), f = at.inputs, _Steps(self, at, cache, given, mask)
+    def _computed(
+        self, X: Any, W: Any, mask: Mask, metadata: MixerMetadata, context: Any = None, cache: Any = None
+    ) -> Any:
+        """Algorithm 5 with this line's steps, and the new cache, or the queries, keys and values without one."""
+        at = self._at(X, W, metadata, context)
+        (X, Z, of_lines), f = at.inputs, _Steps(self, at, cache, metadata, mask)
         V_tilde = plain(mh_attention)(X, Z, of_lines, mask, f=f)
         if self.normalize_output is not None:
             V_tilde = self.normalize_output(V_tilde, of_lines.norm_out)
-        return V_tilde, f.kept
+        return V_tilde, f.new_cache
 
-    def _at(self, X: Any, W: Any, given: Given, context: Any) -> At:
-        t_z = given.t if context is None else None
-        at = At(X, X if context is None else context, W, given.t, t_z, given.table)
+    def _at(self, X: Any, W: Any, metadata: MixerMetadata, context: Any) -> At:
+        t_z = metadata.t if context is None else None
+        at = At(X, X if context is None else context, W, metadata.t, t_z, metadata.table)
         return at._replace(inputs=self.inputs(at))
 
     def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
-        """X, Z and 𝓦 of Algorithm 5, which its lines and 1 to 3 of Algorithm 4 multiply."""
+        """X, Z and 𝓦 of Algorithm 5."""
         W = at.W if isinstance(at.W, MHAttentionParams) else at.W.printed  # laid out for generation
         return at.X, at.Z, W
 
-    def read(self, Q: Any, K: Any, V: Any, at: At) -> Read:
-        """What line 4 of Algorithm 4 reads for every head, by the results of lines 1 to 3."""
+    def read(self, Q: Any, K: Any, V: Any, at: At) -> QKV:
+        """What line 4 of Algorithm 4 reads, from the results of lines 1 to 3, for every head."""
         W, t_x, t_z = at.W, at.t_x, at.t_z
         if self.normalize_heads is not None:
             Q = self.normalize_heads.of_heads(Q, W.gamma_q, self.heads_together)
@@ -198,12 +206,12 @@ class Attention(Mixer):
         if t_z is None:  # another sequence, which is at no distance
             U = P = None
         Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
-        return Read(Q, K, V, U, P, W.s if self.sinks else None)
+        return QKV(Q, K, V, U, P, W.s if self.sinks else None)
 
     def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:
-        """What replaces the softmax: the weights of the values by the scores of one head of one sequence.
+        """Replaces the softmax: attention weights from the scores of one head of one sequence.
 
-        S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that part of `Read.own` which
+        S is scaled, and −∞ where the mask is False, also in whole columns; ``own`` is that part of `QKV.own` which
         belongs to the head and the sequence.
         """
         if not self.sinks:
@@ -213,23 +221,23 @@ class Attention(Mixer):
 
     @property
     def replaces_softmax(self) -> bool:
-        """Whether `weights` is overridden, by what only the lines as printed compute."""
+        """Whether `weights` is overridden; only the printed lines compute it then."""
         return type(self).weights is not Attention.weights
 
     def result(self, Y: Float[Array, "H d_mid *columns"], at: At) -> Float[Array, "H d_mid *columns"]:
-        """What line 3 of Algorithm 5 reads, by what Algorithm 4 returns for every head."""
+        """What line 3 of Algorithm 5 reads, from the output of Algorithm 4 for every head."""
         return Y * jax.nn.sigmoid(linear(at.W.W_g, at.X)) if self.gated else Y
 
-    def reading(self, X: Any, W: Any, given: Given, context: Any = None) -> Read:
-        """What line 4 reads, without what it and later ones compute."""
-        at = self._at(X, W, given, context)
+    def reading(self, X: Any, W: Any, metadata: MixerMetadata, context: Any = None) -> QKV:
+        """What line 4 of Algorithm 4 reads."""
+        at = self._at(X, W, metadata, context)
         X, Z, of_lines = at.inputs
         W_q, b_q, W_k, b_k, W_v, b_v = of_lines.heads
         return self.read(linear(W_q, X, b_q), linear(W_k, Z, b_k), linear(W_v, Z, b_v), at)
 
     def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any) -> tuple[Array, Array]:
-        """The keys and values of a context, as its queries' attention reads them."""
-        read = self.reading(Z, W, Given(indices(Z.shape[-1])), Z)
+        """The keys and values of a context, for the cache."""
+        read = self.reading(Z, W, MixerMetadata(indices(Z.shape[-1])), Z)
         return read.K, read.V
 
     def windowed(self, mask: Mask, t_z: Any, t_x: Any) -> Mask:
@@ -247,20 +255,20 @@ class Attention(Mixer):
 
 
 class _Steps(Steps):
-    """What a line does between those of Algorithm 4, for every head, and what is kept of it."""
+    """A variant's operations between the lines of Algorithm 4, for every head; ``new_cache`` is their second result."""
 
     def __init__(self, line: Attention, at: At, cache: Any, *of_cache: Any) -> None:
         self.line, self.at, self.cache, self.of_cache = line, at, cache, of_cache
         self.of: Any = None
-        self.kept: Any = None
+        self.new_cache: Any = None
 
     def read(self, Q: Any, K: Any, V: Any) -> tuple[Any, Any, Any]:
         read = self.line.read(Q, K, V, self.at)
         read = self._with_axes(read) if self.line.replaces_softmax else read
         if self.cache is None:
-            self.kept, self.of = read, read.whole or read
+            self.new_cache, self.of = read, read.uncached or read
         else:
-            memory, self.kept = self.cache.extended(read, self.line, *self.of_cache)
+            memory, self.new_cache = self.cache.extended(read, self.line, *self.of_cache)
             self.of = read._replace(K=memory, V=memory)
         return self.of[:3]
 
@@ -269,7 +277,7 @@ class _Steps(Steps):
         line, of = self.line, self.of
         if line.replaces_softmax or line.sinks:
             sinks = None if line.replaces_softmax else of.own
-            says = f"{type(line).__name__} has weights of its own"
+            says = f"{type(line).__name__} has custom weights"
             options["weights"] = Weights(line.weights, of.own, says, sinks, of.sequences)
         if self.cache is None and of.U is not None:
             l_x, l_z = Q.shape[-1], K.shape[-1]
@@ -280,8 +288,8 @@ class _Steps(Steps):
         result = None if self.cache is None else self.of.result
         return self.line.result(V_tilde if result is None else result(V_tilde), self.at)
 
-    def _with_axes(self, read: Read) -> Read:
-        """What it reads, with the axes of sequences in what replaces the softmax."""
+    def _with_axes(self, read: QKV) -> QKV:
+        """The same with the axes of sequences in ``own``."""
         X, W = self.at.X, self.at.W
         if read.own is None or X.ndim == 2:
             return read
@@ -293,23 +301,25 @@ class _Steps(Steps):
 
 
 class Memory(NamedTuple):
-    """Keys and values that a cache holds."""
+    """The keys and values of a cache, in place of arrays."""
 
     attend: Callable[[LazyScores], Any]  # the product of its values with the weights of scores
 
 
 class KeyValueSlots(NamedTuple):
-    """The keys and values of the tokens of sequences, each in a slot of its own."""
+    """A KV cache with a slot for each token."""
 
     K: Float[Array, "H_kv d_attn *batch C"]
     V: Float[Array, "H_kv d_mid *batch C"]
 
-    def extended(self, read: Read, line: Attention, given: Given, mask: Mask) -> tuple[Memory, "KeyValueSlots"]:
-        """The keys and values for columns in ``given.slots``, and the slots with theirs, too.
+    def extended(
+        self, read: QKV, line: Attention, metadata: MixerMetadata, mask: Mask
+    ) -> tuple[Memory, "KeyValueSlots"]:
+        """The keys and values for columns in ``metadata.slots``, and the updated cache.
 
-        Later slots, whose contents do not matter, count as 0. The mask is that of the columns among themselves.
+        Later slots are read as 0. The mask is that of the columns among themselves.
         """
-        at, C = given.slots, self.K.shape[-1]
+        at, C = metadata.slots, self.K.shape[-1]
         slots = KeyValueSlots(stored(self.K, read.K, at), stored(self.V, read.V, at))
         is_known = jnp.arange(C).reshape(*(1,) * (at.ndim - 1), C) <= at[..., -1:]
         K, V = (jnp.where(is_known[None, None], a, 0).astype(read.K.dtype) for a in slots)
@@ -317,7 +327,7 @@ class KeyValueSlots(NamedTuple):
         if isinstance(mask, StructuralMask):  # UNIDIRECTIONAL, and the positions are the slots
             mask = line.windowed(StructuralMask(unidirectional=True, first=at[..., 0]), np.arange(C), at)
         else:
-            mask = _among(mask, line, given, C)
+            mask = _among(mask, line, metadata, C)
 
         def attend(s):
             of_sequence = functools.partial(_from_slots, s, read.P)
@@ -331,28 +341,28 @@ class KeyValueSlots(NamedTuple):
 
 
 class ContextKeys(NamedTuple):
-    """The keys and values of a context."""
+    """The KV cache of a context."""
 
     K: Float[Array, "H_kv d_attn *batch l_z"]
     V: Float[Array, "H_kv d_mid *batch l_z"]
 
-    def extended(self, read: Read, *_: Any) -> tuple[Memory, None]:
+    def extended(self, read: QKV, *_: Any) -> tuple[Memory, None]:
         """The keys and values."""
         K, V = (a.astype(read.Q.dtype) for a in self)
         return Memory(lambda s: (V if V.shape[1] else K) @ dataclasses.replace(s, K=K)), None
 
 
-def _among(mask: Any, line: Attention, given: Given, C: int) -> Bool[Array, "*batch C m"]:
+def _among(mask: Any, line: Attention, metadata: MixerMetadata, C: int) -> Bool[Array, "*batch C m"]:
     """The mask of columns in slots: they see all slots before theirs, and each other by ``mask``, in line's window.
 
     Windows count positions: those before have the positions of their slots.
     """
-    at, (*batch, m) = given.slots, given.slots.shape
+    at, (*batch, m) = metadata.slots, metadata.slots.shape
     every = jnp.broadcast_to(jnp.arange(C, dtype=at.dtype), (*batch, C))
     before = jnp.broadcast_to((every < at[..., :1])[None], (m, *batch, C))
     seen = stored(before, jnp.moveaxis(jnp.broadcast_to(mask, (*batch, m, m)), -1, 0), at)
-    seen, t_x = jnp.moveaxis(seen, 0, -1), given.t[..., None, :]
-    t_z = stored(every.astype(given.t.dtype), given.t, at)[..., None]
+    seen, t_x = jnp.moveaxis(seen, 0, -1), metadata.t[..., None, :]
+    t_z = stored(every.astype(metadata.t.dtype), metadata.t, at)[..., None]
     if line.window is not None:
         seen &= abs(t_z - t_x) < line.window
         seen &= (t_z // line.window == t_x // line.window) | (not line.chunked)
@@ -369,22 +379,22 @@ def _from_slots(s: LazyScores, of_distances: Any, Q: Any, K: Any, V: Any, U: Any
 
 
 class AxesOfOwn(NamedTuple):
-    """The axes of an array of `Read.own`, for one axis of sequences."""
+    """The axes of an array of `QKV.own`, for one axis of sequences."""
 
     ndim: int
     sequences: int | None  # the axis of sequences
     columns: bool  # whether it has an axis of columns
 
 
-@apart
+@outside_trace
 def axes_of_own(line: Attention, tree: Any, shapes: Any, d_e: int) -> list[AxesOfOwn]:
-    """The axes of the arrays of `Read.own`, found by their shapes for other numbers of sequences and columns."""
+    """The axes of the arrays of `QKV.own`, found by their shapes for other numbers of sequences and columns."""
     W = tree.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
 
     def shapes_for(B, l):
         X, t = jax.ShapeDtypeStruct((d_e, B, l), jnp.float32), np.arange(l)
 
-        own = jax.eval_shape(lambda X, W: line.reading(X, W, Given(t)).own, X, W)
+        own = jax.eval_shape(lambda X, W: line.reading(X, W, MixerMetadata(t)).own, X, W)
         return [array.shape for array in jax.tree.leaves(own)]
 
     found = []

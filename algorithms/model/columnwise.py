@@ -1,4 +1,4 @@
-"""What a custom line does with columns, found by running it on random ones: whether it mixes them."""
+"""Detects whether a custom line mixes columns, by running it on random ones."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from algorithms.machinery.apart import apart, shapes_of_leaves
+from algorithms.machinery.outside_trace import outside_trace, shapes_of_leaves
 from algorithms.machinery.record import Record
 from algorithms.masks import UNIDIRECTIONAL, documents
 from algorithms.model.attention import At, Attention, axes_of_own
-from algorithms.model.mixer import Given, Mixer
+from algorithms.model.mixer import Mixer, MixerMetadata
 from algorithms.model.mlp import MLP
 from algorithms.model.theta import of_each_layer
 
@@ -59,7 +59,7 @@ def mixed(theta: Any, *, in_documents: bool = False) -> Mixed | None:
 
 
 def check_columns(theta: Any, layers: Any) -> None:
-    """Raise ValueError if a step, which has one column and the keys and values of others, cannot compute a line."""
+    """Raise ValueError if cached generation, which computes one column at a time, does not support a line."""
     instead = "use algorithms.d_inference or ed_inference, which read all tokens for each new one"
     found = mixed(theta)
     if found is not None:
@@ -87,9 +87,9 @@ def _is_ours(record: Any) -> bool:
     return type(record).__module__.startswith("algorithms.") and all(map(_is_ours, vars(record).values()))
 
 
-@apart
+@outside_trace
 def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e: int) -> tuple[str, str] | None:
-    """The first method, and the name of its result, that ``find`` finds: in float64, if the line runs in it."""
+    """The result of ``find``: a method and the name of its result; in float64, if the line supports it."""
     for x64 in (True, False):
         with jax.enable_x64(x64):
             rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e
 
 
 def _drawn(rng: Any, *shape: int) -> Array:
-    """Matrices around 0, and vectors from 0.25 to 0.75, so that none is 0 by chance."""
+    """Random parameters: matrices around 0, and vectors from 0.25 to 0.75, none of which is 0."""
     a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
     return jnp.asarray(a, float)
 
@@ -113,7 +113,7 @@ def _leaking(line: Mixer, W: Any, rng: Any, d_e: int) -> tuple[str, str] | None:
     t, first = np.arange(COLUMNS), COLUMNS // 2
     mask = UNIDIRECTIONAL & documents(jnp.asarray(t >= first, int))
     X, others = rng.standard_normal((2, d_e, COLUMNS))
-    whole = jax.jit(lambda X: line.whole(X, W, mask, Given(t))[0][:, first:])
+    whole = jax.jit(lambda X: line.whole(X, W, mask, MixerMetadata(t))[0][:, first:])
     one, other = (np.asarray(whole(jnp.asarray(X)), float) for X in (X, np.where(t < first, others, X)))
     same = np.allclose(one, other, rtol=0, atol=SAME * np.abs(one).max(initial=0), equal_nan=True)
     return None if same else ("whole", "")
@@ -131,9 +131,11 @@ def _first_mixed(line: Any, W: Any, rng: Any, d_e: int) -> tuple[str, str] | Non
 def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...], Callable[..., dict[str, Any]]]]:
     """The methods of a line that compute columns: their names, the rows of their input, and results by name."""
     if isinstance(line, Attention):
-        yield "read", (d_e,), lambda X, W, t: _arrays(line.reading(X, W, Given(t)))
-        read = jax.eval_shape(lambda X, W: _arrays(line.reading(X, W, Given(np.arange(1)))), jnp.zeros((d_e, 1)), W)
-        Q, K, V = (read.get(f"whole.{name}", read[name]) for name in "QKV")
+        yield "read", (d_e,), lambda X, W, t: _arrays(line.reading(X, W, MixerMetadata(t)))
+        read = jax.eval_shape(
+            lambda X, W: _arrays(line.reading(X, W, MixerMetadata(np.arange(1)))), jnp.zeros((d_e, 1)), W
+        )
+        Q, K, V = (read.get(f"uncached.{name}", read[name]) for name in "QKV")
         rows = Q.shape[0], (V if V.shape[1] else K).shape[1]
 
         def result(Y, W, t):
@@ -142,20 +144,22 @@ def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...]
 
         yield "result", rows, result
     elif isinstance(line, MLP):
-        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, f=line.activation or "gelu")}
+        yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W, activation=line.activation or "gelu")}
     else:
         yield "__call__", (d_e,), lambda X, W, t: {"": line(X, W)}
 
 
 def _arrays(read: Any) -> dict[str, Any]:
-    """The columns of a `Read`, by name."""
-    whole = {} if read.whole is None else {f"whole.{name}": array for name, array in _arrays(read.whole).items()}
+    """The columns of a `QKV`, by name."""
+    whole = (
+        {} if read.uncached is None else {f"uncached.{name}": array for name, array in _arrays(read.uncached).items()}
+    )
     arrays = {name: getattr(read, name) for name in ("Q", "K", "V", "U")}
     return {name: array for name, array in arrays.items() if array is not None} | whole
 
 
 def _results_that_mix(f: Callable[..., dict[str, Any]], X: Any, others: Any, W: Any) -> Iterator[str]:
-    """The names of results whose columns change if the other columns do, or if there are none."""
+    """The names of results whose columns depend on the other columns, or on their presence."""
     t = np.arange(COLUMNS)
     whole = f(X, W, t)
     for i in (0, COLUMNS // 2, COLUMNS - 1):

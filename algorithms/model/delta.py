@@ -10,12 +10,12 @@ from jax import Array
 from algorithms.machinery.arrays import accumulation_dtype, of_all_heads
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Count, Range
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
 
 EPSILON = 1e-6
-"""What is added to the square of the length of queries and keys."""
+"""Added to the squared length of queries and keys."""
 
 
 class GatedDeltaParams(NamedTuple):
@@ -50,7 +50,7 @@ class GatedDelta(Recurrence):
     queries are divided by √d_k; the norm is of each head. The rest is that of `Recurrence`.
 
     Attributes:
-        beta_factor: of β; with 2, what S has along a key may also change its sign, as in OLMo Hybrid.
+        beta_factor: scale of β. At 2, I − βkkᵀ can have the eigenvalue −1, as in OLMo Hybrid.
 
     Source: Yang et al. 2025, "Gated Delta Networks", equation (10) and §3.3, with the layer of Qwen3-Next.
     """
@@ -79,14 +79,14 @@ class GatedDelta(Recurrence):
         """Log α of every head, or of each of its rows, ``[H, 1 or d_k, *columns]``."""
         return softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)[1][:, None]
 
-    def gate(self, X: Any, W: Any, given: Given) -> Any:
-        """What multiplies what every head gives."""
+    def gate(self, X: Any, W: Any, metadata: MixerMetadata) -> Any:
+        """The gate of the heads' outputs."""
         return jax.nn.silu(linear(W.W_z, X))
 
-    def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Any, metadata: MixerMetadata) -> Any:
         """``W_out (norm(O) ⊙ gate)``."""
         O = self.norm.of_heads(O.astype(X.dtype), W.gamma)
-        O = O * self.gate(X, W, given)
+        O = O * self.gate(X, W, metadata)
         return linear(W.W_out, of_all_heads(O))
 
 
@@ -146,6 +146,6 @@ class KimiDelta(GatedDelta):
         """Log α of each row of every head."""
         return softplus_rates(jnp.tensordot(W.W_a2, jnp.tensordot(W.W_a1, X, 1), 1), W, dtype)[1]
 
-    def gate(self, X: Any, W: KimiDeltaParams, given: Given) -> Any:
+    def gate(self, X: Any, W: KimiDeltaParams, metadata: MixerMetadata) -> Any:
         """``σ(W_z2 W_z1 X)``."""
         return jax.nn.sigmoid(linear(W.W_z2, linear(W.W_z1, X)))

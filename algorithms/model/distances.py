@@ -18,7 +18,7 @@ from algorithms.alg01_embedding import sinusoid
 from algorithms.machinery.arrays import accumulation_dtype, scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Range
-from algorithms.model.positions import Positions, Table
+from algorithms.model.positions import DistanceTable, Positions
 from algorithms.notation import Base
 
 
@@ -32,7 +32,7 @@ class ByDistance(Positions):
     in_context: ClassVar[bool] = True
     by_distance: ClassVar[bool] = True
 
-    def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
+    def scores(self, Q: Any, W: Any, table: DistanceTable, scale: float) -> tuple[Any, Any, Any]:
         """The queries to multiply by the keys, and U and P."""
         return self.contents(Q, W), self.queries(Q, W, scale), functools.partial(self.keys, W=W, table=table, like=Q)
 
@@ -76,7 +76,7 @@ class Distances(ByDistance):
         if self.farthest <= self.buckets // 2:
             self.refuse("farthest", f"a distance > {self.buckets // 2}, half of the buckets")
 
-    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+    def keys(self, distances: Any, W: Any, table: DistanceTable, like: Any) -> Array:
         """The learned number of each distance's bucket."""
         numbers = table.numbers
         if numbers.shape[-1] != self.buckets:
@@ -116,7 +116,7 @@ class ALiBi(ByDistance):
     Source: Press et al. 2022, section 3.
     """
 
-    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+    def keys(self, distances: Any, W: Any, table: DistanceTable, like: Any) -> Array:
         """−m_h |t_z − t_x|."""
         H, dtype = len(like), accumulation_dtype(like.dtype)
         power = 2 ** (H.bit_length() - 1)
@@ -152,7 +152,7 @@ class TransformerXL(ByDistance):
         """Q + v 1ᵀ."""
         return scaled(Q + W.v.reshape(*W.v.shape, *(1,) * (Q.ndim - 2)), scale)
 
-    def keys(self, distances: Any, W: Any, table: Table, like: Any) -> Array:
+    def keys(self, distances: Any, W: Any, table: DistanceTable, like: Any) -> Array:
         """``W_r r_{−δ}`` for each distance δ."""
         d_r, dtype = W.W_r.shape[-1], W.W_r.dtype
         r = sinusoid(-distances, d_r, base=self.base, form="sinusoidal_halves", dtype=accumulation_dtype(dtype))

@@ -26,10 +26,9 @@ from algorithms.parameters import ExpertsParams, MLPParams
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts(MLP):
-    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``: G has the weights of the k experts that each token chooses, and else 0.
+    """``Σ_i G[i, t] MLP(X[:, t] | 𝓦_i)``: G has the weights of each token's k experts, 0 for others.
 
-    The fields of `MLP` are those of every expert. No token is dropped. Of experts with equal scores, a token chooses
-    the first.
+    The fields of `MLP` apply to every expert. No token is dropped. Ties go to the first expert.
 
     Attributes:
         n: number of experts.
@@ -43,7 +42,7 @@ class Experts(MLP):
         groups: number of groups of consecutive experts.
         chosen_groups: number of groups in which a token chooses: those with the largest sums of their best scores.
         best: number of these scores: two, or one as in DeepSeek-V2.
-        shared: s: an MLP of s·d_mlp hidden units, which every token takes, is added; 0: none.
+        shared: s: an MLP of s·d_mlp hidden units, which every token passes through, is added; 0: none.
         shared_gate: whether that MLP is multiplied by σ(w_sᵀ X), one number for each token, as in Qwen3-Next.
         balance: coefficient of the balancing loss, which training adds.
     """
@@ -107,7 +106,7 @@ class Experts(MLP):
         X: Float[Array, "d_e *columns"],
         W: ExpertsParams,
         *,
-        f: Activation,
+        activation: Activation,
     ) -> Float[Array, "d_e *columns"]:
         """The mixture; the same hidden units of each expert are dropped."""
         router = linear(W.W_r, X, W.b_r)  # inside
@@ -117,14 +116,14 @@ class Experts(MLP):
         if as_printed() or not are_numbers(*X.shape) or X.size == 0:
             expert, G = super().__call__, G.astype(X.dtype)
             if self.weighted == "inputs":
-                Y = jax.vmap(lambda g, W: expert(g[None] * X, W, f=f))(G, W.experts).sum(0)
+                Y = jax.vmap(lambda g, W: expert(g[None] * X, W, activation=activation))(G, W.experts).sum(0)
             else:
-                each = jax.vmap(lambda W: expert(X, W, f=f))(W.experts)
+                each = jax.vmap(lambda W: expert(X, W, activation=activation))(W.experts)
                 Y = jnp.einsum("i...,id...->d...", G, each)
         else:
-            Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), f)
+            Y = self._of_chosen(X, W.experts, chosen, jnp.take_along_axis(G, chosen, axis=0), activation)
         if W.shared is not None:
-            shared = super().__call__(X, W.shared, f=f)
+            shared = super().__call__(X, W.shared, activation=activation)
             Y = Y + (shared if W.w_s is None else jax.nn.sigmoid(linear(W.w_s[None], X)) * shared)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 
@@ -183,7 +182,7 @@ class Experts(MLP):
         experts: MLPParams,
         chosen: Int[Array, "k *columns"],
         G: Float[Array, "k *columns"],
-        f: Activation,
+        activation: Activation,
     ) -> Float[Array, "d_e *columns"]:
         """``Σ_j G[j, t] MLP(X[:, t] | 𝓦_i)`` for the experts ``i = chosen[j, t]``; no others are computed."""
         kept = dropout(jnp.ones((experts.W_mlp1.shape[1], *X.shape[1:]), X.dtype)) if static().dropout else None
@@ -207,7 +206,7 @@ class Experts(MLP):
                 of_rows, G = of_rows * spread(G.reshape(-1, 1).astype(X.dtype), blocks), jnp.ones_like(G)
             U = product(experts.W_mlp1, experts.b_mlp1, of_rows)
             gate = None if experts.W_gate is None else product(experts.W_gate, experts.b_gate, of_rows)
-            hidden = self.hidden(U, gate, f)
+            hidden = self.hidden(U, gate, activation)
             hidden = hidden if kept is None else hidden * rows(kept)
             Y = collect(product(experts.W_mlp2, experts.b_mlp2, hidden), blocks).reshape(self.k, T, -1)
             return jnp.einsum("kt,ktd->dt", G.reshape(self.k, T).astype(Y.dtype), Y).reshape(X.shape)

@@ -109,7 +109,7 @@ MADE_BY = {
     init_e_transformer: (ETransformerParams, ETransformerConfig),
     init_d_transformer: (DTransformerParams, DTransformerConfig),
 }
-"""An initializer → the class of what it makes, and that of its configuration."""
+"""Initializer → class of θ, and of its configuration."""
 
 
 def _shapes(init: Callable, config: Any) -> Any:

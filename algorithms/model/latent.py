@@ -10,7 +10,7 @@ from algorithms.machinery.arrays import scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
-from algorithms.model.attention import At, Attention, Read
+from algorithms.model.attention import QKV, At, Attention
 from algorithms.model.norm import RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.ops.linear import linear
@@ -42,7 +42,7 @@ class LatentParams(NamedTuple):
 class Latent(Attention):
     """Keys ``[W_k^h c; R W_kr Z]`` and values ``W_v^h c``, where ``c = norm(W_c Z)`` is the latent of a token.
 
-    Queries are ``[W_q^h q; R W_qr^h q]``, where ``q = norm(W_cq X)``, or X. R rotates by the positions. A cache keeps
+    Queries are ``[W_q^h q; R W_qr^h q]``, where ``q = norm(W_cq X)``, or X. R rotates by the positions. A cache stores
     ``[c; R W_kr Z]`` alone, for all heads: ``(W_k c)ᵀ W_q q = cᵀ W_kᵀ W_q q``, so queries are multiplied by W_kᵀ, and
     the sum of latents by W_v. Whole sequences compute the keys and values, which takes fewer operations there.
 
@@ -96,14 +96,14 @@ class Latent(Attention):
 
     @numbered
     def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
-        """The latents of queries, and of keys and values, and what multiplies them."""
+        """The latents of queries, and of keys and values, and the matrices that multiply them."""
         W, X = at.W, at.X
         q = X if W.W_cq is None else self.norm(linear(W.W_cq, X), W.norm_q)
         c = self.norm(linear(W.W_c, at.Z), W.norm_c)  # inside
         return q, c, MHAttentionParams(AttentionParams(W.W_q, None, W.W_k, None, W.W_v, None), W.W_o, None)
 
-    def read(self, Q: Any, K: Any, V: Any, at: At) -> Read:
-        """With the rotated rows; and what a cache keeps instead of keys and values."""
+    def read(self, Q: Any, K: Any, V: Any, at: At) -> QKV:
+        """With the rotated rows, and the latents that a cache stores instead of keys and values."""
         W, (q, c, _), Q_c, K_c = at.W, at.inputs, Q, K
         Q_r = linear(W.W_qr, q)
         K_r = linear(W.W_kr, at.Z)[None]
@@ -115,14 +115,14 @@ class Latent(Attention):
         Q_c = jnp.einsum("hac,ha...->hc...", W.W_k, Q_c)
         of_latents = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, self.d_c + self.d_r))
         latents = jnp.concatenate([c[None], K_r], axis=1)
-        return Read(of_latents, latents, latents[:, :0], whole=Read(Q, K, V), result=lambda Y: self._values(Y, W))
+        return QKV(of_latents, latents, latents[:, :0], uncached=QKV(Q, K, V), result=lambda Y: self._values(Y, W))
 
     def _factor(self, W: Any, rows: int) -> float:
-        """What multiplies queries of this many rows, whose scores will be divided by its root."""
+        """The factor of queries with this many rows, whose scores will be divided by its root."""
         scale = (W.W_q.shape[1] + self.d_r) ** -0.5 if self.scale is None else self.scale
         scaling = getattr(self.positions, "scaling", None)
         return scale * rows**0.5 * getattr(scaling, "of_scores", 1.0)
 
     def _values(self, Y: Any, W: Any) -> Any:
-        """The sum of values that the sum of a cache's rows stands for."""
+        """The weighted sum of values, from the weighted sum of cached latents."""
         return jnp.einsum("hmc,hc...->hm...", W.W_v, Y[:, : self.d_c])

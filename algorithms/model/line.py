@@ -1,4 +1,4 @@
-"""What a line of a model is: the base class of the attentions, MLPs and norms of a variant, ours and your own."""
+"""The base class of the lines of a variant, ours and custom ones: attentions, MLPs and norms."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ from algorithms.machinery.record import Record
 class Line(Record):
     """A line of Algorithms 8 to 10: its parameters, and its formula, whose tagged statements have names for `record`.
 
-    A line of your own is a frozen, keyword-only dataclass in a module that can be imported, a subclass of `Attention`,
+    A custom line is a frozen, keyword-only dataclass in a module that can be imported, a subclass of `Attention`,
     `Mixer`, `MLP` or `LayerNorm`. Its parameters are any NamedTuple of arrays and of other such tuples.
     ``docs/research.md`` has examples.
 
@@ -23,17 +23,17 @@ class Line(Record):
     """
 
     divided: ClassVar[tuple[str, ...]] = ()
-    """The axes of its own that the mesh axis ``model`` divides, such as one of experts."""
+    """Its custom axes that the mesh axis ``model`` divides, such as an axis of experts."""
 
     heads: ClassVar[tuple[str, ...]] = ()
-    """The axes of its own that count heads, whose rows optimizers of matrices join."""
+    """Its custom axes of heads, whose rows optimizers of matrices join."""
 
     loops: ClassVar[str] = ""
     """``PACKAGE.MODULE:NAME`` of its formula as NumPy loops, for the cross-check. The function gets the line, X, Z, the
     parameters of one layer and the mask of one sequence; for an MLP, the line, X and the parameters."""
 
     final: ClassVar[tuple[str, ...]] = ()
-    """Methods that no subclass has, since a cache of keys and values would not call them."""
+    """Methods that subclasses must not override, since cached generation would not call them."""
 
     shapes: ClassVar[Callable[..., Any]]
     """The shapes of its parameters: a NamedTuple of what `array` returns, or None for what it does not have."""
@@ -60,5 +60,5 @@ class Line(Record):
         return Fraction(1)
 
     def sizes(self) -> Mapping[str, int]:
-        """The sizes of the axes that the configuration of a model does not have, by name."""
+        """The sizes of its custom axes, by name."""
         return {}

@@ -9,7 +9,7 @@ from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns, of_all_heads
 from algorithms.machinery.contract import array
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
 
@@ -74,7 +74,7 @@ class Mamba2(Recurrence):
         delta, log_alpha = softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)
         return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha[:, None], None)
 
-    def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, given: Given) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, metadata: MixerMetadata) -> Any:
         """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``."""
         D = W.D.reshape(-1, *(1,) * (V.ndim - 1)).astype(O.dtype)
         gate = jax.nn.silu(linear(W.W_z, X))

@@ -60,26 +60,26 @@ class MLP(Line):
         X: Float[Array, "d_e *columns"],
         W: MLPParams,
         *,
-        f: Activation,
+        activation: Activation,
     ) -> Float[Array, "d_e *columns"]:
-        """The MLP, with the activation f."""
+        """The MLP, with this activation f."""
         U = linear(W.W_mlp1, X, W.b_mlp1)  # inside
         G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate)
-        hidden = self.hidden(U, G, f)  # inside
+        hidden = self.hidden(U, G, activation)  # inside
         hidden = dropout(shard_hidden_units(hidden))
         Y = linear(W.W_mlp2, hidden, W.b_mlp2)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 
-    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, f: Activation) -> Any:
+    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, activation: Activation) -> Any:
         """``f(U)``, or with a gate ``f(G) ⊙ U``."""
         if G is None:
-            return activate(f, U)
+            return activate(activation, U)
         if self.clip is not None:
             U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
-        return activate(f, G) * U
+        return activate(activation, G) * U
 
 
 def of_hidden_units(line: MLP) -> Any:
-    """The shapes of an MLP's parameters, with an axis of its own for the hidden units if their number is its own."""
+    """The shapes of an MLP's parameters, with a separate axis of hidden units if it sets their number."""
     own = "d_mlp" if line.d_mlp is None else f"d_mlp_{line.d_mlp}"
     return jax.tree.map(lambda s: dataclasses.replace(s, axes=s.axes.replace("d_mlp", own)), line.shapes())

@@ -15,8 +15,8 @@ from algorithms.notation import Base
 from algorithms.ops.rotation import rotate
 
 
-class Table(NamedTuple):
-    """What the attentions of all layers share."""
+class DistanceTable(NamedTuple):
+    """The scores by distance that all layers share, as in T5."""
 
     numbers: Any = None  # θ's distances, [H, N_buckets], or None
     both_ways: bool = False  # whether tokens also attend to later ones
@@ -109,20 +109,20 @@ class Yarn(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Positions(Record):
-    """How queries, keys or scores depend on the positions of tokens. One of your own overrides what differs."""
+    """How queries, keys or scores depend on the positions of tokens; the base class of custom positions, too."""
 
     in_context: ClassVar[bool] = False
-    """Whether a model with these positions can have cross-attention, which ignores them."""
+    """Whether cross-attention, which ignores them, is supported."""
 
     by_distance: ClassVar[bool] = False
     """Whether something is added to the scores that depends on the distance of two tokens, in columns."""
 
     def shapes(self) -> dict[str, Any]:
-        """The shapes of fields of 𝓦 that they add: of ``of_positions``, or of those that published models have."""
+        """The shapes of the fields that they add to 𝓦: ``of_positions``, or those of published models."""
         return {}
 
     def sizes(self) -> dict[str, int]:
-        """The sizes of the axes that the configuration of a model does not have, by name."""
+        """The sizes of custom axes, by name."""
         return {}
 
     def of_layers(self) -> Any:
@@ -140,10 +140,10 @@ class Positions(Record):
         """The queries of tokens at the positions t, which are rotated as keys are."""
         return self.rotate(Q, t)
 
-    def scores(self, Q: Any, W: Any, table: Table, scale: float) -> tuple[Any, Any, Any]:
-        """The queries for the product with keys; and U and P of ``algorithms.ops.attention.distances``, which adds to
-        that, P as a function of distances; None if nothing is added. With ``scale``, the factor 1/√d_attn of the scores
-        becomes the model's.
+    def scores(self, Q: Any, W: Any, table: DistanceTable, scale: float) -> tuple[Any, Any, Any]:
+        """The queries for the product with keys, and U and P of ``algorithms.ops.attention.distances``, or None.
+
+        P is a function of distances. ``scale`` turns the factor 1/√d_attn of the scores into the model's.
         """
         return Q, None, None
 
@@ -169,7 +169,7 @@ class Temperature(Positions):
     n: Count = 8192
 
     def of_queries(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
-        """The queries, multiplied by what their positions say."""
+        """The queries, scaled by position."""
         t = jnp.asarray(t).reshape(*(1,) * (Q.ndim - jnp.ndim(t)), *jnp.shape(t))
         dtype = accumulation_dtype(Q.dtype)
         return (Q * (1 + self.c * jnp.log1p(((t + 1) // self.n).astype(dtype)))).astype(Q.dtype)

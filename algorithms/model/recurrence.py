@@ -13,7 +13,7 @@ from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_colu
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Count, Range
 from algorithms.masks import Mask, StructuralMask, runs
-from algorithms.model.mixer import Given, Mixer
+from algorithms.model.mixer import Mixer, MixerMetadata
 from algorithms.model.norm import RMSNorm
 from algorithms.ops.delta_rule import delta_rule, one_token
 from algorithms.ops.linear import linear
@@ -23,7 +23,7 @@ CHUNK = 64
 
 
 class State(NamedTuple):
-    """What is kept of B sequences: the state of every head, and the columns that the next convolution reads."""
+    """The recurrent state of B sequences: of every head, and the columns that the next convolution reads."""
 
     S: Float[Array, "H d_k d_v B"]
     q: Float[Array, "H_k d_k past B"]
@@ -32,13 +32,13 @@ class State(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the rule reads of each token, in every head, in float32 at least."""
+    """Inputs of the recurrence for each token and head, in float32 at least."""
 
     Q: Float[Array, "H d_k *columns"]
     K: Float[Array, "H d_k *columns"]
     V: Float[Array, "H d_v *columns"]
     log_alpha: Float[Array, "H r *columns"]  # r is 1, or d_k if every row of the state has a decay of its own
-    beta: Any  # [H, *columns]; None: nothing is corrected
+    beta: Any  # [H, *columns]; None: v_t is added without correction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Recurrence(Mixer, abstract=True):
 
     With β, ``δ_t = β_t (v_t − α_t S_{t−1}ᵀ k_t)``; without, it is v_t. Queries, keys and values are W_q X, W_k X and
     W_v X after a convolution over the last tokens and SiLU. Whole sequences are computed by chunks of tokens,
-    ``"paper"`` token by token. A subclass has ``shapes``, what the rule reads, and what becomes of the o_t.
+    ``"paper"`` token by token. A subclass defines ``shapes``, ``rates`` and ``output``.
 
     Attributes:
         n: number of heads.
@@ -74,7 +74,7 @@ class Recurrence(Mixer, abstract=True):
             self.refuse("n_keys", f"a divisor of n = {self.n}")
 
     def sizes(self) -> dict[str, int]:
-        """The numbers of heads and their rows, and of the tokens that the convolution reads."""
+        """The numbers and sizes of heads, and the convolution's width."""
         heads, keys, d_k, d_v, taps = self._axes()
         return {heads: self.n, keys: self.n_keys, d_k: self.d_key, d_v: self.d_value, taps: self.width}
 
@@ -83,7 +83,7 @@ class Recurrence(Mixer, abstract=True):
         return tuple(axis.format(self.name) for axis in ("N_{}", "N_{}_keys", "d_{}_k", "d_{}_v", "d_{}_taps"))
 
     def _shared_shapes(self) -> dict[str, Any]:
-        """The shapes of what both rules have: the projections, the taps, and the decay."""
+        """The shapes of the projections, the taps and the decay."""
         heads, of_keys, d_k, d_v, taps = self._axes()
         keys, values = f"{of_keys} {d_k}", f"{heads} {d_v}"
         found = {"W_z": array(f"{values} d_e"), "W_a": array(f"{heads} d_e"), "W_out": array(f"d_e {heads}*{d_v}")}
@@ -92,38 +92,38 @@ class Recurrence(Mixer, abstract=True):
         return {**found, "b_a": array(heads, start=1.0), "a": array(heads)}
 
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
-        """What the rule reads, by the columns after their convolution, and X."""
-        self._lacks("rates", "to say what the rule reads")
+        """Inputs of the recurrence, from the convolved columns and X."""
+        self._lacks("rates", "for the recurrence's inputs")
 
-    def output(self, O: Any, V: Any, X: Any, W: Any, given: Given) -> Any:
-        """The columns, by what the rule gives, the values after their convolution, and X."""
-        self._lacks("output", "to say what becomes of what the rule gives")
+    def output(self, O: Any, V: Any, X: Any, W: Any, metadata: MixerMetadata) -> Any:
+        """The mixer's output, from the recurrence's output, the convolved values and X."""
+        self._lacks("output", "for the mixer's output")
 
     def whole(
-        self, X: Float[Array, "d_e *batch l"], W: Any, mask: Mask, given: Given, context: Any = None
+        self, X: Float[Array, "d_e *batch l"], W: Any, mask: Mask, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
-        """Whole sequences, and the state after the first ``given.until`` tokens of each."""
+        """Whole sequences, and the state after the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
         B, l = document.shape
         before = [linear(M, X_flat) for M in (W.W_q, W.W_k, W.W_v)]
         Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
-        until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
-        if given.until is not None:
-            rates, of_rule = _ended(rates, document, until)
+        length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, (B,))
+        if metadata.cache_length is not None:
+            rates, of_rule = _ended(rates, document, length)
         O, S = delta_rule(*rates, of_rule, min(CHUNK, max(32, self.d_key)))
-        past = [before_until(Y, until, self.width - 1, document) for Y in before]
-        return self.output(O, V, X_flat, W, given).reshape(X.shape), State(S, *past)
+        past = [columns_before(Y, length, self.width - 1, document) for Y in before]
+        return self.output(O, V, X_flat, W, metadata).reshape(X.shape), State(S, *past)
 
     def step(
-        self, x: Float[Array, "d_e B"], W: Any, kept: State, given: Given, context: Any = None
+        self, x: Float[Array, "d_e B"], W: Any, cache: State, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e B"], State]:
         """One token of each sequence, and the state after it."""
         columns = [linear(M, x) for M in (W.W_q, W.W_k, W.W_v)]
-        taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(kept[1:], columns, strict=True)]
+        taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(cache[1:], columns, strict=True)]
         Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
-        S, o = one_token(kept.S, *self.rates(Q, K, V, x, W))
-        return self.output(o, V, x, W, given), State(S, *(y[:, :, 1:] for y in taps))
+        S, o = one_token(cache.S, *self.rates(Q, K, V, x, W))
+        return self.output(o, V, x, W, metadata), State(S, *(y[:, :, 1:] for y in taps))
 
     def begin(self, W: Any, B: int) -> State:
         """States of 0, with nothing before the first token."""
@@ -189,19 +189,19 @@ def convolved_last(taps: Float[Array, "H d width B"], C: Float[Array, "H d width
     )
 
 
-def before_until(Y: Float[Array, "H d B l"], until: Array, n: int, document: Array) -> Float[Array, "H d n B"]:
-    """The last n of the first ``until`` columns of each sequence; 0 where there are none in the last one's document."""
-    at = until[:, None] - n + jnp.arange(n)[None]
+def columns_before(Y: Float[Array, "H d B l"], length: Array, n: int, document: Array) -> Float[Array, "H d n B"]:
+    """The last n of the first ``length`` columns of each sequence; 0 where the last one's document has fewer."""
+    at = length[:, None] - n + jnp.arange(n)[None]
     l = Y.shape[-1]
     found = jnp.take_along_axis(Y, jnp.clip(at, 0, l - 1)[None, None], axis=3)
-    number, last = (jnp.take_along_axis(document, jnp.clip(t, 0, l - 1), axis=1) for t in (at, until[:, None] - 1))
+    number, last = (jnp.take_along_axis(document, jnp.clip(t, 0, l - 1), axis=1) for t in (at, length[:, None] - 1))
     return jnp.swapaxes(jnp.where(((at >= 0) & (number == last))[None, None], found, 0), 2, 3)
 
 
-def _ended(rates: Rates, document: Array, until: Array) -> tuple[Rates, Array]:
-    """What the rule reads, without the tokens after the first ``until``: they leave the state as it is."""
+def _ended(rates: Rates, document: Array, length: Array) -> tuple[Rates, Array]:
+    """The inputs with the tokens after the first ``length`` neutralized: they leave the state as it is."""
     t = jnp.arange(document.shape[-1])[None]
-    is_read = (t < until[:, None])[None]
+    is_read = (t < length[:, None])[None]
     K, log_alpha = (jnp.where(is_read[:, None], a, 0) for a in (rates.K, rates.log_alpha))
-    document = jnp.take_along_axis(document, jnp.clip(until[:, None] - 1, 0, t), axis=1)
+    document = jnp.take_along_axis(document, jnp.clip(length[:, None] - 1, 0, t), axis=1)
     return rates._replace(K=K, log_alpha=log_alpha), document

@@ -13,8 +13,8 @@ from algorithms.machinery.contract import array
 from algorithms.machinery.options import as_printed
 from algorithms.machinery.record import Count, Range
 from algorithms.masks import Mask
-from algorithms.model.mixer import Given, Mixer
-from algorithms.model.recurrence import before_until, convolved, convolved_last, one_batch_axis
+from algorithms.model.mixer import Mixer, MixerMetadata
+from algorithms.model.recurrence import columns_before, convolved, convolved_last, one_batch_axis
 from algorithms.ops.activation import gelu_tanh
 from algorithms.ops.linear import linear
 
@@ -27,7 +27,7 @@ STEEPEST = 1000.0
 class RGLRUParams(NamedTuple):
     """The projections of the rows and of the gate, the convolution, the two gates of each group, and the result's.
 
-    W_i and b_i are those of the gate of what comes in, W_r, b_r and a those of the decay.
+    W_i and b_i are those of the input gate, W_r, b_r and a those of the decay.
     """
 
     W_x: Array
@@ -46,7 +46,7 @@ class RGLRUParams(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is kept of B sequences: every row, whether there is a token before, and the convolution's last columns."""
+    """The recurrent state of B sequences: h, whether a token precedes, and the convolution's last columns."""
 
     h: Float[Array, "N d B"]
     begun: Bool[Array, "B"]
@@ -91,9 +91,9 @@ class RGLRU(Mixer):
         return RGLRUParams(W, b, W, b, C, b, mixed, b, mixed, b, b, array("d_e N_lru*d_lru"), array("d_e"))
 
     def whole(
-        self, X: Float[Array, "d_e *batch l"], W: RGLRUParams, mask: Mask, given: Given, context: Any = None
+        self, X: Float[Array, "d_e *batch l"], W: RGLRUParams, mask: Mask, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
-        """Whole sequences, and the state after the first ``given.until`` tokens of each."""
+        """Whole sequences, and the state after the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
         B, l = document.shape
         begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -101,19 +101,21 @@ class RGLRU(Mixer):
         log_alpha, v = self._read(convolved(rows, W.C, document), begins, W)
         alpha = jnp.where(begins, 0, jnp.exp(log_alpha))
         h = (_by_tokens if as_printed() else _at_once)(alpha, v)
-        until = jnp.broadcast_to(l if given.until is None else given.until, (B,))
-        last = jnp.take_along_axis(h, jnp.maximum(until - 1, 0)[None, None, :, None], axis=3)[..., 0]
-        state = State(jnp.where(until > 0, last, 0), until > 0, before_until(rows, until, self.width - 1, document))
-        return self._written(h, X_flat, W, given).reshape(X.shape), state
+        length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, (B,))
+        last = jnp.take_along_axis(h, jnp.maximum(length - 1, 0)[None, None, :, None], axis=3)[..., 0]
+        state = State(
+            jnp.where(length > 0, last, 0), length > 0, columns_before(rows, length, self.width - 1, document)
+        )
+        return self._written(h, X_flat, W, metadata).reshape(X.shape), state
 
     def step(
-        self, x: Float[Array, "d_e B"], W: RGLRUParams, kept: State, given: Given, context: Any = None
+        self, x: Float[Array, "d_e B"], W: RGLRUParams, cache: State, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e B"], State]:
         """One token of each sequence, and the state after it."""
-        taps = jnp.concatenate([kept.past, linear(W.W_x, x, W.b_x)[:, :, None]], axis=2)
-        log_alpha, v = self._read(convolved_last(taps, W.C), ~kept.begun, W)
-        h = jnp.exp(log_alpha) * kept.h + v
-        return self._written(h, x, W, given), State(h, jnp.ones_like(kept.begun), taps[:, :, 1:])
+        taps = jnp.concatenate([cache.past, linear(W.W_x, x, W.b_x)[:, :, None]], axis=2)
+        log_alpha, v = self._read(convolved_last(taps, W.C), ~cache.begun, W)
+        h = jnp.exp(log_alpha) * cache.h + v
+        return self._written(h, x, W, metadata), State(h, jnp.ones_like(cache.begun), taps[:, :, 1:])
 
     def begin(self, W: RGLRUParams, B: int) -> State:
         """Rows of 0, with nothing before the first token."""
@@ -132,7 +134,7 @@ class RGLRU(Mixer):
         log_alpha = -SHARPNESS * gate_r * jax.nn.softplus(as_columns(W.a.astype(dtype), u))
         return log_alpha, jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * gate_i * u
 
-    def _written(self, h: Any, X: Any, W: RGLRUParams, given: Given) -> Any:
+    def _written(self, h: Any, X: Any, W: RGLRUParams, metadata: MixerMetadata) -> Any:
         """``W_out (h ⊙ GELU(W_y X + b_y)) + b_out``."""
         gate = gelu_tanh(linear(W.W_y, X, W.b_y))
         Y = h.astype(X.dtype) * gate

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from algorithms.machinery.apart import shapes_of_leaves
 from algorithms.machinery.contract import Shape, array, described
+from algorithms.machinery.outside_trace import shapes_of_leaves
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
@@ -34,7 +34,7 @@ def stacks_of(layers: Layers) -> tuple[Any, ...]:
 
 
 def count_layers(layers: Layers, variant: Variant) -> int:
-    """How many layers these parameters are for."""
+    """The number of layers of these parameters."""
     if isinstance(layers, list):
         return len(layers)
     return variant.shared_layers * sum(len(jax.tree.leaves(stack)[0]) for stack in stacks_of(layers))
@@ -48,7 +48,7 @@ def places(variant: Variant, L: int) -> list[tuple[int, int]]:
 
 
 def of_each_layer(layers: Layers, variant: Variant) -> list[Any]:
-    """The shapes of the parameters of every layer."""
+    """The shapes of the parameters of each layer."""
 
     def shapes(tree, axis=0):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[axis:], a.dtype), tree)
@@ -66,9 +66,9 @@ def _count(layers: Any, variant: Variant) -> int | None:
 
 
 def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) -> Any:
-    """A part of the parameters that has equal shapes in all layers, as one stack, with shared ones repeated.
+    """A part of the parameters of all layers, as one stack, with shared ones repeated.
 
-    Raises ValueError if it has not.
+    Raises ValueError if it has different shapes in different layers.
     """
     stacks = stacks_of(layers)
     if len(stacks) == 1:
@@ -93,7 +93,7 @@ def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
 
 
 def of_a_variant(kind: C) -> C:
-    """Give a class of θ the shapes that its variant declares; in ``__shapes__``, of the arrays that it has."""
+    """Give a class of θ the methods by which the contract checks it."""
     methods: Any = kind
     methods.__shapes__ = lambda theta: shapes_of(theta)  # noqa: PLW0108 - it is defined below
     methods.__sizes__ = lambda theta: theta.variant.sizes
@@ -255,7 +255,8 @@ def _without(names: Iterable[str], shapes: Any) -> Any:
 def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
     """The shapes of all that θ may have, for these numbers of layers, which matter if they are several stacks."""
     _check_kind(kind, variant)
-    embedding, final_norm = variant.embedding.shapes(variant.norm), kind is DTransformerParams
+    embedding: Any = variant.embedding.shapes(variant.norm)
+    final_norm = kind is DTransformerParams
     if variant.final_norm is not None:
         final_norm = variant.final_norm
     norm = variant.norm.shapes() if final_norm else None

@@ -22,20 +22,20 @@ Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"
 
 
 class LayerLines(NamedTuple):
-    """The lines of a layer that others may not have."""
+    """The lines of one layer."""
 
     attention: Mixer
     mlp: MLP | None
     order: Order | None
-    first_norm: bool  # whether its attention has a norm, unless the order says otherwise
+    first_norm: bool  # whether its attention has a norm, if the order has one
 
     @property
     def of_run(self) -> tuple[Any, ...]:
-        """What all layers of a run have in common: all but attentions whose parameters have equal shapes."""
+        """Equal in all layers of a run: everything but the attention, of which only the shapes."""
         return self.attention.shapes(), *self[1:]
 
     def shapes(self, norm: Any) -> tuple[Any, ...]:
-        """The shapes of the attention, its norm, the MLP and its norm, if a norm has the given ones."""
+        """The shapes of the attention, its norm, the MLP and its norm, given those of a norm."""
         norm1 = norm if self.first_norm and self.order != "no_norm" else None
         norm2 = norm if self.mlp and self.order not in ("no_norm", "one_norm") else None
         return self.attention.shapes(), norm1, self.mlp and of_hidden_units(self.mlp), norm2
@@ -188,10 +188,10 @@ class Variant(Record):
     @functools.cached_property
     def is_one_stack(self) -> bool:
         """Whether the parameters of all layers have equal shapes, and are therefore one stack of θ."""
-        return self.apart == 0 and len({self.lines(l).of_run for l in range(self.cycle)}) == 1
+        return self.n_leading == 0 and len({self.lines(l).of_run for l in range(self.cycle)}) == 1
 
     @functools.cached_property
-    def apart(self) -> int:
+    def n_leading(self) -> int:
         """The number of first layers that differ from the others."""
         return max(len(self.first), int(not self.first_norm))
 
@@ -216,7 +216,7 @@ def _in_turn(lines: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
 def _parts(variant: Variant, L: int | None) -> tuple[tuple[Run, ...], ...]:
-    n, cycle = variant.apart, variant.cycle
+    n, cycle = variant.n_leading, variant.cycle
     L = n + cycle * variant.shared_layers if L is None else L
     if variant.is_one_stack:
         return (_runs(variant, 0, L, 1),)

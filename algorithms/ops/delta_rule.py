@@ -34,7 +34,7 @@ def delta_rule(
 
 
 def one_token(S: Any, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any) -> tuple[Any, Any]:
-    """The state after a token of each sequence, and what it gives."""
+    """The state after a token of each sequence, and the output."""
     S = jnp.exp(log_alpha)[:, :, None] * S
     delta = v if beta is None else beta[:, None] * (v - jnp.einsum("hkvb,hkb->hvb", S, k))
     S = S + k[:, :, None] * delta[:, None]
@@ -58,15 +58,15 @@ def _by_tokens(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any)
     return jnp.moveaxis(O, 0, -1), S
 
 
-class _Kept(NamedTuple):
-    """What the backward pass reads: the arguments, and the state before each chunk; all else is computed again."""
+class _Residuals(NamedTuple):
+    """The arguments, and the state before each chunk; everything else is recomputed."""
 
     arguments: tuple[Any, ...]
     S: Float[Array, "chunks H B d_k d_v"]
 
 
 class _Chunks(NamedTuple):
-    """The arguments by chunks of C tokens, and what follows from them alone; r is 1, or d_k if rows decay apart."""
+    """The arguments by chunks of C tokens, and values derived from them; r is 1, or d_k if each row has its decay."""
 
     Q: Float[Array, "chunks H B C d_k"]
     K: Float[Array, "chunks H B C d_k"]
@@ -81,7 +81,7 @@ class _Chunks(NamedTuple):
     T: Any
 
     def of_state(self) -> tuple[Any, Any, Any, Any]:
-        """By which a chunk changes the state: ``S' = γ ⊙ S + K̂ (U − W S)``, as γ, K̂, U and W."""
+        """A chunk's change of the state: ``S' = γ ⊙ S + K̂ (U − W S)``, as γ, K̂, U and W."""
         K_end, gamma = _transposed(self.to_end * self.K), self.Gamma[..., -1, :, None]
         if self.beta is None:
             return gamma, K_end, self.V, None
@@ -93,7 +93,7 @@ def _corrected(U: Any, W: Any, S: Any) -> Any:
     return U if W is None else U - W @ S
 
 
-def _forward(C: int, *arguments: Any) -> tuple[tuple[Any, Any], _Kept]:
+def _forward(C: int, *arguments: Any) -> tuple[tuple[Any, Any], _Residuals]:
     """In every chunk of C tokens the equations of all δ_t are solved at once, for the state S before it.
 
     With G_t the sum of log α over the chunk up to t, ``Γ_t = e^{G_t}``, and every e^{…} 0 between documents,
@@ -116,10 +116,10 @@ def _forward(C: int, *arguments: Any) -> tuple[tuple[Any, Any], _Kept]:
     of_state = c.of_state()
     S, before = jax.lax.scan(chunk, jnp.moveaxis(_begun(*arguments[1:3]), -1, 1), of_state)
     O = (c.Gamma * c.Q) @ before + c.M @ _corrected(*of_state[2:], before)
-    return (_columns(O, arguments[2]), jnp.moveaxis(S, 1, -1)), _Kept(arguments, before)
+    return (_columns(O, arguments[2]), jnp.moveaxis(S, 1, -1)), _Residuals(arguments, before)
 
 
-def _backward(C: int, kept: _Kept, gradients: tuple[Any, Any]) -> tuple[Any, ...]:
+def _backward(C: int, residuals: _Residuals, gradients: tuple[Any, Any]) -> tuple[Any, ...]:
     """With E = ∂F/∂O, D = ∂F/∂S' of the state after the chunk, δ and e = δ/β computed again, and ρ = β Tᵀ ∂F/∂δ::
 
         ∂F/∂δ = Mᵀ E + (e^{G_C − G} ⊙ K) D
@@ -133,7 +133,7 @@ def _backward(C: int, kept: _Kept, gradients: tuple[Any, Any]) -> tuple[Any, ...
     since Q and K come with e^{G_t} in Q and L, and with e^{−G_s} in R. A head with one α sums ∂F/∂G over its rows.
     ∂F/∂log α_t is the sum of ∂F/∂G over t and all later tokens of the chunk. Without β, ρ is ∂F/∂δ, and A is 0.
     """
-    c, S, (E, D) = _chunks(C, *kept.arguments), kept.S, gradients
+    c, S, (E, D) = _chunks(C, *residuals.arguments), residuals.S, gradients
     E, D = _by_chunks(C, E), jnp.moveaxis(D, -1, 1)
     gamma, K_end, U, W = c.of_state()
     delta = _corrected(U, W, S)
@@ -162,7 +162,7 @@ def _backward(C: int, kept: _Kept, gradients: tuple[Any, Any]) -> tuple[Any, ...
     if c.log_alpha.shape[-1] == 1:
         dG = dG.sum(axis=-1, keepdims=True)
     dG = jax.lax.cumsum(dG, axis=dG.ndim - 2, reverse=True)
-    columns = (None if a is None else _columns(a, kept.arguments[0]) for a in (dQ, dL + dR, rho, dG, dbeta))
+    columns = (None if a is None else _columns(a, residuals.arguments[0]) for a in (dQ, dL + dR, rho, dG, dbeta))
     dQ, dK, dV, dG, dbeta = columns
     return dQ, dK, dV, dG, None if dbeta is None else dbeta[:, 0], None
 
@@ -189,7 +189,7 @@ def _by_chunks(C: int, a: Any, mode: str = "constant") -> Any:
 
 
 def _columns(a: Any, like: Any) -> Any:
-    """The other way round, of as many tokens as ``like`` has."""
+    """The inverse of `_by_chunks`, cut to the number of tokens of ``like``."""
     a = a.transpose(1, 4, 2, 0, 3)
     return a.reshape(*a.shape[:3], a.shape[3] * a.shape[4])[..., : like.shape[-1]]
 

@@ -30,7 +30,7 @@ UNROLLED = 16
 
 
 class Blocks(NamedTuple):
-    """Where each of R rows is, in one of S places: m blocks of S/m, and every block has rows of a single group."""
+    """An assignment of R rows to S slots in m blocks of S/m; each block has rows of a single group."""
 
     group: Int[Array, "m"]  # the group of each block; n for blocks without rows, which are the last
     row: Int[Array, "S"]  # the row in each place; R where there is none
@@ -64,7 +64,7 @@ class Blocks(NamedTuple):
 
 
 def _rows_of_a_block(R: int, n: int) -> int:
-    """A power of 2, so small that on average at most an eighth of the places are empty."""
+    """A power of 2, small enough that on average at most an eighth of the slots are empty."""
     b = SMALLEST
     while b < LARGEST and 8 * b * n < R:
         b *= 2
@@ -72,13 +72,13 @@ def _rows_of_a_block(R: int, n: int) -> int:
 
 
 def spread(X: Float[Array, "T d"], blocks: Blocks) -> Float[Array, "S d"]:
-    """Row r mod T of X in the place of each row r; 0 in empty places."""
+    """Row r mod T of X in the slot of each row r; 0 in empty slots."""
     R, T = len(blocks.place), len(X)
     return _gathered(X, jnp.where(blocks.row < R, blocks.row % T, T), blocks.place.reshape(-1, T))
 
 
 def collect(Y: Float[Array, "S d"], blocks: Blocks) -> Float[Array, "R d"]:
-    """The rows of Y from their places; 0 for rows that have none."""
+    """The rows of Y from their slots; 0 for rows without one."""
     return _gathered(Y, blocks.place, blocks.row[None])
 
 
@@ -166,14 +166,14 @@ def _ragged(A: Array, B: Array, group: Array, n: int, dimensions: Any, *, of_gro
 
 
 def _has_kernel(A: Array, B: Array) -> bool:
-    """Whether JAX's Pallas kernels for TPUs have this product."""
+    """Whether JAX's Pallas kernels for TPUs support this product."""
     in_tiles = not any(size % TILE for size in (*A.shape, *B.shape[-2:]))
     narrow = A.dtype == B.dtype == jnp.bfloat16 and not getattr(jax.config, "jax_enable_x64", False)
     return platform_of(A) == "tpu" and narrow and in_tiles and not varies_over((A, B))
 
 
 def _tiles(m: int, k: int, n: int) -> tuple[int, int, int]:
-    """The rows and columns that a kernel reads at once: few, alike and in all hardly more than there are."""
+    """The tile sizes of a kernel: few and similar, with little padding."""
 
     def tile(size):
         return -(-size // (-(-size // 1024) * TILE)) * TILE

@@ -12,7 +12,7 @@ import pytest
 
 import algorithms as alg
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
-from algorithms.model.distances import Table
+from algorithms.model.distances import DistanceTable
 from algorithms.ops.attention.distances import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
@@ -136,7 +136,7 @@ def test_blockwise_never_forms_all_scores(kind):
 
 def test_alibi_in_bfloat16_keeps_its_distances():
     """A slope times a distance is formed in float32: bfloat16 has no odd distances above 256."""
-    P = ALiBi().keys(np.array([-257, -256]), None, Table(), jnp.zeros((8, 4, 1), jnp.bfloat16))
+    P = ALiBi().keys(np.array([-257, -256]), None, DistanceTable(), jnp.zeros((8, 4, 1), jnp.bfloat16))
     assert P.dtype == jnp.float32
     np.testing.assert_array_equal(P[0, 0], [-128.5, -128.0])
 

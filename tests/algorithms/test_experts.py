@@ -42,7 +42,7 @@ def computed(line, how, **options):
 
     def loss(X, W):
         with using(implementation=how, **options):
-            Y = line(X, W, f=line.activation)
+            Y = line(X, W, activation=line.activation)
         return (Y * jnp.sin(jnp.arange(Y.size, dtype=Y.dtype).reshape(Y.shape))).sum(), Y
 
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
@@ -144,7 +144,7 @@ def test_a_column_reads_only_the_experts_that_it_chooses():
     def read(n):
         line = Experts(n=n, k=2, **SILU)
         W = jax.eval_shape(lambda: parameters(line, 64, 128))
-        f = jax.jit(lambda X, W: line(X, W, f="silu"))
+        f = jax.jit(lambda X, W: line(X, W, activation="silu"))
         return f.lower(jax.ShapeDtypeStruct((64, 1), float), W).compile().cost_analysis()["bytes accessed"]
 
     of_experts = 2 * 3 * 64 * 128 * 8

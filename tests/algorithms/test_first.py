@@ -49,7 +49,7 @@ def layer_by_layer(theta, x, seen=None):
         X_tilde = f.layer_norm(X, W.norm1)
         X = X + f._replace(l=l, run=(VARIANT.lines(l),)).mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
         line = GATED if l < N else EXPERTS
-        X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), f="silu")
+        X = X + line(f.layer_norm(X, W.norm2), mlp_of(theta, l), activation="silu")
         if seen is not None:
             seen.append(X)
     return theta.variant.unembedding(f.layer_norm(X, theta.norm), theta)

@@ -9,7 +9,7 @@ import pytest
 
 from algorithms import DTransformerConfig, d_hidden_state
 from algorithms.lines import Latent
-from algorithms.model.distances import Table
+from algorithms.model.distances import DistanceTable
 from algorithms.model.variants import LLAMA
 from tests import cases
 from tests.algorithms.test_sharding import mesh_of
@@ -42,7 +42,7 @@ def test_a_scale_multiplies_the_queries_and_those_of_latents():
     theta, t = cases.random_theta(CONFIG), jnp.arange(3)
     W = jax.tree.map(lambda a: jax.device_put(np.asarray(a)[0]), theta.layers.attention)
     lines = (Latent(d_c=6, d_r=4, d_q=5, scale=scale) for scale in (None, 0.3))
-    options = {"t_x": t, "t_z": t, "table": Table(), "implementation": "paper"}
+    options = {"t_x": t, "t_z": t, "table": DistanceTable(), "implementation": "paper"}
     plain, scaled = (line.read(cases.normal(8, 3), cases.normal(8, 3), W, **options) for line in lines)
     cases.assert_close(scaled.Q, 0.3 * 7**0.5 * plain.Q)
     cases.assert_close(scaled.whole.Q, 0.3 * 7**0.5 * plain.whole.Q)

@@ -48,7 +48,7 @@ def one_by_one(x, theta, L, seen=None):
             X = X + np.stack(each, axis=1)
         else:
             X = X + f.mh_attention(X_tilde, W.attention, alg.UNIDIRECTIONAL)
-        X = X + line.mlp(f.layer_norm(X, W.norm2), W.mlp, f="silu")
+        X = X + line.mlp(f.layer_norm(X, W.norm2), W.mlp, activation="silu")
         if seen is not None:
             seen.append(X)
     return theta.variant.unembedding(f.layer_norm(X, theta.norm), theta)

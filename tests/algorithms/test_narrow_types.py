@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 import algorithms as alg
 from algorithms.lines import Attention, Embedding, LayerNorm
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from tests import cases
 from tests.algorithms.test_batch_axes import loss_and_gradients
 
@@ -113,7 +113,7 @@ def test_queries_are_multiplied_by_a_lines_scale_in_float32():
         lambda s: jnp.ones(s.of({"H": 1, "H_kv": 1, "d_e": 1, "d_attn": 256, "d_mid": 1}), "bfloat16"), shapes
     )
     X = BFLOAT16[0].reshape(1, -1)
-    read = line.reading(X, W, Given(jnp.arange(X.size)))
+    read = line.reading(X, W, MixerMetadata(jnp.arange(X.size)))
     expected = np.sqrt(256 / 224) * np.broadcast_to(np.asarray(X, np.float64), (256, X.size))
     assert abs(cases.common_factor(read.Q[0], expected) - 1) < 3e-4
 

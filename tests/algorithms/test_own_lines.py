@@ -15,7 +15,7 @@ import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from algorithms.lines import Attention, Embedding, LayerNorm, array
 from algorithms.machinery.record import Record
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from tests.cases import by, random_theta
 from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
 from tests.own_lines.differential import DIFFERENTIAL
@@ -56,7 +56,7 @@ def as_numpy(tree):
 
 def attention_of(line, X, W, mask, implementation):
     t = np.arange(X.shape[-1])
-    return by(implementation, line.whole, X, W, mask, Given(t))[0]
+    return by(implementation, line.whole, X, W, mask, MixerMetadata(t))[0]
 
 
 def layer_of(name):
@@ -64,7 +64,7 @@ def layer_of(name):
     variant, layers = OWN[name], theta_of(name).layers
     if name == "EXPERTS":
         line, W = variant.mlp, of_layer(layers.mlp, 1)
-        return W, lambda X, W, how: by(how, line, X, W, f="silu"), loops_of(line)
+        return W, lambda X, W, how: by(how, line, X, W, activation="silu"), loops_of(line)
     line, W = variant.attention, of_layer(layers.attention, 1)
     mask = np.triu(np.ones((7, 7), bool))
 
@@ -324,8 +324,8 @@ def test_lines_that_mix_columns_do_not_read_packed_documents(lines, method):
 class Leaking(Retention):
     """One that does not read its mask."""
 
-    def whole(self, X, W, mask, given, context=None):
-        return super().whole(X, W, alg.UNIDIRECTIONAL, given)
+    def whole(self, X, W, mask, metadata, context=None):
+        return super().whole(X, W, alg.UNIDIRECTIONAL, metadata)
 
 
 @pytest.mark.end_to_end

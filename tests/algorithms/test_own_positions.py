@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import algorithms as alg
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from tests.cases import assert_close, assert_trees_close, by, random_theta
 from tests.own_lines.slopes import SLOPES
 from training.generation import generate
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_formula():
 
     @functools.partial(jax.jit, static_argnums=0)
     def whole(how, Z, W):
-        return by(how, SLOPES.attention.whole, Z, W, alg.UNIDIRECTIONAL, Given(np.arange(7)))[0]
+        return by(how, SLOPES.attention.whole, Z, W, alg.UNIDIRECTIONAL, MixerMetadata(np.arange(7)))[0]
 
     for how in ("paper", "dense", "blockwise", "strips"):
         assert_close(whole(how, Z, W), attention_as_it_says(W, Z))

@@ -21,7 +21,7 @@ from algorithms import (
     padding,
     read_tokens,
 )
-from algorithms.lines import RGLRU, Attention, GatedDelta, Given, KimiDelta, Mamba2, RMSNorm
+from algorithms.lines import RGLRU, Attention, GatedDelta, KimiDelta, Mamba2, MixerMetadata, RMSNorm
 from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
 from tests import cases
@@ -67,17 +67,17 @@ def case(request):
     return line, W, by_loops
 
 
-def given(until=None):
-    return Given(jnp.arange(L), until=until)
+def metadata(cache_length=None):
+    return MixerMetadata(jnp.arange(L), cache_length=cache_length)
 
 
-def whole(line, implementation="auto", until=None):
+def whole(line, implementation="auto", cache_length=None):
     """`line.whole` as one program, by chunks as they are now."""
-    return jax.jit(lambda X, W, mask: by(implementation, line.whole, X, W, mask, given(until)))
+    return jax.jit(lambda X, W, mask: by(implementation, line.whole, X, W, mask, metadata(cache_length)))
 
 
 def step(line):
-    return jax.jit(lambda x, W, kept: line.step(x, W, kept, given()))
+    return jax.jit(lambda x, W, cache: line.step(x, W, cache, metadata()))
 
 
 @pytest.fixture(params=[5, 64])
@@ -99,7 +99,7 @@ def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
     mask = UNIDIRECTIONAL & documents(NUMBERS)
 
     def score(W, X, implementation):
-        Y, _ = by(implementation, line.whole, X, W, mask, given())
+        Y, _ = by(implementation, line.whole, X, W, mask, metadata())
         return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum()
 
     gradient = jax.jit(jax.grad(score, (0, 1)), static_argnums=2)
@@ -114,15 +114,15 @@ def test_narrow_types_round_what_comes_out_and_the_gradients_alone(case, dtype):
     narrow = jax.tree.map(lambda a: a.astype(dtype), (W, X))
 
     def score(W, X):
-        Y, kept = line.whole(X, W, mask, given())
-        return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum(), (Y, kept)
+        Y, cache = line.whole(X, W, mask, metadata())
+        return (Y * jnp.sin(jnp.arange(Y.size)).reshape(Y.shape)).sum(), (Y, cache)
 
     @jax.jit
     def of_numbers(numbers):
         (_, (Y, _)), gradients = jax.value_and_grad(score, (0, 1), has_aux=True)(*numbers)
-        kept, columns = line.begin(numbers[0], B), []
+        cache, columns = line.begin(numbers[0], B), []
         for t in range(6):
-            y, kept = line.step(numbers[1][..., t], numbers[0], kept, given())
+            y, cache = line.step(numbers[1][..., t], numbers[0], cache, metadata())
             columns.append(y)
         return {"Y": Y, "steps": jnp.stack(columns, axis=-1), "gradients": gradients}
 
@@ -138,10 +138,10 @@ def test_steps_continue_what_was_kept(case, chunk):
     """Prompts of different lengths, also shorter than the convolution."""
     line, W, by_loops = case
     lengths, expected, next_step = np.array([9, 2]), by_loops(X, UNIDIRECTIONAL), step(line)
-    _, kept = whole(line, until=lengths)(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)))
+    _, cache = whole(line, cache_length=lengths)(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)))
     for i in range(4):
         x, y = (np.stack([a[:, b, lengths[b] + i] for b in range(B)], axis=1) for a in (np.asarray(X), expected))
-        found, kept = next_step(x, W, kept)
+        found, cache = next_step(x, W, cache)
         assert_close(found, y, 1e-10)
 
 
@@ -150,15 +150,15 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
     """What is kept is that of the prompts alone, whatever documents follow; so are the columns before."""
     line, W, _ = case
     lengths, mask = np.array([9, 2]), UNIDIRECTIONAL & documents(NUMBERS)
-    Y, kept = jax.tree.map(np.asarray, whole(line, implementation, lengths)(X, W, mask))
+    Y, cache = jax.tree.map(np.asarray, whole(line, implementation, lengths)(X, W, mask))
     for b, n in enumerate(lengths):
         alone = UNIDIRECTIONAL & documents(NUMBERS[b : b + 1, :n])
         expected, state = whole(line, implementation)(X[:, b : b + 1, :n], W, alone)
         assert_close(Y[:, b : b + 1, :n], expected, 1e-10)
-        assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], kept), state, 1e-10)
+        assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], cache), state, 1e-10)
 
-    def loops(until):
-        of = jax.make_jaxpr(lambda X: by(implementation, line.whole, X, W, mask, given(until)))
+    def loops(cache_length):
+        of = jax.make_jaxpr(lambda X: by(implementation, line.whole, X, W, mask, metadata(cache_length)))
         return str(of(X)).count("scan[")
 
     assert loops(lengths) == loops(None) <= 1  # an associative scan has no loop
@@ -166,18 +166,18 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
 
 def test_steps_begin_with_nothing(case):
     line, W, by_loops = case
-    kept, next_step, columns = line.begin(W, B), step(line), by_loops(X[..., :6], UNIDIRECTIONAL)
+    cache, next_step, columns = line.begin(W, B), step(line), by_loops(X[..., :6], UNIDIRECTIONAL)
     for t in range(6):
-        y, kept = next_step(X[..., t], W, kept)
+        y, cache = next_step(X[..., t], W, cache)
         assert_close(y, columns[..., t], 1e-10)
     _, expected = whole(line)(X[..., :6], W, UNIDIRECTIONAL)
-    assert_trees_close(kept, expected, 1e-10)
+    assert_trees_close(cache, expected, 1e-10)
 
 
 def test_no_token_reads_a_later_one_or_another_document(case):
     line, W, _ = case
     mask = UNIDIRECTIONAL & documents(NUMBERS[0])
-    of_token = np.asarray(jax.jit(jax.grad(lambda X: line.whole(X, W, mask, given())[0][:, 0, 9].sum()))(X))[:, 0]
+    of_token = np.asarray(jax.jit(jax.grad(lambda X: line.whole(X, W, mask, metadata())[0][:, 0, 9].sum()))(X))[:, 0]
     assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
 
 
@@ -195,7 +195,7 @@ def test_second_derivatives_of_a_recurrence_that_forgets_nothing_are_finite():
     W = W._replace(a=W.a - 1000)  # α is 1
 
     def score(W):
-        return jnp.sin(line.whole(X, W, UNIDIRECTIONAL, given())[0]).sum()
+        return jnp.sin(line.whole(X, W, UNIDIRECTIONAL, metadata())[0]).sum()
 
     gradient, v = jax.grad(score), jax.tree.map(jnp.ones_like, W)
     product = jax.jit(jax.grad(lambda W: sum((a * b).sum() for a, b in zip(gradient(W), v, strict=True))))(W)
@@ -221,10 +221,10 @@ def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
     line, W, _ = case
     columns = np.broadcast_to(np.asarray(X)[:, 0].reshape(D_E, *(1,) * len(batch), L), (D_E, *batch, L))
     mask = UNIDIRECTIONAL & documents(jnp.broadcast_to(NUMBERS[0], (*batch, L)))
-    Y, kept = whole(line)(columns, W, mask)
+    Y, cache = whole(line)(columns, W, mask)
     expected = whole(line)(X[:, :1], W, UNIDIRECTIONAL & documents(NUMBERS[:1]))[0][:, 0]
     assert Y.shape == (D_E, *batch, L)
-    assert {a.shape[-1] for a in jax.tree.leaves(kept)} == {math.prod(batch)}
+    assert {a.shape[-1] for a in jax.tree.leaves(cache)} == {math.prod(batch)}
     for of_sequence in np.moveaxis(np.asarray(Y).reshape(D_E, math.prod(batch), L), 1, 0):
         assert_close(of_sequence, expected)
 
@@ -248,7 +248,7 @@ def test_what_is_refused(case):
     line, W, _ = case
     for mask in (jnp.ones((L, L), bool), padding(3), UNIDIRECTIONAL & padding(3) & np.ones((L, L), bool)):
         with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
-            line.whole(X, W, mask, given())
+            line.whole(X, W, mask, metadata())
     wrong, sentence = (
         ("n", "RGLRU.n: expected a number >= 1, got 0")
         if isinstance(line, RGLRU)
@@ -264,14 +264,14 @@ def test_a_method_that_a_recurrence_lacks_is_named(method):
     kind = type("Short", (GatedDelta,), {method: getattr(recurrence.Recurrence, method)})
     short = kind(**{name: getattr(line, name) for name in SIZES})
     with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
-        short.whole(X, W, UNIDIRECTIONAL, given())
+        short.whole(X, W, UNIDIRECTIONAL, metadata())
 
 
 def test_a_row_that_forgets_nothing_has_finite_gradients():
     """√(1 − α²) is 0 at α = 1, where its derivative is not finite."""
     line, _ = LINES["lru"]
     W = parameters(line)._replace(a=jnp.full((3, 4), -1e3))
-    Y, of_W = jax.jit(jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, given())[0].sum()))(W)
+    Y, of_W = jax.jit(jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, metadata())[0].sum()))(W)
     assert np.isfinite(Y)
     for gradient in of_W:
         assert np.isfinite(gradient).all()

@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
-from algorithms.lines import Given
+from algorithms.lines import MixerMetadata
 from tests import cases
 from tests.algorithms import test_recurrences
 from tests.algorithms.test_attention import head_params, mh_params
@@ -254,7 +254,7 @@ def test_a_recurrence(name, implementation):
     line, _ = test_recurrences.LINES[name]
 
     def loss(W, X, numbers):
-        mask, given = CAUSAL & alg.documents(numbers), Given(jnp.arange(L_X))
+        mask, given = CAUSAL & alg.documents(numbers), MixerMetadata(jnp.arange(L_X))
         return sum_of_cubes(cases.by(implementation, line.whole, X, W, mask, given)[0])
 
     data = cases.normal(test_recurrences.D_E, B, L_X), jnp.sort(NUMBERS, axis=-1)

@@ -8,7 +8,7 @@ import pytest
 from algorithms import BIDIRECTIONAL
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from algorithms.ops.attention.dispatch import RULES
 from algorithms.ops.attention.scores import Scores
 from tests.cases import assert_trees_close, normal, random_like, small_blocks
@@ -24,7 +24,7 @@ def computed(how, dropout):
     def loss(X, W):
         key = jax.random.split(jax.random.key(0), 2) if dropout else None
         with using(implementation=how, dropout=dropout, key=key):
-            Y, _ = LINE.whole(X, W, MASK, Given(np.arange(11)))
+            Y, _ = LINE.whole(X, W, MASK, MixerMetadata(np.arange(11)))
         return (Y * jnp.sin(jnp.arange(Y.size).reshape(Y.shape))).sum(), Y
 
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)

@@ -81,7 +81,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None),
         ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_own else self.z_length)", "mask if is_own else padded(mask, self.z_length)", 11, "4", None),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA"),
-        ("activation of the algorithm for the variant's", "Lines.mlp", "name", "line.activation or f.__name__", "f.__name__", 10, "8", "LLAMA"),
+        ("activation of the algorithm for the variant's", "Lines.mlp", "name", "line.activation or activation.__name__", "activation.__name__", 10, "8", "LLAMA"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT"),
         ("bias of the projected embeddings dropped", "Lines.at_positions", "return", "theta.b_in", "None", 9, "2", "ALBERT"),
     ),
@@ -121,7 +121,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("weights of experts not renormalized", "Experts.weights", "G", "G / jnp.where(total == 0, 1, total)", "G", 10, "8", "MIXTRAL"),
     ),
     "model/mlp.py": (
-        ("gate and MLP exchanged", "MLP.hidden", "return", "activate(f, G) * U", "G * activate(f, U)", 10, "8", "LLAMA"),
+        ("gate and MLP exchanged", "MLP.hidden", "return", "activate(activation, G) * U", "G * activate(activation, U)", 10, "8", "LLAMA"),
         ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out)", "Y", 10, "8", "GEMMA2"),
     ),
     "model/norm.py": (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms import LLAMA, AttentionParams, LayerNormParams, MHAttentionParams
-from algorithms.lines import Attention, Read, RMSNorm, Rotary, array
+from algorithms.lines import QKV, Attention, RMSNorm, Rotary, array
 
 
 class LatentParams(NamedTuple):
@@ -48,7 +48,7 @@ class Latent(Attention):
         Q_r = self.positions(jnp.tensordot(at.W.W_qr, at.X, 1), at.t_x)
         K_r = self.positions(jnp.tensordot(at.W.W_kr, at.Z, 1)[None], at.t_z)
         scale = ((self.d_c + self.d_r) / (Q.shape[1] + self.d_r)) ** 0.5
-        return Read(scale * jnp.concatenate([Q_c, Q_r], 1), jnp.concatenate([c[None], K_r], 1), c[None])
+        return QKV(scale * jnp.concatenate([Q_c, Q_r], 1), jnp.concatenate([c[None], K_r], 1), c[None])
 
     def result(self, Y, at):
         return jnp.einsum("hmc,hc...->hm...", at.W.W_v, Y)

@@ -34,7 +34,7 @@ class Retention(Mixer):
     def sizes(self):
         return {"n_sums": self.n_sums}
 
-    def whole(self, X, W, mask, given, context=None):
+    def whole(self, X, W, mask, metadata, context=None):
         l = X.shape[-1]
         values = jnp.tensordot(W.W_v, X, 1)  # inside
         dense = mask.dense(l, l) if isinstance(mask, StructuralMask) else mask
@@ -43,14 +43,14 @@ class Retention(Mixer):
         decay = jnp.exp(-rate * jnp.abs(t[:, None] - t[None])[None])[:, None] * dense[None]
         flat = values.reshape(len(values), -1, l)
         Y = jnp.einsum("nbz,nbzx->nbx", flat, jnp.broadcast_to(decay, (*flat.shape, l)))
-        until = jnp.broadcast_to(l if given.until is None else given.until, flat.shape[1:2])
-        since = (until[:, None] - 1 - t[None])[None]
-        kept = jnp.where(since >= 0, jnp.exp(-rate * jnp.maximum(since, 0)), 0) * flat
-        return jnp.tensordot(W.W_o, Y.reshape(values.shape), 1), kept.sum(axis=2)
+        cache_length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, flat.shape[1:2])
+        since = (cache_length[:, None] - 1 - t[None])[None]
+        cache = jnp.where(since >= 0, jnp.exp(-rate * jnp.maximum(since, 0)), 0) * flat
+        return jnp.tensordot(W.W_o, Y.reshape(values.shape), 1), cache.sum(axis=2)
 
-    def step(self, x, W, kept, given, context=None):
+    def step(self, x, W, cache, metadata, context=None):
         values = jnp.tensordot(W.W_v, x, 1)  # inside
-        S = jnp.exp(-jnp.exp(W.a))[:, None] * kept + values
+        S = jnp.exp(-jnp.exp(W.a))[:, None] * cache + values
         return jnp.tensordot(W.W_o, S, 1), S
 
     def begin(self, W, B):

@@ -21,7 +21,7 @@ import numpy as np
 
 from algorithms.lines import MLP, RGLRU, Attention, Experts, GatedDelta, KimiDelta, Latent, Mamba2
 from algorithms.machinery.options import using
-from algorithms.model.mixer import Given
+from algorithms.model.mixer import MixerMetadata
 from algorithms.model.theta import count_layers, places, stacks_of
 from training.tasks.own_lines import modules_of, variant_named
 
@@ -175,7 +175,7 @@ def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
     t = np.arange(X.shape[1])
     arrays = jnp.asarray(X), jax.tree.map(jnp.asarray, W), jnp.asarray(mask)
     with using(implementation="paper"):
-        Y, _ = line.whole(*arrays, Given(t), None if Z is X else jnp.asarray(Z))
+        Y, _ = line.whole(*arrays, MixerMetadata(t), None if Z is X else jnp.asarray(Z))
     return np.asarray(Y)
 
 
@@ -185,4 +185,4 @@ def _mlp(line: Any, X: Any, W: Any) -> np.ndarray:
         return _loops(line)(X, W)
     f = line.activation or "gelu"
     with using(implementation="paper"):
-        return np.asarray(line(jnp.asarray(X), jax.tree.map(jnp.asarray, W), f=f))
+        return np.asarray(line(jnp.asarray(X), jax.tree.map(jnp.asarray, W), activation=f))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.naming import beside, shows
-from algorithms.model.attention import Memory, Read
+from algorithms.model.attention import QKV, Memory
 from algorithms.ops.attention.dispatch import LazyScores
 from training.generation.cache import Rows, held, rows_of, values_too, whole
 from training.generation.projections import read_of_a_column
@@ -93,7 +93,7 @@ class CachedAttention(NamedTuple):
     t: Int[Array, "B"]  # the position of each token
     slot: Int[Array, ""]  # where its own key and value go
 
-    def extended(self, read: Read, line: Attention, *_: Any) -> tuple[Memory, "CachedAttention"]:
+    def extended(self, read: QKV, line: Attention, *_: Any) -> tuple[Memory, "CachedAttention"]:
         """The rows of the cache, with the tokens' own keys and values written into it."""
         cache = self.cache.stored(read.K, read.V, self.slot)
         distances = held(self.slot + 1, rows_of(self.cache)) - self.slot
@@ -116,7 +116,7 @@ class ContextAttention(NamedTuple):
     cache: Rows
     permitted: Bool[Array, "B l_z"]
 
-    def extended(self, read: Read, line: Attention, *_: Any) -> tuple[Memory, "ContextAttention"]:
+    def extended(self, read: QKV, line: Attention, *_: Any) -> tuple[Memory, "ContextAttention"]:
         """The known keys and values."""
         return Memory(functools.partial(of_rows, self.cache, self.permitted, line.window, None, None)), self
 

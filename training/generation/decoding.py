@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Key
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, Variant, layers
 from algorithms.alg08_ed_transformer import ed_decoder_lines
 from algorithms.alg10_d_transformer import d_lines
-from algorithms.layers import keeping, lines_of
+from algorithms.layers import lines_of, with_caches
 from algorithms.lines import Experts
 from algorithms.machinery.options import using
 from algorithms.notation import Implementation
@@ -60,17 +60,17 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
         cache.state if isinstance(cache, RecurrentState) else CachedAttention(cache, of_distances, t, state.slot)
         for cache, of_distances in zip(caches, P, strict=True)
     )
-    kept = layers.Kept(own)
+    kept = layers.MixerCaches(own)
     with using(implementation=implementation_of(weights.variant)):
         if context is None:
-            f = lines_of("Algorithm 10", y, weights, positions=t, kept=kept)
-            X, kept = keeping(d_lines, f, y, weights, UNIDIRECTIONAL)
+            f = lines_of("Algorithm 10", y, weights, positions=t, caches=kept)
+            X, kept = with_caches(d_lines, f, y, weights, UNIDIRECTIONAL)
         else:
             caches = context.caches
             kept = kept._replace(context=tuple(ContextAttention(cache, context.permitted) for cache in caches))
-            f = lines_of("decoder of Algorithm 8", y, weights, positions=t, kept=kept)
+            f = lines_of("decoder of Algorithm 8", y, weights, positions=t, caches=kept)
             Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept
-            X, kept = keeping(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
+            X, kept = with_caches(ed_decoder_lines, f, Z, y, weights, UNIDIRECTIONAL, BIDIRECTIONAL)
     return weights.variant.unembedding.logits(X, weights), _caches(kept.own)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
 from algorithms.alg10_d_transformer import d_lines
-from algorithms.layers import Keep, keeping, lines_of, zero_padding
+from algorithms.layers import CacheSelection, lines_of, with_caches, zero_padding
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from algorithms.model.theta import count_layers, places, stacks_of
@@ -56,17 +56,17 @@ def _of_layer(variant: Variant, l: int) -> Variant:
     return variant.but(attention=attention, mlp=mlp, order=order, **of_all)
 
 
-def _keeps(lengths: Int[Array, "B"], P: int, limit: int | None) -> Keep:
+def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSelection:
     """Return what keeps the keys and values of prompts of P columns, of all tokens or the last ones, or the state of a
     mixer that is no attention.
     """
     rows = prompt_tokens(lengths, P, min(P, limit or P))
 
-    def keep(line, kept):
+    def select(line, cached):
         is_attention = isinstance(line, Attention)
-        return KeyValues.of(kept.K, kept.V, limit).arranged(rows) if is_attention else RecurrentState(kept)
+        return KeyValues.of(cached.K, cached.V, limit).arranged(rows) if is_attention else RecurrentState(cached)
 
-    return keep
+    return select
 
 
 @functools.partial(jax.jit, static_argnames=("limits",))
@@ -77,8 +77,8 @@ def _of_every_layer(
     P, L = x.shape[1], count_layers(theta.layers, theta.variant)
     x, widest = zero_padding(x, lengths), None if None in limits else max(filter(None, limits), default=None)
     with using(implementation="auto"):
-        f = lines_of("Algorithm 10", x, theta, keep=_keeps(lengths, P, widest), until=lengths - 1)
-        stacks = keeping(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
+        f = lines_of("Algorithm 10", x, theta, select=_selection(lengths, P, widest), cache_length=lengths - 1)
+        stacks = with_caches(d_lines, f, x, theta, UNIDIRECTIONAL)[1].own
 
     def of_layer(l, stack, row):
         cache: Any = jax.tree.map(lambda a: a[row], stacks[stack])
@@ -105,9 +105,9 @@ def layer_read(
 ) -> tuple[Float[Array, "d_e B P"] | None, Cache]:
     """Return the residual stream after one layer (None if it is the last), and the layer's cache."""
     with using(implementation="auto"):
-        f = lines_of("Algorithm 10", X, theta, keep=_keeps(lengths, X.shape[-1], limit), until=lengths - 1)
-        X, kept = keeping(d_lines, f, X, theta, UNIDIRECTIONAL)
-    return None if is_last else X, kept.own[0]
+        f = lines_of("Algorithm 10", X, theta, select=_selection(lengths, X.shape[-1], limit), cache_length=lengths - 1)
+        X, cached = with_caches(d_lines, f, X, theta, UNIDIRECTIONAL)
+    return None if is_last else X, cached.own[0]
 
 
 @jax.jit

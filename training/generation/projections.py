@@ -14,9 +14,9 @@ from jaxtyping import Float
 from algorithms import AttentionParams, MHAttentionParams
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
-from algorithms.model.attention import Read
-from algorithms.model.mixer import Given
-from algorithms.model.positions import Table
+from algorithms.model.attention import QKV
+from algorithms.model.mixer import MixerMetadata
+from algorithms.model.positions import DistanceTable
 from algorithms.ops.products import product
 from training.generation.quantized import QuantizedMatrix
 
@@ -75,11 +75,11 @@ class _Part(NamedTuple):
     ndim: int = 3
 
 
-def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> Read:
+def read_of_a_column(line: Attention, W: Any, d_e: int, dtype: Any, table: Any = None) -> QKV:
     """Return what an attention reads of a column of zeros: for its shapes, and for the keys of distances."""
     X, t = jnp.zeros((d_e, 1), dtype), jnp.zeros(1, jnp.int32)
     with using(implementation="paper"):
-        return line.reading(X, W, Given(t, Table(table)))
+        return line.reading(X, W, MixerMetadata(t, DistanceTable(table)))
 
 
 def sizes_of_heads(line: Attention, W: Any, d_e: int, dtype: Any) -> tuple[int, int, int, int]:

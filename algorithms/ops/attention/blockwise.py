@@ -1,6 +1,6 @@
 """Attention with its backward pass derived by hand, a block of the scores at a time: O(ℓ) memory.
 
-The forward pass goes through the blocks of a column with an online softmax and keeps only each column's log-sum-exp;
+The forward pass goes through the blocks of a column with an online softmax and stores only each column's log-sum-exp;
 the backward pass recomputes each block of the softmax from it. Blocks that a structural mask rules out are skipped.
 """
 
@@ -47,7 +47,7 @@ class _Blocks:
         return jnp.pad(array, ((0, 0), (0, self.more_x if primary else self.more_z)), constant_values=value)
 
     def crop(self, dP: Array) -> Array:
-        """The gradient of P, from that of the padded one, transposed."""
+        """The gradient of P, from the transposed gradient of the padded P."""
         return dP[self.more_x : self.more_x + self.l_z + self.l_x].T
 
     def of(self, j: int | Array, i: int | Array) -> tuple[Part, Part]:
@@ -55,7 +55,7 @@ class _Blocks:
         return Part(j * self.b_z, self.b_z), Part(i * self.b_x, self.b_x)
 
     def block(self, j: int | Array, i: int | Array) -> Block:
-        """The block (j, i) of the scores; those of the padding are masked."""
+        """The block (j, i) of the scores; padding is masked."""
         z, x = self.of(j, i)
         block = self.scores.block(z, x, self.n_x * self.b_x)
         if isinstance(self.mask, StructuralMask):
@@ -205,7 +205,7 @@ def _backward_of_tile(Q, K, V, V_tilde, E, log_sum_exp, scores):
         ∂F/∂Q = K ∂F/∂S
         ∂F/∂K = Q (∂F/∂S)ᵀ
 
-    with D and what else becomes of the scores in `Block.backward`. The factor 1/√d_attn is applied to the sums over all
+    with D and the other factors of the scores in `Block.backward`. The factor 1/√d_attn is applied to the sums over all
     blocks.
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.

@@ -26,7 +26,7 @@ def _whole(Q, K, scores):
 
 
 def _log_sum_exp(S):
-    """That of each column; +∞ in one with nothing to attend to."""
+    """The log-sum-exp of each column; +∞ in a column with nothing to attend to."""
     empty = ~jnp.any(-jnp.inf < S, axis=0, keepdims=True)
     return jnp.where(empty, jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0, S), axis=0, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""The scores of line 4 of Algorithm 4, which wait for the product with the values, and the choice of its kernel."""
+"""The lazy scores of line 4 of Algorithm 4, computed in the product with the values, and the dispatch to its kernel."""
 
 import dataclasses
 import functools
@@ -47,21 +47,21 @@ KERNEL_OF = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "pallas"}
 
 
 class Weights(NamedTuple):
-    """What replaces the softmax of scores: `Attention.weights` of a custom line."""
+    """A replacement of the softmax: `Attention.weights` of a custom line."""
 
     of_head: Callable[..., Array]  # (S, own) → A, for one head of one sequence
-    own: Any = None  # what it reads besides the scores: arrays with an axis of heads in front, or None
+    own: Any = None  # its second argument: arrays with an axis of heads in front, or None
     says: str = ""  # whose it is, for error messages
-    sinks: Any = None  # the sinks ``[H]``, if they are all that differs from the softmax, which the rules can compute
+    sinks: Any = None  # sinks ``[H]``, if nothing else differs from the softmax; the rules support these
     sequences: Any = None  # for each array of ``own``, its first axis of sequences, or None; None: no array has one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyScores:
-    """``S = KᵀQ``, of every head and sequence, and what the lines after it do: computed by the product with V alone.
+    """``S = KᵀQ`` of every head and sequence, and the operations of the lines after it, computed in the product with V.
 
-    ``V @ softmax(S / c)`` chooses the kernel, or computes the lines as printed. An array made of it (`np.asarray`), as
-    of a value that an observer asks for, is ``[*heads, l_z, *batch, l_x]``.
+    ``V @ softmax(S / c)`` chooses the kernel, or computes the lines as printed. As an array, such as
+    an observer records, it is ``[*heads, l_z, *batch, l_x]``.
     """
 
     K: Any  # keys, ``[*heads, d_attn, *batch, l_z]``; with fewer heads than Q, each serves several; or a cache of them
@@ -72,7 +72,7 @@ class LazyScores:
     cap: float | None = None  # c, for scaled scores ``c tanh(S/c)``
     by_distance: ByDistance = ()  # U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of scores by distance
     added: Any = None  # numbers added to the scores of a single query of each sequence, ``[H, *batch, l_z]``
-    weights: Weights | None = None  # what replaces the softmax
+    weights: Weights | None = None  # a replacement of the softmax
     step: int = 0  # 0: KᵀQ, 1: masked, 2: the weights of the values
     factor: Any = 1.0  # of these weights
     names: tuple[Any, ...] = ()  # the observers of the values of the steps
@@ -91,7 +91,7 @@ class LazyScores:
         return self / (1 / c)
 
     def softmax(self) -> "LazyScores":
-        """The attention weights, by the softmax or by what replaces it."""
+        """The attention weights, by the softmax or its replacement."""
         return dataclasses.replace(self, step=2)
 
     def named(self, name: Callable[[Array], Array]) -> "LazyScores":
@@ -245,8 +245,8 @@ def automatic(
     ========  ==============================================================  ===============
     platform  condition                                                       implementation
     ========  ==============================================================  ===============
-    gpu       cuDNN takes the input                                           ``"cudnn"``
-    tpu       the Pallas kernel takes the input                               ``"pallas"``
+    gpu       cuDNN supports the input                                        ``"cudnn"``
+    tpu       the Pallas kernel supports the input                            ``"pallas"``
     any       a symbolic size, in ``jax.export``                              ``"dense"``
     cpu       more than 128 x 128 scores, which fit in a few strips           ``"strips"``
     any       at most 256 x 256 scores                                        ``"dense"``

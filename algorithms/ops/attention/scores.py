@@ -1,4 +1,4 @@
-"""What becomes of the products KᵀQ in attention: the scores, what they let through, and their backward pass.
+"""From the products KᵀQ to the scores: mask, cap, distances, sinks and dropout, and their backward pass.
 
 Every rule takes one record of it, `Scores`, and computes blocks of it, whose shapes are all that differs between
 the rules: all of the scores at once, blocks of them, or strips.
@@ -40,11 +40,11 @@ class Scores:
     cap: float | None = dataclasses.field(default=None, metadata={"static": True})  # c; None: KᵀQ + D over √d_attn
 
     def of_tile(self, mask: Mask, seed: UInt32[Array, "2"] | None, by_distance: Any) -> "Scores":
-        """Those of one tile, without sinks, which `tiles.kernel` adds."""
+        """The scores of one tile, without sinks, which `tiles.kernel` adds."""
         return dataclasses.replace(self, mask=mask, seeds=seed, by_distance=tuple(by_distance), sinks=None)
 
     def counted_from(self, first: Array, l_z: int) -> "Scores":
-        """Those of queries that begin at position ``first`` of their sequence."""
+        """The scores of queries from position ``first`` of their sequence on."""
         by_distance, mask, seeds = self.by_distance, self.mask, self.seeds
         if by_distance:
             U, P = by_distance

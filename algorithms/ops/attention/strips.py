@@ -147,7 +147,7 @@ def _backward_of_tile(Q, K, V, V_tilde, E, log_sum_exp, scores):
         ∂F/∂K    = Σ Q (∂F/∂S)ᵀ
         ∂F/∂Q    = K ∂F/∂S
 
-    with D and what else becomes of the scores in `Block.backward`. The factor 1/√d_attn is applied to the sums over all
+    with D and the other factors of the scores in `Block.backward`. The factor 1/√d_attn is applied to the sums over all
     strips.
 
     Source: incml 2023, in the form a ⊙ g − (aᵀg) a; Radu 2026, §12.4.6.

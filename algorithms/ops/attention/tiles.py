@@ -34,7 +34,7 @@ def for_each_tile(
     """``of_tile`` of every head and sequence.
 
     Args:
-        of_tile: takes matrices ``[rows, columns]``, a mask and the seed of the dropout or None; returns matrices.
+        of_tile: accepts matrices ``[rows, columns]``, a mask and the seed of the dropout or None; returns matrices.
         matrices: ``[H, rows, B, columns]``. A matrix with fewer heads than the first shares each among several heads;
             one with a single sequence shares it among all.
         mask: its arrays have a leading axis B if the sequences have different masks.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import PAPER, EDTransformerConfig, d_inference, ed_inference
-from algorithms.lines import Attention, Read
+from algorithms.lines import QKV, Attention
 from tests import family_cases as cases
 from tests.cases import random_theta
 from tests.mixing_lines import (
@@ -40,7 +40,7 @@ class Direct(Attention):
     """The paper's attention, by a method of its own."""
 
     def read(self, Q, K, V, at):
-        return Read(Q, K, V)
+        return QKV(Q, K, V)
 
 
 LINES = {"sinks": {"attention": Sinks()}, "direct": {"attention": Direct()}, "experts": {"mlp": Experts(n=3)}}

@@ -1,4 +1,4 @@
-"""What is found by running code aside, while a function that needs the answer may be being traced."""
+"""Evaluates functions on concrete values, even while another function is being traced."""
 
 import contextlib
 import functools
@@ -10,8 +10,8 @@ import jax
 from algorithms.machinery.options import using
 
 
-def apart(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run once for equal arguments: on values, as printed, outside of the trace and the mesh at work."""
+def outside_trace(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, cached, and run on concrete values, as printed, outside of the current trace and mesh."""
 
     @functools.lru_cache(maxsize=256)
     @functools.wraps(f)
