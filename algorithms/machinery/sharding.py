@@ -138,7 +138,11 @@ def tokens_are_split(Q: Array) -> bool:
 
 
 def split_attention(
-    kernel: Callable[..., Array], tiles: tuple[Array, ...], scores: Any, balanced: bool = False
+    kernel: Callable[..., Array],
+    tiles: tuple[Array, ...],
+    scores: Any,
+    axes: Callable[[], Any],
+    balanced: bool = False,
 ) -> Array:
     """``kernel(*tiles, scores, first)``, run by each device for its heads and queries.
 
@@ -147,8 +151,9 @@ def split_attention(
     Args:
         kernel: returns one array like the queries; ``first`` is the position of the first query, or None for 0.
         tiles: queries, keys and values, ``[H, d, B, l]``.
-        scores: a pytree of arrays, what else it reads; its method ``axes`` returns for each of them its axes of heads,
-            of sequences and of queries, or None for one that it lacks.
+        scores: a pytree of arrays, its further argument.
+        axes: returns for each of these arrays its axes of heads, of sequences and of queries; None for one that it
+            lacks.
         balanced: whether the cost of a query grows with its position. If so, and ``context`` divides the queries into
             n parts, device i computes halves i and 2n − 1 − i of the 2n half parts, so that all have the same work.
     """
@@ -173,7 +178,7 @@ def split_attention(
             return _in_halves(kernel, arguments, in_specs, axis_of_tokens, sizes[axis_of_tokens])
         return kernel(*arguments, jax.lax.axis_index(axis_of_tokens) * arguments[0].shape[-1])
 
-    in_specs = queries, context, context, jax.tree.map(spec, scores, scores.axes())
+    in_specs = queries, context, context, jax.tree.map(spec, scores, axes())
     return _on_each_device(of_device, _mesh(Q), in_specs, queries)(*tiles, scores)
 
 

@@ -50,7 +50,6 @@ FORWARD = {
     "jvp": lambda loss: pushed(loss, THETA, V),
     "jit of jvp": lambda loss: jax.jit(lambda theta: pushed(loss, theta, V))(THETA),
     "linearize": lambda loss: jax.linearize(loss, THETA)[1](V),
-    "reverse over forward": lambda loss: jax.grad(lambda theta: pushed(loss, theta, V))(THETA),
 }
 
 

@@ -101,7 +101,7 @@ def test_devices_that_divide_the_queries_of_a_causal_mask_have_as_much_to_do(n):
     Q, K = jnp.zeros((1, 1, 1, 6 * n)), jnp.zeros((1, 1, 1, 6 * n))
     mesh = jax.make_mesh((n,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
     with jax.set_mesh(mesh):
-        found = jax.jit(lambda: split_attention(kernel, (Q, K, K), (), (), balanced=True))()
+        found = jax.jit(lambda: split_attention(kernel, (Q, K, K), (), tuple, balanced=True))()
         jax.effects_barrier()
     np.testing.assert_array_equal(found[0, 0, 0], np.arange(6 * n) // 3 * 3)
     assert [sum(first // 3 for first in firsts) for firsts in seen] == [2 * n - 1] * n

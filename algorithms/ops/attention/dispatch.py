@@ -228,7 +228,7 @@ def attend(s: LazyScores, V: Float[Array, "... l_z"]) -> Float[Array, "... l_x"]
         return RULES[name](Q, K, V, tiles if first is None else tiles.counted_from(first, K.shape[-1]))
 
     balanced = name == "blockwise" and isinstance(mask, StructuralMask) and mask.unidirectional and mask.width is None
-    V_tilde = split_attention(of_tiles, (Q, K, V), tiles, balanced)
+    V_tilde = split_attention(of_tiles, (Q, K, V), tiles, tiles.axes, balanced)
     V_tilde = V_tilde.reshape(*(len(Q),) * heads, -1, *batch, V_tilde.shape[-1])
     return beside(V_tilde, printed)  # shows S and A to an observer
 
