@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from training.benchmarks.accelerators import ENVIRONMENT
-from training.benchmarks.accelerators.programs import read, total
+from training.benchmarks.accelerators.programs import kernels_in_loop, read, total
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = {"N_V": 4099, "l_max": 1024, "L": 2, "H": 4, "d_e": 256, "d_mlp": 1024}
@@ -94,6 +94,7 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 def test_a_loop_counts_for_each_of_its_turns():
     report = read(HLO)
     assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]
+    assert kernels_in_loop(HLO, depth=1) == 1
 
 
 STARTED = """HloModule main

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from algorithms import GPT2, LLAMA, DTransformerConfig, init_d_transformer
+from algorithms import GPT2, LLAMA, DTransformerConfig, DTransformerParams, init_d_transformer
+from training.benchmarks.accelerators import programs
 from training.benchmarks.timing import Timing, alternate, pytorch, pytorch_device, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.buckets import capacity
@@ -24,10 +25,15 @@ LLAMA_135M = DTransformerConfig(N_V=49152, l_max=2048, L=30, H=9, H_kv=3, d_e=57
 PROMPT, L_GEN = 32, 64
 
 
+def parameters(config: DTransformerConfig, dtype: Any = jnp.float32) -> DTransformerParams:
+    """Return random parameters."""
+    theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
+    return jax.tree.map(lambda a: a.astype(dtype), theta)
+
+
 def generator(config: DTransformerConfig, dtype: Any = jnp.float32, **options: Any) -> Generator:
     """Return a model with random parameters."""
-    theta = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
-    return Generator(jax.tree.map(lambda a: a.astype(dtype), theta), config, **options)
+    return Generator(parameters(config, dtype), config, **options)
 
 
 def greedy(model: Generator, prompts: np.ndarray, n: int = L_GEN) -> Callable[[], Any]:
@@ -142,17 +148,45 @@ def per(timing: Timing, n: int) -> str:
 
 def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any]:
     """Return a call that generates n tokens of B sequences; the last is preceded by `context` tokens."""
-    state = states.empty_state(model.weights, B=B, C=capacity(context + ROOM), bos=0)
-    keys, greedy = jax.random.split(jax.random.key(0), B), SamplingArrays.of([Sampling(tau=0.0)] * B, model.config.N_V)
+    state, options = _begun(model, B, context)
     ready = [state]
 
     def call() -> None:
-        stop = jnp.asarray(context, jnp.int32)
-        begun = ready.pop()._replace(slot=stop - n)
-        ended = decoding.decode(model.weights, None, begun, keys, stop=stop, sampling=greedy)
-        ready.append(jax.block_until_ready(ended))
+        begun = ready.pop()._replace(slot=options["stop"] - n)
+        ready.append(jax.block_until_ready(decoding.decode(model.weights, None, begun, **options)))
 
     return call
+
+
+def _begun(model: Generator, B: int, context: int) -> tuple[states.State, dict[str, Any]]:
+    state = states.empty_state(model.weights, B=B, C=capacity(context + ROOM), bos=0)
+    greedy = SamplingArrays.of([Sampling(tau=0.0)] * B, model.config.N_V)
+    keys = jax.random.split(jax.random.key(0), B)
+    return state, {"keys": keys, "stop": jnp.asarray(context, jnp.int32), "sampling": greedy}
+
+
+def kernels(model: Generator, B: int, context: int) -> int:
+    """Return how many kernels the compiled loop launches for a token, by the program's text: the loop over the tokens
+    is in a loop over the keys that are drawn at once.
+    """
+    state, options = _begun(model, B, context)
+    compiled: Any = decoding.decode.lower(model.weights, None, state, **options).compile()
+    return programs.kernels_in_loop(compiled.as_text(), depth=2)
+
+
+def bytes_read(model: Generator, B: int, context: int) -> int:
+    """Return the bytes of the weights and of the written cache, which a step reads: all weights, except for all but B
+    columns of W_p and of an untied W_e.
+    """
+    config, weights = model.config, _read(model)
+    of_token = config.L * config.H_kv * (config.d_attn + config.d_mid) * weights[-1].dtype.itemsize
+    return sum(a.nbytes for a in weights) + B * context * of_token
+
+
+def _read(model: Generator) -> list[Any]:
+    weights: Any = model.weights
+    W_u = weights.W_e if weights.W_u is None else weights.W_u
+    return jax.tree.leaves((weights.layers, weights.norm, W_u))
 
 
 def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], rounds: int) -> list[list[str]]:
@@ -160,19 +194,15 @@ def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], 
     written keys and values have. The caches have room for `ROOM` more tokens.
     """
     model, n = generator(config), 16
-    # A step reads all weights, except for all but B columns of W_p and of an untied W_e.
-    weights: Any = model.weights
-    W_u = weights.W_e if weights.W_u is None else weights.W_u
-    read = jax.block_until_ready(jax.tree.leaves((weights.layers, weights.norm, W_u)))
-    of_weights, arrays = sum(a.nbytes for a in read), [np.asarray(a) for a in read]
-    of_token = B * config.L * config.H_kv * (config.d_attn + config.d_mid) * W_u.dtype.itemsize
+    read = jax.block_until_ready(_read(model))
+    arrays = [np.asarray(a) for a in read]
     add_up = jax.jit(lambda arrays: sum(a.sum() for a in arrays))
     sums = {"NumPy": lambda: [a.sum() for a in arrays], "JAX": lambda: add_up(read).block_until_ready()}
     timing = alternate({str(context): steps_at(model, B, context, n) for context in contexts} | sums, rounds)
-    rate = of_weights / min(timing.pop(name).median for name in sums)
+    rate = sum(a.nbytes for a in read) / min(timing.pop(name).median for name in sums)
     rows = []
     for context, t in timing.items():
-        n_bytes = of_weights + (int(context) - n // 2) * of_token
+        n_bytes = bytes_read(model, B, int(context) - n // 2)
         of_reading = n_bytes / rate
         ratio = f"{t.median / n / of_reading:.2f}"
         rows.append([f"{B} x {context}", per(t, n), f"{n_bytes / 1e6:.0f}", f"{1e3 * of_reading:.2f}", ratio])

@@ -9,8 +9,9 @@ The candidates of a table alternate, so that other load on the machine affects a
 lower and upper quartile. PyTorch and transformers are included if installed (pip install -e ".[compare]").
 
 `hardware` compares each kernel of this machine with the oracle, and the default step of train.py, attention and
-decoding with plain JAX and PyTorch, prints them, and writes them to build/hardware.md; if a kernel is wrong, it says
-which, and the exit status is 1. On a CPU it is a self-test with small sizes.
+decoding with plain JAX and PyTorch, runs train.py for 100 steps and serve.py with 1 and 16 clients, prints all this,
+and writes it to build/hardware.md; if a kernel is wrong, it says which, and the exit status is 1. On a CPU it is a
+self-test with small sizes.
 """
 
 import argparse
@@ -33,7 +34,7 @@ PARTS = {
     "int8": decode.narrow,
     "compilation": lambda _: training_step.compilation(),
 }
-HARDWARE = ("kernels", "step", "attention", "decoding")
+HARDWARE = ("kernels", "step", "large-step", "attention", "decoding", "training", "serving")
 """The parts of `hardware`."""
 
 

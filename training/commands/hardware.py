@@ -5,6 +5,7 @@ On a CPU, a self-test: the kernels that a CPU has, and small sizes.
 
 import dataclasses
 import functools
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from algorithms import GPT2, DTransformerConfig
-from training.benchmarks import attention, decode, kernels, reference, training_step
+from training.benchmarks import attention, decode, kernels, reference, rival
 from training.benchmarks.timing import Timing, alternate, machine, table
 from training.command_line.terminal import Bar, say
 from training.commands import scaling
@@ -48,14 +48,15 @@ class Sizes(NamedTuple):
     """What is measured."""
 
     model: dict[str, Any]  # GPT-2's sizes
-    B: int  # sequences of a training step
+    B: tuple[int, int]  # sequences of a training step: few, and as many as fit
     attention: tuple[tuple[int, int, int], ...]  # heads, tokens, rows
     generated: tuple[int, int]  # tokens of a prompt, and tokens after it
+    served: tuple[int, int]  # requests of each client, and tokens of each
 
 
-GPT2_124M = Sizes(reference.GPT2_124M, 8, ((96, 1024, 64), (32, 4096, 128)), (32, 64))
-SMALL = {"N_V": 256, "l_max": 128, "L": 2, "H": 2, "d_e": 32, "d_mlp": 64}
-OF_PLATFORM = {"cpu": Sizes(SMALL, 2, ((2, 128, 16),), (8, 8))}
+GPT2_124M = Sizes(reference.GPT2_124M, (8, 32), ((96, 1024, 64), (32, 4096, 128)), (32, 64), (4, 64))
+SMALL = {"N_V": 320, "l_max": 128, "L": 2, "H": 2, "d_e": 32, "d_mlp": 64}
+OF_PLATFORM = {"cpu": Sizes(SMALL, (2, 4), ((2, 128, 16),), (8, 8), (1, 4))}
 
 
 def run(rounds: int, chosen: Sequence[str]) -> int:
@@ -64,17 +65,23 @@ def run(rounds: int, chosen: Sequence[str]) -> int:
     sizes = OF_PLATFORM.get(platform, GPT2_124M)
     all_parts: dict[str, tuple[str, Callable[[], str]]] = {
         "kernels": ("Kernels", lambda: _checked(platform, wrong)),
-        "step": ("Training step", lambda: step(sizes, rounds)),
+        "step": ("Training step", lambda: step(sizes, sizes.B[0], rounds)),
+        "large-step": ("Training step of a large batch", lambda: step(sizes, sizes.B[1], rounds)),
         "attention": ("Attention", lambda: attentions(sizes, rounds)),
         "decoding": ("Decoding", lambda: decoding(sizes, rounds)),
+        "training": ("Training", lambda: training(sizes, rounds)),
+        "serving": ("Serving", lambda: serving(sizes)),
     }
     parts = [part for name, part in all_parts.items() if name in chosen]
     FILE.parent.mkdir(parents=True, exist_ok=True)
     text = f"### `python scripts/benchmark.py hardware` on {machine()}\n"
     for number, (name, part) in enumerate(parts, 1):
         say(f"{name.lower()}, {number} of {len(parts)}", dated=True)
+        start = time.perf_counter()
         try:
-            of_part = part()
+            of_part = f"{part()}\n\nMeasured in {time.perf_counter() - start:.0f} s."
+        except ModuleNotFoundError as error:
+            of_part = f"Left out: {error.name} is not installed."
         except (RuntimeError, ValueError, TypeError) as error:  # one part that fails leaves the others
             of_part = f"Not measured: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
             wrong.append(f"{name.lower()}: {of_part[0].lower()}{of_part[1:]}")
@@ -102,33 +109,30 @@ def _checked(platform: str, wrong: list[str]) -> str:
     return f"{title} that is more, of the root mean square of all tokens' norms.\n\n{kernels.report(results)}"
 
 
-def step(sizes: Sizes, rounds: int) -> str:
-    """Return a table of the default update, beside plain JAX, PyTorch and the prediction of `scaling`."""
-    dtype, chip = resolved("auto"), chip_of(jax.devices()[0].device_kind)
-    settings = dataclasses.replace(scaling.Case("gpt2", "", "", sizes.B).settings(sizes.model), dtype=dtype)
-    compiled, begin = scaling.update(settings, Placement(""))
-    peak = chip.peak if chip else matmul_peak(time.perf_counter, dtype)
-    estimate = scaling.estimated(compiled, settings, chip or H100._replace(peak=peak), 1)
-    candidates = {"this library, packed documents": _updates(compiled, begin(), settings)}
-    unrolled, begin = scaling.update(dataclasses.replace(settings, unroll=True), Placement(""))
-    candidates["the same with `--unroll`"] = _updates(unrolled, begin(), settings)
-    candidates["plain JAX, windows, bfloat16"] = _plain_updates(sizes)
-    for how in ("",) if jax.default_backend() == "cpu" else ("", ", torch.compile"):
-        theirs = training_step.hugging_face(sizes.model, sizes.B, dtype, compiled=bool(how))
-        if theirs is not None:
-            candidates[f"Hugging Face's GPT-2, PyTorch, windows{how}"] = theirs
+def step(sizes: Sizes, B: int, rounds: int) -> str:
+    """Return a table of a long run's update, beside a plain GPT-2 in PyTorch and the prediction of `scaling`."""
+    settings, chip = dataclasses.replace(_settings(sizes, B), unroll=True), chip_of(jax.devices()[0].device_kind)
+    peak = chip.peak if chip else matmul_peak(time.perf_counter, settings.dtype)
+    update, begin = scaling.update(settings, Placement(""))
+    estimate = scaling.estimated(update, settings, chip or H100._replace(peak=peak), 1)
+    candidates = {"this library, packed documents, unrolled layers": _updates(update, begin(), settings)}
+    compiled = jax.default_backend() != "cpu"
+    theirs = rival.steps(sizes.model, B, settings.dtype, compiled=compiled)
+    if theirs is not None:
+        candidates[f"a plain GPT-2 in PyTorch, windows{', torch.compile' * compiled}"] = theirs
 
     def row(name: str, said: str, seconds: float) -> list[str]:
         rates = [f"{flops / peak / seconds:.0%}" for flops in (estimate.flops, estimate.flops - estimate.of_pairs / 2)]
-        return [name, said, f"{sizes.B * settings.l_max / seconds:.0f}", *rates]
+        return [name, said, f"{B * settings.l_max / seconds:.0f}", *rates]
 
     rows = [row(name, str(timing), timing.median) for name, timing in alternate(candidates, rounds).items()]
     if chip:
         seconds = estimate.seconds()[0]
         rows.append(row("predicted by `benchmark.py scaling` for this library", f"{1e3 * seconds:.1f}", seconds))
     of = "as specified" if chip else "that of the fastest matrix product here; nothing is predicted for this device"
-    title = f"GPT-2 of {', '.join(f'{k} = {v}' for k, v in sizes.model.items())}, batch {sizes.B}, AdamW, {dtype}"
+    title = f"GPT-2 of {', '.join(f'{k} = {v}' for k, v in sizes.model.items())}, batch {B}, AdamW, {settings.dtype}"
     title += f" unless noted, {N_DOCUMENTS} documents a row; the peak is {peak / 1e12:.3g} TFLOP/s, {of}."
+    title += "" if theirs else " PyTorch is not installed."
     header = ["", "ms", "tokens/s", "MFU, attention in full", "by half"]
     return f"{title}\n\n{table(header, rows)}"
 
@@ -151,8 +155,8 @@ def attentions(sizes: Sizes, rounds: int) -> str:
 
 
 def decoding(sizes: Sizes, rounds: int) -> str:
-    """Return a table of greedy generation, beside plain JAX and Hugging Face's."""
-    dtype, (l, n), rows = resolved("auto"), sizes.generated, []
+    """Return a table of greedy generation, beside plain JAX and Hugging Face's, and one of a further token."""
+    dtype, (l, n), rows, further = resolved("auto"), sizes.generated, [], []
     config = DTransformerConfig(**sizes.model, variant=GPT2)
     model, theirs = decode.generator(config, dtype), decode.hugging_face(config)
     theta = reference.random_parameters(sizes.model, jnp.dtype(dtype))
@@ -171,7 +175,36 @@ def decoding(sizes: Sizes, rounds: int) -> str:
         rows.append([str(B), *of_each, *ratios, f"{B * n / ours.median:.0f}"])
     header = ["batch", "this library, ms per step", "plain JAX", "Hugging Face", "plain / this", "Hugging Face / this"]
     title = f"The same model, greedy, {n} tokens after prompts of {l}, {dtype}; reading the prompt is counted."
-    return f"{title}\n\n{table([*header, 'tokens/s'], rows)}"
+    chip = chip_of(jax.devices()[0].device_kind)
+    for B in (1, 16, 64):
+        token = alternate({"": decode.steps_at(model, B, l + n, n)}, rounds)[""].of_each(n)
+        rate = decode.bytes_read(model, B, l + n // 2) / token.median
+        share = f"{rate / chip.bandwidth:.0%}" if chip else "-"
+        further.append([str(B), str(token), str(decode.kernels(model, B, l + n)), f"{rate / 1e9:.0f}", share])
+    columns = ["batch", "ms of a further token", "kernels", "GB/s of weights and cache", "of the memory's bandwidth"]
+    return f"{title}\n\n{table([*header, 'tokens/s'], rows)}\n\n{table(columns, further)}"
+
+
+def training(sizes: Sizes, rounds: int) -> str:
+    """Return a table of train.py's loop on real text, beside the bare update."""
+    settings = _settings(sizes, sizes.B[0])
+    compiled, begin = scaling.update(settings, Placement(""))
+    bare = alternate({"": _updates(compiled, begin(), settings)}, rounds)[""].median
+    return _whole_runs().training(settings, settings.batch_size * settings.l_max / bare)
+
+
+def serving(sizes: Sizes) -> str:
+    """Return a table of clients of serve.py."""
+    return _whole_runs().serving(DTransformerConfig(**sizes.model, variant=GPT2), resolved("auto"), *sizes.served)
+
+
+def _whole_runs() -> Any:
+    """Return the module, whose parts alone need what the other commands need."""
+    return importlib.import_module("training.commands.whole_runs")
+
+
+def _settings(sizes: Sizes, B: int) -> Settings:
+    return dataclasses.replace(scaling.Case("gpt2", "", "", B).settings(sizes.model), dtype=resolved("auto"))
 
 
 def _answered(generated: Callable[..., jax.Array], theta: Any, x: jax.Array) -> np.ndarray:
@@ -193,23 +226,6 @@ def _updates(compiled: Any, state: Any, settings: Settings) -> Callable[[], obje
     def call() -> None:
         carried[0], metrics = compiled(carried[0], arrays, np.int32(1), key)
         jax.block_until_ready(metrics)
-
-    return call
-
-
-def _plain_updates(sizes: Sizes) -> Callable[[], object]:
-    """Return a call that trains plain JAX's GPT-2 on a batch."""
-    kernel, optimizer = _plain_kernel(), optax.adamw(1e-4)
-    of_theta = functools.partial(reference.loss, H=sizes.model["H"], kernel=kernel, remat=False)
-    plain = jax.jit(reference.training_step(of_theta, optimizer), donate_argnums=(0, 1))
-    theta = reference.random_parameters(sizes.model)
-    carried = [*jax.device_put((theta, optimizer.init(theta)), jax.NamedSharding(reference.one_device(), jax.P()))]
-    x = jax.random.randint(jax.random.key(0), (sizes.B, sizes.model["l_max"]), 0, sizes.model["N_V"])
-
-    def call() -> None:
-        with reference.in_use():
-            *carried[:], loss = plain(*carried, x)
-            loss.block_until_ready()
 
     return call
 

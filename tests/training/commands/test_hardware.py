@@ -157,7 +157,7 @@ def test_the_command_checks_measures_and_writes(wrong, monkeypatch, tmp_path, ca
     monkeypatch.chdir(tmp_path)
     if wrong:
         planted(monkeypatch, WRONG["a gradient"][0])
-        for part in ("step", "attentions", "decoding"):
+        for part in ("step", "attentions", "decoding", "training", "serving"):
             monkeypatch.setattr(hardware, part, lambda *_: "")
     assert benchmark_main(["hardware", "--rounds=2"]) == int(wrong)
     out, err = capfd.readouterr()
@@ -165,27 +165,42 @@ def test_the_command_checks_measures_and_writes(wrong, monkeypatch, tmp_path, ca
     assert ("benchmark.py" in err or "strips in float32" in err) == wrong
     if wrong:
         return
-    for part in ("Kernels", "Training step", "Attention", "Decoding"):
+    for part in (
+        "Kernels",
+        "Training step",
+        "Training step of a large batch",
+        "Attention",
+        "Decoding",
+        "Training",
+        "Serving",
+    ):
         assert f"**{part}.**" in text
         assert f"**{part}.**" in out
     assert "| `blockwise` | bfloat16 | 2 of 2 |" in text
-    assert "| this library, packed documents |" in text
+    assert text.count("| this library, packed documents, unrolled layers |") == 2
+    assert text.count("| a plain GPT-2 in PyTorch, windows |") == 2
     assert "Not measured" not in text
+    assert "Left out" not in text
 
 
 @pytest.mark.end_to_end
-def test_a_part_that_fails_leaves_the_others(monkeypatch, tmp_path, capfd):
+def test_a_part_that_fails_or_lacks_a_package_leaves_the_others(monkeypatch, tmp_path, capfd):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile allocating")
+
+    def lacks(*_):
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hardware, "step", fails)
     monkeypatch.setattr(hardware, "decoding", lambda *_: "measured")
-    assert benchmark_main(["hardware", "--rounds=2", "--parts=step,decoding"]) == 1
+    monkeypatch.setattr(hardware, "serving", lacks)
+    assert benchmark_main(["hardware", "--rounds=2", "--parts=step,decoding,serving"]) == 1
     text = (tmp_path / "build" / "hardware.md").read_text("utf-8")
     assert "**Training step.** Not measured: JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory\n" in text
     assert "**Decoding.** measured" in text
-    assert re.findall(r"\*\*(.+)\.\*\*", text) == ["Training step", "Decoding"]
+    assert "**Serving.** Left out: uvicorn is not installed." in text
+    assert re.findall(r"\*\*(.+)\.\*\*", text) == ["Training step", "Decoding", "Serving"]
     assert "hardware: training step: not measured: JaxRuntimeError" in capfd.readouterr().err
 
 

@@ -193,6 +193,19 @@ class Module:
         return found
 
 
+def kernels_in_loop(text: str, *, depth: int) -> int:
+    """Return how many kernels a turn of the largest loop of a module launches, which is in others: `depth` in all."""
+    module = Module(text)
+
+    def kernels(body: Body) -> int:
+        return sum(step.times for step in module.steps(body))
+
+    body = module.computations["ENTRY"]
+    for _ in range(depth):
+        body = max((module.called(i) for i in body.values() if i.op == "while"), key=kernels)
+    return kernels(body)
+
+
 def read(text: str) -> Report:
     """Return the report of a module's text."""
     module, frames, report, seen = Module(text), _frames(text), Report({}, {}, {}, {}, {}, {}), set()

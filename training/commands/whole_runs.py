@@ -1,0 +1,103 @@
+"""What a user's run gets, measured in this process: train.py's loop on real text, and serve.py with several clients."""
+
+import contextlib
+import http.client
+import io
+import json
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from training.benchmarks.decode import parameters
+from training.benchmarks.timing import table
+from training.commands.in_python import train
+from training.data.special_tokens import SpecialTokens
+from training.data.tokenizers import NumberTokenizer
+from training.runs.directory import Run
+from training.serving.app import make_app
+from training.serving.engine import Engine
+from training.serving.guards import connections
+from training.serving.served import Decoder, Limits, served_of
+from training.settings import Settings
+
+STEPS, WARM = 100, 20
+"""Updates of a run, and the first ones, which are not counted."""
+CLIENTS = (1, 16)
+
+
+def training(settings: Settings, bare: float) -> str:
+    """Return the tokens/s of train.py's loop beside those of the bare update, `bare`. Bytes are tokens, and the
+    vocabulary is padded to the model's, so that an update costs the same.
+    """
+    same = ("variant", "L", "H", "d_e", "d_mlp", "l_max", "batch_size", "optimizer", "schedule", "dtype", "unroll")
+    given = {name: getattr(settings, name) for name in same} | {"tokenizer": "bytes", "steps": STEPS}
+    given |= {"vocabulary_multiple": -(-settings.N_V // 128) * 128, "eval_batches": 1, "eval_every": STEPS}
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(io.StringIO()):
+        start, run = time.perf_counter(), Path(directory) / "run"
+        train("d", run, quiet=True, **given)
+        seconds = time.perf_counter() - start
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    rates = [line["tokens_per_second"] for line in lines[WARM:] if line.get("tokens_per_second")]
+    rate = statistics.median(rates)
+    row = [f"{rate:.0f}", f"{bare:.0f}", f"{rate / bare:.2f}", f"{seconds:.0f}"]
+    header = ["tokens/s of the loop", "of the bare update", "loop / bare", "s of the whole run"]
+    title = f"`train.py` on Python's documentation, {STEPS} updates of batch {settings.batch_size}, packed documents."
+    return f"{title}\n\n{table(header, [row])}"
+
+
+def serving(config: Any, dtype: str, requests: int, tokens: int) -> str:
+    """Return the tokens/s of clients of serve.py, each with several requests one after another."""
+    special = SpecialTokens(config.N_V)
+    run = Run(parameters(config, dtype), config, NumberTokenizer(special), "d")
+    limits = Limits(body=1 << 20, tokens=tokens, queue=128, seconds=300, prefixes=0)
+    served = served_of(run, "random", limits)
+    assert isinstance(served.model, Decoder)
+    engine = Engine(served.model.generator, run.tokenizer, rows=16, queue=128, budget=served.model.budget)
+    listener = socket.create_server(("127.0.0.1", 0))
+    how: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
+    app = make_app(served, engine, clock=time.time)
+    server = uvicorn.Server(uvicorn.Config(app, http=connections(most=64, patience=30), **how))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        rows = [_load(listener.getsockname()[1], config.N_V, n, requests, tokens) for n in CLIENTS]
+    finally:
+        server.should_exit = True
+        thread.join()
+    header = ["clients", "tokens/s", "s per request"]
+    return f"`serve.py`, {dtype}, {requests} requests of {tokens} tokens each, drawn.\n\n{table(header, rows)}"
+
+
+def _load(port: int, N_V: int, clients: int, requests: int, tokens: int) -> list[str]:
+    """Return a row of the table: of the second of two loads, since the first compiles."""
+
+    def client(i: int) -> list[float]:
+        seconds = []
+        for j in range(requests):
+            prompt = " ".join(map(str, np.random.default_rng((i, j)).integers(N_V, size=16)))
+            body = {"model": "random", "prompt": prompt, "max_tokens": tokens, "temperature": 1.0, "seed": i + j}
+            start = time.perf_counter()
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            connection.close()
+            if response.status != 200 or answer["usage"]["completion_tokens"] != tokens:
+                raise RuntimeError(f"serve.py answered {response.status}: {answer}")
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    for _ in range(2):
+        start = time.perf_counter()
+        with ThreadPoolExecutor(clients) as pool:
+            each = [s for seconds in pool.map(client, range(clients)) for s in seconds]
+        took = time.perf_counter() - start
+    return [str(clients), f"{clients * requests * tokens / took:.0f}", f"{statistics.median(each):.2f}"]
