@@ -1,5 +1,6 @@
 """The project's extras: sets of optional libraries."""
 
+import importlib
 import re
 import tomllib
 from importlib import metadata
@@ -21,6 +22,12 @@ def install(extra: str) -> str:
         return f"pip install -e '{'.' if Path.cwd() == root else root}[{extra}]'"
     needs = [need.replace('"', "'").partition(";") for need in metadata.requires(PROJECT) or ()]
     return " ".join(["pip install", *(f"'{need.strip()}'" for need, _, when in needs if f"'{extra}'" in when)])
+
+
+def import_early(*modules: str) -> None:
+    """Import what a command needs only after slow work, so that a missing package is reported before it."""
+    for module in modules:
+        importlib.import_module(module)
 
 
 def release() -> str:

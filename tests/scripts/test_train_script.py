@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import sys
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_on_a_gpu_a_long_run_unrolls_its_layers(flags, unrolled, train, text, mo
     assert (status, out) == (0, f"unroll {unrolled}\n")
     assert (err == "") is not unrolled
     assert ("for 4,000 updates on a GPU (4,000 or more of at most 48 layers): --no-unroll" in err) is unrolled
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "extra"), [("orbax.checkpoint", [], "train"), ("wandb", ["--wandb"], "wandb")]
+)
+def test_what_is_imported_later_is_missed_before_the_data_are_read(module, flags, extra, train, text, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delattr("training.commands.train.load_run_data")
+    status, out, err = train("d", "--data", text, *flags)
+    assert (status, out) == (2, "")
+    package = module.partition(".")[0]
+    assert re.fullmatch(rf"train.py: {package} is not installed: pip install .*\[{extra}\]'\n", err)
 
 
 def test_a_run_from_the_command_line(train, text, tmp_path):

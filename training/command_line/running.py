@@ -21,7 +21,8 @@ Arguments = Sequence[str] | None
 EXTRAS = {
     **dict.fromkeys(("h11", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn"), "serve"),
     **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
-    **dict.fromkeys(("filelock", "matplotlib", "orbax", "safetensors", "tokenizers", "tqdm"), "train"),
+    **dict.fromkeys(("filelock", "matplotlib", "orbax", "safetensors", "tabulate", "tokenizers", "tqdm"), "train"),
+    "wandb": "wandb",
 }
 """Package that only some commands need → the extra of pyproject.toml that installs it."""
 ALL_NEED = ("jax", "jaxlib", "jaxtyping", "numpy", "optax")
@@ -60,12 +61,13 @@ def _run(main: Callable[[Arguments], int], name: str, argv: Arguments) -> int:
     except ModuleNotFoundError as error:
         if error.name is None:  # our own sentence
             return _failed(name, str(error), 2)
-        extra = EXTRAS.get(error.name, "")
+        package = error.name.partition(".")[0]
+        extra = EXTRAS.get(package, "")
         if error.name in ALL_NEED:
             extra = "book" if name == "crosscheck.py" else "train"
         if not extra:
             raise
-        return _failed(name, f"{error.name} is not installed: {install(extra)}", 2)
+        return _failed(name, f"{package} is not installed: {install(extra)}", 2)
     except BrokenPipeError:  # `| head -1`: the reader closed the pipe
         _discard_output()
         return BROKEN_PIPE

@@ -35,6 +35,7 @@ from training.evaluation.ensembles import averaged, check_alike, ensemble_totals
 from training.evaluation.experts import has_experts, loads
 from training.evaluation.held_out import evaluate
 from training.evaluation.report import PARTS, Comparison, compare
+from training.extras import import_early
 from training.interchange.names import MODEL
 from training.runs.directory import Description, Run, RunDirectory
 from training.runs.trained_model import load_run
@@ -116,6 +117,7 @@ def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dty
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
+    import_early("tabulate")
     directories = [run_of(name, arguments.cache) for name in arguments.runs]
     files = RunDirectory(directories[0], lines=arguments.lines)
     description = files.description()

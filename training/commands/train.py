@@ -38,6 +38,7 @@ from training.command_line.train_flags import parser
 from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
 from training.evaluation.report import sample, summary
+from training.extras import import_early
 from training.interchange.starting import start_from
 from training.loop.cost import with_unrolling
 from training.loop.preview import preview
@@ -66,6 +67,8 @@ def train(
     what is given, resolved.
     """
     files = _directory(arguments.run, given)
+    if not arguments.dry_run:
+        import_early("filelock", "matplotlib.figure", "orbax.checkpoint", *["wandb"] * settings.wandb)
     settings = dataclasses.replace(settings, dtype=resolved(settings.dtype))
     if processes.count > 1:
         processes.agree("settings", settings_to_json(settings) | versions())

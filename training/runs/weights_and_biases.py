@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from training.disk import write_atomically
-from training.extras import install
 from training.runs.metrics import Writer
 
 
@@ -26,10 +25,7 @@ def wandb_writer(directory: Path, settings: dict[str, Any]) -> Writer:
     """Return a writer for Weights & Biases (configured as usual, by WANDB_MODE, WANDB_PROJECT and `wandb login`), with
     its files in `directory`/wandb, where a resumed run continues. Raises RuntimeError if it cannot be used.
     """
-    try:
-        wandb = importlib.import_module("wandb")
-    except ModuleNotFoundError:
-        raise RuntimeError(f"wandb is not installed: {install('wandb')}") from None
+    wandb: Any = importlib.import_module("wandb")
     kept = directory / "wandb" / "id"
     kept.parent.mkdir(exist_ok=True)
     if not kept.exists():
