@@ -67,10 +67,7 @@ def test_likelihoods_are_those_of_the_model(run):
 def test_a_long_text_is_rolled_through_windows(run):
     text = "abcd efgh. ij" * 9
     (found,) = harness.HarnessModel(run).loglikelihood_rolling(asked("loglikelihood_rolling", (text,)))
-    tokens, l_max = (
-        [LETTERS.bos_token] * 2 + LETTERS.encode(text),
-        run.config.l_max,
-    )  # HFLM's prefix, and the tokenizer's
+    tokens, l_max = [LETTERS.bos_token] * 2 + LETTERS.encode(text), run.config.l_max  # HFLM's bos, and the tokenizer's
     expected, done = 0.0, 1
     while done < len(tokens):  # windows that read l_max tokens, ending with the one before
         new = min(l_max, len(tokens) - done)
