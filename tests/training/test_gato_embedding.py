@@ -94,27 +94,6 @@ def test_patches_are_in_raster_order_and_scaled():
     assert gato.raster_patches(image, side=1).shape == (1, 1, 1, 32)
 
 
-def test_continuous_values_are_tokens_by_the_mu_law():
-    values = np.concatenate([np.linspace(-256, 256, 101), np.linspace(-0.01, 0.01, 11), [0.0, 1.0, -1.0]])
-    np.testing.assert_allclose(gato.mu_law(jnp.asarray(values)), [printed.mu_law(v) for v in values], atol=1e-14)
-    bins = gato.discretize(gato.mu_law(jnp.asarray(values)))
-    np.testing.assert_array_equal(bins, [printed.bin_of(printed.mu_law(v)) for v in values])
-    assert (bins.min(), bins.max()) == (0, 1023)
-
-
-def test_tokens_give_values_back_within_half_a_bin_of_the_mu_law():
-    values = np.random.default_rng(0).uniform(-1, 1, 2000) * np.geomspace(1e-4, 256, 2000)
-    back = np.asarray(gato.inverse_mu_law(gato.undiscretize(gato.discretize(gato.mu_law(jnp.asarray(values))))))
-    np.testing.assert_allclose(gato.inverse_mu_law(gato.mu_law(jnp.asarray(values))), values, rtol=1e-9)
-    bound = (np.abs(values) + 0.01) * (25601 ** (1 / 1024) - 1)
-    assert np.all(np.abs(back - values) <= bound * (1 + 1e-9))
-    uniform = np.linspace(-1, 1, 2001)
-    assert np.max(np.abs(gato.undiscretize(gato.discretize(jnp.asarray(uniform))) - uniform)) <= 1 / 1024 + 1e-12
-    tokens = jnp.arange(1024)
-    np.testing.assert_array_equal(gato.discretize(gato.undiscretize(tokens)), tokens)
-    np.testing.assert_array_equal(gato.discretize(gato.mu_law(gato.inverse_mu_law(gato.undiscretize(tokens)))), tokens)
-
-
 def test_a_patch_without_a_position_makes_nan():
     row, column = PLACES
     e = gato.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)

@@ -75,19 +75,6 @@ def patch_embedding(patch: Array, row: int, column: int, image: Any) -> Array:
     return e + image.W_row[:, row] + image.W_column[:, column]
 
 
-def mu_law(x: float) -> float:
-    """Return a continuous value in [-256, 256] as one in [-1, 1]: μ = 100, M = 256."""
-    return float(np.sign(x) * np.log(100 * abs(x) + 1) / np.log(100 * 256 + 1))
-
-
-def bin_of(y: float) -> int:
-    """Return which of 1,024 equal bins a value in [-1, 1] is in; 1 is in the last."""
-    for v in range(1024):
-        if y < -1 + (v + 1) * 2 / 1024:
-            return v
-    return 1023
-
-
 def gato_embedding(sequence: list[Any], theta: Any) -> Array:
     """Return the embeddings of Gato, without positions.
 

@@ -1,7 +1,7 @@
 """Gato: Algorithm 10 with an embedding for each modality in line 2 (Phuong and Hutter 2022, §6).
 
 Text is tokens. Images are patches in raster order, each embedded by a residual block. Discrete values have tokens of
-their own; `mu_law` and `discretize` turn continuous values into tokens, too. One sequence may mix all of these::
+their own. One sequence may mix all of these::
 
     E = gato_embedding(x, patches, at, row, column, *theta)     # in place of W_e[:, x[t]] in line 2
     X = d_hidden_state(E, theta.transformer)                    # the rest of line 2, and lines 3-10, of Algorithm 10
@@ -30,8 +30,8 @@ from algorithms.notation import Choice
 from algorithms.ops.activation import activate
 from algorithms.ops.linear import linear
 
-BINS, MU, M = 1024, 100.0, 256.0
-"""Gato's number of bins for a continuous value, and the constants of its μ-law for values in [−M, M]."""
+BINS = 1024
+"""Gato's number of discrete values."""
 EPSILON = 1e-6
 """Added to the variance of a group of channels, which is 0 in a blank patch."""
 
@@ -254,38 +254,3 @@ def gato_embedding(
     of_patches = patch_embedding(patches, row, column, image)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
     return jnp.where(at[None] < 0, tokens, of_patches)
-
-
-Values = Annotated[
-    Float[Array, "*batch"],
-    Range(f"finite numbers from -{M:.0f} to {M:.0f}; scale them", lambda x: abs(x) <= M),
-]
-Normalized = Annotated[
-    Float[Array, "*batch"],
-    Range("finite numbers from -1 to 1; take the mu_law of others, or scale them", lambda x: abs(x) <= 1),
-]
-Bins = Annotated[Integer[Array, "*batch"], Range(f"integers from 0 to {BINS - 1}", lambda v: (v >= 0) & (v < BINS))]
-
-
-@compiled
-def mu_law(x: Values) -> Float[Array, "*batch"]:
-    """``sgn(x) log(μ|x| + 1)/log(μM + 1)``: maps values in [−M, M] to [−1, 1], spreading out small ones."""
-    return jnp.sign(x) * jnp.log(MU * abs(x) + 1) / jnp.log(MU * M + 1)
-
-
-@compiled
-def inverse_mu_law(y: Normalized) -> Float[Array, "*batch"]:
-    """The x whose `mu_law` is y."""
-    return jnp.sign(y) * ((MU * M + 1) ** abs(y) - 1) / MU
-
-
-@compiled
-def discretize(y: Normalized) -> Integer[Array, "*batch"]:
-    """The bin of each value: [−1, 1] is divided into 1,024 equal bins, numbered from 0."""
-    return jnp.clip(jnp.floor((y + 1) / 2 * BINS), 0, BINS - 1).astype(int)
-
-
-@compiled
-def undiscretize(v: Bins) -> Float[Array, "*batch"]:
-    """The middle of each bin: within 1/1,024 of every value that `discretize` puts there."""
-    return (v + 0.5) / BINS * 2 - 1

@@ -76,7 +76,7 @@ class Vocabulary(NamedTuple):
         if values.size and not (values.min() >= 0 and values.max() < BINS):
             raise DataError(
                 f"discrete values: expected integers from 0 to {BINS - 1}, got {values.min()} to {values.max()}; "
-                "renumber them, or take the discretize(mu_law(values)) of continuous ones"
+                "renumber them"
             )
         return self.first + values.ravel().astype(np.int32)
 
