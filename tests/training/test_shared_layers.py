@@ -52,11 +52,10 @@ def test_a_run_is_saved_and_trained_further(tmp_path, values):
         start = start_from(further).fitted(further)
     assert values["L"] == run.config.L
     assert len(run.theta.layers.attention.W_o) == values["L"] // run.config.shared_layers == values["L"] // 2
-    given = RunRequest(
-        "e", None, {}, {}, {"start_from": start.name, "l_max": 7}, model=StartingModel(start.name, start.sizes)
-    )
+    chosen = {"start_from": start.name, "l_max": 7}
+    given = RunRequest("e", None, chosen, model=StartingModel(start.name, start.sizes))
     found = resolve(given)
     assert (found.shared_layers, found.variant) == (2, values.get("variant", "BERT"))
     np.testing.assert_array_equal(start.theta.layers.attention.W_o, run.theta.layers.attention.W_o)
     with pytest.raises(SettingsError, match=r"other sizes \(shared_layers 2 instead of 1\)"):
-        resolve(given._replace(file={"shared_layers": 1}))
+        resolve(given._replace(chosen={**chosen, "shared_layers": 1}))

@@ -35,23 +35,16 @@ class RunRequest(NamedTuple):
 
     task: str
     began: Settings | None  # those that the run began with, if it is resumed
-    preset: Mapping[str, Any]
-    file: Mapping[str, Any]  # of --config
-    flags: Mapping[str, Any]
+    chosen: Mapping[str, Any]  # by flags, else --config, else --preset
     epochs: float | None = None  # in place of steps
     model: StartingModel | None = None  # None: none, or not read yet
     n_examples: int | None = None  # in an epoch; None: the data are not read yet
     N_V: int | None = None  # of the model; None: not known yet
     lines: Sequence[str] = ()  # packages that custom lines may be imported from
 
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """What the user chose for this call."""
-        return {**self.preset, **self.file, **self.flags}
-
     def fixed(self, settings: Settings, *names: str) -> "RunRequest":
         """Return what is given, with these settings as they have become."""
-        return self._replace(flags={**self.flags, **{name: getattr(settings, name) for name in names}})
+        return self._replace(chosen={**self.chosen, **{name: getattr(settings, name) for name in names}})
 
 
 def resolve(given: RunRequest) -> Settings:
@@ -59,7 +52,7 @@ def resolve(given: RunRequest) -> Settings:
 
     1. the sizes of the model that the training starts from,
     2. --epochs, for the steps,
-    3. flags, then --config, then --preset,
+    3. what the user chose: flags, then --config, then --preset,
     4. the settings that the run began with,
     5. defaults that depend on the settings above: on the optimizer, the schedule, --from and --lora-rank,
     6. the task's defaults, then the common ones.
@@ -86,8 +79,6 @@ def _steps(given: RunRequest, values: Mapping[str, Any]) -> dict[str, int]:
     """The number of steps for --epochs; as many as there can be while the data are not read."""
     if given.epochs is None:
         return {}
-    if "steps" in given.flags:
-        raise SettingsError("--steps and --epochs exclude each other; leave one out")
     if not 0 < given.epochs < MANY:
         raise SettingsError(f"--epochs: expected a number above 0, got {given.epochs}")
     if given.n_examples is None:
@@ -132,12 +123,14 @@ def run_request(arguments: argparse.Namespace) -> RunRequest:
     preset = PRESETS[arguments.preset][1] if getattr(arguments, "preset", None) else {}
     file = _settings_file(arguments.config) if arguments.config else {}
     flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
-    adapts = {"lora_rank": began.lora_rank if began else 0, **preset, **file, **flags}["lora_rank"]
-    preset, file, flags = (_absolute(values, adapts=bool(adapts)) for values in (preset, file, flags))
+    if arguments.epochs is not None and "steps" in flags:
+        raise SettingsError("--steps and --epochs exclude each other; leave one out")
+    chosen = {**preset, **file, **flags}
+    chosen = _absolute(chosen, adapts=bool(chosen.get("lora_rank", began and began.lora_rank)))
     if began:
-        preset, file, flags = (_as_begun(values, began) for values in (preset, file, flags))
+        chosen = _as_begun(chosen, began)
     typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
-    return RunRequest(arguments.task, began, preset, file, flags, arguments.epochs, lines=(*arguments.lines, *typed))
+    return RunRequest(arguments.task, began, chosen, arguments.epochs, lines=(*arguments.lines, *typed))
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
