@@ -58,8 +58,12 @@ def table(printed):
     return {m[1].strip(): float(m[2]) for m in re.finditer(r"^(.+?) {2,}(\d+\.\d+) +\d+\.\d+$", printed, re.M)}
 
 
-def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(tmp_path, called, printed):
-    run = trained(tmp_path, "run", "--steps", 6, "--checkpoint-every", 3)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("trained"), "run", "--steps", 6, "--checkpoint-every", 3)
+
+
+def test_an_ensemble_of_checkpoints_and_their_average_are_measured_and_written(run, tmp_path, called, printed):
     words = ("evaluate", run, "--part", "validation", "--checkpoints", "--average", tmp_path / "mean")
     found = table(printed(*words))
     assert found.keys() == {"step 6", "step 3", "the ensemble", "the average"}
@@ -86,8 +90,7 @@ def test_each_fold_is_evaluated_on_other_data(tmp_path, printed):
     assert losses[0] != losses[1]
 
 
-def test_a_decoder_is_trained_with_noise(tmp_path):
-    plain = trained(tmp_path, "plain", "--steps", 2)
-    noisy = trained(tmp_path, "noisy", "--steps", 2, "--token-noise", "0.3")
-    losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"] for run in (plain, noisy)]
+def test_a_decoder_is_trained_with_noise(run, tmp_path):
+    noisy = trained(tmp_path, "noisy", "--steps", 1, "--token-noise", "0.3")
+    losses = [json.loads((one / "metrics.jsonl").read_text().splitlines()[0])["loss"] for one in (run, noisy)]
     assert losses[0] != losses[1]
