@@ -1,6 +1,6 @@
 """The cost of training and decoding steps, compiled for a TPU or an H100, in the compilers' environment."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,17 @@ class Case(NamedTuple):
 
     device: str  # "h100", or a TPU topology (its first chip is used)
     B: int  # sequences
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     packed: bool = False  # whether rows are of several documents, as by train.py
 
     def compiled(self, f, arguments, **options):
-        """The report of a function."""
+        """The report of a function of such arrays, traced where it finds the platform by the mesh."""
         mesh = compilers.h100(1) if self.device == "h100" else compilers.tpu(self.device, 1)
-        return programs.of(compilers.compile_for(f, arguments, mesh, **options))
+        here = jax.NamedSharding(mesh, jax.P())
+        arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)
+        with jax.set_mesh(mesh):
+            platform = "cuda" if self.device == "h100" else "tpu"
+            return programs.of(jax.jit(f, **options).trace(*arguments).lower(lowering_platforms=(platform,)).compile())
 
     @property
     def config(self):

@@ -99,7 +99,6 @@ def loss(
     *,
     implementation: Implementation = "auto",
     dtype: Any = jnp.bfloat16,
-    remat: bool = False,
     unroll: bool = False,
     packed: bool = False,
 ) -> jax.Array:
@@ -109,7 +108,7 @@ def loss(
     theta = jax.tree.map(lambda a: a.astype(dtype), theta)
     W_u, targets = theta.variant.unembedding.matrix(theta), jnp.roll(x, -1, axis=1)
     segments = x if packed else None
-    X = d_hidden_state(x, theta, implementation=implementation, remat=remat, unroll=unroll, segments=segments)
+    X = d_hidden_state(x, theta, implementation=implementation, unroll=unroll, segments=segments)
     weights = jnp.broadcast_to(jnp.arange(x.shape[1])[None] < x.shape[1] - 1, x.shape).astype(jnp.float32)
     return log_loss(X, W_u, targets, weights=weights, implementation=implementation) / x.size
 

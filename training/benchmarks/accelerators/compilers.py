@@ -3,12 +3,10 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
@@ -47,22 +45,6 @@ def h100(n: int = 1) -> Any:
         raise ValueError(f"expected at most 8 devices or a multiple of 8, got {n}")
     shape, config = f"1x{max(1, n // 8)}x{min(n, 8)}", H100.format(*cudnn[:2])
     return _mesh(topologies.get_topology_desc(platform="cuda", target_config=config, topology=shape).devices, n)
-
-
-def compile_for(step: Callable[..., Any], arguments: tuple[Any, ...], mesh: Any, **options: Any) -> Any:
-    """Return a function compiled for the devices of a mesh, by arguments of ``jax.ShapeDtypeStruct`` (replicated
-    without a sharding) and options of ``jax.jit``. It is traced under ``jax.set_mesh``, so that the traced code finds
-    the platform by ``jax.sharding.get_abstract_mesh().abstract_device.platform``.
-    """
-    everywhere = jax.NamedSharding(mesh, jax.P())
-
-    def of_leaf(a):
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=getattr(a, "sharding", None) or everywhere)
-
-    platform = mesh.devices.flat[0].platform
-    with jax.set_mesh(mesh):
-        traced = jax.jit(step, **options).trace(*jax.tree.map(of_leaf, arguments))
-        return traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).compile()
 
 
 def _mesh(devices: Any, n: int | None) -> Any:

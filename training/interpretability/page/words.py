@@ -16,8 +16,8 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         >>> [token_text(tokenizer, v) for v in (*"é ".encode(), tokenizer.bos_token)]
         ['⟨C3⟩', '⟨A9⟩', ' ', '[BOS]']
     """
-    if isinstance(tokenizer, LibraryTokenizer) and (tokenizer.inner.id_to_token(token) or "").startswith("##"):
-        return tokenizer.inner.id_to_token(token)  # within a word
+    if isinstance(tokenizer, LibraryTokenizer) and (name := tokenizer.inner.id_to_token(token) or "").startswith("##"):
+        return name  # within a word
     text = tokenizer.spelled(token).decode("utf-8", "surrogateescape")
     return "".join(f"⟨{ord(c) - 0xDC00:02X}⟩" if "\udc80" <= c <= "\udcff" else c for c in text) or f"⟨{token}⟩"
 
