@@ -116,23 +116,12 @@ def loss(
 def _ours(
     variant: Variant, implementation: Implementation, dtype: Any = jnp.float32, *, unroll: bool = False
 ) -> Callable[[], object]:
-    return steps(DTransformerConfig(**SIZES, variant=variant), BATCH, implementation, dtype, unroll=unroll)
-
-
-def steps(
-    config: DTransformerConfig,
-    B: int,
-    implementation: Implementation = "auto",
-    dtype: Any = jnp.float32,
-    *,
-    unroll: bool = False,
-) -> Callable[[], object]:
-    """Return a call that trains a model for a step, on B rows of l_max tokens."""
-    optimizer = optax.adamw(1e-3)
+    """Return a call that trains a model for a step."""
+    config, optimizer = DTransformerConfig(**SIZES, variant=variant), optax.adamw(1e-3)
     step = training_step(optimizer, implementation, dtype, unroll=unroll)
     theta: Any = init_d_transformer(jax.random.key(0), config, scheme="gpt2")
     carried = [theta, optimizer.init(theta)]
-    x = jax.random.randint(jax.random.key(1), (B, config.l_max), 0, config.N_V)
+    x = jax.random.randint(jax.random.key(1), (BATCH, config.l_max), 0, config.N_V)
 
     def call():
         carried[0], carried[1], value = step(carried[0], carried[1], x)
