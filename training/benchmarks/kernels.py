@@ -17,8 +17,7 @@ from algorithms import UNIDIRECTIONAL, banded, documents, log_loss, near, paddin
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from algorithms.masks import Mask, StructuralMask
-from algorithms.model.attention import weights_of
-from algorithms.ops.attention.dispatch import RULES, scores
+from algorithms.ops.attention.dispatch import RULES, Weights, scores
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from training.benchmarks.timing import table
 from training.oracle import lines, softmax
@@ -198,7 +197,8 @@ def _of_attention(case: Case, kernels: tuple[str, ...]) -> Check:
     s, E = _drawn(rng, case.H), _drawn(rng, case.H, case.d_mid, case.B, case.l_x)
 
     def function(kernel: str, inputs: Any) -> jax.Array:
-        sinks = weights_of(Attention(sinks=True), jnp.asarray(s, inputs["Q"].dtype)) if case.sinks else None
+        own = jnp.asarray(s, inputs["Q"].dtype)
+        sinks = Weights(Attention(sinks=True).weights, own, sinks=own) if case.sinks else None
         Q, K, V = (inputs[name] for name in "QKV")
         with using(implementation=kernel):
             S = scores(K, Q, heads=True, cap=case.cap, weights=sinks).where(case.mask)
