@@ -193,8 +193,8 @@ class Attention(Mixer):
         """What line 4 of Algorithm 4 reads, from the results of lines 1 to 3, for every head."""
         W, t_x, t_z = at.W, at.t_x, at.t_z
         if self.normalize_heads is not None:
-            Q = self.normalize_heads.of_heads(Q, W.gamma_q, self.heads_together)
-            K = K if K is None else self.normalize_heads.of_heads(K, W.gamma_k, self.heads_together)
+            norm, both = self.normalize_heads, ((Q, W.gamma_q), (K, W.gamma_k))
+            Q, K = (A if A is None else norm.of_heads(A, gamma, self.heads_together) for A, gamma in both)
         if self.clip is not None:
             Q, K, V = (A if A is None else jnp.clip(A, -self.clip, self.clip) for A in (Q, K, V))
         U = P = None
