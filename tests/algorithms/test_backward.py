@@ -203,6 +203,7 @@ def printed(mask, inputs):
     return attention_and_gradients("paper", as_array(mask, inputs["K"].shape[1], inputs["Q"].shape[1]), inputs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", cases.quick_of(QUICK, MASKS))
 def test_attention(rule, name):
@@ -217,6 +218,7 @@ def test_attention(rule, name):
     assert (np.asarray(actual["V"])[:, unattended] == 0).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_with_capped_scores(rule):
     mask, l_z, l_x = MASKS["unidirectional"]

@@ -223,6 +223,7 @@ def expected_of_masks(name):
     return matrices, stacked
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", cases.quick_of(("a length of each", "an array of each"), BATCH_MASKS))
 @implementations
 def test_masks_of_one_and_of_each_sequence(name, implementation):
@@ -302,6 +303,7 @@ def loss_and_gradients(implementation, **options):
     return f
 
 
+@pytest.mark.sampled(1)
 @exact_and_default  # one rule for all others
 def test_the_loss_of_a_batch_is_the_sum_of_its_sequences_losses(implementation):
     X, targets = cases.normal(11, *BATCH, L_X), cases.random_tokens(*BATCH, L_X)

@@ -110,6 +110,7 @@ def test_the_blocks_outside_a_band_are_never_computed(monkeypatch):
     assert sum(len(visited(dense, i)) for i in range(dense.n_x)) == 16 * 17 // 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mask", [prefix(2048), blocks(jnp.arange(8192) // 64)], ids=["prefix", "blocks"])
 def test_a_structural_mask_needs_a_fraction_of_the_memory_of_an_array(mask, monkeypatch):
     """Of a compiled gradient, with its arguments."""

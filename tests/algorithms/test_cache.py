@@ -186,6 +186,7 @@ def test_a_tree_of_drafts_is_verified_in_one_pass(name):
             read_tokens(family_cases.theta_of(bloom), empty_cache(bloom), tree[0], 0, positions=positions[0])
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize("name", ["PAPER", "T5", "BART"])
 def test_algorithm_8_continues_from_the_keys_and_values_of_its_context(name):
     sizes = {name: size for name, size in SIZES.items() if name != "L"}

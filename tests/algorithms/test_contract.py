@@ -143,6 +143,7 @@ def test_it_is_compiled_once_pure_and_the_same_again(number):
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, results[:2]), strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", cases.quick_of(range(8), range(1, 16)))
 def test_eager_is_compiled(number):
     f = REGISTRY[number].function
@@ -238,6 +239,7 @@ def test_no_check_copies_from_an_accelerator_or_another_process(on_device):
     check_value("n", OnDevice(*on_device), Range("a number >= 0", lambda n: n >= 0))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "at_hand", [-1, np.array([1, -1]), jnp.asarray(-1), OnDevice("cpu")], ids=lambda value: type(value).__name__
 )

@@ -90,6 +90,7 @@ def by_loops(Q, K, V, log_alpha, beta=None):
     return np.stack(columns, axis=1), S
 
 
+@pytest.mark.sampled(1)
 def test_gradients_are_complex_steps_of_numpy_loops(kind):
     inputs, h = {name: np.asarray(a[:1, ..., :1, :]) for name, a in drawn(kind).items()}, 1e-30
     steps = {name: np.asarray(a[:1, ..., :1, :]) for name, a in drawn(kind, seed=1).items()}
@@ -119,6 +120,7 @@ def test_second_derivatives_are_those_of_tokens(kind):
     assert_trees_close(*of_second, 1e-9)
 
 
+@pytest.mark.sampled(1)
 def test_vmap_in_any_nesting_is_a_loop(kind):
     each = [[drawn(kind, seed=2 * i + j) for j in range(2)] for i in range(2)]
     stacked = jax.tree.map(lambda *a: np.stack(a), *(jax.tree.map(lambda *a: np.stack(a, -1), *row) for row in each))
@@ -138,6 +140,7 @@ def test_no_tokens_leave_the_state_at_nothing(kind):
     assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, inputs)
 
 
+@pytest.mark.sampled(1)
 def test_float32_is_as_exact_by_hand_as_by_jax(kind):
     exact = gradient(drawn(kind), "paper")
     for way in ("auto", "paper"):

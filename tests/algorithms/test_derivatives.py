@@ -292,6 +292,7 @@ def test_every_float_argument_is_varied():
         assert floats - optional - {"p_mask", "tau"} <= arguments.keys(), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "implementation"), cases.quick_of(QUICK[:4], RUNS))
 def test_no_nan_on_the_way(name, implementation):
     """``checkify`` finds no NaN and no division by 0 in value and gradient of valid input, nor does ``debug_nans``."""

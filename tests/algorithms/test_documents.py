@@ -53,7 +53,7 @@ def case(name):
     return config, theta, np.stack(logits, axis=1)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["paper", "dense", "blockwise"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_blocks_are_the_documents(name, implementation):

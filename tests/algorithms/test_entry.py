@@ -24,6 +24,7 @@ def embedded(tokens, theta):
     return jnp.asarray(np.stack(columns, axis=1)).reshape(-1, *tokens.shape)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 def test_from_the_embeddings_of_tokens_the_decoder_computes_the_oracles_distribution(implementation):
     theta = cases.random_theta(cases.D)
@@ -33,6 +34,7 @@ def test_from_the_embeddings_of_tokens_the_decoder_computes_the_oracles_distribu
     cases.assert_close(alg.d_transformer(X, theta, implementation=implementation), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["PAPER", "GPT2", "VASWANI", "LLAMA", "GEMMA", "BLOOM"])
 def test_columns_get_positions_and_norms_as_tokens_do(name):
     """By ``positions=``, too; a scaled embedding is scaled once; and the residual stream gets nothing."""
@@ -113,6 +115,7 @@ def test_the_gradient_of_an_embedding_is_that_of_the_oracle():
     np.testing.assert_array_equal(later[:, 2:], 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("filler", [0.0, np.nan, np.inf])
 def test_what_stands_in_the_padding_reaches_nothing(filler):
     theta = cases.random_theta(cases.D)

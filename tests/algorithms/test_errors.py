@@ -89,6 +89,7 @@ def test_numbers_of_numpy_in_records():
     assert Record.from_json(json.loads(json.dumps(alg.PAPER.but(norm=line).to_json()))).norm == line
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
 def test_static_numbers_of_numpy(kind):
     e, epsilon = cases.normal(3, 4), kind(0.5)

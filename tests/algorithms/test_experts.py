@@ -48,6 +48,7 @@ def computed(line, how, **options):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["DEEPSEEK", *(pytest.param(n, marks=pytest.mark.thorough) for n in LINES if n[0] != "D")]
 )
@@ -79,6 +80,7 @@ def test_transformations(case):
     assert_trees_close(found("auto"), found("paper"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_types(dtype):
     line = LINES["GPT_OSS"]
@@ -188,6 +190,7 @@ def test_the_accelerators_program_gives_the_same(name, T):
     assert_trees_close(actual, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_a_program_for_an_accelerator_has_ragged_products(platform):
     """Of each expert's three matrices: one of its rows and, for gradients, one of each operand."""

@@ -48,6 +48,7 @@ def assert_spec(array, spec):
     assert entries == tuple(spec) + (None,) * (array.ndim - len(spec))
 
 
+@pytest.mark.sampled(1, tests=4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("in_use", [True, False], ids=["mesh in use", "of the arguments"])
 def test_values_and_their_shardings(name, in_use):
@@ -89,6 +90,7 @@ def test_transformations(name):
     cases.assert_trees_close(jax.device_get(actual), jax.device_get(function(X, D)), 1e-10)
 
 
+@pytest.mark.sampled(1, tests=4)
 @pytest.mark.parametrize(
     ("attention", "spec"),
     [
@@ -121,6 +123,7 @@ def test_axes_of_type_explicit_beside_auto(types):
     cases.assert_trees_close(jax.device_get(actual), jax.device_get(value_and_gradient(X)), 1e-10)
 
 
+@pytest.mark.sampled(1, tests=4)
 @pytest.mark.parametrize("manual", [{"data"}, {"data", "model"}])
 def test_axes_of_type_explicit_beside_manual(manual):
     mesh = jax.make_mesh((4, 2), ("data", "model"))
@@ -139,6 +142,7 @@ def test_parameters_come_back_divided_as_they_were_given():
     cases.assert_trees_close(jax.device_get(actual), alg.d_training(X, D, N_epochs=1, eta=0.1), 1e-10)
 
 
+@pytest.mark.end_to_end
 def test_recorded_values():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     with jax.set_mesh(mesh):

@@ -139,6 +139,7 @@ WINDOW = PAPER.but(attention=(Attention(), Attention(window=4)), norm=LayerNorm(
 CHUNKS = WINDOW.but(attention=(Attention(), Attention(window=4, chunked=True)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", ["row0", "encoder0", "encoder_decoder0"])
 @pytest.mark.parametrize("variant", [WINDOW, CHUNKS], ids=["window", "chunks"])
@@ -155,6 +156,7 @@ def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a
         np.testing.assert_allclose(jnp.log(P[:, b]), logits - np.log(np.exp(logits).sum(axis=0)), atol=1e-9)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["auto", "paper", "blockwise"])
 def test_chunks_and_temperatures_count_from_the_first_token_of_each_document(implementation):
     theta = cases.theta_of(cases.config_of("LLAMA4"))

@@ -42,6 +42,7 @@ def test_greedy_continuations_are_the_oracles(seed):
     np.testing.assert_array_equal(y, oracle.d_inference(prompt, oracle.unstack(theta), 11, 0, None))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_greedy_transductions_are_the_oracles(seed):
     theta = cases.random_theta(ED, seed)
@@ -75,6 +76,7 @@ def test_padding_of_the_context_changes_no_token():
     assert length == expected_length
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0, math.inf])
 def test_sampled_continuations_follow_the_oracles_distributions(tau):
     theta, n = cases.random_theta(D, scale=0.3), 4000
@@ -90,6 +92,7 @@ def test_sampled_continuations_follow_the_oracles_distributions(tau):
     assert quantile(asked[1][0], y[y[:, 0] == first, 1]) > 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.5, math.inf])
 def test_sampled_transductions_follow_the_oracles_distributions(tau):
     theta, n = cases.random_theta(ED, scale=0.3), 4000
@@ -175,6 +178,7 @@ def test_each_request_has_its_own_temperature():
 class TestKeysOfXLAsGenerator:
     """Under vmap, XLA's generator draws a whole batch from its first key."""
 
+    @pytest.mark.sampled(1)
     def test_a_token_does_not_depend_on_another_requests_key(self, impl):
         keys = jax.random.split(jax.random.key(0, impl=impl), 3)
         log_P = jnp.log(jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(1000), size=3).T))
@@ -192,6 +196,7 @@ class TestKeysOfXLAsGenerator:
         np.testing.assert_array_equal(jax.jit(jax.vmap(seed_of))(keys), seeds)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tau", [0.0, 0.7])
 def test_after_a_token_outside_of_the_vocabulary_there_is_none(tau):
     theta = cases.random_theta(cases.D)

@@ -49,6 +49,7 @@ def test_glorot(config):
             np.testing.assert_array_equal(W, float("gamma" in name and config is not GEMMA), err_msg=name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("config", "residual_writes"), [(ED, 2 * 2 + 3 * 2), (E, 4), (D, 4)], ids=["ed", "e", "d"])
 def test_gpt2_scheme(config, residual_writes):
     """Normal of deviation 0.02, W_p 0.01, and what writes to the residual stream divided by √(number of writes)."""
@@ -150,6 +151,7 @@ def test_parameters_depend_on_their_own_key(impl):
         jax.tree.map(lambda a, b, n=n: np.testing.assert_array_equal(a[n], b), together, alone)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", [None, 17])
 @pytest.mark.parametrize("name", ["PAPER", "OPT", "LLAMA"])
 def test_a_larger_vocabulary_changes_nothing_of_the_others(name, first):

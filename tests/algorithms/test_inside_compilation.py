@@ -59,6 +59,7 @@ def runs(i):
     return ((X, D), (X_OTHER, D)) if i else ((X_OTHER, OTHER), (X, OTHER))
 
 
+@pytest.mark.sampled(1, tests=2)
 @pytest.mark.parametrize("name", CALLS)
 def test_made_and_called_again_nothing_is_traced_or_compiled(name):
     f, made = Counted(), CALLS[name]
@@ -99,6 +100,7 @@ def test_other_names_shapes_settings_and_observers_have_programs_of_their_own():
     assert_close(seen["X@8"][0], 2 * plain[at("X@8", layer=0)])
 
 
+@pytest.mark.end_to_end
 def test_traced_indices_share_a_program_and_keep_their_names():
     f = Counted()
 

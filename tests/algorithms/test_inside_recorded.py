@@ -61,6 +61,7 @@ def through_shard_map(x):
     return jax.jit(f)(x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("f", "times"),
     [

@@ -96,6 +96,7 @@ def table():
     return TABLE.read_text("utf-8")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_table_of_kernels_is_what_tracing_finds(name):
     assert row(name) in table().splitlines()

@@ -81,6 +81,7 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
     ("mask", "sizes"),
     [
@@ -184,6 +185,7 @@ HESSIAN_PRODUCTS = {
 }
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize("way", HESSIAN_PRODUCTS)
 @pytest.mark.parametrize(
     ("mask", "sizes"),
@@ -211,6 +213,7 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize("mask", [alg.UNIDIRECTIONAL, OF_EACH], ids=["of one", "of each"])
 @pytest.mark.parametrize(
     ("sizes", "local"),

@@ -55,6 +55,7 @@ def test_the_loss_and_its_gradients(implementation, label_smoothing):
     )
 
 
+@pytest.mark.sampled(1)
 @implementations
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_of_each_token(implementation, label_smoothing):

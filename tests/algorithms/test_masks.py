@@ -120,6 +120,7 @@ def test_all_of_them_join():
     np.testing.assert_array_equal(joined.dense(7, 7), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("other", "of_length"), [(UNIDIRECTIONAL, padding), (near(2), prefix)])
 def test_a_length_may_be_traced_and_mapped_over(other, of_length):
     lengths = jnp.arange(4)

@@ -51,6 +51,7 @@ def assert_drawn_from(drawn, p):
     assert norm.sf((statistic - len(p)) / deviation) > 1e-6, (statistic, deviation)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize(("draws", "many"), cases.quick_of([(2000, 1024)], [(2000, 1024), (20_000, 4096)]))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", pytest.param("float32", marks=pytest.mark.slow)])
@@ -88,6 +89,7 @@ def value_and_gradients(attend, dtype):
     return V_tilde, *gradients
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.IMPLEMENTATIONS)
 def test_scores_are_scaled_in_float32(implementation):
     attend = functools.partial(alg.scaled_dot_product_attention, mask=alg.BIDIRECTIONAL)
@@ -177,6 +179,7 @@ def test_training(architecture, dtype):
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (trained, theta)), strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "tau"), [("uint8", 0.0), ("int8", 1.0)])
 def test_what_a_narrow_prompt_is_continued_by(dtype, tau):
     """In a dtype that holds every token of the vocabulary, which the prompt's does not."""
@@ -222,6 +225,7 @@ def weighted_loss(implementation):
     return lambda targets: f(X, W_U, W_U[:, 0], targets)
 
 
+@pytest.mark.sampled(1)
 @outside
 @implementations
 def test_a_target_outside_of_the_vocabulary_is_nan_unless_its_weight_is_0(implementation, token, dtype):

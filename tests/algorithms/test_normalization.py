@@ -45,6 +45,7 @@ def test_small_dtypes_sum_in_float32(dtype):
     cases.assert_close(e_hat, expected, {"float32": 1e-4, "bfloat16": 1e-2}[dtype])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("epsilon", [0.0, 1e-5])
 def test_the_gradients_are_those_of_complex_steps(epsilon):
     e, w = cases.normal(7, seed=3), np.asarray(cases.normal(7, seed=4))

@@ -116,7 +116,7 @@ def exported(f, *arguments, platforms):
         return jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=CUDNN)(*arguments)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("f", "kernels"), [(hidden, 1), (updated, 2)])
 @pytest.mark.parametrize(("platform", "kernel"), [("cpu", None), ("cuda", "__cudnn$"), ("tpu", KERNEL)])
 def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kernels, monkeypatch):
@@ -129,6 +129,7 @@ def test_an_exported_program_has_its_platforms_kernel(platform, kernel, f, kerne
     assert found == {KERNEL: 0, "__cudnn$": 0} | ({kernel: kernels} if kernel else {})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("platforms", "call"), [(("cuda",), "custom_call @"), (("cpu", "cuda", "tpu"), KERNEL)], ids=["float32", "all"]
 )

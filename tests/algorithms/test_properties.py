@@ -30,6 +30,7 @@ def influence(f, theta, tokens):
     return jacobian
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 def test_a_decoder_sees_itself_and_what_came_before(implementation):
     theta = cases.random_theta(cases.D)

@@ -145,6 +145,7 @@ def test_steps_continue_what_was_kept(case, chunk):
         assert_close(found, y, 1e-10)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("implementation", RULES)
 def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(case, implementation, chunk):
     """What is kept is that of the prompts alone, whatever documents follow; so are the columns before."""

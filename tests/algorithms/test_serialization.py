@@ -32,6 +32,7 @@ def exported(f, *arguments):
         return jax.export.export(jax.jit(f), platforms=("cpu",))(*arguments).serialize()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_program_takes_theta(name):
     f, tokens, config = MODELS[name]

@@ -128,6 +128,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "implementation", "n", "ways"),
     cases.quick_of(QUICK, [*QUICK, *itertools.product(FUNCTIONS, EVERY, (2, 8), [tuple(WAYS)])]),
@@ -166,6 +167,7 @@ QUICK_CONSTANTS = [("log_loss", "paper"), ("log_loss", "auto"), ("attention", "d
 QUICK_CONSTANTS += [("layer_norm", "auto")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "implementation"),
     cases.quick_of(QUICK_CONSTANTS, [("layer_norm", "auto"), *itertools.product(("log_loss", "attention"), EVERY)]),
@@ -262,6 +264,7 @@ def test_a_recurrence(name, implementation):
     assert_devices_are_one(loss, (COLUMNS, ROWS), W, *data, n=4, ways=tuple(WAYS))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.quick_of({*EVERY} - {"dense"}, EVERY))  # here "auto" is "dense"
 def test_a_length_of_each_device(implementation):
     """One sequence on every device, the length of which is a scalar there."""

@@ -173,6 +173,7 @@ def test_a_model(sizes, implementation):
     assert_mesh_changes_nothing(loss, theta, sizes=sizes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("data", [None, ("pod", "dp")], ids=["all others", "by name"])
 def test_axes_of_other_names_divide_the_same(data):
     sizes = {"pod": 2, "cp": 2, "tp": 2}
@@ -230,6 +231,7 @@ def test_a_step_gathers_no_weights_if_the_axes_are_named():
     assert weights  # otherwise the test sees none
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("as_for_users")
 @pytest.mark.parametrize(
     ("names", "kind", "message"),

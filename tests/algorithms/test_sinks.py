@@ -30,6 +30,7 @@ def computed(how, dropout):
     return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(X, W)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.thorough)])
 def test_every_rule_computes_what_is_printed(rule, dropout):
@@ -40,6 +41,7 @@ def test_every_rule_computes_what_is_printed(rule, dropout):
     assert np.all(np.asarray(value[1])[:, :, 3] == 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_gradient_of_a_sink_in_bfloat16(rule):
     """A sink's weight is no difference of rounded ones: here it is 1/3000 of all."""

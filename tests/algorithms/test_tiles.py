@@ -57,6 +57,7 @@ def printed(mask, dropped):
 QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mask", "dropped", "small"), cases.quick_of(QUICK, itertools.product(MASKS, (False, True), (0, L_X * L_Z)))
 )

@@ -70,6 +70,7 @@ def expected_of_masks(name, kind, n):
     return [np.stack(part).reshape(A, B, *part[0].shape) for part in zip(*results, strict=True)]
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
     ("f", "name", "kind", "n"),
     cases.quick_of(
@@ -169,6 +170,7 @@ OF_SEQUENCES = {
 }
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
     ("name", "implementation"),
     cases.quick_of(
@@ -257,6 +259,7 @@ def test_an_exported_program_of_fixed_lengths(name, implementation):
         cases.assert_close(exported.call(x), f(x), 1e-12)
 
 
+@pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize(
     ("name", "implementation", "axes"),
     cases.quick_of(

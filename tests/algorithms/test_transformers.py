@@ -39,6 +39,7 @@ def expected(config, z, x, theta):
 architectures = pytest.mark.parametrize("config", [cases.ED, cases.E, cases.D], ids=["ed", "e", "d"])
 
 
+@pytest.mark.sampled(1)
 @implementations
 @architectures
 def test_the_transformers_are_the_oracles(implementation, config):
@@ -63,6 +64,7 @@ def test_a_sequence_of_l_max_tokens_uses_every_position():
     cases.assert_close(alg.d_transformer(longest, theta), oracle.d_transformer(longest, oracle.unstack(theta)))
 
 
+@pytest.mark.sampled(1)
 @architectures
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.1)])
 def test_small_dtypes_are_near_the_oracle(config, dtype, bound):
@@ -133,6 +135,7 @@ def test_the_output_bias_and_the_embedding_norm_are_added_to_the_paper():
     assert np.abs(P - without).max() > 1e-3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 def test_packed_documents_are_as_each_by_itself(positions):
     """Positions restart, also where a number comes back; given ones are taken, and narrow ones do not overflow."""
@@ -153,6 +156,7 @@ def test_packed_documents_are_as_each_by_itself(positions):
     cases.assert_close(np.asarray(theta.W_u) @ np.asarray(X), expected)
 
 
+@pytest.mark.sampled(1)
 @architectures
 def test_a_token_outside_the_vocabulary_gives_nan(config):
     theta = cases.random_theta(config)

@@ -129,6 +129,7 @@ def test_the_paper_changes_nothing():
     assert all(changed_lines(algorithms.PAPER, n) == {} for n in (8, 9, 10))
 
 
+@pytest.mark.end_to_end
 def test_the_paper_is_beside_what_is_changed(llama):
     lines = {(line["algorithm"], line["line"]): line for line in as_json(llama)["lines"]}
     changed = lines[10, "8"]["changed"]

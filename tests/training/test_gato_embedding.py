@@ -29,6 +29,7 @@ def as_numpy(theta):
     return jax.tree.map(np.asarray, theta)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
     X, elements = sequence(implementation=implementation)
@@ -101,6 +102,7 @@ def test_a_patch_without_a_position_makes_nan():
     assert np.isfinite(np.delete(e, 2, axis=1)).all()
 
 
+@pytest.mark.end_to_end
 def test_the_initializer_uses_no_key_twice_and_scales_kernels():
     with jax.debug_key_reuse(True):
         image = gato.init_gato(jax.random.key(0), CONFIG).image

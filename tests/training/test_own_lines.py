@@ -203,6 +203,7 @@ def test_files_of_ones_own(tmp_path, thetas, name):
     assert load_pretrained(tmp_path / "narrow")[0].W_e.dtype == jnp.bfloat16
 
 
+@pytest.mark.end_to_end
 def test_axes_are_divided(thetas):
     placement = Placement("data=4,model=2")
     specs = {}

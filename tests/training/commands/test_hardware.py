@@ -43,6 +43,7 @@ def of_attention(case, s):
     return lambda theta: np.stack([[of_head(theta, h, b) for b in range(case.B)] for h in range(case.H)]).swapaxes(1, 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "case",
     [
@@ -124,6 +125,7 @@ def planted(monkeypatch, rule):
     return check
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_kernel_is_found_and_no_other(what, monkeypatch):
     rule, says = WRONG[what]

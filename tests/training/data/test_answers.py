@@ -74,6 +74,7 @@ KINDS = {  # template, end tokens of the model, each answer but the last, the la
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_over_each_answer_and_its_end(kind):
     template, ends, each, last = KINDS[kind]

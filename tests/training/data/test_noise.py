@@ -76,6 +76,7 @@ def test_nothing_that_is_evaluated_has_noise():
         np.testing.assert_array_equal(plain["x"], batch["x"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", ["d", "ed"])
 def test_the_loss_of_a_task_reads_the_noise_and_predicts_the_text(task):
     """Column t is the loss of x[t + 1] by the distribution of what is read up to t: as Algorithms 8 and 10 say."""

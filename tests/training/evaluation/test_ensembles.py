@@ -39,6 +39,7 @@ def test_the_ensemble_predicts_with_the_mean_of_the_distributions():
     assert (totals.weight, totals.correct) == (mask.sum(), (P.argmax(axis=0) == targets)[mask].sum())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", ["d", "e", "ed", "classify"])
 def test_an_ensemble_of_one_model_is_the_model(task):
     (member,), settings = runs(task, n=1)

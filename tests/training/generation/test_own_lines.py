@@ -71,6 +71,7 @@ def test_a_formula_that_reads_the_matrices_itself_continues_as_the_papers():
     np.testing.assert_array_equal(own, ours)
 
 
+@pytest.mark.end_to_end
 def test_what_int8_rounds():
     """The matrices of ours within the parameters of others, and no others."""
     config = cases.config_of("SINKS")

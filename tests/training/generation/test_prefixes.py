@@ -113,6 +113,7 @@ def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
     assert np.isfinite(np.asarray(state.caches[0].V)).all()
 
 
+@pytest.mark.end_to_end
 def test_the_oldest_make_room(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :33]])
@@ -129,6 +130,7 @@ def test_the_oldest_make_room(name):
     assert small.prefixes.nbytes == 0
 
 
+@pytest.mark.end_to_end
 def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :33]])

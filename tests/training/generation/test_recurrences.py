@@ -35,6 +35,7 @@ def test_tokens_are_algorithm_14s():
     assert_drawn(THETA, PROMPTS, tokens, 0.8, key)
 
 
+@pytest.mark.end_to_end
 def test_tokens_of_latents_without_positions_are_algorithm_14s():
     config, key = dataclasses.replace(CONFIG, variant=OF_KIMI), jax.random.key(3)
     theta = random_theta(config)

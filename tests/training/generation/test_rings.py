@@ -34,6 +34,7 @@ def model(variant):
     return config, random_theta(config)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("name", quick_of(["one window"], VARIANTS))
 def test_tokens_far_behind_the_window_are_algorithm_14s(name):
     """Prompts longer and shorter than the window, and enough tokens for the slots to grow."""

@@ -28,6 +28,7 @@ def log_p_of(P, r):
     return np.array([np.log(P[v, r, t]) for t, v in enumerate(X[r, 1 : LENGTHS[r]])])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_log_probabilities_of_a_decoder(tied):
     config = dataclasses.replace(D, variant=GPT2)

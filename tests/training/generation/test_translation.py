@@ -133,6 +133,7 @@ def test_padding_batch_and_order_do_not_matter(options):
     np.testing.assert_array_equal(alone[0][0], tokens[1])
 
 
+@pytest.mark.end_to_end
 def test_the_stream_yields_the_same_tokens():
     tokens, lengths, _ = run(z=Z[:1], lengths=LENGTHS[:1], tau=1.0, key=KEY)
     columns = list(TRANSLATOR.stream(Z[:1], lengths=LENGTHS[:1], l_max=L_MAX, tau=1.0, key=KEY))
@@ -194,6 +195,7 @@ def plain_beam_search(z, K, alpha, l_max):
     return beams[0]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("K", "alpha"), [(2, 0.0), (3, 0.6), pytest.param(5, 2.0, marks=pytest.mark.slow)])
 def test_beam_search_is_its_definition(K, alpha):
     z = np.random.default_rng(6).integers(5, size=(12, 3))

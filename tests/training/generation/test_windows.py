@@ -101,6 +101,7 @@ def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
     np.testing.assert_array_equal(np.stack(list(columns), axis=1), tokens)
 
 
+@pytest.mark.end_to_end
 def test_what_has_ended_stays_so_in_the_next_windows():
     free = generated(31)
     firsts = np.array([[[*row, v].index(v) for row in free.tolist()] for v in range(N_V)])
@@ -166,6 +167,7 @@ def test_no_ngram_comes_twice_whatever_the_window():
     assert len(set(zip(tokens[0], tokens[0, 1:], strict=False))) > 30
 
 
+@pytest.mark.end_to_end
 def test_a_sequence_that_nothing_can_follow_ends():
     """The prompt has all tokens but one, or all of them, the end included."""
     eos, everything = N_V - 1, np.arange(N_V)[::-1]

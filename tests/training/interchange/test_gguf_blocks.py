@@ -217,6 +217,7 @@ def test_commands_take_a_quantized_file_as_it_is(tmp_path, called, monkeypatch):
     assert not (tmp_path / "cache" / "formal-algorithms" / "models").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_blocks", [True, False])
 def test_a_files_header_is_read_once(in_blocks, tmp_path, monkeypatch):
     path, opened, init = written(tmp_path / "model.gguf", "LLAMA", "Q8_0", True), [], GGUFFile.__init__

@@ -365,6 +365,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("message", "config"), UNKNOWN.items())
 def test_what_no_checkpoint_can_say_is_listed(tmp_path, config, message):
     with pytest.raises(InterchangeError, match=re.escape(message)):

@@ -170,6 +170,7 @@ def test_scores_of_uniform_attention():
     cases.assert_close(scores.induction_scores(A, x)[0, 0], (1 / 3 + 2 / 4) / 2)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("name", "by", "shape"), [("X@8", "token", (2, 6)), ("Y@2", "head", (2, 3))])
 def test_activation_patching_is_one_intervention_after_the_other(name, by, shape):
     found = patching.activation_patching(score, name, (X,), (OTHER,), by=by)
@@ -216,6 +217,7 @@ def test_path_patching_by_hand():
     cases.assert_close(found, intervene(score, {receiver: Q})(OTHER))
 
 
+@pytest.mark.end_to_end
 def test_causal_tracing_brings_the_clean_score_back():
     tokens, noise = slice(1, 3), cases.normal(11, 2)
     corrupted, restored = patching.causal_tracing(score, (X,), tokens, noise)

@@ -94,6 +94,7 @@ def tokens_of(run, text):
     return np.array(run.tokenizer.framed(run.tokenizer.encode(text), ends=False))
 
 
+@pytest.mark.end_to_end
 def test_the_weights_on_the_page_are_those_of_numpy(whole, found):
     data, arrays = read(found.html())
     A = whole[0]

@@ -90,6 +90,7 @@ def test_active_parameters_and_flops_count_the_chosen_experts(theta):
     assert more == L * l * 2 * d_e * (N + (K - 1) * 3 * d_mlp)
 
 
+@pytest.mark.end_to_end
 def test_loads_are_the_shares_of_the_tokens(theta):
     found = np.zeros((SIZES["L"], N))
     turns = list(routed_by_loops(theta))

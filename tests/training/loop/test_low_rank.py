@@ -100,6 +100,7 @@ def test_the_gradient_is_that_of_theta_by_the_chain_rule(parts):
         np.testing.assert_allclose(found[path].A, 1.5 * B.swapaxes(1, 2) @ dW, atol=2e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", quick_of(["adamw", "muon"], OPTIMIZERS))
 def test_an_update_changes_the_adapter_alone(optimizer):
     settings, _, theta, adapter = model(optimizer=optimizer, learning_rate=0.01)
@@ -232,6 +233,7 @@ def test_the_loss_of_an_adapter_is_scaled_in_float16(base, tmp_path):
     assert found.scale > 1
 
 
+@pytest.mark.end_to_end
 def test_a_model_that_is_gone_or_has_changed_is_said(base, tmp_path):
     theta = load_run(base).theta
     copy = tmp_path / "copy"

@@ -103,6 +103,7 @@ def test_a_compiled_schedule_is_exact_at_its_end_and_close_to_the_line_before(x3
         assert (rates >= 0).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_has_the_rate_of_its_step_whatever_was_skipped(name):
     """The state of the optimizer counts the updates that were made; its rate is that of the step."""

@@ -135,6 +135,7 @@ def test_a_run_without_its_last_checkpoint_repeats_what_it_held(undisturbed, tmp
     assert_same_run(tmp_path / "run", expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("planted", [MemoryError(), OSError(5, "Input/output error")])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(undisturbed, tmp_path, monkeypatch, planted):
     """A run that is begun anew would empty its metrics."""
@@ -355,6 +356,7 @@ def test_single_bad_updates_of_a_sound_run_do_not_stop_it(tmp_path, wrong_at):
     assert [step for step, loss in witness.losses.items() if loss == 100] == [3, 4, 5, 6, 9]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("steps", [3, 12, 20])
 def test_a_profile_is_written_of_any_number_of_steps(tmp_path, steps):
     settings = settings_for("d", **PLAIN, steps=steps, eval_every=100, checkpoint_every=100, profile=True)

@@ -60,6 +60,7 @@ def test_a_variant_of_an_older_version_is_refused(tmp_path):
         files.description()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_converted_model_keeps_its_type(tmp_path, dtype):
     files, _, theta = begin(tmp_path / "run")
@@ -134,6 +135,7 @@ def test_what_is_not_a_file_is_refused(tmp_path, name, kind):
             act()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])
 def test_an_unfinished_run_gives_its_last_sound_checkpoint(tmp_path, ema_decay):
     files, _, theta = begin(tmp_path / "run", ema_decay=ema_decay)

@@ -25,6 +25,7 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("runs") / "d", "d", **SIZES)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_model_is_kept_in_the_precision_that_was_asked_for(run, tmp_path, printed, dtype):
     stored = flatten(load_run(run).theta)

@@ -148,6 +148,7 @@ def events_of(model, names, **options):
     return events
 
 
+@pytest.mark.end_to_end
 def test_another_way_of_drawing_compiles_nothing(model):
     """Once requests of these sizes were drawn with penalties and without."""
 

@@ -52,6 +52,7 @@ def test_offsets_do_not_depend_on_what_stops_hold_back(client):
                 assert free.text[first:].startswith(token) or token == "<end>"
 
 
+@pytest.mark.end_to_end
 def test_the_bytes_of_all_tokens_are_the_text(client):
     said = [{"role": "user", "content": "the cat"}]
     for seed in SEEDS:

@@ -97,6 +97,7 @@ def engine_of(memory=None, kept=None, rows=8):
     return Engine(generator, TOKENIZER, rows=rows, queue=50, budget=Budget(generator, memory))
 
 
+@pytest.mark.end_to_end
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused():
     """There is memory for a batch of four that grow to 256 tokens, while four are read; in the end all are done."""
     of_slot = bytes_of_token(THETA) + 8 * 21
@@ -236,6 +237,7 @@ def test_a_long_prompt_is_read_between_steps_and_no_further_if_nobody_waits(slow
     assert long.empty()
 
 
+@pytest.mark.end_to_end
 def test_what_is_read_in_parts_has_the_tokens_of_one_reading():
     engine, steps = engine_of(kept=1 << 20), queue.SimpleQueue()
     engine.submit([job(1000, steps.put)])

@@ -75,6 +75,7 @@ def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(variant
         np.testing.assert_allclose(theirs, log_p, atol=1e-5)
 
 
+@pytest.mark.end_to_end
 def test_a_divided_encoder_embeds_the_same(tmp_path):
     run = make_run(tmp_path / "run", "e", H=4, d_e=16, d_mlp=16)
     found = []

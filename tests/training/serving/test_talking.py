@@ -130,6 +130,7 @@ def test_what_is_no_conversation_is_refused(client, options, message):
         talk(client, **body)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prompt", ["abc", [0, 1, 2], [LETTERS.bos_token, 0, 1, 2]])
 def test_echo_tells_the_prompt_and_its_log_probabilities(client, model, prompt):
     """A text follows bos, which is not the client's; tokens are taken as they are."""

@@ -302,7 +302,7 @@ def test_one_call_is_read_where_one_is_wanted():
 LOOSE = {"properties": {"n": {"type": "integer", "minimum": 3, "maximum": 4}}, "required": ["n"]}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
