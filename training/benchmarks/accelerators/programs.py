@@ -1,5 +1,6 @@
 """What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax."""
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -169,7 +170,9 @@ class Module:
     def _written(self, body: Body, i: Instruction, shape: str) -> float:
         """Return the bytes that a fused computation writes to its result: its in-place updates, or all of it."""
         if i.op == "tuple":
-            return sum(self._written(body, body[o], s) for o, s in zip(i.operands, _arrays(shape), strict=True))
+            arrays, parts = iter(_arrays(shape)), [body[o] for o in i.operands]  # a part may be a tuple itself
+            shapes = [", ".join(itertools.islice(arrays, len(_arrays(part.shape)))) for part in parts]
+            return sum(self._written(body, part, s) for part, s in zip(parts, shapes, strict=True))
         if i.op in ("bitcast", "reshape"):
             return self._written(body, body[i.operands[0]], shape)
         if i.op == "fusion":
