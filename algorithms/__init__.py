@@ -72,7 +72,8 @@ from algorithms.model.variants import LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT
 from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_5_MOE as QWEN3_5_MOE, QWEN3_NEXT as QWEN3_NEXT
 from algorithms.model.variants import ARCEE as ARCEE, ERNIE4_5 as ERNIE4_5, GLM4_MOE as GLM4_MOE
 from algorithms.model.variants import GLM4_MOE_LITE as GLM4_MOE_LITE, QWEN2_MOE as QWEN2_MOE, SEED_OSS as SEED_OSS
-from algorithms.model.variants import STARCODER2 as STARCODER2
+from algorithms.model.variants import ERNIE4_5_MOE as ERNIE4_5_MOE, EXAONE4 as EXAONE4, HUNYUAN as HUNYUAN
+from algorithms.model.variants import MINISTRAL3 as MINISTRAL3, OLMO as OLMO, STARCODER2 as STARCODER2
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA
 
 # For programs around them

@@ -159,6 +159,11 @@ DECODERS += (
     "ERNIE4_5",
     "STARCODER2",
     "KIMI_LINEAR",
+    "HUNYUAN",
+    "MINISTRAL3",
+    "OLMO",
+    "EXAONE4",
+    "ERNIE4_5_MOE",
 )
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)

@@ -44,6 +44,8 @@ def settings_of(config):
         found["rope.dimension_count"] = int(config.head_dim * rope["partial_rotary_factor"])
     if config.model_type == "starcoder2":
         found["attention.layer_norm_epsilon"] = config.norm_epsilon
+    if config.model_type == "olmo":
+        found |= {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": config.clip_qkv}
     if config.model_type == "granite":
         names = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
         factors = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
@@ -57,7 +59,9 @@ def settings_of(config):
 def _norm(config):
     if config.model_type == "cohere2":
         return {"attention.layer_norm_epsilon": config.layer_norm_eps, "logit_scale": config.logit_scale}
-    return {} if config.model_type == "starcoder2" else {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
+    return (
+        {} if config.model_type in ("starcoder2", "olmo") else {"attention.layer_norm_rms_epsilon": config.rms_norm_eps}
+    )
 
 
 def write(path, model, *, kind=None, fields=(), tensors=()):
@@ -67,7 +71,8 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
     as gguf names it; None: all in F32; `fields`: more metadata, by key; `tensors`: more tensors, by name.
     """
     config = model.config
-    architecture = {"olmo3": "olmo2"}.get(config.model_type, config.model_type.removesuffix("_text"))
+    others = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense"}
+    architecture = others.get(config.model_type, config.model_type.removesuffix("_text"))
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -78,7 +83,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
             continue
         array = tensor.float().numpy()
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture in ("llama", "smollm3", "granite", "arcee") and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "smollm3", "granite", "arcee", "olmo") and ("q_proj" in name or "k_proj" in name):
             array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
         if architecture.startswith("gemma") and target.endswith("norm.weight"):
             array = array + 1

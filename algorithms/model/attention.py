@@ -74,6 +74,7 @@ class Attention(Mixer):
             in Llama 4. Chunks count from the first token of each document.
         biases: whether there are biases: all, none, only b_q, b_k and b_v, or only b_o.
         normalize_heads: a norm of queries and keys, applied before their positions.
+        positions_first: whether it is applied after their positions instead, as in HunYuan.
         heads_together: whether that norm is over all heads together, as in OLMo 2.
         normalize_output: a norm of the result, before it is added to the residual stream.
         sinks: whether each head has a score s of its own, which takes weight in the softmax and has no value:
@@ -89,6 +90,7 @@ class Attention(Mixer):
     chunked: bool = False
     biases: bool | Literal["qkv", "out"] = True
     normalize_heads: RMSNorm | None = None
+    positions_first: bool = False
     heads_together: bool = False
     normalize_output: LayerNorm | None = None
     sinks: bool = False
@@ -113,8 +115,11 @@ class Attention(Mixer):
         super().__post_init__()
         if self.chunked and self.window is None:
             self.refuse("chunked", "False where window = None")
-        if self.heads_together and self.normalize_heads is None:
-            self.refuse("heads_together", "False where normalize_heads = None")
+        for name in ("heads_together", "positions_first"):
+            if getattr(self, name) and self.normalize_heads is None:
+                self.refuse(name, "False where normalize_heads = None")
+        if self.heads_together and self.positions_first:
+            self.refuse("positions_first", "False where heads_together = True")
 
     def shapes(self) -> Any:
         """The shapes of 𝓦."""
@@ -192,21 +197,28 @@ class Attention(Mixer):
     def read(self, Q: Any, K: Any, V: Any, at: At) -> QKV:
         """What line 4 of Algorithm 4 reads, from the results of lines 1 to 3, for every head."""
         W, t_x, t_z = at.W, at.t_x, at.t_z
-        if self.normalize_heads is not None:
-            norm, both = self.normalize_heads, ((Q, W.gamma_q), (K, W.gamma_k))
-            Q, K = (A if A is None else norm.of_heads(A, gamma, self.heads_together) for A, gamma in both)
+        if not self.positions_first:
+            Q, K = self._normalized(Q, K, W)
         if self.clip is not None:
             Q, K, V = (A if A is None else jnp.clip(A, -self.clip, self.clip) for A in (Q, K, V))
         U = P = None
+        if self.positions is not None and t_z is not None:
+            Q, K = self.positions.of_queries(Q, t_x), self.positions.rotate(K, t_z)
+        if self.positions_first:
+            Q, K = self._normalized(Q, K, W)
         if self.positions is not None:
-            if t_z is not None:
-                Q, K = self.positions.of_queries(Q, t_x), self.positions.rotate(K, t_z)
             scale = 1.0 if self.scale is None else self.scale * Q.shape[1] ** 0.5
             Q, U, P = self.positions.scores(Q, W, at.table, scale)
         if t_z is None:  # another sequence, which is at no distance
             U = P = None
         Q = Q if self.scale is None else scaled(Q, self.scale * Q.shape[1] ** 0.5)
         return QKV(Q, K, V, U, P, W.s if self.sinks else None)
+
+    def _normalized(self, Q: Any, K: Any, W: Any) -> Any:
+        if self.normalize_heads is None:
+            return Q, K
+        norm, both = self.normalize_heads, ((Q, W.gamma_q), (K, W.gamma_k))
+        return (A if A is None else norm.of_heads(A, gamma, self.heads_together) for A, gamma in both)
 
     def weights(self, S: Float[Array, "l_z l_x"], own: Any) -> Float[Array, "l_z l_x"]:
         """Replaces the softmax: attention weights from the scores of one head of one sequence.

@@ -43,6 +43,7 @@ class Experts(MLP):
         chosen_groups: number of groups in which a token chooses: those with the largest sums of their best scores.
         best: number of these scores: two, or one as in DeepSeek-V2.
         shared: s: an MLP of s·d_mlp hidden units, which every token passes through, is added; 0: none.
+        d_shared: the number of its hidden units, if it is not s·d_mlp.
         shared_gate: whether that MLP is multiplied by σ(w_sᵀ X), one number for each token, as in Qwen3-Next.
         balance: coefficient of the balancing loss, which training adds.
     """
@@ -59,10 +60,11 @@ class Experts(MLP):
     chosen_groups: Count = 1
     best: Count = 2
     shared: Annotated[int, Range("a number >= 0", lambda s: s >= 0)] = 0
+    d_shared: Count | None = None
     shared_gate: bool = False
     balance: Annotated[float, Range("a number >= 0", lambda c: c >= 0)] = 0.0
 
-    divided: ClassVar[tuple[str, ...]] = ("N_experts", "N_shared*d_mlp")
+    divided: ClassVar[tuple[str, ...]] = ("N_experts", "N_shared*d_mlp", "d_shared")
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -73,15 +75,17 @@ class Experts(MLP):
             self.refuse("chosen_groups", f"at most groups = {self.groups}")
         if self.k > self.n // self.groups * self.chosen_groups:
             self.refuse("k", f"at most the {self.n // self.groups * self.chosen_groups} experts to choose from")
-        if self.shared_gate and not self.shared:
-            self.refuse("shared_gate", "False where shared = 0")
+        for name, nothing in (("shared_gate", False), ("d_shared", None)):
+            if getattr(self, name) and not self.shared:
+                self.refuse(name, f"{nothing} where shared = 0")
         if self.weighted == "inputs" and self.biases:
             self.refuse("weighted", "'outputs' where experts have biases")
 
     def shapes(self) -> ExpertsParams:
         """The shapes of its parameters."""
         mlp = super().shapes()._replace(norm_out=None)
-        shared = jax.tree.map(lambda s: dataclasses.replace(s, axes=s.axes.replace("d_mlp", "N_shared*d_mlp")), mlp)
+        units = "d_shared" if self.d_shared else "N_shared*d_mlp"
+        shared = jax.tree.map(lambda s: dataclasses.replace(s, axes=s.axes.replace("d_mlp", units)), mlp)
         return ExpertsParams(
             W_r=array("N_experts d_e"),
             b_r=array("N_experts", self.router_bias),
@@ -97,8 +101,9 @@ class Experts(MLP):
         return Fraction(self.k, self.n) if name == "experts" else Fraction(1)
 
     def sizes(self) -> dict[str, int]:
-        """The number of experts, and of those that are shared, if there are any."""
-        return {"N_experts": self.n} | ({"N_shared": self.shared} if self.shared else {})
+        """The number of experts, and of those that are shared, if there are any, or of their hidden units."""
+        shared = {"d_shared": self.d_shared} if self.d_shared else {"N_shared": self.shared} if self.shared else {}
+        return {"N_experts": self.n} | shared
 
     @numbered
     def __call__(

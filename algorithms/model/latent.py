@@ -67,7 +67,7 @@ class Latent(Attention):
         """Check the fields."""
         super().__post_init__()
         nothing = dict.fromkeys(("normalize_heads", "normalize_output", "clip"))
-        no = dict.fromkeys(("biases", "gated", "sinks", "heads_together"), False)
+        no = dict.fromkeys(("biases", "gated", "sinks", "heads_together", "positions_first"), False)
         for name, expected in {**no, **nothing}.items():
             if getattr(self, name) != expected:
                 self.refuse(name, f"{expected}, since latent attention has none")

@@ -154,25 +154,27 @@ class Positions(Record):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Temperature(Positions):
-    """Queries grow with their position t, from 0: ``(1 + c ln(1 + ⌊(t + 1)/n⌋)) Q[:, t]``; keys stay as they are.
+    """Queries grow with their position t, from 0: ``(1 + c ln(1 + ⌊(t + i)/n⌋)) Q[:, t]``; keys stay as they are.
 
     The softmax over a long context is then as sharp as over a short one.
 
     Attributes:
         c: how fast they grow.
         n: after how many tokens they grow.
+        first: i, the number of the first token: 1, or 0 as in Ministral 3.
 
     Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention", as in Llama 4.
     """
 
     c: float = 0.1
     n: Count = 8192
+    first: Literal[0, 1] = 1
 
     def of_queries(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
         """The queries, scaled by position."""
         t = jnp.asarray(t).reshape(*(1,) * (Q.ndim - jnp.ndim(t)), *jnp.shape(t))
         dtype = accumulation_dtype(Q.dtype)
-        return (Q * (1 + self.c * jnp.log1p(((t + 1) // self.n).astype(dtype)))).astype(Q.dtype)
+        return (Q * (1 + self.c * jnp.log1p(((t + self.first) // self.n).astype(dtype)))).astype(Q.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ class Rotary(Positions):
         pairs: which rows form a pair: i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or
             i + d/2 and i (``"halves_swapped"``), which turns halves the other way.
         scaling: of the frequencies, for sequences longer than those first trained on.
+        temperature: how rotated queries grow with their position; None: not at all.
 
     Source: Su et al. 2021, equation (34).
     """
@@ -195,6 +198,12 @@ class Rotary(Positions):
     share: Annotated[float, Range("a share in (0, 1]", lambda share: 0 < share <= 1)] = 1.0
     pairs: Literal["halves", "neighbors", "halves_swapped"] = "halves"
     scaling: Linear | Llama3 | Yarn | None = None
+    temperature: Temperature | None = None
+
+    def of_queries(self, Q: Float[Array, "H d_attn *columns"], t: Any) -> Float[Array, "H d_attn *columns"]:
+        """The queries, rotated, and multiplied by their temperature."""
+        Q = self.rotate(Q, t)
+        return Q if self.temperature is None else self.temperature.of_queries(Q, t)
 
     def rows(self, d_attn: int) -> int:
         """The number of rows of a query that are rotated. Raises ValueError if it is odd."""

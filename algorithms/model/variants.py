@@ -73,6 +73,18 @@ LLAMA = PAPER.but(
 MISTRAL = LLAMA.but(attention=Attention(positions=Rotary(base=10_000.0), biases=False, window=4096))
 """Jiang et al. 2023: LLAMA with windowed attention."""
 
+MINISTRAL3 = LLAMA.but(
+    attention=Attention(
+        positions=Rotary(
+            base=1_000_000.0,
+            scaling=Yarn(factor=16.0, l_original=16_384, attention_factor=1.0),
+            temperature=Temperature(c=0.1, n=16_384, first=0),
+        ),
+        biases=False,
+    ),
+)
+"""Mistral AI 2025 (Ministral 3): LLAMA with YaRN, and queries that grow with their position."""
+
 QWEN2 = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
     attention=Attention(positions=Rotary(base=1_000_000.0), biases="qkv"),
@@ -101,6 +113,16 @@ QWEN3 = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-6)),
 )
 """Yang et al. 2025: LLAMA with normalized queries and keys."""
+
+HUNYUAN = LLAMA.but(
+    attention=Attention(
+        positions=Rotary(base=10_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-5), positions_first=True
+    )
+)
+"""Tencent 2025 (HunYuan dense): LLAMA with queries and keys that are normalized after their positions."""
+
+OLMO = LLAMA.but(norm=LayerNorm(epsilon=1e-5, gamma=False, beta=False))
+"""Groeneveld et al. 2024: LLAMA with layer norms without γ and β."""
 
 _OLMO2_NORM = RMSNorm(epsilon=1e-6)
 
@@ -233,6 +255,18 @@ COHERE2 = LLAMA.but(
     unembedding=Unembedding(tied=True, factor=0.25),
 )
 """Cohere 2024 (Command R7B): attention and MLP side by side with one layer norm; no positions in every fourth layer."""
+
+_EXAONE4_ATTENTION = Attention(biases=False, normalize_heads=LLAMA.norm, normalize_output=LLAMA.norm)
+
+EXAONE4 = OLMO2.but(
+    norm=LLAMA.norm,
+    attention=(
+        *[_EXAONE4_ATTENTION.but(positions=Rotary(base=1_000_000.0), window=4096)] * 3,
+        _EXAONE4_ATTENTION,
+    ),
+    mlp=MLP(activation="silu", gated=True, biases=False, normalize_output=LLAMA.norm),
+)
+"""LG AI Research 2025 (EXAONE 4.0, 32B): OLMO2 with norms of each head, and windows and positions in three of four."""
 
 NEOX = PAPER.but(
     embedding=Embedding(positions=None),
@@ -402,6 +436,11 @@ DEEPSEEK = LLAMA.but(
 
 All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the first layers.
 """
+
+ERNIE4_5_MOE = ERNIE4_5.but(
+    mlp=Experts(n=64, k=6, activation="silu", gated=True, biases=False, choice_bias=True, shared=2, balance=0.0)
+)
+"""Baidu 2025 (Ernie 4.5 21B-A3B): ERNIE4_5 with 6 of 64 MLPs by the softmax; the published adds ``first=(…,)``."""
 
 GLM4_MOE = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0, share=0.5), biases="qkv"), mlp=_of_256(n=128)

@@ -164,10 +164,11 @@ def _rotation(variant: Any) -> str | None:
 
 
 def _temperature(variant: Any) -> str | None:
-    grows = [a.positions for a in _attentions(variant) if type(a.positions).__name__ == "Temperature"]
-    layers = _in_turn([type(a.positions).__name__ == "Temperature" for a in _attentions(variant)])
-    where = f" in layers l = {layers}, and 1 in the others" if layers else ""
-    return f"1 + {grows[0].c:g} ln(1 + ⌊t/{grows[0].n}⌋){where}" if grows else None
+    of_layers = [getattr(a.positions, "temperature", a.positions) for a in _attentions(variant)]
+    grows = [type(grow).__name__ == "Temperature" for grow in of_layers]
+    where = f" in layers l = {layers}, and 1 in the others" if (layers := _in_turn(grows)) else ""
+    first = of_layers[grows.index(True)] if True in grows else None
+    return first and f"1 + {first.c:g} ln(1 + ⌊{'t' if first.first else '(t − 1)'}/{first.n}⌋){where}"
 
 
 def _latent(variant: Any) -> str | None:
@@ -300,13 +301,14 @@ CHANGES: tuple[Change, ...] = (
     Change("H_kv", {5: "2"}, {r"𝓦_qkv\^h": "W_q^h, b_q^h, 𝓦_kv^g"}, "g = ⌈h H_kv/H⌉: heads share keys and values"),
     Change("attention.positions", {4: "4"}, {"KᵀQ": "(R_z K)ᵀ(R_x Q)"},
            "R_x turns the query at t = t_x, R_z the key at t = t_z: VALUE", _rotation),
-    Change("attention.positions", {4: "4"}, {"Q": "g Q"}, "g, of the query at t = t_x: VALUE", _temperature),
+    Change("attention.positions", {4: "4"}, {r"(\(R_x Q\)|Q)": r"g \1"}, "g, of the query at t = t_x: VALUE", _temperature),
     Change("attention.positions", {4: "4"}, {"KᵀQ": "Kᵀ(Q + u 1ᵀ)"}, value=_has("TransformerXL")),
     Change("attention.clip", {4: "4"}, {"K(.*)Q": r"clip(K)\1clip(Q)"},
            "clip: entries below −c become −c, and those above c become c; c = VALUE"),
     Change("attention.clip", {4: "return"}, {"V ·": "clip(V) ·"}),
     Change("attention.normalize_heads", {4: "4"}, {"K(.*)Q": r"rms_norm(K)\1rms_norm(Q)"},
            "rms_norm: of each column, VALUE", _norms_of_heads),
+    Change("attention.positions_first", {4: "4"}, {r"\((R_. )rms_norm\(([KQ])\)\)": r"rms_norm(\1\2)"}),
     Change("attention.heads_together", {4: "4"}, {"rms_norm": "rms_norm_H"},
            "rms_norm_H: the norm of all heads' rows as one column; this head takes its own rows"),
     Change("attention.scale", {4: "4"}, {"← ": "← s √d_attn "},

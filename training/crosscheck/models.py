@@ -48,6 +48,8 @@ def few(variant: Variant) -> Variant:
             return a
         rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
         positions = a.positions.but(n=3) if _is(a.positions, lines.Temperature) else a.positions
+        if getattr(positions, "temperature", None) is not None:
+            positions = positions.but(temperature=positions.temperature.but(n=3))
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5, positions=positions)
 
     def mlp(m: Any) -> Any:
@@ -181,7 +183,7 @@ def _line(a: Any) -> dict[str, Any]:
     norm = a.normalize_heads
     heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"
     line = {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
-    return {**line, "normalize_heads": heads, "chunked": a.chunked}
+    return {**line, "normalize_heads": heads, "positions_first": a.positions_first, "chunked": a.chunked}
 
 
 def _positions(record: Any) -> Any:

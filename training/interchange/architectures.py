@@ -1,7 +1,6 @@
 """The supported kinds of models, by their `model_type`."""
 
 from training.interchange import (
-    decoders,
     deepseek,
     embedding_gemma,
     encoder_decoder,
@@ -21,7 +20,7 @@ from training.interchange import (
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, decoders, llama_like, deepseek, hybrids, granite, griffin, kimi, llama4, olmo_hybrid),
+        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, kimi, llama4, olmo_hybrid),
         *(encoders, modernbert, embedding_gemma, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

@@ -2,108 +2,55 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from algorithms.lines import MLP, Experts, Latent, RMSNorm, Rotary, Yarn
-from training.interchange.decoders import VARIANT, WITHOUT_MLP, of_lines, read_scaling, rotary_fields, rotary_of
+from algorithms.lines import Latent, RMSNorm
+from training.interchange.decoders import VARIANT, WITHOUT_MLP, First, Mixed, of_lines
 from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, value_at, written
-from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
+from training.interchange.experts import MIXTURES, OURS, mixture_table
 from training.interchange.mapping import Table, rows
+from training.interchange.rotary import Positions
 
-
-class Kind(NamedTuple):
-    """What distinguishes one kind, of a `model_type`."""
-
-    name: str  # of the class, without ForCausalLM
-    first: int  # the default of first_k_dense_replace
-    d_mlp: int  # of intermediate_size
-    d_q: int = 1536  # of q_lora_rank
-    epsilon: float = 1e-6
-
-
-NAMES = {
-    "deepseek_v3": Kind("DeepseekV3", 3, 18_432),
-    "deepseek_v2": Kind("DeepseekV2", 0, 11_008),
-    "glm4_moe_lite": Kind("Glm4MoeLite", 1, 10_240, 768, 1e-5),
-}
 MLP_NAMES = "gate_proj up_proj down_proj"
-DENSE, SPARSE = "dense", "sparse"
+NO_BIASES = [Need("attention_bias", False, "biases of latents"), *written(attention_bias=False)]
+ALL_ALIKE = Need("moe_layer_freq", 1, "layers without experts")
 
 
-def latent_sizes(line: str) -> list[Field]:
-    """Return the fields of the sizes of latent attention, the line at a path."""
-    ours = f"d_attn d_mid {line}.d_c {line}.d_r"
+def latent_sizes(d_q: int | None) -> list[Any]:
+    """Return the fields of the sizes of latent attention; `d_q`: the default of that of the queries' latent."""
+    ours = "d_attn d_mid attention.d_c attention.d_r"
     theirs = "qk_nope_head_dim v_head_dim kv_lora_rank qk_rope_head_dim"
-    return [*fields_of(ours, theirs, 128, 128, 512, 64), *written(num_key_value_heads=lambda c: c.H_kv)]
+    return [
+        *fields_of(ours, theirs, 128, 128, 512, 64),
+        Field("q_lora_rank", "attention.d_q", d_q, optional=int),
+        *written(num_key_value_heads=lambda c: c.H_kv),
+    ]
+
+
+def check_heads(fields: Fields, found: dict[str, Any]) -> None:
+    """Note a need if heads share keys, which latents do not have."""
+    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    is_v3, own = kind != "deepseek_v2", NAMES[kind]
-    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
-    if not fields.has("q_lora_rank") or fields.get("q_lora_rank") is not None:
-        found["attention.d_q"] = fields.integer("q_lora_rank", own.d_q)
-    said = rotary_of(fields)
-    interleaved = not is_v3 or fields.flag("rope_interleave", True)
-    found["attention.positions"] = Rotary(
-        base=said.number("rope_theta", 10_000.0),
-        pairs="neighbors" if interleaved else "halves",
-        scaling=read_scaling(said, found["l_max"], scales_scores=True),
-    )
-    found["first"] = first_layers(fields, found["L"], own.first, own.d_mlp)
-    found["mlp"] = _experts(fields, kind)
-
-
-def first_layers(fields: Fields, L: int, n: int, d_mlp: int) -> tuple[MLP, ...]:
-    """Return the MLPs of the first of L layers, in place of experts; `n`, `d_mlp`: how many, and their hidden units, by
-    default.
-    """
-    types, n = fields.get("mlp_layer_types"), fields.integer("first_k_dense_replace", n, least=0)
-    n = types.count(DENSE) if isinstance(types, list) else n
-    if types is not None and types != [DENSE] * n + [SPARSE] * (L - n):
-        fields.needs.append(f"layers without experts after others (mlp_layer_types = {str(types)[:60]})")
-    if n >= L:
-        fields.needs.append(f"no layer with experts (first_k_dense_replace = {n}, num_hidden_layers = {L})")
-        return ()
-    return (plain_mlp(fields).but(d_mlp=fields.integer("intermediate_size", d_mlp)),) * n
-
-
-def plain_mlp(fields: Fields) -> MLP:
-    """Return the MLP of a first layer, and of an expert."""
-    return MLP(activation=fields.activation("hidden_act", "silu"), gated=True, biases=fields.flag("mlp_bias", False))
-
-
-def _experts(fields: Fields, kind: str) -> Experts:
-    """Return the line of the experts: V3's weights are sigmoids, and its tokens choose within the best groups."""
-    is_v3 = kind != "deepseek_v2"
-    method = None if is_v3 else fields.get("topk_method", "greedy")
-    others: dict[str, Any] = {"scores": "sigmoid" if is_v3 else "softmax", "choice_bias": is_v3}
-    others |= {"groups": 1, "chosen_groups": 1} if method == "greedy" else {}
-    line = read_mixture(fields, MIXTURES[kind], plain_mlp(fields), **others)
-    if method not in (None, "greedy", "group_limited_greedy"):
+    check_heads(fields, found)
+    if kind != "deepseek_v2":
+        pairs = "neighbors" if fields.flag("rope_interleave", True) else "halves"
+        found["attention.positions"] = dataclasses.replace(found["attention.positions"], pairs=pairs)
+        return
+    method, experts = fields.get("topk_method", "greedy"), found["mlp"]
+    if method not in ("greedy", "group_limited_greedy"):
         fields.needs.append(f"another choice of experts (topk_method = {method!r})")
-    return dataclasses.replace(line, best=2 if is_v3 or line.groups == 1 else 1)
+    experts = experts.but(groups=1, chosen_groups=1) if method == "greedy" else experts
+    found["mlp"] = experts.but(best=2 if experts.groups == 1 else 1)
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    c, v = model.config, model.config.variant
-    line, mlp = v.attentions[0], v.mlp
-    if not isinstance(line, Latent) or not isinstance(mlp, Experts):
-        state.clear()
-        return ["attention and MLPs other than latent attention and experts"]
-    state["rope_parameters"] = rotary_fields(line.positions)
-    if v.first:
-        state["intermediate_size"] = v.first[0].d_mlp
-    if kind == "glm4_moe_lite":
-        state["mlp_layer_types"] = [DENSE] * len(v.first) + [SPARSE] * (c.L - len(v.first))
-    state |= {**mixture_fields(MIXTURES[kind], mlp, c.d_mlp), "pad_token_id": None}
-    scaling = getattr(line.positions, "scaling", None)
-    if isinstance(scaling, Yarn):
-        state["rope_parameters"] |= {"attention_factor": scaling.attention_factor, "mscale_all_dim": scaling.scores}
-    if kind != "deepseek_v2":
-        interleaved = getattr(line.positions, "pairs", None) == "neighbors"
-        state |= {"rope_interleave": interleaved, "num_nextn_predict_layers": 0}
+    if kind == "deepseek_v2":
+        one = getattr(model.config.variant.mlp, "groups", 1) == 1
+        state["topk_method"] = "greedy" if one else "group_limited_greedy"
     else:
-        state["topk_method"] = "greedy" if mlp.groups == 1 else "group_limited_greedy"
+        state["rope_interleave"] = value_at(model.config, "attention.positions.pairs") == "neighbors"
     return []
 
 
@@ -122,28 +69,26 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
     }
 
 
-def _architecture(kind: str) -> Architecture:
+def _architecture(kind: str, name: str, first: First, d_q: int = 1536, epsilon: float = 1e-6) -> Architecture:
+    positions = Positions(pairs="neighbors", scales_scores=True)
     return of_lines(
         kind,
-        NAMES[kind].name,
+        name,
         _tensors,
-        fields=[
-            *written(intermediate_size=lambda c: c.d_mlp),
-            Field(MIXTURES[kind].width, "d_mlp"),
-            *written(q_lora_rank=lambda c: value_at(c, "attention.d_q"), hidden_act="silu", attention_bias=False),
-            *written(first_k_dense_replace=lambda c: len(c.variant.first)),
-            Need("attention_bias", False, "biases of latents"),
-            Need("moe_layer_freq", 1, "layers without experts"),
-        ],
+        fields=[*latent_sizes(d_q), positions, Mixed(kind), first, *NO_BIASES, ALL_ALIKE],
         variant=VARIANT.but(norm=RMSNorm(epsilon=1e-6), attention=Latent(d_c=512, d_r=64)),
         sizes=WITHOUT_MLP,
-        heads=latent_sizes("attention"),
-        epsilon=NAMES[kind].epsilon,
+        heads=[],
+        epsilon=epsilon,
         read=_read,
         write=_write,
         ignored=("*.rotary_emb.inv_freq",),
     )
 
 
-KINDS = {kind: _architecture(kind) for kind in NAMES}
+KINDS = {
+    "deepseek_v3": _architecture("deepseek_v3", "DeepseekV3", First(3, 18_432)),
+    "deepseek_v2": _architecture("deepseek_v2", "DeepseekV2", First(0, 11_008)),
+    "glm4_moe_lite": _architecture("glm4_moe_lite", "Glm4MoeLite", First(1, 10_240), 768, 1e-5),
+}
 """By model_type."""

@@ -36,6 +36,10 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 """Our name for each name of a nonlinearity elsewhere."""
+KINDS_DIFFER = "window", "positions"
+"""In which of these, or without, the attentions of a model's kinds of layers differ."""
+CYCLE = "layers_in_turn"
+"""Our own field, for models whose layers take turns in a longer cycle than the kinds of their layers show."""
 LARGEST = 1 << 31
 MOST_LAYERS = 1 << 16
 """Lists over layers are only built for fewer layers than this."""
@@ -137,9 +141,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return state
 
 
-def theirs(activation: str) -> str:
-    """Return the name that other libraries have for one of our nonlinearities."""
-    return next((name for name, ours in ACTIVATIONS.items() if ours == activation), activation)
+def theirs(activation: str, default: Any = None) -> str:
+    """Return the name that other libraries have for one of our nonlinearities: the default if that is one."""
+    names = [name for name, ours in ACTIVATIONS.items() if ours == activation]
+    return default if default in names else next(iter(names), activation)
 
 
 def differences(variant: Record, expected: Record, path: str = "") -> list[str]:
@@ -162,10 +167,10 @@ def unlike(what: Any, expected: Any, message: str) -> list[str]:
     return [] if what == expected else [message]
 
 
-def in_turn(lines: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shortest sequence of lines that, repeated, gives those of all layers."""
-    n = next(n for n in range(1, len(lines) + 1) if all(line == lines[l % n] for l, line in enumerate(lines)))
-    return tuple(lines[:n])
+def in_turn(lines: Sequence[Any], n: int | None = None) -> tuple[Any, ...]:
+    """Return the shortest sequence of lines that, repeated, gives those of all layers; or if it does so, of n lines."""
+    sizes = [n, *range(1, len(lines) + 1)] if n else range(1, len(lines) + 1)
+    return tuple(lines[: next(n for n in sizes if all(line == lines[l % n] for l, line in enumerate(lines)))])
 
 
 class Field(NamedTuple):
@@ -179,7 +184,8 @@ class Field(NamedTuple):
     # what to write, or a function of the configuration
     default: Any = None
     values: tuple[Any, Any] | None = None  # ours for false and for true; None: the same as theirs
-    inverse: bool = False  # whether ours is 1 divided by theirs
+    power: float = 1.0  # ours is theirs to this power
+    optional: type | None = None  # the type of a value that may also be null, which is None here
 
     def read(self, fields: Fields, found: dict[str, Any]) -> None:
         """Add our value to those `found` in the fields before it."""
@@ -188,9 +194,12 @@ class Field(NamedTuple):
         names = self.names.split("|")
         default: Any = self.default(found) if callable(self.default) else self.default
         name = next((name for name in names if fields.get(name) is not None), names[0])
-        read: Any = {bool: fields.flag, float: fields.number}.get(type(default), fields.integer)
-        value = (fields.activation if self.ours.endswith("activation") else read)(name, default)
-        value = value and 1 / value if self.inverse else value
+        default = None if self.optional and fields.has(name) else default
+        read: Any = {bool: fields.flag, float: fields.number}.get(self.optional or type(default), fields.integer)
+        read = fields.activation if self.ours.endswith("activation") else read
+        is_null = self.optional and fields.get(name, default) is None
+        value = None if is_null else read(name, default)
+        value = value and value**self.power if self.power != 1 else value
         found |= dict.fromkeys(self.ours.split(), self.values[value] if self.values else value)
 
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
@@ -206,10 +215,11 @@ class Field(NamedTuple):
         if self.values:
             return bool(self.values.index(value)) if value in self.values else self.default
         if self.ours.endswith("activation"):
-            return theirs(value)
-        if self.inverse:
-            rounded = float(f"{1 / value:.15g}")  # theirs, as it was written
-            return rounded if 1 / rounded == value else 1 / value
+            return theirs(value, self.default)
+        if self.power != 1 and value:
+            exact = value ** (1 / self.power)
+            rounded = type(self.default)(float(f"{exact:.15g}"))  # theirs, as it was written
+            return rounded if rounded**self.power == value else exact
         return value is True if isinstance(self.default, bool) else value
 
 
@@ -228,27 +238,56 @@ class Need(NamedTuple):
         """Add nothing."""
 
 
+class Gate(NamedTuple):
+    """A field that says whether there is something at all, at a path as in `Field`."""
+
+    name: str
+    ours: str
+    default: bool
+
+    def read(self, fields: Fields, found: dict[str, Any]) -> None:
+        """Leave it out unless the field says that there is one."""
+        found |= {} if fields.flag(self.name, self.default) else {self.ours: None}
+
+    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
+        """Add the field to a config.json."""
+        state[self.name] = value_at(config, self.ours, lines) is not None
+
+
 class Layers(NamedTuple):
     """The field of config.json with the kind of each layer, of a model with several `lines`."""
 
     default: Callable[[Fields, int], list[str]]  # the kinds of L layers if it is missing
-    names: str = "layer_types"  # of it; of alternatives, separated by |, the first is written
+    names: str = "layer_types"  # of it; of alternatives, separated by |, the first is written; "-": none
     others: Mapping[str, str] = MappingProxyType({})  # other names of kinds
     cyclic: bool = False  # whether it may have those of fewer layers, which take turns
+    none_if_empty: bool = False  # whether an empty list is as none
 
-    def of(self, fields: Fields, L: int, kinds: Sequence[str]) -> list[str]:
+    def of(self, fields: Fields, L: int, kinds: Sequence[Any]) -> list[Any]:
         """Return the kind of each layer. Raises InterchangeError if they are not those of L layers."""
         names = self.names.split("|")
         said = next((fields.get(name) for name in names if fields.has(name)), None)
-        said = self.default(fields, L) if said is None else said
-        is_list = isinstance(said, list) and all(isinstance(kind, str) for kind in said)
+        is_none = said is None or (self.none_if_empty and not said)
+        said = self.default(fields, L) if is_none else said
+        is_list = isinstance(said, list) and all(isinstance(kind, str | int) for kind in said)
         types = [self.others.get(kind, kind) for kind in said] if is_list else []
         types = [types[l % len(types)] for l in range(L)] if types and self.cyclic else types
         if len(types) != L or not set(types) <= set(kinds):
+            known = " or ".join(map(str, kinds))
             raise InterchangeError(
-                f"{fields.path}: {names[0]}: expected {' or '.join(kinds)} for each of {L} layers, got {str(said)[:60]}"
+                f"{fields.path}: {names[0]}: expected {known} for each of {L} layers, got {str(said)[:60]}"
             )
         return types
+
+
+def every(n: int, name: str, kinds: tuple[Any, Any]) -> Callable[[Fields, int], list[Any]]:
+    """Return a default of `Layers`: every n-th layer is of the second of two kinds, unless a field says another n."""
+
+    def of(fields: Fields, L: int) -> list[Any]:
+        period = fields.integer(name, n)
+        return [kinds[(l + 1) % period == 0] for l in range(L)]
+
+    return of
 
 
 def fields_of(ours: str, names: str, *defaults: Any) -> list[Field]:
@@ -284,7 +323,7 @@ class Architecture(NamedTuple):
     conv1d: bool = False  # whether the layers' matrices are transposed
     in_turn: bool = False  # whether layers may have different MLPs and orders, in turn
     rearrange: Callable[[Tensors, Model], Any] = _nothing  # makes a file's tensors those of the table
-    lines: Mapping[str, Any] = MappingProxyType({})  # the mixers of its kinds of layers, if there are several
+    lines: Mapping[Any, Any] = MappingProxyType({})  # the mixers of its kinds of layers, if there are several
     layers: Layers | None = None  # the field that has the kinds of layers
 
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
@@ -293,9 +332,14 @@ class Architecture(NamedTuple):
         for field in self.fields:
             field.read(fields, found)
         self.read(fields, found, names, self.kind)
-        lines = {kind: _built(line, found, f"{kind}.") for kind, line in self.lines.items()}
+        of_all = {path: found.pop(path) for path in [*found] if self.lines and path.startswith("attention.")}
+        lines = {}
+        for kind, line in self.lines.items():
+            shared = _built(line, dict(of_all), "attention.") if isinstance(line, Attention) else line
+            lines[kind] = _built(shared, found, f"{kind}.")
         if self.layers:
-            found["attention"] = in_turn([lines[kind] for kind in self.layers.of(fields, found["L"], [*lines])])
+            of_layers = [lines[kind] for kind in self.layers.of(fields, found["L"], [*lines])]
+            found["attention"] = in_turn(of_layers, fields.integer(CYCLE, 0, least=0))
         labels, config = found.pop("labels", ()), TASKS[self.task].config
         own = {field.name: found.pop(field.name) for field in dataclasses.fields(config) if field.name in found}
         config = config(**own, variant=_built(self.variant, found, ""))
@@ -307,17 +351,19 @@ class Architecture(NamedTuple):
         others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]
-        in_turn = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
-        if in_turn and not self.in_turn:
-            return {}, [f"several lines of {name} in turn" for name in in_turn]
+        several = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
+        if several and not self.in_turn:
+            return {}, [f"several lines of {name} in turn" for name in several]
         state: dict[str, Any] = {}
         lines, types = self._lines_of(c)
         if self.layers:
             needed = {kind for kind, line in self.lines.items() if type(line) is not Attention}
-            if needed - lines.keys() or None in types:
+            if needed - {*types} or None in types:
                 names = " and ".join(type(line).__name__ for line in self.lines.values())
                 return {}, [f"layers other than {names}"]
-            state[self.layers.names.partition("|")[0]] = types
+            state |= {} if self.layers.names == "-" else {self.layers.names.partition("|")[0]: types}
+            cycle = len(c.variant.attentions)
+            state |= {CYCLE: cycle} if len(in_turn(types)) < cycle < len(types) else {}
         for field in self.fields:
             field.fill(state, c, lines)
         lacks = self.write(model, state, self.kind)
@@ -325,11 +371,21 @@ class Architecture(NamedTuple):
             return state, lacks
         return state, self._lost(model, state) + self._heads(c) + lacks
 
-    def _lines_of(self, config: Any) -> tuple[dict[str, Any], list[str | None]]:
-        """Return the first mixer of each kind, and the kind of each layer."""
-        kinds = {type(line): kind for kind, line in self.lines.items()}
-        mixers = [config.variant.attention_of(l) for l in range(config.L)] if kinds else []
-        return {kinds[type(a)]: a for a in mixers[::-1] if type(a) in kinds}, [kinds.get(type(a)) for a in mixers]
+    def _lines_of(self, config: Any) -> tuple[dict[str, Any], list[Any]]:
+        """Return the first mixer of each kind, and the first attention, by their paths; and the kind of each layer."""
+        mixers = [config.variant.attention_of(l) for l in range(config.L)] if self.lines else []
+        types = [self._kind_of(mixer) for mixer in mixers]
+        first = [("attention", mixer) for mixer in mixers if isinstance(mixer, Attention)]
+        return dict([*zip(map(str, types), mixers, strict=True), *first][::-1]), types
+
+    def _kind_of(self, mixer: Any) -> Any:
+        """Return the kind of a mixer: of those of its class, the one that is most like it; None if there is none."""
+
+        def alike(kind: Any) -> list[bool]:
+            ours = self.lines[kind]
+            return [(getattr(ours, name, 0) is None) == (getattr(mixer, name, 0) is None) for name in KINDS_DIFFER]
+
+        return max((kind for kind, line in self.lines.items() if type(line) is type(mixer)), key=alike, default=None)
 
     def entries(self, model: Model, state: dict[str, Any]) -> list[Entry]:
         """Return the tensors of a model with this config.json."""
@@ -402,7 +458,7 @@ def value_at(config: Any, path: str, lines: Mapping[str, Any] = MappingProxyType
     if path == "unembedding.tied":
         return config.tied
     first, _, rest = path.partition(".")
-    value, names = (lines[first], rest) if rest and first in lines else (getattr(config, "variant", config), path)
+    value, names = (lines[first], rest) if first in lines else (getattr(config, "variant", config), path)
     value = config if hasattr(config, path) else value
     for name in names.split("."):
         value = getattr(value[0] if isinstance(value, tuple) else value, name, None)
@@ -420,6 +476,8 @@ def _built(record: Any, found: dict[str, Any], prefix: str) -> Any:
 
 
 def _changed(record: Any, path: str, value: Any) -> Any:
-    """Return a record with another value at a dotted path."""
+    """Return a record with another value at a dotted path, unless it has no record there."""
     name, _, rest = path.partition(".")
+    if rest and not isinstance(getattr(record, name, None), Record):
+        return record
     return record.but(**{name: _changed(getattr(record, name), rest, value) if rest else value})

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import Embedding
-from algorithms.model.variants import PAPER
-from training.interchange import decoders
+from training.interchange import llama_like
 from training.interchange.description import Architecture, Fields, Model, unlike, written
+from training.interchange.rotary import SLIDING
 
 KIND = "embedding_gemma"
 """As which it is written; its files have Gemma 3's model_type, and ``use_bidirectional_attention``."""
-OF = decoders.KINDS["gemma3_text"]
+OF = llama_like.KINDS["gemma3_text"]
 BARE = "Gemma3TextModel"
 
 
@@ -18,16 +17,14 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     named = fields.first("architectures") or BARE
     if named != BARE:
         fields.needs.append(f"the head of {named} in an encoder")
-    OF.read(fields, found, names, OF.kind)
-    lines = (line.but(window=line.window and line.window // 2 + 1) for line in found["attention"])
-    found |= {"attention": tuple(lines), "unembedding.tied": True}
+    window = found[f"{SLIDING}.window"]
+    found |= {f"{SLIDING}.window": window and window // 2 + 1, "unembedding.tied": True}
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    lacks = OF.write(model, state, OF.kind)
     window = state["sliding_window"]
-    state["sliding_window"] = decoders.FAMILIES[OF.kind].window if window is None else 2 * (window - 1)
-    return lacks + unlike(model.task, "e", "classifier") + unlike(model.config.N_types, 0, "token types")
+    state["sliding_window"] = OF.lines[SLIDING].window if window is None else 2 * (window - 1)
+    return unlike(model.task, "e", "classifier") + unlike(model.config.N_types, 0, "token types")
 
 
 def _tensors() -> dict[str, str]:
@@ -40,7 +37,7 @@ KINDS = {
     KIND: Architecture(
         "e",
         KIND,
-        PAPER.but(embedding=Embedding(positions=None, scaled=True), order="norm_first", final_norm=True, head=False),
+        OF.variant.but(order="norm_first", final_norm=True, head=False),
         [
             *(field for field in OF.fields if getattr(field, "name", "") != "use_bidirectional_attention"),
             *written(architectures=[BARE], use_bidirectional_attention=True),
@@ -49,6 +46,8 @@ KINDS = {
         _read,
         _write,
         prefix="model.",
+        lines=OF.lines,
+        layers=OF.layers,
     )
 }
 

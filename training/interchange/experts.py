@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from algorithms.lines import MLP, Experts
 from training.interchange.description import Field, Fields, fields_of
 
+SIGMOIDS = {"scores": "sigmoid", "choice_bias": True}
 ALPHA = 1.702
 """The factor in the sigmoid of gpt-oss's nonlinearity, the only one that our ``gelu_sigmoid`` has."""
 OURS = "*_gate *_mlp1 *_mlp2"
@@ -16,7 +17,7 @@ class Mixture(NamedTuple):
 
     n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
     k: int = 8  # the default of num_experts_per_tok
-    width: str = "intermediate_size"  # the field with the hidden units of an expert
+    width: str = "moe_intermediate_size"  # the field with the hidden units of an expert
     renormalized: bool = False  # whether weights are divided by their sum, unless a field decides
     fields: Sequence[Field] = ()  # further fields, by the attributes of `Experts`
     module: str = "mlp"  # in a layer
@@ -49,6 +50,7 @@ OF_KIMI = [
 _GRANITE = Mixture(
     ("num_local_experts", 8),
     2,
+    "intermediate_size",
     renormalized=True,
     module="block_sparse_moe",
     router="router.layer",
@@ -57,69 +59,76 @@ _GRANITE = Mixture(
 SHARED = "shared_intermediate_size"
 """The field with the hidden units of what every token takes, in Granite."""
 MIXTURES = {
-    "mixtral": Mixture(("num_local_experts", 8), 2, renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"),
-    "qwen3_moe": Mixture(("num_experts", 128), width="moe_intermediate_size", fields=[CHOSEN]),
+    "mixtral": Mixture(
+        ("num_local_experts", 8), 2, "intermediate_size", renormalized=True, module="block_sparse_moe", parts="w1 w3 w2"
+    ),
+    "qwen3_moe": Mixture(("num_experts", 128), fields=[CHOSEN]),
     "qwen3_next": Mixture(
         ("num_experts", 512),
         10,
-        "moe_intermediate_size",
         fields=[Field("norm_topk_prob", "renormalized", True)],
         shared="shared_expert",
         others={"shared_gate": True},
     ),
-    "qwen2_moe": Mixture(
-        ("num_experts", 60),
-        4,
-        "moe_intermediate_size",
-        fields=[CHOSEN],
-        shared="shared_expert",
-        others={"shared_gate": True},
-    ),
+    "qwen2_moe": Mixture(("num_experts", 60), 4, fields=[CHOSEN], shared="shared_expert", others={"shared_gate": True}),
     "glm4_moe": Mixture(
         ("n_routed_experts", 128),
-        width="moe_intermediate_size",
         fields=[Field("norm_topk_prob", "renormalized", True), *fields_of(*GROUPS, 1.0, 1, 1, 1)],
-        others={"scores": "sigmoid", "choice_bias": True},
+        others=SIGMOIDS,
     ),
     "qwen3_5_moe_text": Mixture(
-        ("num_experts", 256),
-        width="moe_intermediate_size",
-        renormalized=True,
-        shared="shared_expert",
-        others={"shared_gate": True},
+        ("num_experts", 256), renormalized=True, shared="shared_expert", others={"shared_gate": True}
     ),
-    "olmoe": Mixture(fields=[CHOSEN]),
+    "ernie4_5_moe": Mixture(
+        ("moe_num_experts", 64),
+        6,
+        renormalized=True,
+        fields=[Field("moe_num_shared_experts", "shared", 2)],
+        choice="gate.moe_statics.e_score_correction_bias|moe_statics.e_score_correction_bias",
+        chosen="moe_k",
+        others={"choice_bias": True},
+    ),
+    "olmoe": Mixture(width="intermediate_size", fields=[CHOSEN]),
     "minimax_m2": Mixture(
         ("num_local_experts", 256),
+        width="intermediate_size",
         renormalized=True,
         module="block_sparse_moe",
         choice="e_score_correction_bias",
         parts="w1 w3 w2",
-        others={"scores": "sigmoid", "choice_bias": True},
+        others=SIGMOIDS,
     ),
     "llama4_text": Mixture(
         ("num_local_experts", 16),
         1,
+        "intermediate_size",
         module="feed_forward",
         router="router",
         others={"scores": "sigmoid", "weighted": "inputs", "shared": 1},
         stacked="experts.gate_up_proj experts.down_proj",
         transposed=True,
     ),
-    "gpt_oss": Mixture(("num_local_experts", 128), 4, renormalized=True, fields=[CLIP], router="router", fused=True),
-    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, "moe_intermediate_size", fields=OF_V2),
+    "gpt_oss": Mixture(
+        ("num_local_experts", 128),
+        4,
+        "intermediate_size",
+        renormalized=True,
+        fields=[CLIP],
+        router="router",
+        fused=True,
+    ),
+    "deepseek_v2": Mixture(("n_routed_experts", 64), 2, fields=OF_V2),
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE),
     "kimi_linear": Mixture(
         ("num_experts", 256),
-        width="moe_intermediate_size",
         fields=OF_KIMI,
         chosen="num_experts_per_token",
         module="block_sparse_moe",
         parts="w1 w3 w2",
-        others={"scores": "sigmoid", "choice_bias": True},
+        others=SIGMOIDS,
     ),
-    "glm4_moe_lite": Mixture(("n_routed_experts", 64), 4, "moe_intermediate_size", fields=OF_LITE),
-    "deepseek_v3": Mixture(("n_routed_experts", 256), width="moe_intermediate_size", fields=OF_V3),
+    "glm4_moe_lite": Mixture(("n_routed_experts", 64), 4, fields=OF_LITE, others=SIGMOIDS),
+    "deepseek_v3": Mixture(("n_routed_experts", 256), fields=OF_V3, others=SIGMOIDS),
 }
 """By model_type."""
 
@@ -146,12 +155,15 @@ def read_mixture(fields: Fields, own: Mixture, mlp: MLP, **others: Any) -> Exper
     )
 
 
-def shared_experts(fields: Fields, name: str, d_mlp: int, default: int = 0) -> int:
-    """Return how many experts every token takes, by the field with their hidden units, a multiple of d_mlp."""
+def shared_experts(fields: Fields, name: str, d_mlp: int, default: int = 0) -> dict[str, int]:
+    """Return the attributes of `Experts` on what every token takes, by the field with its hidden units."""
     rows = fields.integer(name, default, least=0)
-    if rows % d_mlp:
-        fields.needs.append(f"a shared expert of {rows} hidden units, no multiple of {d_mlp}")
-    return rows // d_mlp
+    return {"shared": 1, "d_shared": rows} if rows % d_mlp else {"shared": rows // d_mlp}
+
+
+def shared_units(line: Any, d_mlp: int) -> int:
+    """Return the hidden units of what every token takes."""
+    return getattr(line, "d_shared", None) or d_mlp * getattr(line, "shared", 0)
 
 
 def of_shared_mlp(ours: str) -> dict[str, str]:
@@ -179,7 +191,9 @@ def mixture_table(own: Mixture) -> dict[str, str]:
     module, ours = f"model.layers.#.{own.module}", "layers.mlp"
     found = {
         f"{module}.{own.router}.*": f"{ours}.*_r",
-        f"{module}.{own.choice}": f"{ours}.b_choice",
+        "|".join(f"{module}.{name}" for name in own.choice.split("|")): f"[{ours}.b_choice]"
+        if "moe_statics" in own.choice
+        else f"{ours}.b_choice",
         f"{module}.{own.shared}_gate.weight": f"{ours}.w_s",
     }
     if own.fused:

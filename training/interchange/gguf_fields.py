@@ -10,7 +10,7 @@ from typing import Any
 from training.interchange.experts import SHARED
 from training.interchange.gguf_file import Metadata
 from training.interchange.gguf_hybrids import by_heads, heads_of_layers, interval_of, rows_of_values
-from training.interchange.gguf_rotary import ROTARY, rotary_in, with_rotary
+from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in, with_rotary
 from training.interchange.llama4 import CHUNKED
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"
@@ -23,15 +23,15 @@ WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
 WINDOW = {"attention.sliding_window": "sliding_window"}
 CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 GPT_OSS = {"expert_feed_forward_length": "intermediate_size", **ROTARY, **WINDOW, **MIXTRAL}
-COHERE = {
-    **{key: field for key, field in ROTARY.items() if field != "rms_norm_eps"},
-    **WINDOW,
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "logit_scale": "logit_scale",
-}
-STARCODER2 = {
-    **{key: field for key, field in ROTARY.items() if field != "rms_norm_eps"},
-    "attention.layer_norm_epsilon": "norm_epsilon",
+COHERE = {**OF_SIZES, **WINDOW, "attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+STARCODER2 = {**OF_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"}
+ERNIE_MOE = {
+    **ROTARY,
+    **WIDTH,
+    "expert_count": "moe_num_experts",
+    "expert_used_count": "moe_k",
+    "expert_shared_count": "moe_num_shared_experts",
+    "leading_dense_block_count": "moe_layer_start_index",
 }
 FACTORS = {
     "attention.scale": "attention_multiplier",
@@ -77,14 +77,10 @@ DELTA = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-QWEN2_MOE = {**ROTARY, **CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
-QWEN35_MOE = {
-    **{key: field for key, field in DELTA.items() if key != "feed_forward_length"},
-    **CHOICE,
-    **WIDTH,
-    SHARED_LENGTH: "shared_expert_intermediate_size",
-}
-QWEN3_NEXT = {**DELTA, **CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
+_WITH_SHARED = {**CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
+QWEN2_MOE = ROTARY | _WITH_SHARED
+QWEN3_NEXT = DELTA | _WITH_SHARED
+QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_forward_length"}
 MAMBA = {
     **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
     **FACTORS,
@@ -161,6 +157,27 @@ def _in_windows(rotary: State, base: float) -> State:
 def cohere2(m: Metadata, found: State) -> State:
     """Return Command R7B's fields: every fourth layer attends to all tokens."""
     return _layer_types(m, 4)
+
+
+def olmo(m: Metadata, found: State) -> State:
+    """Return the first OLMo's fields, whose ε is always the same."""
+    if m.number("attention.layer_norm_epsilon", 1e-5) != 1e-5:
+        raise m.wrong("attention.layer_norm_epsilon", "1e-5")
+    return {"clip_qkv": m.get("attention.clamp_kqv") or None}
+
+
+def exaone4(m: Metadata, found: State) -> State:
+    """Return EXAONE 4's fields: only the model with 64 layers has windows in llama.cpp, in three of four."""
+    window, has_windows = m.get("attention.sliding_window", 4096), m.layers() == 64
+    return {"sliding_window": window, **_layer_types(m, 4)} if has_windows else {"sliding_window": None}
+
+
+def ernie_moe(m: Metadata, found: State) -> State:
+    """Return Ernie's fields: what every token takes is as wide as some experts."""
+    width = found["moe_num_shared_experts"] * found["moe_intermediate_size"]
+    if m.integer(SHARED_LENGTH, width) != width or m.integer("interleave_moe_layer_step", 1) != 1:
+        raise m.wrong(f"{SHARED_LENGTH} and interleave_moe_layer_step", f"{width} and 1")
+    return {}
 
 
 def minimax(m: Metadata, found: State) -> State:
@@ -337,6 +354,17 @@ def of_olmo(state: State) -> dict[str, Any]:
     """Return OLMo's metadata: which layers have windows, if there are any."""
     in_window = [kind == "sliding_attention" for kind in state.get("layer_types", ())]
     return {"attention.sliding_window_pattern": in_window} if in_window else {}
+
+
+def of_olmo_1(state: State) -> dict[str, Any]:
+    """Return the first OLMo's metadata."""
+    clip = {} if state["clip_qkv"] is None else {"attention.clamp_kqv": state["clip_qkv"]}
+    return {"attention.layer_norm_epsilon": 1e-5, **clip}
+
+
+def of_ernie_moe(state: State) -> dict[str, Any]:
+    """Return Ernie's metadata."""
+    return {SHARED_LENGTH: state["moe_num_shared_experts"] * state["moe_intermediate_size"]}
 
 
 def of_sigmoids(state: State) -> dict[str, Any]:

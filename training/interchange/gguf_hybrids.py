@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from training.interchange.decoders import FULL
 from training.interchange.gguf_file import Metadata
 from training.interchange.hybrids import LINEAR
 from training.interchange.mapping import Shape
+from training.interchange.rotary import FULL
 
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
 """What is one column of numbers here, whatever axes a file gives it."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.interchange.containers import Tensors
+from training.interchange.description import CYCLE
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile, Metadata
 from training.interchange.gguf_kinds import KINDS, TOKENS, W_U, Kind
@@ -57,6 +58,7 @@ def state_of(file: Any, architecture: str) -> dict[str, Any]:
         raise InterchangeError(f"{file.path} has no tensor {TOKENS}, so it is not a language model")
     metadata.get("vocab_size")  # which its shape says
     tied = metadata.get(TIED, not metadata.has(W_U))
+    found |= {CYCLE: metadata.get(CYCLE)} if metadata.get(CYCLE) else {}
     metadata.check()
     N_V = file.tensors[TOKENS].shape[0]
     shared = {"model_type": (*kind.types, architecture)[0], "vocab_size": N_V, "tie_word_embeddings": tied}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from algorithms.lines import Llama3, Rotary, Yarn
-from training.interchange.decoders import rotary_fields
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import Metadata
+from training.interchange.rotary import rotary_fields
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
 
-ROTARY = {
+OF_SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -22,8 +22,8 @@ ROTARY = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+ROTARY = {**OF_SIZES, "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 """Keys of the metadata, and the fields that they are."""
 
 

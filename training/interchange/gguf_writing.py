@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms.lines import Experts, Llama3, Rotary
 from training.interchange import gguf_hybrids, mapping
-from training.interchange.description import Architecture, Fields, Model, differences
+from training.interchange.description import CYCLE, Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf
@@ -80,6 +80,7 @@ def draft(
                 f"the rows of {name}; leave it out"
             )
         tensors[name] = TensorInfo(shape, form, shape[-1] // block * n_bytes, 0)
+    metadata |= {f"{architecture}.{CYCLE}": state[CYCLE]} if CYCLE in state else {}
     if kind.repeats and model.config.tied:
         metadata[f"{architecture}.{TIED}"] = True
     return Draft(path, metadata, tensors, factors)
@@ -131,7 +132,7 @@ def lost(file: Draft, model: Model, architecture: Architecture) -> list[str]:
         for field in dataclasses.fields(ours)
         if field.name != "variant" and getattr(ours, field.name) != getattr(found, field.name)
     ]
-    return differences(variant, found.variant) + fields.needs + sizes
+    return differences(variant, architecture.of_layers(found.variant, ours)) + fields.needs + sizes
 
 
 def write(path: Path, file: Draft, state: dict[str, Any], model: Model, leaves: Mapping[str, Any]) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from algorithms import BLOOM, GPT2, GPT_NEO, NEOX, OPT, Variant
-from algorithms.lines import Rotary
-from training.interchange.decoders import read_scaling, rotary_fields, rotary_of
 from training.interchange.description import MOST_LAYERS, Architecture, Field, Fields, Need, fields_of, in_turn, written
 from training.interchange.errors import InterchangeError
 from training.interchange.mapping import HEADS, HIDDEN, each, rows
+from training.interchange.rotary import Positions
 
 LONG = "max_position_embeddings num_hidden_layers num_attention_heads"
 EPSILON, DROPOUT = Field("layer_norm_epsilon", "norm.epsilon", 1e-5), written(attention_dropout=0.0)
@@ -55,20 +54,6 @@ def _kinds(config: Any) -> list[str]:
     return ["global" if lines[l % len(lines)].window is None else "local" for l in range(config.L)]
 
 
-def _read_gpt_neox(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
-    said = rotary_of(fields, names=("rotary_emb_base", "rotary_pct"))
-    found["attention.positions"] = Rotary(
-        base=said.number("rope_theta", 10_000.0),
-        share=said.number("partial_rotary_factor", 0.25),
-        scaling=read_scaling(said, found["l_max"]),
-    )
-
-
-def _rotary(config: Any) -> dict[str, Any]:
-    positions = config.variant.attentions[0].positions
-    return rotary_fields(positions) | {"partial_rotary_factor": getattr(positions, "share", 1.0)}
-
-
 def _kind(
     kind: str,
     name: str,
@@ -80,7 +65,7 @@ def _kind(
     parts: str,  # of a layer
     read: Callable[[Fields, dict[str, Any], Sequence[str], str], Any] = lambda *_: None,
     *,
-    more: Sequence[Field] = (),
+    more: Sequence[Any] = (),
     W_u: str = "lm_head.weight",
     conv1d: bool = False,
 ) -> Architecture:
@@ -188,11 +173,10 @@ KINDS = {
         [Field("hidden_act", "mlp.activation", "gelu"), Field("layer_norm_eps", "norm.epsilon", 1e-5), *DROPOUT],
         each("gpt_neox.{}", "embed_in - layers.# final_layer_norm"),
         MEGATRON.format("attention"),
-        _read_gpt_neox,
         more=[
             Field("use_parallel_residual", "order", True, (None, "side_by_side")),
             Field("attention_bias", "attention.biases", True),
-            *written(rope_parameters=_rotary),
+            Positions(share=0.25, names=("rotary_emb_base", "rotary_pct")),
         ],
         W_u="embed_out.weight|lm_head.weight",
     ),

@@ -5,11 +5,12 @@ from typing import Any
 
 from algorithms.lines import MLP, RGLRU, Attention, Embedding, RMSNorm
 from algorithms.model.variants import PAPER
-from training.interchange.decoders import OF_SIZES, SIZES, Positions, heads_fields
+from training.interchange.decoders import OF_SIZES, SIZES, heads_fields
 from training.interchange.description import Architecture, Field, Fields, Layers, Model, theirs, unlike, written
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import OURS
 from training.interchange.mapping import HEADS, rows
+from training.interchange.rotary import Positions
 
 KIND = "recurrent_gemma"
 RECURRENT, ATTENTION = "recurrent", "attention"
@@ -60,7 +61,7 @@ KINDS = {
             Field("rms_norm_eps", "norm.epsilon", 1e-6),
             Field("logits_soft_cap", "unembedding.cap", 30.0),
             Field("tie_word_embeddings", "unembedding.tied", True),
-            Positions(f"{ATTENTION}.positions", share=0.5),
+            Positions(share=0.5),
             Field("attention_window_size", f"{ATTENTION}.window", 2048),
             Field("attention_bias", f"{ATTENTION}.biases", False, ("out", True)),
             Field("conv1d_width", f"{RECURRENT}.width", 4),

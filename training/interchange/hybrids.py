@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Attention, GatedDelta, RMSNorm
-from training.interchange.decoders import FULL, VARIANT, WITHOUT_MLP, Mixed, Positions, heads_fields, of_lines
-from training.interchange.description import Architecture, Fields, Layers, Need, fields_of, written
+from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, Mixed, heads_fields, of_lines
+from training.interchange.description import Architecture, Layers, Need, every, fields_of, written
 from training.interchange.experts import MIXTURES, OURS, mixture_table
 from training.interchange.mapping import rows
+from training.interchange.rotary import FULL, Positions
 
 LINEAR = "linear_attention"
 OF_DELTA = " ".join(f"{LINEAR}.{size}" for size in ("n", "n_keys", "d_key", "d_value", "width"))
@@ -17,7 +18,6 @@ OF_LINEAR = (
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
 )
 SHARED = "shared_expert_intermediate_size"
-SILU = [Need("hidden_act", "silu", "another nonlinearity"), *written(hidden_act="silu")]
 _APART = {"qkv": "W_q+W_k+W_v", **{a: f"W_{a}" for a in "zba"}}
 PROJECTIONS = {
     "qwen3_next": {"qkvz": "W_q&W_k&W_v&W_z", "ba": "W_b&W_a/W_q"},
@@ -30,12 +30,6 @@ LINES = {
     LINEAR: GatedDelta(n=32, n_keys=16, d_key=128, d_value=128, norm=_OF_DELTA),
     FULL: Attention(biases=False, normalize_heads=_NORM, gated=True),
 }
-
-
-def in_intervals(fields: Fields, L: int) -> list[str]:
-    """Return the kind of each of L layers: every n-th has attention."""
-    interval = fields.integer("full_attention_interval", 4)
-    return [LINEAR if (l + 1) % interval else FULL for l in range(L)]
 
 
 def _architecture(kind: str, name: str, H_kv: int, more: Sequence[Any] = (), **others: Any) -> Architecture:
@@ -55,7 +49,7 @@ def _architecture(kind: str, name: str, H_kv: int, more: Sequence[Any] = (), **o
         **(mixture_table(MIXTURES[kind]) if kind in MIXTURES else mlp),
     }
     fields = [
-        Positions(f"{FULL}.positions", share=0.25),
+        Positions(share=0.25),
         *fields_of(OF_DELTA, OF_LINEAR, 32, 16, 128, 128, 4),
         Need("attention_bias", False, "biases of the gates of heads"),
         *written(attention_bias=False),
@@ -69,9 +63,9 @@ def _architecture(kind: str, name: str, H_kv: int, more: Sequence[Any] = (), **o
         fields=fields,
         variant=VARIANT.but(norm=_NORM),
         heads=heads_fields(H_kv, 256),
-        norms=f"{FULL}.normalize_heads {LINEAR}.norm",
+        norms=f"{LINEAR}.norm",
         lines=LINES,
-        layers=Layers(in_intervals),
+        layers=Layers(every(4, "full_attention_interval", (LINEAR, FULL))),
         ignored=("mtp.*", "model.visual.*"),
         **others,
     )

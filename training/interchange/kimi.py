@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import KimiDelta, Latent, RMSNorm
-from training.interchange.decoders import FULL, VARIANT, WITHOUT_MLP, of_lines
-from training.interchange.deepseek import DENSE, MLP_NAMES, SPARSE, first_layers, latent_rows, latent_sizes, plain_mlp
-from training.interchange.description import Field, Fields, Layers, Model, Need, written
-from training.interchange.experts import MIXTURES, OURS, mixture_fields, mixture_table, read_mixture
-from training.interchange.hybrids import LINEAR, SILU
+from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, First, Mixed, of_lines
+from training.interchange.deepseek import ALL_ALIKE, MLP_NAMES, NO_BIASES, check_heads, latent_rows, latent_sizes
+from training.interchange.description import Fields, Layers, Model, Need
+from training.interchange.experts import MIXTURES, OURS, mixture_table
+from training.interchange.hybrids import LINEAR
+from training.interchange.rotary import FULL
 
 KIND = "kimi_linear"
 OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"
@@ -25,10 +26,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
     )
     delta = {"n": n, "n_keys": n, "d_key": d, "d_value": d, "rank": d, "width": width}
     found |= {f"{LINEAR}.{name}": value for name, value in delta.items()}
-    found[f"{FULL}.d_q"] = None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
-    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
-    found["first"] = first_layers(fields, found["L"], 1, 9216)
-    found["mlp"] = read_mixture(fields, MIXTURES[kind], plain_mlp(fields))
+    check_heads(fields, found)
 
 
 def _layer_types(fields: Fields, L: int) -> Any:
@@ -40,14 +38,8 @@ def _layer_types(fields: Fields, L: int) -> Any:
 
 
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
-    c, v = model.config, model.config.variant
-    delta = next(line for line in v.attentions if isinstance(line, KimiDelta))
+    delta = next(line for line in model.config.variant.attentions if isinstance(line, KimiDelta))
     state |= dict(zip(OF_DELTA[1].split(), (delta.n, delta.d_key, delta.width), strict=True))
-    n = len(v.first)
-    state["mlp_layer_types"] = [DENSE] * n + [SPARSE] * (c.L - n)
-    state["intermediate_size"] = v.first[0].d_mlp if n else c.d_mlp
-    latent = next((line for line in v.attentions if isinstance(line, Latent)), None)
-    state |= mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp) | {"q_lora_rank": latent and latent.d_q}
     return []
 
 
@@ -79,17 +71,14 @@ KINDS = {
         "KimiLinear",
         _tensors,
         fields=[
-            Field("moe_intermediate_size", "d_mlp"),
-            *written(attention_bias=False),
-            Need("attention_bias", False, "biases of latents"),
-            Need("moe_layer_freq", 1, "layers without experts"),
+            *(*latent_sizes(None), *NO_BIASES, ALL_ALIKE, Mixed(KIND), First(1, 9216)),
             Need("moe_router_activation_func", "sigmoid", "other scores of experts"),
             Need("mla_use_nope", True, "rotary positions"),
             *SILU,
         ],
         variant=VARIANT.but(norm=_NORM),
         sizes=[field._replace(names=field.names.replace("max_", "model_max_length|max_")) for field in WITHOUT_MLP],
-        heads=latent_sizes(FULL),
+        heads=[],
         epsilon=1e-5,
         norms=f"{LINEAR}.norm",
         read=_read,

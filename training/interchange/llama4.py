@@ -4,21 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
-from training.interchange.decoders import (
-    FULL,
-    VARIANT,
-    Mixed,
-    heads_fields,
-    of_lines,
-    placed_layers,
-    read_scaling,
-    rotary_fields,
-    rotary_of,
-)
-from training.interchange.description import Field, Fields, Layers, Model, in_turn
+from training.interchange.decoders import VARIANT, Mixed, heads_fields, of_lines
+from training.interchange.description import Field, Fields, Layers, Model, every, in_turn
 from training.interchange.errors import InterchangeError
 from training.interchange.experts import MIXTURES, OURS, mixture_table
 from training.interchange.mapping import HEADS, rows
+from training.interchange.rotary import FULL, Positions, rotary_fields
 
 KIND = "llama4_text"
 CHUNKED = "chunked_attention"
@@ -38,19 +29,17 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
 
 def _attentions(fields: Fields, found: dict[str, Any], L: int) -> list[Attention]:
     """Return the attention of each layer."""
-    said = rotary_of(fields)
-    said.require("partial_rotary_factor", 1.0, "rotary positions for only part of the rows")
-    scaling = read_scaling(said, found["l_max"])
+    rotary = found.pop("attention.positions")
     norm = RMSNorm(epsilon=found["norm.epsilon"], gamma=False) if fields.flag("use_qk_norm", True) else None
-    if norm and isinstance(scaling, Yarn):
+    if norm and isinstance(rotary.scaling, Yarn):
         fields.needs.append("a norm of queries and keys after a rotation that scales them (use_qk_norm with yarn)")
-    rotary = Rotary(base=said.number("rope_theta", 500_000.0), pairs="neighbors", scaling=scaling)
     temperature = Temperature(c=fields.number("attn_scale", 0.1), n=fields.integer("floor_scale", 8192))
     grows = bool(fields.get("attn_temperature_tuning", True))  # 4 in the first files
     line = Attention(biases=fields.flag("attention_bias", False))
     of_placed = line.but(positions=rotary, normalize_heads=norm)
     of_others = line.but(positions=temperature if grows else None)
-    placed = placed_layers(fields, fields.get("no_rope_layers") or None, 4, L)
+    flags = Layers(every(4, "no_rope_layer_interval", (1, 0)), "no_rope_layers", none_if_empty=True)
+    placed = flags.of(fields, L, [0, 1])
     width = fields.get("attention_chunk_size", None if fields.has("attention_chunk_size") else 8192)
     width = width and fields.integer("attention_chunk_size", 8192)
     layers = Layers(lambda *_: [CHUNKED if has and width else FULL for has in placed])
@@ -106,7 +95,11 @@ KINDS = {
             **mixture_table(MIXTURES[KIND]),
             **rows(f"{_LAYER}.feed_forward.shared_expert", PARTS, "layers.mlp.shared", OURS),
         },
-        fields=[Mixed(KIND), Field("intermediate_size_mlp", "d_mlp_alone", 16_384)],
+        fields=[
+            Positions(base=500_000.0, pairs="neighbors"),
+            Mixed(KIND),
+            Field("intermediate_size_mlp", "d_mlp_alone", 16_384),
+        ],
         variant=VARIANT.but(norm=RMSNorm(epsilon=1e-5)),
         heads=heads_fields(8, 128),
         epsilon=1e-5,

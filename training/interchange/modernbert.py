@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms import MODERNBERT
-from algorithms.lines import MLP, Attention, Rotary
-from training.interchange.decoders import FULL, SLIDING, read_scaling, rotary_fields, rotary_of
+from algorithms.lines import MLP, Attention
 from training.interchange.description import (
     Architecture,
     Field,
     Fields,
+    Layers,
     Model,
     fields_of,
-    in_turn,
     theirs,
     unlike,
     written,
 )
-from training.interchange.errors import InterchangeError
 from training.interchange.mapping import Table, rows
+from training.interchange.rotary import FULL, SHARE, SLIDING, Positions
 
 SIZES = "N_V l_max L H d_e d_mlp"
 OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
@@ -26,6 +25,15 @@ DEFAULTS = 50368, 8192, 22, 12, 768, 1152
 MASKED, BARE = "ModernBertForMaskedLM", "ModernBertModel"
 BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 """Of a kind of layer, the field with its rotary base in files from before transformers 5, and the default."""
+
+
+def _every_third(fields: Fields, L: int) -> list[str]:
+    """Return the kind of each layer: every third, from the first on, attends to all tokens."""
+    period = fields.integer("global_attn_every_n_layers", 3)
+    return [SLIDING if l % period else FULL for l in range(L)]
+
+
+LAYERS = Layers(_every_third)
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
@@ -38,43 +46,19 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str
         hidden = fields.get("hidden_activation", "gelu")
         if fields.get("classifier_activation", "gelu") != hidden:
             fields.needs.append("different activations in the layers and the head")
-    line = Attention(biases=fields.flag("attention_bias", False))
-    full, local = (line.but(positions=_rotary(fields, layers, found["l_max"])) for layers in BASES)
-    local = local.but(window=fields.integer("local_attention", 128) // 2 + 1)
-    found["attention"] = in_turn([local if w else full for w in _windows(fields, found["L"])])
+    found[f"{SLIDING}.window"] = fields.integer("local_attention", 128) // 2 + 1
     found["mlp"] = MLP(activation=fields.activation("hidden_activation", "gelu"), gated=True, biases=biases)
     found |= {"head": masked, "unembedding.bias": masked and fields.flag("decoder_bias", True)}
     found["unembedding.tied"] = found["unembedding.tied"] or not masked
 
 
-def _rotary(fields: Fields, layers: str, l_max: int) -> Rotary:
-    name, base = BASES[layers]
-    said = rotary_of(fields, layers, names=(name, "partial_rotary_factor"))
-    return Rotary(base=said.number("rope_theta", base), scaling=read_scaling(said, l_max))
-
-
-def _windows(fields: Fields, L: int) -> list[bool]:
-    """Return whether each layer has a window."""
-    types = fields.get("layer_types")
-    if types is None:
-        period = fields.integer("global_attn_every_n_layers", 3)
-        return [l % period > 0 for l in range(L)]
-    if not isinstance(types, list) or len(types) != L or not set(types) <= {SLIDING, FULL}:
-        raise InterchangeError(
-            f"{fields.path}: layer_types: expected {SLIDING} or {FULL} for each of {L} layers, got {str(types)[:60]}"
-        )
-    return [one == SLIDING for one in types]
-
-
 def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
     lines = [v.attention_of(l) for l in range(c.L)]
-    full, local = (next((a for a in lines if (a.window is not None) == w), lines[0]) for w in (False, True))
+    local = next((a for a in lines if a.window is not None), lines[0])
     state["architectures"] = [MASKED if v.head else BARE]
-    state["layer_types"] = [FULL if line.window is None else SLIDING for line in lines]
     state["local_attention"] = 128 if local.window is None else 2 * (local.window - 1)
-    state["rope_parameters"] = {FULL: rotary_fields(full.positions), SLIDING: rotary_fields(local.positions)}
-    state |= {"attention_bias": full.biases is True, "decoder_bias": v.unembedding.bias}
+    state["decoder_bias"] = v.unembedding.bias
     if v.mlp is not None:
         activation = theirs(v.mlp.activation or "gelu")
         state |= dict.fromkeys(("mlp_bias", "classifier_bias"), v.mlp.biases)
@@ -109,12 +93,19 @@ KINDS = {
             Field("norm_eps", "norm.epsilon", 1e-5),
             Field("norm_bias", "norm.beta", False),
             Field("tie_word_embeddings", "unembedding.tied", True),
+            Field("attention_bias", "attention.biases", False),
+            *(
+                Positions(f"{kind}.positions", base, kind=kind, names=(name, SHARE))
+                for kind, (name, base) in BASES.items()
+            ),
             *written(attention_dropout=0.0, mlp_dropout=0.0, embedding_dropout=0.0, pad_token_id=None),
         ],
         _tensors,
         _read,
         _write,
         prefix="model.",
+        lines={SLIDING: Attention(window=65), FULL: Attention()},
+        layers=LAYERS,
     )
 }
 """By model_type."""

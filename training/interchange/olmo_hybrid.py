@@ -5,15 +5,14 @@ from typing import Any
 
 from algorithms.lines import Attention, GatedDelta, RMSNorm
 from training.interchange.containers import Tensors
-from training.interchange.decoders import FULL, VARIANT, Positions, of_lines, rotary_of
+from training.interchange.decoders import SILU, VARIANT, of_lines
 from training.interchange.description import Field, Fields, Layers, Model, fields_of, in_turn
 from training.interchange.experts import OURS
-from training.interchange.hybrids import LINEAR, OF_DELTA, OF_LINEAR, SILU
+from training.interchange.hybrids import LINEAR, OF_DELTA, OF_LINEAR
 from training.interchange.mapping import HEADS, rows
+from training.interchange.rotary import FULL, Positions
 
 KIND = "olmo_hybrid"
-NOWHERE = {"rope_type": "default", "rope_theta": None}
-"""What `rope_parameters` says where attentions have no positions."""
 LAYERS = Layers(lambda fields, L: [LINEAR if (l + 1) % 4 and (l + 1 < L or L > 3) else FULL for l in range(L)])
 _NORM = RMSNorm(epsilon=1e-6)
 _LINES = {
@@ -30,10 +29,8 @@ _SIZES = (
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    said, mlp = rotary_of(fields), VARIANT.mlps[0]
+    mlp = VARIANT.mlps[0]
     assert mlp
-    if said.has("rope_theta") and said.get("rope_theta") is None:
-        found[f"{FULL}.positions"] = None
     norm = RMSNorm(epsilon=found["norm.epsilon"])
     by_kind = {LINEAR: (mlp, "norm_first"), FULL: (mlp.but(normalize_output=norm), "no_norm")}
     of_layers = in_turn([by_kind[kind] for kind in LAYERS.of(fields, found["L"], [*_LINES])])
@@ -46,7 +43,6 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     if full is None or full.mlp is None:
         state.clear()
         return ["layers other than GatedDelta and Attention, with MLPs"]
-    state["rope_parameters"] = NOWHERE if full.attention.positions is None else state["rope_parameters"]
     return []
 
 
@@ -88,14 +84,13 @@ KINDS = {
         "OlmoHybrid",
         _tensors(),
         fields=[
-            Positions(f"{FULL}.positions"),
-            Field("attention_bias", f"{FULL}.biases", False),
+            Positions(optional=True),
+            Field("attention_bias", "attention.biases", False),
             *fields_of(OF_DELTA, OF_LINEAR, *_SIZES),
             Field("linear_allow_neg_eigval", f"{LINEAR}.beta_factor", True, (1.0, 2.0)),
             *SILU,
         ],
         variant=VARIANT.but(norm=_NORM),
-        norms=f"{FULL}.normalize_heads {FULL}.normalize_output",
         read=_read,
         write=_write,
         in_turn=True,

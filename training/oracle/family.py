@@ -18,7 +18,7 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
     attention        a list of lines {"positions", "window", "chunked", "scale", "cap", "clip"}, taken in turn, by layer l
                      (from 0) line l mod p; what is None or missing is the paper's. "positions": {"kind": "rotary",
                      "base", "share", "pairs", "scaling"}, {"kind": "transformer_xl", "base"}, {"kind": "distances",
-                     "num_buckets", "max_distance"}, {"kind": "temperature", "c", "n"} or {"kind": "alibi"}
+                     "num_buckets", "max_distance"}, {"kind": "temperature", "c", "n", "first"} or {"kind": "alibi"}
     clip             c of gpt-oss's gate, see `mlp`; None: none
     experts          what a token's choice of experts depends on, see `weights_of_experts`; None: there is one MLP
     residual_scale   what multiplies what a sublayer adds to X (Granite)

@@ -234,7 +234,7 @@ def attention(
 
     A column that may attend to nothing gives zeros. Head h = 0..H-1 reads keys and values of group g = h // (H / H_kv)
     (Ainslie et al. 2023; Shazeer 2019 for one group). Before line 4 come the heads' norms, the clip (OLMoE, Muennighoff
-    et al. 2024, clip_qkv), the rotation or the temperature, 1 + c ln(1 + floor((t + 1) / n)) times the query at t
+    et al. 2024, clip_qkv), the rotation and the temperature, 1 + c ln(1 + floor((t + first) / n)) times the query at t
     (Nakanishi 2025, "Scalable-Softmax"; Llama 4, Meta 2025), and Transformer-XL's u; in line 4, S = K^T Q is multiplied
     by sqrt(d_attn) times the scale, for the last line divides by the former; before line 5 come what distance adds
     (Transformer-XL, T5, ALiBi) and the cap. No published model has both a cap and added distances, so this order of the two is a choice.
@@ -245,24 +245,26 @@ def attention(
     groups = W.heads if part(W, "groups") is None else W.groups
     g = h // (H // len(groups))
     positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    Q = linear(W.heads[h].W_q, part(W.heads[h], "b_q"), X)  # line 1
-    K = linear(groups[g].W_k, part(groups[g], "b_k"), Z)  # line 2
+    Qs = [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads]  # line 1, of all heads
+    Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
-    norms, rows = (model["epsilon"], model["norm_offset"]), len(Q)
+    norms, rows = (model["epsilon"], model["norm_offset"]), len(Qs[h])
     gamma_q, gamma_k = part(W, "gamma_q"), part(W, "gamma_k")
     if line.get("normalize_heads") is not None:
         together = line["normalize_heads"] == "together"
         gamma_q, gamma_k = (np.ones(rows * (len(heads) if together else 1)) for heads in (W.heads, groups))
-    if gamma_q is not None:
-        Q = normalize_head(h, [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads], gamma_q, *norms)
-    if gamma_k is not None:
-        K = normalize_head(g, [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups], gamma_k, *norms)
+    last = line.get("positions_first", False)
+    Q = normalize_head(h, Qs, None if last else gamma_q, *norms)
+    K = normalize_head(g, Ks, None if last else gamma_k, *norms)
     if line.get("clip") is not None:
         Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
     if positions["kind"] == "rotary":
         Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
-    if positions["kind"] == "temperature":
-        Q = Q * np.array([1 + positions["c"] * math.log(1 + (t + 1) // positions["n"]) for t in x_positions])
+    if last:  # of each head by itself
+        Q, K = normalize_head(0, [Q], gamma_q, *norms), normalize_head(0, [K], gamma_k, *norms)
+    grow = positions if positions["kind"] == "temperature" else positions.get("temperature")
+    if grow is not None:
+        Q = Q * np.array([1 + grow["c"] * math.log(1 + (t + grow["first"]) // grow["n"]) for t in x_positions])
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
     is_relative = positions["kind"] == "transformer_xl"
     Q_u = Q + W.heads[h].u[:, None] if is_relative else Q
@@ -316,7 +318,8 @@ def mh_attention(
     W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a
     mapping of "kind": "rotary", "temperature", "transformer_xl", "distances", "alibi", and numbers of that kind), "clip"
     (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and keys
-    are normalized without gamma, each head by itself or all together), "own" (in place of all this, a function of X, Z,
+    are normalized without gamma, each head by itself or all together), "positions_first" (these norms follow the
+    positions, HunYuan), "own" (in place of all this, a function of X, Z,
     W and the mask), "latent" (see `latent_attention`), "delta" (see `gated_delta`), "mamba" (see `mamba2`), "lru" (see
     `rg_lru`); `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?.

@@ -37,6 +37,9 @@ MODELS = {
     "arcee": {"mlp_bias": True},
     "seed_oss": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8, "use_bias": True},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "olmo": {"clip_qkv": 0.5},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     "starcoder2": {"tie_word_embeddings": False},
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 16, "layer_norm_eps": 1e-5, "logit_scale": 0.25},
     "gemma": {"head_dim": 8},
@@ -230,7 +233,8 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, starcoder2, qwen2, qwen2moe, "
+KNOWN = "llama, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4, "
+KNOWN += "starcoder2, qwen2, qwen2moe, "
 KNOWN += "glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, "
 KNOWN += "gpt-oss, deepseek2, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, kimi-linear and gpt2"
 OTHERS = {

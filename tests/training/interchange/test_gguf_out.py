@@ -14,6 +14,7 @@ from tests.training.interchange import test_decoders
 from tests.training.interchange.test_gguf import MODELS, SIZES, make, make_gpt2
 from tests.training.interchange.test_gguf_tokenizer import TEXTS, bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
+from training.crosscheck.models import few
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from training.interchange import (
@@ -77,6 +78,18 @@ def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
         np.testing.assert_allclose(found.reshape(-1), -np.exp(in_order.reshape(-1)), rtol=1e-6)
     exact = [info.type for n, info in file.tensors.items() if "conv1d" in n or "ssm_norm" in n]
     assert {*exact} == {"F32"}
+
+
+@pytest.mark.parametrize("name", ["directory", "model.gguf"])
+def test_a_cycle_that_fewer_layers_do_not_show_is_kept(name, tmp_path, x32):
+    """One attention in eleven layers: those after it might be as far from the next in six layers as in ten."""
+    variant, sizes = few(VARIANTS["GRANITE_HYBRID"]), {"L": 11, "H": 4, "d_e": 12, "d_attn": 4, "d_mid": 4}
+    config = DTransformerConfig(**{**OWN, **sizes}, variant=variant)
+    theta = init_d_transformer(jax.random.key(0), config)
+    save_pretrained(tmp_path / name, theta, config)
+    again, as_read, _ = load_pretrained(tmp_path / name)
+    assert as_read == config
+    same(again, theta, atol=1e-6)
 
 
 def test_scaled_positions_and_half_precision_are_kept(tmp_path):
@@ -242,11 +255,14 @@ EXPERTS = {
     | {"shared_expert_intermediate_size": 22},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 11, "use_qk_norm": True}
     | {"first_k_dense_replace": 0, "head_dim": 8},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 11, "moe_layer_start_index": 0}
+    | {"head_dim": 4},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5},
 }
 ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "gpt_oss": "gpt-oss"}
 ARCHITECTURES |= {"minimax_m2": "minimax-m2", "qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe"}
+ARCHITECTURES |= {"ernie4_5_moe": "ernie4_5-moe"}
 
 
 def as_llama_cpp_has(name, model):

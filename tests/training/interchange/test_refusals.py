@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tracemalloc
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -36,7 +37,9 @@ from tests.run_cases import files_end_at
 from tests.training.runs.test_directory import full_disk
 from training.generation.text import Options, answerer_for
 from training.interchange import InterchangeError, convert, load_model, load_pretrained, save_pretrained
+from training.interchange.architectures import ARCHITECTURES
 from training.interchange.encoder_decoder import VARIANTS
+from training.interchange.unsupported import NEEDS
 from training.runs.trained_model import load_run
 from training.tasks.classify import ClassifierParams
 
@@ -117,6 +120,15 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
 def test_what_is_not_supported_is_refused(path, tmp_path, changed, message):
     change_config(path, **changed)
     assert message in refused(path, tmp_path)
+
+
+def test_the_documents_name_the_missing_line_of_refused_models():
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8").partition("### What does not")[2]
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page.partition("\n## ")[0], re.MULTILINE)
+    said = {kind: need for kinds, need in rows if need != "missing line" for kind in re.findall(r"`(\S+)`", kinds)}
+    assert len(said) > 15
+    assert said.items() <= NEEDS.items()
+    assert not said.keys() & ARCHITECTURES.keys()
 
 
 def test_damaged_files_are_refused(path, tmp_path):
