@@ -256,7 +256,8 @@ COHERE2 = LLAMA.but(
 )
 """Cohere 2024 (Command R7B): attention and MLP side by side with one layer norm; no positions in every fourth layer."""
 
-_EXAONE4_ATTENTION = Attention(biases=False, normalize_heads=LLAMA.norm, normalize_output=LLAMA.norm)
+_EXAONE4_NORM = RMSNorm(epsilon=1e-5)
+_EXAONE4_ATTENTION = Attention(biases=False, normalize_heads=_EXAONE4_NORM, normalize_output=_EXAONE4_NORM)
 
 EXAONE4 = OLMO2.but(
     norm=LLAMA.norm,

@@ -80,7 +80,7 @@ class First(NamedTuple):
         types, L = fields.get("mlp_layer_types"), found["L"]
         n = fields.integer(self.name, self.n, least=0)
         n = types.count(DENSE) if isinstance(types, list) else n
-        if types is not None and types != [DENSE] * n + [SPARSE] * (L - n):
+        if types is not None and types != [DENSE] * n + [SPARSE] * (len(types) - n):
             fields.needs.append(f"layers without experts after others (mlp_layer_types = {str(types)[:60]})")
         if n >= L:
             fields.needs.append(f"no layer with experts ({self.name} = {n}, num_hidden_layers = {L})")
@@ -97,8 +97,8 @@ class First(NamedTuple):
 
 def plain_mlp(fields: Fields, activation: str = "silu") -> MLP:
     """Return the MLP of a first layer, and of an expert; `activation`: the default of theirs."""
-    activation = fields.activation("hidden_act", activation)
-    return MLP(activation=activation, gated=True, biases=fields.flag("mlp_bias", False))
+    function = fields.activation("hidden_act", activation)
+    return MLP(activation=function, gated=True, biases=fields.flag("mlp_bias", False))
 
 
 def of_lines(

@@ -198,7 +198,7 @@ class Field(NamedTuple):
         read: Any = {bool: fields.flag, float: fields.number}.get(self.optional or type(default), fields.integer)
         read = fields.activation if self.ours.endswith("activation") else read
         is_null = self.optional and fields.get(name, default) is None
-        value = None if is_null else read(name, default)
+        value: Any = None if is_null else read(name, default)
         value = value and value**self.power if self.power != 1 else value
         found |= dict.fromkeys(self.ours.split(), self.values[value] if self.values else value)
 
@@ -266,7 +266,7 @@ class Layers(NamedTuple):
     def of(self, fields: Fields, L: int, kinds: Sequence[Any]) -> list[Any]:
         """Return the kind of each layer. Raises InterchangeError if they are not those of L layers."""
         names = self.names.split("|")
-        said = next((fields.get(name) for name in names if fields.has(name)), None)
+        said: Any = next((fields.get(name) for name in names if fields.has(name)), None)
         is_none = said is None or (self.none_if_empty and not said)
         said = self.default(fields, L) if is_none else said
         is_list = isinstance(said, list) and all(isinstance(kind, str | int) for kind in said)

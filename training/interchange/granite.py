@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Attention, Experts, Mamba2, RMSNorm
-from training.interchange.decoders import FACTORS, SILU, VARIANT, heads_fields, of_lines
+from training.interchange.decoders import FACTORS, SILU, VARIANT, heads_fields, of_lines, plain_mlp
 from training.interchange.description import Field, Fields, Layers, Model, Need, fields_of, unlike, written
 from training.interchange.experts import (
     MIXTURES,
@@ -41,7 +41,7 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         found["d_mlp"] = shared
         return
     always = shared_experts(fields, SHARED, found["d_mlp"], 1024)
-    found["mlp"] = read_mixture(fields, MIXTURES[kind], VARIANT.mlps[0], **always)
+    found["mlp"] = read_mixture(fields, MIXTURES[kind], plain_mlp(fields), **always)
 
 
 def _rows_of_values(found: dict[str, Any]) -> int:

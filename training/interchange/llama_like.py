@@ -102,12 +102,12 @@ def _like(
         others: as in `of_lines`.
     """
     layer = "model.layers.#"
-    is_mixture = kind in MIXTURES
+    is_mixture, norm, plain = kind in MIXTURES, variant.norm, variant.mlps[0]
     if norms.of_attention != "-":
-        attention = attention.but(normalize_output=variant.norm)
-        variant = variant.but(mlp=variant.mlps[0].but(normalize_output=variant.norm))
-    if attention.normalize_heads and kind != "nanochat":
-        attention = attention.but(normalize_heads=variant.norm)
+        attention = attention.but(normalize_output=norm)
+        variant = variant.but(mlp=plain and plain.but(normalize_output=norm))
+    if attention.normalize_heads and isinstance(norm, RMSNorm):
+        attention = attention.but(normalize_heads=norm)
     if windows:
         lines = {SLIDING: attention.but(window=windows), FULL: full or attention}
         layers = Layers(every(period, "sliding_window_pattern", (SLIDING, FULL))) if period else None
@@ -182,9 +182,9 @@ def _read_minimax(fields: Fields, found: dict[str, Any], names: Sequence[Any], k
 
 
 _FIRST_OF_ERNIE = First(1, 12_288, "moe_layer_start_index")
-_OF_QWEN = {"windows": 4096, "layers": Layers(_of_qwen), "H_kv": 32}
+_OF_QWEN: dict[str, Any] = {"windows": 4096, "layers": Layers(_of_qwen), "H_kv": 32}
 _USED = Gate("use_sliding_window", f"{SLIDING}.window", False)
-_OF_GEMMA2 = {
+_OF_GEMMA2: dict[str, Any] = {
     "attention": _LINE,
     "activation": Field("hidden_activation|hidden_act", "mlp.activation", "gelu_pytorch_tanh"),
     "variant": _GEMMA,
@@ -195,8 +195,8 @@ _OF_GEMMA2 = {
     "tied": True,
 }
 _LOCAL = Positions(f"{SLIDING}.positions", kind=SLIDING)
-_OF_OLMO2 = {"attention": _TOGETHER, "norms": _AFTER, "order": "no_norm", "epsilon": 1e-5}
-_OF_GRANITE = {"more": of_shared_mlp("layers.mlp.shared")}
+_OF_OLMO2: dict[str, Any] = {"attention": _TOGETHER, "norms": _AFTER, "order": "no_norm", "epsilon": 1e-5}
+_OF_GRANITE: dict[str, Any] = {"more": of_shared_mlp("layers.mlp.shared")}
 _ROWS = [
     _like("llama", "Llama", _OF_MLP, _UNCLIPPED),
     _like("mistral", "Mistral", _window(4096), H_kv=8),
@@ -286,7 +286,7 @@ _ROWS = [
         "NanoChat",
         _CAP_OF_LOGITS._replace(default=15.0),
         _UNCLIPPED,
-        attention=_LINE.but(normalize_heads=RMSNorm(epsilon=1e-6, gamma=False)),
+        attention=_QK,
         positions=(Positions(pairs="halves_swapped"),),
         variant=VARIANT.but(
             embedding=Embedding(positions=None, normalized=True),
