@@ -31,7 +31,6 @@ ERNIE_MOE = {
     "expert_count": "moe_num_experts",
     "expert_used_count": "moe_k",
     "expert_shared_count": "moe_num_shared_experts",
-    "leading_dense_block_count": "moe_layer_start_index",
 }
 FACTORS = {
     "attention.scale": "attention_multiplier",
@@ -168,8 +167,9 @@ def olmo(m: Metadata, found: State) -> State:
 
 def exaone4(m: Metadata, found: State) -> State:
     """Return EXAONE 4's fields: only the model with 64 layers has windows in llama.cpp, in three of four."""
-    window, has_windows = m.get("attention.sliding_window", 4096), m.layers() == 64
-    return {"sliding_window": window, **_layer_types(m, 4)} if has_windows else {"sliding_window": None}
+    if m.layers() != 64:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * m.layers()}
+    return {"sliding_window": m.get("attention.sliding_window", 4096), **_layer_types(m, 4)}
 
 
 def ernie_moe(m: Metadata, found: State) -> State:
@@ -177,7 +177,7 @@ def ernie_moe(m: Metadata, found: State) -> State:
     width = found["moe_num_shared_experts"] * found["moe_intermediate_size"]
     if m.integer(SHARED_LENGTH, width) != width or m.integer("interleave_moe_layer_step", 1) != 1:
         raise m.wrong(f"{SHARED_LENGTH} and interleave_moe_layer_step", f"{width} and 1")
-    return {}
+    return {"moe_layer_start_index": m.get("leading_dense_block_count", 0)}
 
 
 def minimax(m: Metadata, found: State) -> State:

@@ -185,7 +185,6 @@ _FIRST_OF_ERNIE = First(1, 12_288, "moe_layer_start_index")
 _OF_QWEN: dict[str, Any] = {"windows": 4096, "layers": Layers(_of_qwen), "H_kv": 32}
 _USED = Gate("use_sliding_window", f"{SLIDING}.window", False)
 _OF_GEMMA2: dict[str, Any] = {
-    "attention": _LINE,
     "activation": Field("hidden_activation|hidden_act", "mlp.activation", "gelu_pytorch_tanh"),
     "variant": _GEMMA,
     "norms": _SANDWICH,
@@ -267,7 +266,8 @@ _ROWS = [
             _LOCAL._replace(names=("rope_local_base_freq", SHARE), scaled=False),
         ),
         period=6,
-        **(_OF_GEMMA2 | {"attention": _QK}),
+        attention=_QK,
+        **_OF_GEMMA2,
     ),
     _like(
         "glm4",
