@@ -288,7 +288,7 @@ CHANGES: tuple[Change, ...] = (
            lambda v: v.shared_layers > 1 and v.shared_layers),
     Change("norm", NORMS, {r"layer_norm\((.*) \| (γ\S*), β\S*\)": r"rms_norm(\1 | \2)"}, value=_is_rms),
     Change("norm.gamma", NORMS, {r" \| γ[^)]*": ""}, value=lambda v: not v.norm.gamma),
-    Change("norm.beta", NORMS, {r", β[^)]*": ""}, value=lambda v: not (_is_rms(v) or v.norm.beta)),
+    Change("norm.beta", NORMS, {r", β[^)]*": ""}, value=lambda v: v.norm.gamma and not (_is_rms(v) or v.norm.beta)),
     Change("norm.offset", NORMS, {r"(γ[^)]*)\)": r"VALUE + \1)"}),
     Change("norm", {6: "1"}, {"←.*": "← 0"}, value=_is_rms, left_out=True),
     Change("norm", {6: "2"}, {r"\(e\[i\] − m\)²": "e[i]²"}, value=_is_rms),
