@@ -214,6 +214,35 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
 
 
 @pytest.mark.sampled(1, tests=6)
+@jax.numpy_rank_promotion("allow")
+def attention_by_offsets(q, k, v, *, scale, mask_type, qkv_layout, q_seqlen, kv_seqlen, q_offsets, kv_offsets):
+    """What cuDNN computes, by JAX's own test of it: documents begin at offsets and have lengths, or are −1."""
+    assert (mask_type, qkv_layout) == (fused_attention_stablehlo.MaskType.PADDING_CAUSAL, "BTNH")
+    t, first = jnp.arange(q.shape[1]), q_offsets[:, :-1, None]
+    inside = (first >= 0) & (t >= first) & (t < first + q_seqlen[..., None])
+    permitted = (inside[:, :, :, None] & inside[:, :, None]).any(axis=1) & (t[:, None] >= t)
+    S = jnp.where(permitted[:, None], jnp.einsum("bxhd,bzhd->bhxz", q, k) * scale, -jnp.inf)
+    return jnp.einsum("bhxz,bzhd->bxhd", jax.nn.softmax(S), v)
+
+
+@pytest.mark.end_to_end
+def test_documents_by_their_first_tokens_and_lengths(monkeypatch):
+    """Otherwise as an array: if there are too many, or the context has others."""
+    monkeypatch.setattr(fused_attention_stablehlo, "dot_product_attention", attention_by_offsets)
+    monkeypatch.setattr(vendor, "cudnn_attention", lambda Q, *_, **__: jnp.full_like(Q, jnp.nan))
+    matrices = tiles(d=8)
+    rows = jnp.asarray([np.repeat([0, 3, 4], [5, 100, 23]), np.repeat([7, 9], [1, 127])], jnp.int32)
+    same = alg.UNIDIRECTIONAL & alg.documents(rows)
+    others = StructuralMask(unidirectional=True, documents_z=rows, documents_x=rows + 1)
+    for most, mask, by_array in ((64, same, False), (3, same, False), (2, same, True), (64, others, True)):
+        monkeypatch.setattr(vendor, "CUDNN_DOCUMENTS", most)
+        found = vendor.cudnn_documents(*matrices, mask, None)
+        if by_array:
+            assert np.isnan(found).all()
+        else:
+            np.testing.assert_allclose(found, dense_attention(*matrices, Scores(mask)), atol=1e-5)
+
+
 @pytest.mark.parametrize("mask", [alg.UNIDIRECTIONAL, OF_EACH], ids=["of one", "of each"])
 @pytest.mark.parametrize(
     ("sizes", "local"),

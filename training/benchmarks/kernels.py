@@ -24,8 +24,8 @@ from training.oracle import lines, softmax
 
 Arrays = dict[str, np.ndarray]
 
-LIBRARIES = {"gpu": "cudnn", "tpu": "pallas"}
-"""Platform → its library's kernel for attention."""
+LIBRARIES = {"gpu": ("cudnn", "cudnn_documents"), "tpu": ("pallas",)}
+"""Platform → its library's kernels for attention."""
 DTYPES = {"cpu": ("float32", "bfloat16"), "gpu": ("float32", "bfloat16", "float16"), "tpu": ("float32", "bfloat16")}
 LIMITS = {"float32": 1e-4, "float16": 0.0125, "bfloat16": 0.1}
 """The largest error of a token, divided by its norm or, if that is more, the root mean square of all tokens' norms."""
@@ -117,7 +117,7 @@ def cases(platform: str) -> list[Case]:
 
 def checks(platform: str) -> list[Check]:
     """Return all checks of a platform."""
-    kernels = (*RULES, *(name for at, name in LIBRARIES.items() if at == platform))
+    kernels = (*RULES, *LIBRARIES.get(platform, ()))
     return [*(_of_attention(case, kernels) for case in cases(platform)), _of_experts(), _of_loss()]
 
 

@@ -25,6 +25,8 @@ from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import SMALL
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
+    cudnn_documents,
+    cudnn_documents_refuses,
     cudnn_refuses,
     library_attention,
     pallas_attention,
@@ -39,7 +41,11 @@ ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
 RULES = {"dense": dense_attention, "blockwise": blockwise_attention, "strips": strips_attention}
 """Name of a hand-derived rule → the rule."""
 
-LIBRARY_KERNELS = {"cudnn": (cudnn_attention, cudnn_refuses), "pallas": (pallas_attention, pallas_refuses)}
+LIBRARY_KERNELS = {
+    "cudnn": (cudnn_attention, cudnn_refuses),
+    "cudnn_documents": (cudnn_documents, cudnn_documents_refuses),  # in no call until it is compared on a GPU
+    "pallas": (pallas_attention, pallas_refuses),
+}
 """Name of a library's kernel → the kernel, and the function that says why it is not available for these arguments."""
 
 KERNEL_OF = {"gpu": "cudnn", "cuda": "cudnn", "tpu": "pallas"}

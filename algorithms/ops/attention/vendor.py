@@ -42,6 +42,9 @@ PALLAS_ROW = 512
 CUDNN_ARRAY = 8192
 """The most tokens for which a structural mask is given to cuDNN as an array: 2 bytes for each score of a sequence."""
 
+CUDNN_DOCUMENTS = 64
+"""The most documents of a sequence that cuDNN gets by their first tokens and lengths."""
+
 CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
 """JAX's primitive for cuDNN's forward kernel, whose outputs have no ``checkpoint_name``."""
 
@@ -64,6 +67,21 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -
     if isinstance(mask, StructuralMask) and mask.first is not None:
         return "its first query is token 0"
     return _refused_array(mask, l_x, l_z)
+
+
+def cudnn_documents_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
+    """Why cuDNN's kernel cannot take documents by their first tokens and lengths, or None if it can."""
+    mask = scores.mask
+    if (reason := cudnn_refuses(Q, K, V, scores, platform)) is not None:
+        return reason
+    of_others = isinstance(mask, StructuralMask) and (mask.width, mask.length, mask.prefix, mask.blocks_z)
+    if not of_others or any(a is not None for a in of_others) or not mask.unidirectional or mask.documents_z is None:
+        return "it takes causal documents alone"
+    if () < (_compute_capability() or ()) < (9, 0):
+        return "it needs a GPU of compute capability 9.0 for documents"
+    if len(Q) != len(K) and _numbers(jax.__version__) < (0, 11, 1):
+        return "JAX before 0.11.1 counts documents wrongly where heads share keys"
+    return None
 
 
 def _refused_heads(d_attn: int, d_mid: int, gpu: Numbers | None, cudnn: Numbers) -> str | None:
@@ -241,6 +259,38 @@ def cudnn_attention(
         options["mask"] = jnp.broadcast_to(mask.swapaxes(-1, -2), (B, l_x, l_z))[:, None]
     v_tilde = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options)
     return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
+
+
+def cudnn_documents(
+    Q: Float[Array, "H d_attn B l_x"],
+    K: Float[Array, "H_kv d_attn B l_z"],
+    V: Float[Array, "H_kv d_mid B l_z"],
+    mask: Any,
+    cap: None,
+) -> Float[Array, "H d_mid B l_x"]:
+    """The same kernel, given the first token and the length of each document, by a private function of JAX. As an array
+    if a sequence has more than `CUDNN_DOCUMENTS`, or not the same ones, in rising order, for queries and context.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    (d_attn, B, l), d_mid = Q.shape[1:], V.shape[1]
+    d = -(-max(d_attn, d_mid) // 8) * 8
+    of_x, of_z = (jnp.broadcast_to(a, (B, a.shape[-1])).astype(jnp.int32) for a in (mask.documents_x, mask.documents_z))
+    begins = jnp.diff(of_z, axis=1, prepend=of_z[:, :1] - 1) > 0
+    fits = (of_x == of_z).all() & (jnp.diff(of_z, axis=1) >= 0).all() & (begins.sum(axis=1) <= CUDNN_DOCUMENTS).all()
+    first = jax.vmap(functools.partial(jnp.nonzero, size=CUDNN_DOCUMENTS, fill_value=-1))(begins)[0].astype(jnp.int32)
+    first = jnp.pad(first, ((0, 0), (0, 1)), constant_values=-1)
+    end = jnp.where(first[:, 1:] < 0, l, first[:, 1:])
+    length = jnp.where(first[:, :-1] < 0, -1, end - first[:, :-1])
+    options: dict[str, Any] = {"scale": d_attn**-0.5, "mask_type": cudnn.MaskType.PADDING_CAUSAL, "qkv_layout": "BTNH"}
+    options |= {"q_seqlen": length, "kv_seqlen": length, "q_offsets": first, "kv_offsets": first}
+
+    def by_offsets(*matrices: Array) -> Array:
+        q, k, v = (_filled(a, d).transpose(2, 3, 0, 1) for a in matrices)
+        v_tilde: Any = cudnn.dot_product_attention(q, k, v, **options)
+        return v_tilde[..., :d_mid].transpose(2, 3, 0, 1)
+
+    return jax.lax.cond(fits, by_offsets, functools.partial(cudnn_attention, mask=mask, cap=cap), Q, K, V)
 
 
 def _filled(a: Float[Array, "H d_a B l"], d: int) -> Float[Array, "H d B l"]:
