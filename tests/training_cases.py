@@ -1,5 +1,6 @@
 """What the tests of training share: tiny data sets, settings and runs."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -123,6 +124,9 @@ class Witness:
 
     def evaluating(self, total: int) -> None:
         self.evaluating_of.append(total)
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)

@@ -1,12 +1,13 @@
 """Shows training progress: a bar on a terminal, and dated lines everywhere else."""
 
 import collections
+import contextlib
 import sys
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from training.command_line.terminal import Bar, say
+from training.command_line.terminal import Bar, say, waiting
 from training.evaluation.report import sample
 from training.loop.trainer import Facts
 from training.runs.directory import Run
@@ -18,6 +19,7 @@ LINES = 20  # per training, without a terminal
 MANY_EPOCHS = 100  # from which on the data are so few that a warning says so
 WINDOW = 10.0  # minimum seconds to average rates over
 EVALUATION = 5.0  # seconds of an evaluation after which its progress is shown
+MEASURED = 5.0  # seconds of updates after which the time left is printed
 BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}"
 """Most important first: a narrow terminal cuts off the end."""
 
@@ -52,6 +54,11 @@ class Pace:
         first, last = self._seen[0], self._seen[-1]
         return _Seen(last.step - first.step, last.seconds - first.seconds, last.tokens - first.tokens)
 
+    @property
+    def seconds(self) -> float:
+        """The seconds that the rate is measured over."""
+        return self._window().seconds
+
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second, or None if it is too early to tell."""
         window = self._window()
@@ -75,6 +82,7 @@ class Display:
         self._bar: tqdm | None = None
         self._evaluation: Bar | None = None
         self._validation = ""
+        self._evaluating: float | None = None  # seconds of the evaluations, until the time left has been printed
         self._every = max(1, settings.steps // LINES)
         self._unit = "texts" if TASKS[settings.task].records == "labeled" else "tokens"
         self._pace = Pace()
@@ -88,8 +96,9 @@ class Display:
         low_rank = f" and {facts.trained:,} of low rank, which are trained" if facts.trained < facts.parameters else ""
         self._say(
             f"{facts.parameters:,} parameters{low_rank}, {facts.tokens:,} tokens of training data, {self._steps} steps "
-            f"({facts.epochs:.1f} epochs) on {facts.device}: about {_span(facts.seconds)}"
+            f"({facts.epochs:.1f} epochs) on {facts.device}"
         )
+        self._evaluating = facts.evaluating
         if facts.epochs > MANY_EPOCHS:
             self.warned(
                 f"the data are read {facts.epochs:,.0f} times, so the model learns them by heart; give more data, or "
@@ -103,6 +112,7 @@ class Display:
         if self._quiet:
             return
         self._pace.add(step, line)
+        self._announce(step)
         pace, left = self._pace.tokens_per_second(), self._pace.left(self._steps)
         rate = "" if pace is None else f", {pace:,.0f} {self._unit}/s" if pace >= 10 else f", {pace:.2g} {self._unit}/s"
         text = f"loss {line['loss']:.3f}{rate}{self._validation}"
@@ -113,6 +123,14 @@ class Display:
         elif step == 1 or step % self._every == 0 or step == self._steps:
             self._say(f"step {step}/{self._steps}, {text}", dated=True)
             self._validation = ""  # said once
+
+    def _announce(self, step: int) -> None:
+        """Print the time left, once it has been measured."""
+        left = self._pace.left(self._steps)
+        if self._evaluating is not None and left is not None and self._pace.seconds >= MEASURED:
+            with tqdm.external_write_mode(sys.stderr):
+                self._say(f"about {_span(left + self._evaluating)} left on this machine, by the first {step} steps")
+            self._evaluating = None
 
     def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
         """Print the validation loss and a sample of the model."""
@@ -134,6 +152,10 @@ class Display:
         if self._evaluation is not None:
             self._evaluation.close()
             self._evaluation = None
+
+    def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Show what the body does if it takes long."""
+        return contextlib.nullcontext() if self._quiet else waiting(what)
 
     def warned(self, message: str) -> None:
         """Print a warning."""

@@ -1,11 +1,13 @@
 """Output on a terminal, which would obey the control characters that a model's text may contain."""
 
+import contextlib
 import datetime
 import json
 import re
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, TextIO
 
 from tqdm import tqdm
@@ -47,6 +49,36 @@ def print_json(prompt: str, answers: list[Any]) -> None:
     """Print a prompt and its answers as one line of JSON; bytes of the prompt that are not UTF-8 become U+FFFD."""
     prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     print(json.dumps({"prompt": prompt, "answers": answers}, ensure_ascii=False), flush=True)
+
+
+@contextlib.contextmanager
+def waiting(what: str, *, after: float = 5.0) -> Iterator[None]:
+    """Show what the body does, and for how long, once it has taken `after` seconds: on a terminal every second,
+    elsewhere by a line each time the seconds have doubled.
+    """
+    ended, begun = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        pause, bar = after, None
+        while not ended.wait(pause):
+            passed = time.monotonic() - begun
+            text = f"{what}, {tqdm.format_interval(passed)}"
+            if sys.stderr.isatty():
+                bar, pause = bar or tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True), 1.0
+                bar.set_description_str(text)
+            else:
+                say(text, dated=True)
+                pause = passed
+        if bar is not None:
+            bar.close()
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shower.join()
 
 
 class Bar:

@@ -10,6 +10,7 @@ import functools
 import math
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -30,7 +31,6 @@ from training.runs.metrics import Writer
 from training.settings import Settings
 
 IN_FLIGHT = 2  # updates dispatched before the first one's result is read
-FORWARDS = 4  # an update takes about as long as this many evaluations of a batch
 EXPLODED = 10  # updates in a row whose loss is above the limit: a single one may be a wrong label
 PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     tokens: int  # of the training data
     epochs: float  # passes over the training data
     device: str  # description of the devices
-    seconds: float  # estimated duration of the remaining updates and evaluations
+    evaluating: float  # estimated seconds of the remaining evaluations
 
 
 class Observer(Protocol):
@@ -62,12 +62,16 @@ class Observer(Protocol):
     def evaluating(self, total: int) -> None:
         """The next of `total` held-out batches is about to be evaluated."""
 
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """The body takes an unknown time."""
+        ...
+
     def warned(self, message: str) -> None:
         """A non-fatal problem."""
 
 
 class Watch(NamedTuple):
-    """What a training is told, and whom it tells."""
+    """The interrupts that a training obeys, and the receivers of its progress."""
 
     interrupts: Interrupts
     observer: Observer
@@ -105,7 +109,7 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
             program, state, progress = _ready(plan, store, watch)
             if not watch.processes.all_begin():
                 raise Interrupted(128 + signal.SIGTERM)
-            watch.observer.began(_facts(program, state, progress.step, watch.clock))
+            watch.observer.began(_facts(program, state, progress.step, watch))
             while True:
                 try:
                     state = _loop(program, state, progress, store, watch)
@@ -125,10 +129,12 @@ def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
 
 def _ready(plan: Plan, store: Store, watch: Watch) -> tuple[Program, TrainState, Progress]:
     """Read the last checkpoint or begin, and compile what fits into memory."""
-    state, progress = store.restore(plan)
+    with watch.observer.waiting("preparing the first state"):
+        state, progress = store.restore(plan)
     split = functools.partial(_in_more_parts, store=store, watch=watch)
     try:
-        return Program.fitting(plan, state, watch.clock, watch.interrupts.run, split), state, progress
+        with watch.observer.waiting("compiling, and measuring the peak of matrix products"):
+            return Program.fitting(plan, state, watch.clock, watch.interrupts.run, split), state, progress
     except Interrupted:
         if watch.processes.count == 1:  # several end at once, each where it is
             store.save(state, progress)
@@ -146,13 +152,14 @@ def _in_more_parts(plan: Plan, store: Store, watch: Watch) -> Plan:
     return smaller
 
 
-def _facts(program: Program, state: TrainState, step: int, clock: Callable[[], float]) -> Facts:
+def _facts(program: Program, state: TrainState, step: int, watch: Watch) -> Facts:
     plan, seconds = program.plan, []
     settings, held_out, model = plan.settings, next(plan.held_out()), plan.model(state)
-    for _ in range(2):  # the first is a warm-up
-        start = clock()
-        jax.block_until_ready(program.totals(model, held_out))
-        seconds.append(clock() - start)
+    with watch.observer.waiting("timing a held-out batch"):
+        for _ in range(2):  # the first is a warm-up
+            start = watch.clock()
+            jax.block_until_ready(program.totals(model, held_out))
+            seconds.append(watch.clock() - start)
     return Facts(
         step=step,
         parameters=size(jax.eval_shape(plan.unpadded, model)),
@@ -160,7 +167,7 @@ def _facts(program: Program, state: TrainState, step: int, clock: Callable[[], f
         tokens=plan.data.n_tokens,
         epochs=settings.steps * settings.batch_size / plan.data.train.n_examples,
         device=plan.placement.devices,
-        seconds=seconds[-1] * ((settings.steps - step) * FORWARDS + _evaluated(plan, step)),
+        evaluating=seconds[-1] * _evaluated(plan, step),
     )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import pytest
 
@@ -10,7 +11,7 @@ from training.command_line import terminal
 from training.command_line.progress import Display, Pace
 from training.loop.trainer import Facts
 
-FACTS = Facts(step=0, parameters=9, trained=9, tokens=99, epochs=1.0, device="cpu", seconds=5.0)
+FACTS = Facts(step=0, parameters=9, trained=9, tokens=99, epochs=1.0, device="cpu", evaluating=70.0)
 
 
 def lines(steps, *, tokens=100.0, seconds=0.5):
@@ -76,6 +77,27 @@ def test_an_evaluation_that_takes_long_shows_how_far_it_is(monkeypatch, capsys):
     display.close()
     said = [line.split("evaluating: ")[1] for line in capsys.readouterr().err.splitlines()]
     assert said == ["5 of 12, 00:07 left", "10 of 12, 00:02 left"]
+
+
+def test_the_time_left_is_measured_in_the_first_steps(capsys):
+    display = Display(settings_for("d", steps=200), quiet=False)
+    display.began(FACTS)
+    for step, line in lines(30):
+        display.updated(step, line)
+    said = [line for line in capsys.readouterr().err.splitlines() if "left" in line]
+    assert said == ["about 3 minutes left on this machine, by the first 11 steps"]  # 189 · 0.5 s, and 70 s
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_takes_long_is_shown(capsys, monkeypatch, quiet):
+    monkeypatch.setattr(terminal.waiting.__wrapped__, "__kwdefaults__", {"after": 0.01})
+    display = Display(settings_for("d", steps=200), quiet=quiet)
+    with display.waiting("compiling"):
+        time.sleep(0.1)
+    said = capsys.readouterr().err.splitlines()
+    assert bool(said) == (not quiet)
+    assert all(line.endswith("compiling, 00:00") for line in said)
+    assert len(said) <= 4  # after 0.01, 0.02, 0.04 and 0.08 seconds
 
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.0625, "0.062"), (4.0, "4"), (1234.5, "1,234")])
