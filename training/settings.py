@@ -144,7 +144,7 @@ class Settings:
     # model
     variant: str = _setting(
         "PAPER",
-        "the pseudocode, or a published model that differs from it; or one with lines of your own: "
+        "the pseudocode, or a published model that differs from it; or a custom one: "
         "PACKAGE.MODULE:NAME, or a record's JSON",
         choices=VARIANTS,
         names_others=True,

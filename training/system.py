@@ -1,4 +1,4 @@
-"""What operating systems differ in: POSIX's way where it exists, and otherwise the nearest to it.
+"""Differences of operating systems: POSIX functions where they exist, otherwise the nearest equivalent.
 
 Everything in `training` that only some systems have is here, so that the rest imports and works on all of them.
 """

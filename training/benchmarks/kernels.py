@@ -63,7 +63,7 @@ class Check(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of a check with one kernel in one type."""
+    """The result of checking one kernel in one type."""
 
     kernel: str
     name: str
@@ -75,7 +75,7 @@ class Found(NamedTuple):
 
     @property
     def wrong(self) -> str:
-        """What is wrong, in a sentence, or nothing."""
+        """The error as a sentence, or "" if there is none."""
         what = f"{self.kernel} in {self.dtype}, {self.name}"
         if self.failed:
             return f"{what}: expected the oracle's values, but it raised {self.failed}"

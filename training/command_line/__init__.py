@@ -1,1 +1,1 @@
-"""What all commands share: how one is run, its flags and what they mean, its output, and the cache of programs."""
+"""Shared by all commands: running, flags, output, and the cache of compiled programs."""

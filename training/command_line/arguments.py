@@ -1,4 +1,4 @@
-"""What the command lines share: flags and their spellings, and the wording of usage errors."""
+"""Flags that several commands share, their spellings, and the wording of usage errors."""
 
 import argparse
 import difflib
@@ -169,7 +169,7 @@ def add_model(add: Callable[..., Any]) -> None:
 
 def add_lines(add: Callable[..., Any]) -> None:
     """Add ``--lines``, the packages whose code a run may execute."""
-    trusted = "package with lines of your own that is not installed, for a run that names it; may be repeated"
+    trusted = "trusted package with custom lines that is not installed; may be repeated"
     add("--lines", action="append", default=[], metavar="PACKAGE", help=trusted)
 
 

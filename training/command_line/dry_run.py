@@ -1,4 +1,4 @@
-"""What a training prints for `--dry-run`, in place of training."""
+"""The output of `--dry-run`: settings and cost of an update."""
 
 from typing import Any
 

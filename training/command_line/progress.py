@@ -155,7 +155,7 @@ class Display:
 
     def waiting(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Show what the body does if it takes long."""
-        return contextlib.nullcontext() if self._quiet else waiting(what)
+        return contextlib.nullcontext() if self._quiet else waiting(what, lines=True)
 
     def warned(self, message: str) -> None:
         """Print a warning."""

@@ -52,9 +52,9 @@ def print_json(prompt: str, answers: list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def waiting(what: str, *, after: float = 5.0) -> Iterator[None]:
+def waiting(what: str, *, after: float = 5.0, lines: bool = False) -> Iterator[None]:
     """Show what the body does, and for how long, once it has taken `after` seconds: on a terminal every second,
-    elsewhere by a line each time the seconds have doubled.
+    elsewhere, with `lines`, by a line each time the seconds have doubled.
     """
     ended, begun = threading.Event(), time.monotonic()
 
@@ -66,7 +66,7 @@ def waiting(what: str, *, after: float = 5.0) -> Iterator[None]:
             if sys.stderr.isatty():
                 bar, pause = bar or tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True), 1.0
                 bar.set_description_str(text)
-            else:
+            elif lines:
                 say(text, dated=True)
                 pause = passed
         if bar is not None:

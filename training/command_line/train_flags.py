@@ -26,7 +26,7 @@ COMMON = (
     "L_enc", "L_dec", "H", "d_e", "d_mlp", "start_from", "lora_rank", "dropout", "steps", "batch_size", "learning_rate",
     "dtype", "seed", "mesh", "eval_every", "patience",
 )  # fmt: skip
-"""What --help shows; --help-all shows everything."""
+"""Flags in --help; --help-all shows all."""
 
 
 class _HelpAll(argparse.Action):

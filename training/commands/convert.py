@@ -5,7 +5,7 @@
     scripts/convert.py runs/docs out --to gpt2           # opens in transformers
     scripts/convert.py runs/llama llama.gguf             # or --to gguf: opens in llama.cpp and Ollama
     scripts/convert.py runs/llama llama.gguf --quantize Q8_0      # a quarter of the size
-    scripts/convert.py runs/mine out --to run --dtype bfloat16    # files of our own, also of lines of your own
+    scripts/convert.py runs/mine out --to run --dtype bfloat16    # a run, also with custom lines
     scripts/convert.py hf:openai-community/gpt2 runs/gpt2    # downloads first
     scripts/convert.py runs/taught out --merge           # a run with an adapter, as one checkpoint
     scripts/convert.py runs/taught adapter               # the adapter alone, in PEFT's format

@@ -65,7 +65,7 @@ def parser() -> Parser:
                         help="only this algorithm; may be given several times")  # fmt: skip
     parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
                         help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or "
-                        "a model with lines of your own, PACKAGE.MODULE:NAME, a decoder (with :e behind it an encoder, "
+                        "a model with custom lines, PACKAGE.MODULE:NAME, a decoder (with :e behind it an encoder, "
                         "with :ed both); may be given several times; a book has the paper's, too")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
@@ -217,7 +217,7 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
 
 
 def _recorded(of: str, case: Case, dtype: str) -> Recording:
-    """What the function MODULE:FUNCTION, or the model transformers:KIND, computes of a case."""
+    """Return the recording of a case by MODULE:FUNCTION, or by the model transformers:KIND."""
     module, _, function = of.partition(":")
     sys.path.insert(0, "")
     try:

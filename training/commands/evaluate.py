@@ -3,8 +3,8 @@
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
     scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
-    scripts/evaluate.py runs/seed0 runs/seed1 runs/seed2      # each, and all as one model
-    scripts/evaluate.py runs/docs --checkpoints               # those of one run, as one model, and their average
+    scripts/evaluate.py runs/seed0 runs/seed1 runs/seed2      # each, and their ensemble
+    scripts/evaluate.py runs/docs --checkpoints               # of one run, as an ensemble, and averaged
 
 Prints a table and some samples, and writes both to RUN/evaluation-PART.json (with --data, to a file whose name also has
 a hash of the data). Of several models it prints each, and the ensemble, which averages their probabilities, on the data
@@ -61,7 +61,9 @@ def parser() -> Parser:
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     computed = "type of the parameters and the computation; auto is the one of the run's training (default: auto)"
     add("--dtype", choices=("auto", *DTYPES), default="auto", help=computed)
-    add("--checkpoints", action="store_true", help="evaluate the checkpoints of a run, and all of them as one model")
+    add(
+        "--checkpoints", action="store_true", help="evaluate the checkpoints of a run, their ensemble and their average"
+    )
     add("--average", metavar="DIR", type=local, help="write the average of several models' parameters as a run")
     add("--experts", action="store_true", help="also print the share of tokens that each expert gets")
     add_cache(add)

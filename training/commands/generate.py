@@ -24,7 +24,7 @@ from training.command_line import compilation_cache
 from training.command_line.arguments import Parser, add_inference, add_markup, add_model, loading_of, type_of
 from training.command_line.named_models import model_of
 from training.command_line.running import called
-from training.command_line.terminal import print_json, say, show
+from training.command_line.terminal import print_json, say, show, waiting
 from training.data.chat import with_markup
 from training.generation.prompting import Voted, few_shot, read_shots
 from training.generation.talking import Talker
@@ -118,8 +118,9 @@ def answer_all(answerer: Answerer, texts: Iterable[str], *, as_json: bool, lines
     texts, complete, first, several = iter(texts), True, 1, False
     while batch := list(itertools.islice(texts, LINES_AT_ONCE)):
         several = several or len(batch) > 1
-        answered = zip(batch, _answers(answerer, batch, first, lines=lines), strict=True)
-        for number, (text, answers) in enumerate(answered, first):
+        with waiting("generating"):
+            answered = _answers(answerer, batch, first, lines=lines)
+        for number, (text, answers) in enumerate(zip(batch, answered, strict=True), first):
             complete = complete and answers is not None
             if as_json:
                 print_json(text, answers or [])
@@ -196,11 +197,19 @@ def answer_one(answerer: Answerer, text: str, number: int = 1) -> str:
     """Stream the answer to one text, and return it."""
     note_text(answerer, text, number)
     pieces = []
-    for piece in answerer.stream(text, number=number):
+    for piece in _awaited(answerer.stream(text, number=number)):
         pieces.append(piece)
         show(piece, end="")
     print(flush=True)
     return "".join(pieces)
+
+
+def _awaited(pieces: Iterator[str]) -> Iterator[str]:
+    """Yield the pieces, with a bar until the first, which may have to be compiled."""
+    with waiting("compiling, and reading the prompt"):
+        first = next(pieces, "")
+    yield first
+    yield from pieces
 
 
 def typed(*, converses: bool = False) -> Iterator[str]:
@@ -250,7 +259,8 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     if answerer.streams and not as_json and not several:
         return answer_one(answerer, prompt, number)
     note_text(answerer, prompt, number)
-    (answers,) = answerer.answers([prompt], first=number)
+    with waiting("generating"):
+        (answers,) = answerer.answers([prompt], first=number)
     if as_json:
         print_json(prompt, answers)
     else:
@@ -286,7 +296,7 @@ def _stream(talker: Talker, number: int) -> None:
     """Stream an answer; Ctrl-C stops it, and the conversation keeps what was printed."""
     with Interrupts() as interrupts:
         pieces = talker.reply(number=number)
-        for piece in pieces:
+        for piece in _awaited(pieces):
             show(piece, end="")
             if interrupts.status:
                 break

@@ -45,7 +45,7 @@ N_DOCUMENTS = 3  # in a row
 
 
 class Sizes(NamedTuple):
-    """What is measured."""
+    """The model and sizes to measure."""
 
     model: dict[str, Any]  # GPT-2's sizes
     B: tuple[int, int]  # sequences of a training step: few, and as many as fit

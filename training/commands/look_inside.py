@@ -14,6 +14,7 @@ from pathlib import Path
 from training.command_line import compilation_cache
 from training.command_line.arguments import Parser, add_model, local
 from training.command_line.named_models import run_of
+from training.command_line.terminal import waiting
 from training.disk import write_atomically
 from training.interchange.names import MODEL
 from training.interpretability.page import PageError, look, pictures
@@ -25,7 +26,12 @@ def parser() -> Parser:
     main = Parser(description=__doc__)
     add = main.add_argument
     add("run", metavar="RUN", help=MODEL)
-    add("--prompt", required=True, metavar="TEXT", help="what the model reads; an encoder-decoder also answers it")
+    add(
+        "--prompt",
+        required=True,
+        metavar="TEXT",
+        help="text to read; an encoder-decoder also decodes an answer",
+    )
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
     add("--out", metavar="DIR", type=local, help="directory for page.html and the pictures (default: RUN/inside)")
@@ -40,7 +46,8 @@ def main(arguments: argparse.Namespace) -> None:
     run = load_run(folder, lines=arguments.lines)
     try:
         name = Path(arguments.run).name or str(folder.resolve())
-        found = look(run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=name)
+        with waiting("computing the page"):
+            found = look(run, arguments.prompt, against=arguments.against, chat=arguments.chat, name=name)
         page = found.html()
     except PageError as error:
         raise PageError(f"--{error}") from None

@@ -33,7 +33,7 @@ from training.command_line.resolving import (
 )
 from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
-from training.command_line.terminal import say, show
+from training.command_line.terminal import say, show, waiting
 from training.command_line.train_flags import parser
 from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
@@ -79,7 +79,8 @@ def train(
         say(f"note: {note}")
     if arguments.dry_run:
         description, data, initial = _prepared(arguments, given, settings, files, interrupts, processes)
-        cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
+        with waiting("compiling, and measuring the peak of matrix products"):
+            cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
         processes.leave()
         if processes.is_main:
             _note(data)

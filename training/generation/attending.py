@@ -86,7 +86,7 @@ def of_rows(
 
 
 class CachedAttention(NamedTuple):
-    """What one attention keeps for one more token of each of B sequences."""
+    """Cached keys and values of one attention for one more token of each of B sequences."""
 
     cache: Rows
     P: Any  # the keys of distances, or None
@@ -111,7 +111,7 @@ class CachedAttention(NamedTuple):
 
 
 class ContextAttention(NamedTuple):
-    """What one attention keeps of a context: all keys and values."""
+    """Cached keys and values of a whole context, for one cross-attention."""
 
     cache: Rows
     permitted: Bool[Array, "B l_z"]

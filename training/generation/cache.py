@@ -110,10 +110,10 @@ class RecurrentState(NamedTuple):
 
 
 Rows = KeyValues | Slots
-"""What a step reads and writes of one attention."""
+"""The cache of one attention, as a step reads and writes it."""
 
 Cache = Rows | RecurrentState
-"""What a step reads and writes of one layer."""
+"""The caches of one layer, as a step reads and writes them."""
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:

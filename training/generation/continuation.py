@@ -284,7 +284,7 @@ class Continuation:
         return self.tokens.shape[1] - self.starts + [request.drawn for request in self._requests]
 
     def seen(self) -> list[Recorded]:
-        """What `record` gives of each request for one pass over its tokens, past l_max of its window, but the last."""
+        """Return the recorded values of a pass over each request's tokens but the last (past l_max, its window's)."""
         return [] if self._reading is None else self._reading.seen()
 
     def _read_windows(self) -> None:

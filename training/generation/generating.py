@@ -50,7 +50,7 @@ def generate(
     past l_max, each token is predicted from the l_max/2 to l_max tokens before it.
 
     It compiles its own programs for the lengths and settings that come, so `jax.jit` and `jax.vmap` cannot trace it:
-    in programs of your own, use `algorithms.read_tokens`.
+    in your own programs, use `algorithms.read_tokens`.
 
     Raises TypeError if tokens or lengths are not integers, the model is of another architecture, or the key is untyped,
     and ValueError if a prompt is empty, has an unknown token, or would outgrow l_max, or sizes or options are invalid.

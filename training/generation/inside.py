@@ -48,7 +48,7 @@ def _of_all_tokens(name: str) -> At:
 
 
 class Reading:
-    """What is recorded of sequences while they are generated."""
+    """Values recorded while sequences are generated."""
 
     def __init__(self, inside: Inside) -> None:
         self._inside = inside

@@ -94,7 +94,7 @@ def _in_int8(layer: Any) -> Any:
 
 
 Sizes = tuple[int, int, int, int]
-"""What `sizes_of_heads` returns."""
+"""The result of `sizes_of_heads`."""
 
 
 def sizes_of_layers(theta: Weights) -> Sizes | None:

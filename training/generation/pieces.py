@@ -112,7 +112,7 @@ class _Window:
 
 
 class Ends(NamedTuple):
-    """What ends a text."""
+    """Tokens and strings that end a text."""
 
     tokens: tuple[int, ...]
     stops: tuple[str, ...]  # texts before which it ends

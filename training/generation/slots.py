@@ -53,7 +53,7 @@ def sizes_of_parts(R: int, n: int) -> tuple[int, ...]:
 
 
 class Asked(NamedTuple):
-    """What attends to the rows of a cache: g queries of each head of each sequence, whose token is in `slot`."""
+    """Queries that attend to a cache: g of each head of each sequence, whose token is in `slot`."""
 
     queries: Float[Array, "HB g d_attn"]
     permitted: Bool[Array, "B R"]  # the rows

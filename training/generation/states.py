@@ -44,7 +44,7 @@ from training.generation.sampling import History
 
 
 class Context(NamedTuple):
-    """What the decoder of Algorithm 8 attends to: the keys and values of the encoded context, one cache per layer."""
+    """Keys and values of the encoded context in Algorithm 8's decoder, one cache per layer."""
 
     caches: tuple[Cache, ...]
     permitted: Bool[Array, "B l_z"]

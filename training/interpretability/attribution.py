@@ -15,7 +15,7 @@ READS = ("X@3", "Y@2", "X@8")  # the values of Algorithm 10 that `attribution` r
 
 
 class Attribution(NamedTuple):
-    """What each part of the model adds to a weighted sum of logits; the parts add up to that sum."""
+    """Contributions of the model's parts to a weighted sum of logits; they add up to that sum."""
 
     embedding: Float[Array, "*columns"]  # lines 1-3
     heads: Float[Array, "L H *columns"]

@@ -1,4 +1,4 @@
-"""What the parameters alone say about heads: which tokens they match, what they write, and how they compose."""
+"""Circuits of heads from the parameters alone: the tokens that they match, what they write, and how they compose."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What each layer would predict: the logit lens, and the tuned lens, which fits an affine map to each layer first."""
+"""Predictions of each layer: the logit lens, and the tuned lens, which fits an affine map to each layer first."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ def logit_lens(
 def after_layers(
     X: Float[Array, "L d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "L d_e *columns"]:
-    """What the next layer or the last line reads: X, normalized first in a decoder whose norms come last."""
+    """The input of the next layer or the last line: X, normalized first in a norm-last decoder."""
     if isinstance(theta, EDTransformerParams) or "norm_last" not in theta.variant.orders:
         return X
     norms = every_layer(theta.layers, theta.variant, lambda W: W.norm2)

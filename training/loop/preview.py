@@ -1,4 +1,4 @@
-"""What an update would cost."""
+"""The cost of an update, before it is made."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from training.loop.program import Plan, size
 
 
 class Preview(NamedTuple):
-    """What an update would cost."""
+    """The cost of an update, before it is made."""
 
     parameters: int  # of the model, with what `vocabulary_multiple` adds
     active: int  # of these, those that each token reads: of experts, only the chosen ones

@@ -1,4 +1,4 @@
-"""What a training computes: its functions as a plan, and the compiled ones with the settings that fit into memory."""
+"""The functions of a training: a plan, and the compiled ones with settings that fit into memory."""
 
 import dataclasses
 import functools

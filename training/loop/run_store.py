@@ -1,4 +1,4 @@
-"""What a training keeps in its directory: checkpoints, with its progress, metrics, the best parameters, the results."""
+"""Files that a training writes: checkpoints with its progress, metrics, the best parameters, the results."""
 
 import contextlib
 import dataclasses

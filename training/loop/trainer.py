@@ -36,7 +36,7 @@ PROFILE_AFTER, PROFILED = 10, 5  # updates before the trace, and in it
 
 
 class Facts(NamedTuple):
-    """Facts about a training before its first update."""
+    """Sizes and estimates of a training before its first update."""
 
     step: int  # updates already done
     parameters: int  # of the model
@@ -292,7 +292,7 @@ class Rates:
 
 
 class _Record:
-    """What is known of the updates: their metrics, which are read a few updates later, and the evaluations."""
+    """Metrics of the updates, which are read a few updates later, and evaluations."""
 
     def __init__(self, program: Program, progress: Progress, store: Store, watch: Watch) -> None:
         plan = program.plan

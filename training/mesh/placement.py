@@ -31,7 +31,7 @@ class Placement:
         data: str | None = "data",
         model: str | None = "model",
     ) -> None:
-        """Arrange the devices (default: all) as in "data=4,model=2", "" being one device, or take a mesh of your own.
+        """Arrange the devices (default: all) as in "data=4,model=2", "" being one device, or use a given mesh.
 
         `data` and `model` are its axes for `partition_specs`, and all axes but `model` and "context" divide a batch.
         Raises MeshError, and ValueError if the mesh lacks a name.

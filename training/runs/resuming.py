@@ -1,4 +1,4 @@
-"""What may change in the settings of a run that is resumed."""
+"""Settings that may change when a run is resumed."""
 
 import dataclasses
 from typing import Any

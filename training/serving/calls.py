@@ -22,9 +22,9 @@ HEAD = (
     r'[\s\[]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\\n]|\\["\\/])*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-"""What a call begins with, up to its arguments; the first group is the name."""
+"""The beginning of a call, up to its arguments; the first group is the name."""
 CLOSING = re.compile(r'\s*(?:,\s*"\w+"\s*:\s*"[^"]*"\s*)?\}\s*(?:</tool_call>|\])?')
-"""What a call ends with, after its arguments."""
+"""The end of a call, after its arguments."""
 DECODER = json.JSONDecoder(strict=False)  # a text in arguments may have line breaks
 NAME = "look_up"  # of the tool that shows how a template writes calls
 TEXT = r"/(.|\n)*/"
@@ -102,11 +102,11 @@ HERMES = CallFormat(
 MISTRAL = CallFormat(opens="[TOOL_CALLS]", first=" [", separator=", ", last="]", marks=("[TOOL_CALLS]",))
 LLAMA = CallFormat(opens="", middle='", "parameters": ', separator="; ", marks=("<|python_tag|>",))
 FORMATS = (HERMES, MISTRAL, LLAMA)
-"""Those of Hermes and Qwen, of Mistral, and of Llama 3."""
+"""Formats of Hermes and Qwen, of Mistral, and of Llama 3."""
 
 
 class Delta(NamedTuple):
-    """What new text of an answer has told."""
+    """The content and calls in new text of an answer."""
 
     content: str = ""  # text that belongs to no call
     calls: tuple[dict[str, Any], ...] = ()  # parts of calls, as OpenAI's API streams them

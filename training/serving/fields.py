@@ -11,7 +11,7 @@ from training.serving.served import Served
 
 
 class Bounds(NamedTuple):
-    """What the fields of requests to one server may be."""
+    """Allowed values of request fields, for one server."""
 
     model: str  # its name
     queue: int  # most continuations or texts of a request
@@ -35,7 +35,7 @@ class Described:
         return True
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the validation of the field's type, whose error is told in words."""
+        """Return the validation of the field's type, with a readable error."""
         return core_schema.with_info_wrap_validator_function(self._checked, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

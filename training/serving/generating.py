@@ -1,4 +1,4 @@
-"""What requests for completions and chat share: how much to generate, how to draw it, and where it ends."""
+"""Generation for completions and chat: lengths, sampling, and stopping."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -20,14 +20,14 @@ Stop = Annotated[str, Field(min_length=1)]
 
 
 class StreamOptions(Fields):
-    """What a stream tells besides the text."""
+    """Fields of a stream's events besides the text."""
 
     include_usage: Flag = False
     include_obfuscation: Flag = False  # random padding, which this server never adds
 
 
 class Generation(Fields):
-    """What requests for completions and chat share."""
+    """Fields that requests for completions and chat share."""
 
     model: ModelName
     max_tokens: Annotated[int, Within(1, "tokens")] | None = None
@@ -167,7 +167,7 @@ Messages = Annotated[
 
 
 class ForTemplate(Fields):
-    """What a chat template reads besides messages."""
+    """Inputs of a chat template besides messages."""
 
     tools: Annotated[list[Tool], Described(TOOLS)] = Field(default_factory=list)
     tool_choice: Annotated[Literal["none", "auto", "required"] | ChosenTool, Described(CHOICES)] = "auto"

@@ -1,4 +1,4 @@
-"""What a server serves: a model, its functions, and the limits of requests."""
+"""The served model, its functions, and the limits of requests."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

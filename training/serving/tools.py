@@ -1,4 +1,4 @@
-"""What a chat request asks of the form of its answer: calls of `tools`, and JSON by `response_format`."""
+"""Constraints on the form of a chat answer: calls of `tools`, and JSON by `response_format`."""
 
 import re
 from typing import Any, NamedTuple

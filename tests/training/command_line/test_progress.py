@@ -90,7 +90,7 @@ def test_the_time_left_is_measured_in_the_first_steps(capsys):
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_takes_long_is_shown(capsys, monkeypatch, quiet):
-    monkeypatch.setattr(terminal.waiting.__wrapped__, "__kwdefaults__", {"after": 0.01})
+    monkeypatch.setattr(terminal.waiting.__wrapped__, "__kwdefaults__", {"after": 0.01, "lines": False})
     display = Display(settings_for("d", steps=200), quiet=quiet)
     with display.waiting("compiling"):
         time.sleep(0.1)

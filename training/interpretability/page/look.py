@@ -39,7 +39,7 @@ class Attended(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What each layer would predict at each token."""
+    """Predictions of each layer at each token (the logit lens)."""
 
     of: str  # the name of the text
     rows: list[str]  # the source of each row: the embedding or a layer
@@ -51,7 +51,7 @@ class Prediction(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What each part adds at each token to the logit of the likeliest next one, relative to the mean of all logits."""
+    """Contribution of each part to the logit of the likeliest next token, relative to the mean of all logits."""
 
     heads: Float[np.ndarray, "L H l"]
     mlp: Float[np.ndarray, "L l"]
@@ -71,7 +71,7 @@ class Patched(NamedTuple):
 
 
 class Circuits(NamedTuple):
-    """What heads do with any text."""
+    """Scores of heads on repeated random tokens."""
 
     scores: dict[str, Float[np.ndarray, "L H"]]  # by name, see `training.interpretability.scores` and `circuits`
     composition: dict[str, Float[np.ndarray, "L H L H"]]  # of an earlier head with a later one, by letter; may be empty
