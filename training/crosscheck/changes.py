@@ -172,7 +172,7 @@ def _temperature(variant: Any) -> str | None:
 
 
 def _latent(variant: Any) -> str | None:
-    """What latent attention has in place of Algorithm 5."""
+    """The formulas of latent attention, in place of Algorithm 5."""
     line = _attentions(variant)[0]
     if not hasattr(line, "d_q"):
         return None
@@ -260,7 +260,7 @@ def _order(order: str, value: Callable[[Any], Any] = lambda _: True) -> Callable
 
 
 def _added(text: str) -> Edits:
-    """What scores by distance add, where the mask permits."""
+    """The terms that scores by distance add."""
     return {"$": f", else S[t_z,t_x] ← S[t_z,t_x] + {text}"}
 
 

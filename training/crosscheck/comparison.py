@@ -58,7 +58,7 @@ class Cell:
 
 @dataclasses.dataclass
 class LineResult:
-    """What came out for a line of the pseudocode."""
+    """The result for a line of the pseudocode."""
 
     algorithm: int  # its algorithm
     line: Line  # the line
@@ -111,7 +111,7 @@ class LineResult:
 
 @dataclasses.dataclass
 class Results:
-    """What came out of a cross-check."""
+    """The result of a cross-check."""
 
     lines: dict[tuple[int, str], LineResult]  # each line of each algorithm that was run
     errors: dict[int, tuple[str, str]]  # what the runs of an algorithm raised, with the line that they raised it in
@@ -132,7 +132,7 @@ class Results:
 
     @property
     def implementation(self) -> str:
-        """What was asked for, and what `"auto"` took."""
+        """The implementation requested, and the one that `"auto"` chose."""
         asked = self.settings["implementation"]
         return f"{asked} ({', '.join(sorted(self.taken))})" if self.taken else asked
 
@@ -231,7 +231,7 @@ def _check_run(
 
 
 def run_paper(run: Run) -> OracleRecord:
-    """What the oracle computes in a run."""
+    """Return the oracle's record of a run."""
     record = OracleRecord()
     folder = pathlib.Path(oracle.__file__).resolve().parent
     with traced(folder, folder.parents[1], record):

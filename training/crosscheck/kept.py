@@ -1,4 +1,4 @@
-"""What a cross-check has found, kept in a directory, so that a later one goes on where it was stopped."""
+"""Results of a cross-check, stored in a directory, so that an interrupted one continues."""
 
 import dataclasses
 import hashlib

@@ -23,7 +23,7 @@ KINDS = {"Rotary": "rotary", "TransformerXL": "transformer_xl", "Distances": "di
          "Temperature": "temperature", "Linear": "linear", "Llama3": "llama3", "Yarn": "yarn"}  # fmt: skip
 NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "original_length", "low": "low_freq_factor",
          "high": "high_freq_factor", "slow": "beta_slow", "fast": "beta_fast"}  # fmt: skip
-"""What the oracle calls positions and scalings, and fields of them."""
+"""The oracle's names of positions and scalings, and of their fields."""
 
 
 def _is(record: Any, kind: type) -> bool:

@@ -119,7 +119,7 @@ class OwnScenarios(VariantScenarios):
         return [line.number for line in PSEUDOCODE[self.algorithm].lines if FORMULAS[name] in line.text]
 
     def left_out(self) -> list[str]:
-        """What is not compared, in words."""
+        """The lines that are not compared, in words."""
         found, n = [], self.algorithm
         for name, line in ((name, line) for name, own in self.own.items() for line in own):
             kind, numbers = type(line).__name__, " and ".join(f"line {number}" for number in self.numbers(name))

@@ -1,4 +1,4 @@
-"""What one run computed for each line, visit by visit, in a form that is the same for the oracle and for the code.
+"""The values of each line in a run, visit by visit, in the same form for the oracle and the code.
 
 A visit is one execution of a line for one sequence, one head and all its tokens: the code does all heads at once, the
 oracle takes layer norms token by token, and both come out as the same list of visits here.

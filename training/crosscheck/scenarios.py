@@ -1,4 +1,4 @@
-"""What is run: for each algorithm, inputs and parameters, the shipped function and the oracle."""
+"""Scenarios: for each algorithm, inputs and parameters, the shipped function and the oracle."""
 
 import dataclasses
 import functools

@@ -228,7 +228,7 @@ class Attention(Parts):
     def _by_distance(
         self, place: str, added: Any, apart: Any, Q: Any, prefix: str, distances: str, times: float
     ) -> Any:
-        """What scores gain by the distance t_z − t_x, in the unit of line 4; "reversed" and others are deviations."""
+        """The part of the scores that depends on the distance t_z − t_x, in the unit of line 4; "reversed" and others are deviations."""
         kind, numbers, how = added
         H, _d, root = Q.shape[-3], Q.shape[-2], math.sqrt(Q.shape[-2])
         if how == "reversed":

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Choice(NamedTuple):
-    """What may stand at a place of a formula."""
+    """An alternative at a place of a formula."""
 
     text: str  # completes "equal if ..."
     do: Any  # a number, an axis, or a function of what stands around

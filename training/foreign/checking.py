@@ -22,7 +22,7 @@ Observe = Callable[[Case, str], Recording]
 """Loads the case's θ into foreign code of a dtype, runs it on the case's inputs, and returns what was recorded."""
 
 WORST = ("differs", "behind", "not shown", "in step", "equal")
-"""What is said of a line that has several values: the first that one of them is."""
+"""Verdicts from the most to the least important: a line with several values has the first."""
 
 STATUS = {"differs": "differ"}
 """The same of several."""
@@ -32,7 +32,7 @@ OWN = ("case.json", "lines.safetensors", "parameters.safetensors", "gradients.sa
 
 @dataclasses.dataclass
 class Report:
-    """What a check found."""
+    """The result of a check."""
 
     case: Case
     dtype: str
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def expect(self) -> str:
-        """What declares these departures, where all have names and can be declared: see `check`."""
+        """The `expect` that declares these departures, if all can be declared: see `check`."""
         found = [d for d in self.departures if d.kind != "harmless"]
         said = {scope: name for d in found for scope, name in d.choices.items() if scope.partition("@")[0] in SLOTS}
         is_whole = all(d.kind == "named" and set(d.choices) & set(said) for d in found)
@@ -66,7 +66,7 @@ class Report:
 
 
 def observed(observe: Observe, case: Case, dtype: str) -> Recording:
-    """What foreign code computes of a case.
+    """The recording of foreign code on a case.
 
     Raises:
         GlueError: if it raises an error, or returns no recording, or one of nothing.

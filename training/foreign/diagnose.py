@@ -46,7 +46,7 @@ UNKNOWN = 2
 """How many departures without a name end a walk: what follows would be guesses."""
 
 ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexError)
-"""What a choice may raise where it makes no sense."""
+"""Exceptions that a choice may raise where it does not apply."""
 
 OF_ATTENTION = (
     "weights", "split", "q_reads", "kv_reads", "q_square", "k_square", "v_square", "scale", "mask", "softmax_axis",
@@ -139,7 +139,7 @@ class Diagnosis:
         return frozenset([*((use, name) for use, name in said if name not in (None, run.base_name(*use))), *self.taken])
 
     def _why(self, run: Reference, visit: str) -> tuple[str, str]:
-        """What to say of a line that no choice explains, and the kind of its departure."""
+        """Return the text about a line that no choice explains, and the kind of its departure."""
         if self.lost is None:
             return "differs, by no choice of the catalogue", "unknown"
         scores = run.lines.get(f"{run.lines[visit].key.place}:4.5")

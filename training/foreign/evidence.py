@@ -1,4 +1,4 @@
-"""What a run shows: which of its lines are explained, by which foreign tensors, and what departs."""
+"""The evidence of a run: the lines that are explained, by which foreign tensors, and the departures."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""What follows from the lines of a transformer: loss, gradients, updates, sampled tokens, decoding with a cache."""
+"""Checks after the lines of a transformer: loss, gradients, updates, sampled tokens, decoding with a cache."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ DIRECTIONS: dict[str, Callable[[Any], Any]] = {
     "∇loss": lambda g: g, "Adam's direction": lambda g: g / (np.abs(g) + 1e-8),
     "Adam's direction, not divided by 1 − β": lambda g: 0.1 * g / (0.001**0.5 * np.abs(g) + 1e-8),
 }  # fmt: skip
-"""What a first step may follow, from the gradient."""
+"""Directions of a first step, from the gradient."""
 
 LEAST = 8
 """With fewer numbers of a parameter, a fit proves nothing."""

@@ -338,7 +338,7 @@ def _save(path: pathlib.Path, arrays: dict[str, Any]) -> None:
 
 
 def _about(seen: Any, changed: Any, is_numbered: bool, allowed: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """What the manifest says of a value."""
+    """The manifest's entry of a value."""
     key = seen.key
     change = changed.get((key.algorithm, key.line))
     number = "1" if key.algorithm == 7 else key.line
@@ -352,7 +352,7 @@ def _about(seen: Any, changed: Any, is_numbered: bool, allowed: dict[str, dict[s
 
 
 def _flags(case: Case) -> list[str]:
-    """What is special about a case."""
+    """The special features of a case."""
     s, mask = case.sizes, case.inputs.get("Mask")
     told = {
         "a column that sees nothing": mask is not None and not np.all(np.any(mask, axis=0)),

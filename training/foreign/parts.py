@@ -188,7 +188,7 @@ class Parts(Run):
         return how
 
     def _experts(self, place: str, X: Named, prefix: str, key: Callable[[str], Key]) -> Named:
-        """What the chosen experts give every token, weighted, and what the shared ones give it."""
+        """The weighted outputs of the chosen experts for every token, plus those of the shared ones."""
         W_r, b_r, b_choice = (self.p(prefix + n) for n in ("W_router", "b_router", "b_choice"))
         router = self.line(key("W_r X + b_r"), lambda: self.linear(W_r, b_r, X.value, "router_bias", place), [X])
 

@@ -42,7 +42,7 @@ class GlueError(ValueError):
 
 
 class Recording:
-    """What foreign code computed. `dtype`: of its output, in which errors are expected."""
+    """The tensors that foreign code computed. `dtype`: of its output, which determines the tolerance."""
 
     def __init__(self) -> None:
         self.tensors: list[Observed] = []

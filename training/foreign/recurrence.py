@@ -1,4 +1,4 @@
-"""What some models have in place of Algorithm 5, token by token: the gated delta rule, Mamba-2 and the RG-LRU."""
+"""Recurrences in place of Algorithm 5, token by token: the gated delta rule, Mamba-2 and the RG-LRU."""
 
 from typing import Any
 

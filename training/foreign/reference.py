@@ -62,7 +62,7 @@ class Reference(Recurrence):
         return X if order in ("norm_first", "norm_out") else self.norm(place, X, *names)
 
     def _out(self, place: str, prefix: str, name: str, A: Named) -> Named:
-        """What a sublayer adds, with the norm that some models have there."""
+        """The output of a sublayer, with the post-norm of some models."""
         return self.norm(f"{place}/out", A, (f"{prefix}gamma_{name}_out", f"{prefix}beta_{name}_out"))
 
     def _loop(self, name: str, L: int, key: Callable[[str], Key]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ __all__ = ["Verdict", "as_data", "as_junit", "print_report", "verdicts"]
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is said of a line of the paper."""
+    """The verdict on a line of the paper."""
 
     algorithm: int
     line: Line
@@ -30,7 +30,7 @@ class Verdict:
 
 
 def verdicts(report: Report) -> list[Verdict]:
-    """What is said of each line that the case has values of, by algorithm."""
+    """The verdict on each line with values in the case, by algorithm."""
     walk, found, departures = report.walk, [], merged(report.departures)
     keys = {visit: seen.key for visit, seen in walk.run.lines.items()}
     for n in sorted({key.algorithm for key in keys.values()}):

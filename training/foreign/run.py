@@ -62,7 +62,7 @@ class Named(NamedTuple):
 
 @dataclasses.dataclass
 class Seen:
-    """What became of a line in a run."""
+    """The outcome of a line in a run."""
 
     key: Key
     value: Any  # [R, ...]

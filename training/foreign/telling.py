@@ -1,4 +1,4 @@
-"""What a walk found: of every line whether it is there, and the departures, each once, with all their places."""
+"""The result of a walk: whether each line is found, and the departures, each once, with all their places."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ __all__ = ["Walk", "told"]
 
 @dataclasses.dataclass
 class Walk:
-    """What a walk found."""
+    """The result of a walk."""
 
     departures: list[Departure]
     choices: dict[str, str]  # those adopted
@@ -28,7 +28,7 @@ class Walk:
 
 
 def told(walked: Any, run: Reference) -> Walk:
-    """What a walk found; `walked`: its diagnosis; `run`: the last one."""
+    """Return the result of a walk; `walked`: its diagnosis; `run`: the last one."""
     ok, ids = in_step(run), list(run.lines)
     last = max((i for i, visit in enumerate(ids) if ok[visit]), default=-1)
     found = [*_standing(walked, run), *_harmless(walked, run, ok)]

@@ -28,7 +28,7 @@ PARTS = (
 
 
 class Kind(NamedTuple):
-    """What distinguishes one kind of encoder."""
+    """The particulars of one kind of encoder."""
 
     names: tuple[str, ...]  # of the class with the masked-token head, of the bare one, and of one that classifies texts
     variant: Variant  # the lines that config.json does not decide

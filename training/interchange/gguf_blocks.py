@@ -33,7 +33,7 @@ BLOCKS = {
     "Q4_0": np.dtype([("scales", HALF), BYTES]),
     "Q4_1": np.dtype([("scales", HALF), ("minima", HALF), BYTES]),
 }
-"""What a block is in the file, for the types that are kept."""
+"""The layout of a block in the file, for the types that are kept."""
 ZEROS = {BLOCKS["Q4_0"]: 8}
 TOGETHER = {"heads.W_q": "heads", "heads.W_k": "heads", "heads.W_v": "heads", "mlp.W_gate": "mlp.W_mlp1"}
 """The factors of one product, or of one tensor in some files."""

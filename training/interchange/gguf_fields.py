@@ -15,7 +15,7 @@ from training.interchange.llama4 import CHUNKED
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"
 SOFTMAX, SIGMOID = 1, 2
-"""What expert_gating_func says of the weights of experts."""
+"""Values of expert_gating_func, and the weights of experts that they mean."""
 
 MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}

@@ -15,11 +15,11 @@ from training.interchange.mapping import Shape
 from training.interchange.rotary import FULL
 
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
-"""What is one column of numbers here, whatever axes a file gives it."""
+"""Arrays that are one column here, whatever axes they have in a file."""
 TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 """The taps of convolutions: matrices here."""
 EXACT = (*FLAT, *TAPS)
-"""What llama.cpp reads in float32."""
+"""Tensors that llama.cpp reads in float32."""
 OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
 """What has rows of heads of values, or columns (`ssm_out`); `attn_qkv` and the taps have others before them."""
 

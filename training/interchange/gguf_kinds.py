@@ -44,7 +44,7 @@ LAYER = _table("""
     ffn_up_exps.* mlp.experts.*_mlp1/*_mlp1  ffn_down_exps.* mlp.experts.*_mlp2/*_mlp2
     ffn_gate_inp.* mlp.*_r                   ffn_gate_inp_shexp.weight mlp.w_s     exp_probs_b.bias mlp.b_choice
 """)
-"""What most architectures have."""
+"""Tensors that most architectures have."""
 _SECOND = _table("ffn_norm.* -  post_attention_norm.* norm2.*")
 _LATENT = _table("""
     attn_q.* attention.*_q&*_qr:W_c          attn_q_a.* attention.*_cq             attn_q_a_norm.* attention.norm_q.*

@@ -34,7 +34,7 @@ OF_TYPE = {kind: name for name, own in KINDS.items() for kind in own.types or (n
 
 
 class Draft(NamedTuple):
-    """What a file will have besides its numbers; reads like a `GGUFFile`."""
+    """The metadata of a file to write; reads like a `GGUFFile`."""
 
     path: Path
     metadata: dict[str, Any]

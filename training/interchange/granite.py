@@ -23,7 +23,7 @@ from training.interchange.rotary import FULL, Positions
 
 KIND = "granitemoehybrid"
 LIMITS = None, [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
-"""What time_step_limit may say: there is none."""
+"""The value of time_step_limit for no limit."""
 _NORM = RMSNorm(epsilon=1e-6)
 
 

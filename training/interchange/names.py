@@ -22,7 +22,7 @@ from training.interchange.hub import downloaded, name_on_hub, origin_of
 from training.interchange.pretrained import STORED, SUFFIXES, is_ours
 
 MODEL = "a run, a checkpoint's directory, a GGUF file, or hf:OWNER/NAME@REVISION"
-"""What a name may mean, for --help."""
+"""The forms of a name, for --help."""
 
 
 def as_run(

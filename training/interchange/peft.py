@@ -41,7 +41,7 @@ LACKING = {
     "layer_replication": "repeated layers",
     "target_parameters": "adapters of experts",
 }
-"""What other fields ask for, unless they are false or empty; none of it is supported."""
+"""Unsupported features, by the field that requests them unless it is false or empty."""
 
 
 class Adapter(NamedTuple):
