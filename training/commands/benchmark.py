@@ -9,7 +9,7 @@ The candidates of a table alternate, so that other load on the machine affects a
 lower and upper quartile. PyTorch and transformers are included if installed (pip install -e ".[compare]").
 
 `hardware` compares each kernel of this machine with the oracle, and the default step of train.py, attention and
-decoding with plain JAX and PyTorch, runs train.py for 100 steps and serve.py with 1 and 16 clients, prints all this,
+decoding with plain JAX and PyTorch; it times 100 steps of train.py, and serve.py: 1 and 16 clients. It prints all this,
 and writes it to build/hardware.md; if a kernel is wrong, it says which, and the exit status is 1. On a CPU it is a
 self-test with small sizes.
 """

@@ -185,7 +185,7 @@ def _latent(variant: Any) -> str | None:
 
 
 def _mixers(kind: str) -> Callable[[Any], str | None]:
-    """A recurrence, and what it takes turns with."""
+    """A recurrence, and the attentions that it alternates with."""
 
     def value(variant: Any) -> str | None:
         kinds = {type(line).__name__ for line in variant.attentions}

@@ -57,7 +57,7 @@ def sizes_from(given: dict[str, int]) -> tuple[Sizes, Sizes]:
     `given`: the sizes that differ from the default; they hold for both.
 
     Raises:
-        ValueError: for a name that is none, or sizes that do not fit together.
+        ValueError: for an unknown name, or sizes that do not fit together.
     """
     names = [field.name for field in dataclasses.fields(Sizes)]
     for name in given:

@@ -148,7 +148,7 @@ def traced(folder: pathlib.Path, root: pathlib.Path, observe: Callable[[Event], 
     """Observe the functions of a folder's files as long as the context lasts.
 
     `folder`: whose files are traced; `root`: the root of the repository, which the events' paths start from;
-    `observe`: is told every event; answers a "call" with True to have nothing of it observed.
+    `observe` receives every event; it returns True for a "call" that is not to be observed.
     """
     previous = sys.gettrace()
     sys.settrace(_Tracer(folder, root, observe))

@@ -131,7 +131,7 @@ class VariantScenarios(Scenarios):
     def runs(self, algorithm: int) -> Iterator[Run]:
         """One sequence (or pair), and a batch; they show the lines of the algorithms that they call, too.
 
-        What a line calls that stands in place of these algorithms is not observed: it is no line of the model.
+        What a line calls that stands in place of these algorithms is not observed: it is not a line of the model.
         """
         shows = frozenset() if algorithm == 14 else frozenset(self.called)
         for run in super().runs(algorithm):

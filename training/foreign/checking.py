@@ -39,7 +39,7 @@ class Report:
     walk: Walk
     departures: list[Departure]  # of the lines, then of loss, gradients, updates, sampling and decoding
     notes: list[str]
-    is_variant: str  # how the departures are told by a named variant's, such as "… the lines that GPT2 changes"
+    is_variant: str  # how the departures relate to a named variant, such as "… the lines that GPT2 changes"
 
     @property
     def ok(self) -> bool:
@@ -131,7 +131,7 @@ def diagnose(
     expect: str | Mapping[str, str] | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Everything that a recording departs in from a case; `expect`: see `check`; `tell`: is told of progress."""
+    """Everything that a recording departs in from a case; `expect`: see `check`; `tell` receives progress."""
     declared = _declared(case, expect)
     diagnosis = Diagnosis(case, recording, declared, tell)
     if recording.parameters and len(diagnosis.missing) == len(case.theta):

@@ -60,7 +60,7 @@ Taken = tuple[Seen, str, str]  # a foreign tensor as the value of a line, the de
 class Diagnosis:
     """The search for what a recording departs in from a case.
 
-    `declared`: choices that are known to differ; `tell`: is told now and then how far it is.
+    `declared`: choices that are known to differ; `tell` receives the progress now and then.
     """
 
     def __init__(

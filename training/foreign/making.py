@@ -66,7 +66,7 @@ def make_case(
     with windows that a few tokens show).
 
     Raises:
-        ValueError: for an algorithm that has no case, or a variant or an edge case that is none, or of another algorithm.
+        ValueError: for an algorithm that has no case, or an unknown variant or edge case, or one of another algorithm.
     """
     if edge and edge not in EDGES:
         raise ValueError(f"edge: expected one of {', '.join(EDGES)}, got {edge!r}")

@@ -104,7 +104,7 @@ class KeyValues:
 
 
 class RecurrentState(NamedTuple):
-    """The state of a mixer that is no attention: arrays whose last axis has the sequences."""
+    """The state of a mixer other than attention: arrays whose last axis has the sequences."""
 
     state: Any
 

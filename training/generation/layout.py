@@ -103,7 +103,7 @@ def sizes_of_layers(theta: Weights) -> Sizes | None:
 
 
 def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
-    """Return the sizes of every (decoder's) layer of θ; None for a mixer that is no attention. Raises ValueError if
+    """Return the sizes of every (decoder's) layer of θ; None for a mixer other than attention. Raises ValueError if
     layers of one stack differ in these: the caches of a loop are of one shape.
     """
     variant = theta.variant

@@ -58,7 +58,7 @@ def _of_layer(variant: Variant, l: int) -> Variant:
 
 def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSelection:
     """Return what keeps the keys and values of prompts of P columns, of all tokens or the last ones, or the state of a
-    mixer that is no attention.
+    mixer other than attention.
     """
     rows = prompt_tokens(lengths, P, min(P, limit or P))
 

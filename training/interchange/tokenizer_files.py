@@ -38,7 +38,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def read(path: Path, fields: Fields, model: Model) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint, with the model's special tokens; None if there is no supported one. Raises
+    """Return the tokenizer of a checkpoint, with the model's special tokens; None if none is supported. Raises
     InterchangeError if it is damaged, or has more tokens than the model.
     """
     of_translation = translation_files.read(path, fields, model, special_tokens(path, fields, model, None))

@@ -1,7 +1,7 @@
 """Parameters as trees: unstacking them into lists, and listing and replacing their arrays.
 
 A tree is an array, None, a list or tuple of trees, or an object with named attributes that are trees (a
-NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is no tree, and left out.
+NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is not a tree, and is left out.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ OF_ALL_HEADS = ("gamma_q", "gamma_k")
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
-    """Return the named attributes of a node in their order, but for the variant; None if the tree is no such node."""
+    """Return the named attributes of a node in their order, but for the variant; None if it is another kind of tree."""
     if hasattr(tree, "_asdict"):
         return {name: child for name, child in tree._asdict().items() if name != "variant"}
     return vars(tree) if isinstance(tree, SimpleNamespace) else None

@@ -37,7 +37,7 @@ def layer_norm_each(X: Array, norm: Any) -> Array:
 
 
 def unembedding_matrix(theta: Any) -> Array:
-    """Return W_u, which is the transpose of W_e where theta has none of its own."""
+    """Return W_u, which is the transpose of W_e if theta has no W_u."""
     return theta.W_e.T if theta.W_u is None else theta.W_u
 
 

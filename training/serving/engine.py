@@ -217,7 +217,7 @@ class Engine:
         self._active = [one for one in self._active if one not in sequences]
 
     def _note(self, event: str, *_: object, **__: object) -> None:
-        """Note that the engine compiles, for which it takes much memory that the C library would keep."""
+        """Note that the engine compiles, which leaves much freed memory in the C library."""
         if event == COMPILED and threading.current_thread() is self._thread:
             self._untidy = True
 
