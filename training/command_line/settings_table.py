@@ -66,11 +66,13 @@ def table() -> str:
     brings = ", ".join(f"`{flag(name)} {value}`" for name, value in settings.FINE_TUNING.items())
     lines += ["", f"`--from` sets {brings}, and divides every learning rate above by {settings.FINE_TUNING_DIVISOR}."]
     lines += [f"With `--lora-rank` the divisor is {settings.LOW_RANK_DIVISOR}, and `--weight-decay` is 0.0."]
-    lines += ["", "## Presets", "", "`--preset NAME` starts from the settings of a known model.", ""]
-    lines += ["| | task | settings |", "|---|---|---|"]
-    for name, (task, values) in PRESETS.items():
-        shown = ", ".join(f"{flag(n)} {_cell(v)}" for n, v in values.items())
-        lines.append(f"| `{name}` | `{task}` | {shown} |")
+    lines += [
+        "",
+        "## Presets",
+        "",
+        "`--preset NAME` starts from the settings of a known model, which `--dry-run` prints:",
+    ]
+    lines += [", ".join(f"`{name}` (`{task}`)" for name, (task, _) in PRESETS.items()) + "."]
     return "\n".join(lines) + "\n"
 
 
