@@ -245,10 +245,12 @@ def attention(
     groups = W.heads if part(W, "groups") is None else W.groups
     g = h // (H // len(groups))
     positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    Qs = [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads]  # line 1, of all heads
-    Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]  # line 2
+    Qs = [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads]
+    Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]
+    Q = Qs[h]  # line 1
+    K = Ks[g]  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
-    norms, rows = (model["epsilon"], model["norm_offset"]), len(Qs[h])
+    norms, rows = (model["epsilon"], model["norm_offset"]), len(Q)
     gamma_q, gamma_k = part(W, "gamma_q"), part(W, "gamma_k")
     if line.get("normalize_heads") is not None:
         together = line["normalize_heads"] == "together"
