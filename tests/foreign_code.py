@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tests.interchange_cases import libraries
-from training.foreign import load, record_numpy, record_torch
+from training.foreign import load, record_numpy, record_torch, record_torch_parts
 
 torch, _ = libraries()
 nn = torch.nn
@@ -16,7 +16,7 @@ class Block(nn.Module):
 
     def __init__(self, d, H, H_kv, d_mlp, wrong):
         super().__init__()
-        self.H, self.H_kv, self.wrong = H, H_kv, wrong
+        self.H, self.H_kv, self.wrong = wrong.get("H", H), H_kv, wrong
         self.ln1, self.ln2 = nn.LayerNorm(d, eps=wrong.get("eps", 0.0)), nn.LayerNorm(d, eps=wrong.get("eps", 0.0))
         self.widths = [d, d * H_kv // H, d * H_kv // H]
         self.qkv, self.proj = nn.Linear(d, sum(self.widths)), nn.Linear(d, d)
@@ -26,14 +26,15 @@ class Block(nn.Module):
         B, T, d = X.shape
         normed = X if self.wrong.get("post") else self.ln1(X)
         q, k, v = (a.view(B, T, -1, d // self.H).transpose(1, 2) for a in self.qkv(normed).split(self.widths, dim=-1))
-        times = self.H // self.H_kv
+        times = q.shape[1] // k.shape[1]
         k, v = (a.repeat(1, times, 1, 1) if how else a.repeat_interleave(times, 1)
                 for a, how in ((k, False), (v, self.wrong.get("values tiled"))))  # fmt: skip
         q, v = (v, q) if self.wrong.get("exchanged") else (q, v)
         k = k.detach() if self.wrong.get("detached") == "K" else k
         S = q @ k.transpose(-1, -2)
-        S = S if self.wrong.get("scale") else S / math.sqrt(q.shape[-1])
+        S = S if self.wrong.get("scale") else S / self.wrong.get("divisor", math.sqrt)(q.shape[-1])
         permitted = torch.ones(T, T, dtype=torch.bool).tril(self.wrong.get("diagonal", 0))
+        permitted = permitted.triu(1 - self.wrong.get("window", T))
         S = S.masked_fill(~permitted, -math.inf)
         A = (S.float() if self.wrong.get("mixed") else S).softmax(self.wrong.get("axis", -1)).to(S.dtype)
         A = nn.functional.dropout(A, self.wrong.get("dropout", 0.0))
@@ -49,6 +50,8 @@ class Block(nn.Module):
         if self.wrong.get("derivative"):
             other = nn.functional.gelu(U, approximate="tanh")
             Z = Z.detach() + other - other.detach()
+        if "hook" in self.wrong and Z.requires_grad:
+            Z.register_hook(self.wrong["hook"])
         return X + self.out(Z)
 
 
@@ -91,8 +94,9 @@ def decoder(**wrong):
 
     def observe(case, dtype):
         model = Decoder(case.sizes, wrong).to(getattr(torch, dtype))
-        load(model, TABLE, case.theta, layers=case.sizes["L"])
-        x = torch.tensor([case.inputs["x"]])
+        table = {name: of for name, of in TABLE.items() if name != wrong.get("not loaded")}
+        load(model, table, case.theta, layers=case.sizes["L"])
+        x = torch.tensor([wrong.get("tokens", case.inputs["x"])])
 
         def call():
             logits = model(x)
@@ -105,7 +109,7 @@ def decoder(**wrong):
         recording = record_torch(call, model, optimizer=optimizer)
         recording.gradients = {n: g * wrong.get("times", 1) for n, g in recording.gradients.items()}
         with torch.no_grad():
-            load(model, TABLE, case.theta, layers=case.sizes["L"])
+            load(model, table, case.theta, layers=case.sizes["L"])
             recording.sampled = sample(model, case.sampling, wrong)
             recording.decoded = decode(model, case.inputs["x"], wrong) if "cache" in wrong else None
         return recording
@@ -160,11 +164,12 @@ class Norm(nn.Module):
 
     def __init__(self, d, eps, wrong):
         super().__init__()
-        self.weight, self.eps, self.sums = nn.Parameter(torch.ones(d)), eps, wrong.get("sums", False)
+        self.weight, self.eps, self.wrong = nn.Parameter(torch.ones(d)), wrong.get("eps", eps), wrong
 
     def forward(self, x, axis=-1):
-        squares = x.square().sum(axis, keepdim=True) if self.sums else x.square().mean(axis, keepdim=True)
-        return x * torch.rsqrt(squares + self.eps) * self.weight
+        v = x.square().sum(axis, keepdim=True) if self.wrong.get("sums") else x.square().mean(axis, keepdim=True)
+        inverse = self.wrong.get("inverse", lambda v, eps: torch.rsqrt(v + eps))(v, self.eps)
+        return x * inverse * (self.weight + self.wrong.get("offset", 0))
 
 
 class Modern(nn.Module):
@@ -190,32 +195,42 @@ class Modern(nn.Module):
         angle = torch.arange(first, first + x.shape[-2], dtype=x.dtype)[:, None] * self.base ** (
             -torch.arange(0, self.d, 2, dtype=x.dtype) / self.d
         )
+        if self.wrong.get("neighbors"):
+            a, b = x[..., ::2], x[..., 1::2]
+            return torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).flatten(-2)
         a, b = x.chunk(2, -1)
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
-    def attend(self, of, x):
+    def attend(self, of, x, start, cache):
         n, wrong = x.shape[1], self.wrong
         q, k, v = (of[name](x).view(1, n, -1, self.d).transpose(1, 2) for name in "qkv")
         if "nq" in of:
             q = of["nq"](q, 2 if wrong.get("over tokens") else -1)
-            k = of["nq" if wrong.get("γ of queries") else "nk"](k)
-        q, k = self.turned(q), self.turned(k, wrong.get("first key", 0))
-        k, v = (a.repeat_interleave(self.H // self.H_kv, 1) for a in (k, v))
+            k = k if wrong.get("keys as they are") else of["nq" if wrong.get("γ of queries") else "nk"](k)
+        first = 0 if wrong.get("position of the part") else start
+        q, k = self.turned(q, first), self.turned(k, first + wrong.get("first key", 0))
+        v = self.turned(v, first) if wrong.get("values rotated") else v
+        if cache is not None:
+            k, v = cache[id(of)] = (
+                [torch.cat(pair, 2) for pair in zip(cache[id(of)], (k, v), strict=True)] if start else [k, v]
+            )
+        times = self.H // self.H_kv
+        k, v = (a.repeat(1, times, 1, 1) if wrong.get("tiled") else a.repeat_interleave(times, 1) for a in (k, v))
         if "times" in wrong:
             return of["o"](nn.functional.scaled_dot_product_attention(wrong["times"] * q, k, v, is_causal=True)
                            .transpose(1, 2).reshape(1, n, -1))  # fmt: skip
         S = (q @ k.transpose(-1, -2) / math.sqrt(self.d)).masked_fill(
-            torch.ones(n, n).triu(1).bool(), wrong.get("fill", -math.inf)
+            torch.ones(n, start + n).triu(start + 1).bool(), wrong.get("fill", -math.inf)
         )
         return of["o"]((S.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1))
 
-    def forward(self, x):
+    def forward(self, x, start=0, cache=None):
         X = self.wte(x) * self.wrong.get("embedding", 1)
         for of in self.layers:
-            X = X + self.attend(of, of["n1"](X))
+            X = X + self.attend(of, of["n1"](X), start, cache)
             Y = of["n2"](X)
             X = X + of["down"](nn.functional.silu(of["gate"](Y)) * of["up"](Y))
-        return self.head(self.ln(X)[:, self.wrong.get("from", 0) :])
+        return self.wrong.get("logits", lambda Y: Y)(self.head(self.ln(X)[:, self.wrong.get("from", 0) :]))
 
 
 MODERN = {"wte.weight": "T:W_e", "ln.weight": "gamma", "head.weight": "W_u"}
@@ -231,7 +246,9 @@ def modern(**wrong):
         model = Modern(case, wrong).to(getattr(torch, dtype))
         more = {f"layers.{{l}}.n{n}.weight": f"l{{l}}/gamma_{n}" for n in "qk"} if case.variant == "QWEN3" else {}
         load(model, MODERN | more, case.theta, layers=case.sizes["L"])
-        x = torch.tensor([case.inputs["x"]])
+        x, parts, cache = torch.tensor([case.inputs["x"]]), wrong.get("parts"), {}
+        if parts:
+            return record_torch_parts(lambda start, stop: model(x[:, start:stop], start, cache), parts, model)
         return record_torch(lambda: model(x), model)
 
     return observe

@@ -25,8 +25,9 @@ from training.crosscheck.own import OwnScenarios, compare_own
 from training.crosscheck.report import as_json, print_results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
+from training.foreign.beside import beside
 from training.foreign.cases import Case
-from training.foreign.checking import check_files, diagnose, observed
+from training.foreign.checking import case_of, check_files, diagnose, observed, recorded
 from training.foreign.huggingface import from_transformers, variant_of
 from training.foreign.making import EDGES, check_edge, config_of, make_case, of_library, write_case
 from training.foreign.page import write_report
@@ -80,6 +81,9 @@ def parser() -> Parser:
                         help="instead: check foreign code that MODULE:FUNCTION(case, dtype) runs and records, the code "
                         "that transformers has of a KIND of model, such as transformers:gpt2, or the tensors in DIR, a "
                         "case's directory or a folder in it")  # fmt: skip
+    parser.add_argument("--beside", metavar="MODULE:FUNCTION|transformers:KIND|DIR",
+                        help="with --of: another program on the same case: the first line in which it differs, and how "
+                        "much of the difference of log-probabilities each line adds")  # fmt: skip
     parser.add_argument("--expect", metavar="ITEMS",
                         help="with --of: known departures, such as GPT2 or GPT2,loss=mean or FILE.json")  # fmt: skip
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"),
@@ -190,8 +194,7 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     own = variant_of(function) if is_library else "PAPER"
     variant = options.variant[0] if options.variant else own
     algorithm = options.algorithm[0] if options.algorithm else None
-    if options.of and not function and not pathlib.Path(options.of).is_dir():
-        raise ValueError(f"--of: expected MODULE:FUNCTION, transformers:KIND or a directory, got {options.of!r}")
+    _are_programs(options)
     if options.of:
         check_edge(options.edge, algorithm, variant)
     case = make_case(algorithm, variant, options.seed, edge=options.edge, **dict(options.sizes))
@@ -200,6 +203,8 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
         arrays = ", ".join(f"{name} {list(W.shape)}" for name, W in case.theta.items())
         console.print(f"θ: {arrays}", markup=False, highlight=False)
         return 0
+    if options.beside:
+        return _beside(options, case, console)
     with console.status("recording") as status:
         if function:
             recording = _recorded(options.of, case, options.dtype or "float64")
@@ -214,6 +219,31 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     if options.junit is not None:
         options.junit.write_text(as_junit(report), "utf-8")
     return 0 if report.ok else 1
+
+
+def _are_programs(options: argparse.Namespace) -> None:
+    """Refuse what is neither code nor a directory.
+
+    Raises:
+        ValueError: if --of or --beside is so, or --beside without --of.
+    """
+    for name, of in (("--of", options.of), ("--beside", options.beside)):
+        if of and ":" not in of and not pathlib.Path(of).is_dir():
+            raise ValueError(f"{name}: expected MODULE:FUNCTION, transformers:KIND or a directory, got {of!r}")
+
+
+def _beside(options: argparse.Namespace, case: Case, console: Console) -> int:
+    """Compare two programs."""
+    folders = [pathlib.Path(of) for of in (options.of, options.beside) if ":" not in of]
+    case = case_of(folders[0]) if folders else case
+    with console.status("recording") as status:
+        one, other = (
+            _recorded(of, case, options.dtype or "float64") if ":" in of else recorded(pathlib.Path(of), options.dtype)
+            for of in (options.of, options.beside)
+        )
+        found = beside(case, one, other, options.expect, status.update)
+    console.print(str(found), markup=False, highlight=False, style="green" if found.ok else "bold red")
+    return 0 if found.ok else 1
 
 
 def _recorded(of: str, case: Case, dtype: str) -> Recording:

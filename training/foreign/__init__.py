@@ -10,6 +10,7 @@
 * `match`             a line's value among foreign tensors
 * `evidence`          which lines of a run are explained, and by what
 * `diagnose`          the walk through the lines, which names departures; `fitting`: numbers that no list has; `telling`: its result
+* `beside`            two programs, one beside the other
 * `learning`          loss, gradients, updates, sampling, decoding
 * `checking`          all of it in one call; `report`, `page`: its result for a terminal, a test or a browser
 """
@@ -17,9 +18,9 @@
 from .checking import check
 from .huggingface import from_transformers
 from .loading import load
-from .recording import GlueError, Recording, record_arrays, record_jax, record_numpy, record_torch
+from .recording import GlueError, Recording, record_arrays, record_jax, record_numpy, record_torch, record_torch_parts
 
 __all__ = [
     "GlueError", "Recording", "check", "from_transformers", "load", "record_arrays", "record_jax", "record_numpy",
-    "record_torch",
+    "record_torch", "record_torch_parts",
 ]  # fmt: skip

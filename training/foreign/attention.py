@@ -43,6 +43,8 @@ class Attention(Parts):
             mask = np.ones((l_x, l_x), bool)
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
         Q, K, V = self._read(place, X, Z, prefix, embedded) if W_c is None else self._latent(place, X, prefix)
+        self.use("heads", place, Key(place, 4, "4"))
+        Q, K, V = (self._in_heads(place, Y, Q.value.shape[-3]) for Y in (Q, K, V))
         H, d, d_e = *Q.value.shape[-3:-1], X.value.shape[-2]
         base = choice("scale", self.case.base.get("scale", "1/√d")).do(d, d_e, H)
         S = self._scores(place, Q, K, base * math.sqrt(d), prefix, distances)
@@ -65,6 +67,15 @@ class Attention(Parts):
         Y = self.line(Key(place, 5, "3"), lambda before=Y.value: self.use("concat", place)(before), [Y])
         out = Key(place, 5, "return")
         return self.line(out, lambda: self.linear(self.use("out", place)(W_o), b_o, Y.value, "o_bias", place), [Y])
+
+    def _in_heads(self, place: str, Y: Named, H: int) -> Named:
+        """The rows of H heads, or of keys and values that some of these share, in another number of heads."""
+        n, (R, own, d, l) = self.use("heads", place), Y.value.shape
+        if n is None:
+            return Y
+        if n == H or n * own % H or own * d % (n * own // H):
+            raise ValueError(f"{place}: expected rows that can be in {n} heads, got {own} of {d}")
+        return Y._replace(value=Y.value.reshape(R, n * own // H, -1, l))
 
     def _each(self, place: str, A: Any, H: int, *, values: bool = False) -> Any:
         """The keys or values of every head, where heads share them."""
@@ -106,6 +117,8 @@ class Attention(Parts):
         Q, K, V = (self._clipped(place, Y) for Y in (Q, K, V))
         if self.use("rotation", place, Key(place, 4, "4")) is not None:
             Q, K = self._turned(place, Q, 0), self._turned(place, K, 1)
+            self.use("rotates", place, Key(place, 4, "return"))
+            V = self._turned(place, V, 2) if choice("rotates", self.name("rotates", place)).do[2] else V
         grow = self.use("temperature", place, Q.key)
         Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(np.arange(Q.value.shape[-1]))))
         return Q, K, V
@@ -113,7 +126,7 @@ class Attention(Parts):
     def _normalized(self, place: str, Y: Named, letter: str, prefix: str) -> Named:
         """Queries or keys, RMS-normalized where they have a γ, of d_attn rows or of all heads' rows."""
         gamma, how = self.p(f"{prefix}gamma_{letter}"), self.use("qk_norm", place, Y.key)
-        if how == "none" or (gamma is None and how != "rms"):
+        if how == "none" or (gamma is None and how != "rms") or how == {"q": "k", "k": "q"}[letter]:
             return Y
 
         def normalized() -> Any:
@@ -144,16 +157,19 @@ class Attention(Parts):
         share, scaling = self.use("rotation_share", place), self.use("rotation_scaling", place)
         if turn is None:
             return Y
-        out = turn(Y, way * (t + first), 2 * int(Y.shape[-2] * share / 2), scaling)
+        d = 2 * int(Y.shape[-2] * share / 2)
+        if d == 0:
+            raise ValueError(f"{place}: expected rows to rotate, got {share:g} of {Y.shape[-2]}")
+        out = turn(Y, way * first(t), d, scaling)
         return self.off(self.rounded(out), np.abs(Y).max(-2, keepdims=True), 1.0 + np.abs(t))
 
     def _turned(self, place: str, Y: Named, on: int) -> Named:
-        """Queries (`on`: 0) or keys (1), rotated."""
+        """Queries (`on`: 0), keys (1) or values (2), rotated."""
         y = Y.value
 
         def turned() -> Any:
             way = self.use("rotates", place)[on]
-            return self._rotate(place, y, np.arange(y.shape[-1]), way, ("/q", "/k")[on]) if way else y
+            return self._rotate(place, y, np.arange(y.shape[-1]), way, ("/q", "/k", "")[on]) if way else y
 
         key = Key(place, 4, Y.key.line, "turned")
         return self.line(key, turned, [Y], parts=True, forms=self._forms(y.shape[-2]))

@@ -33,7 +33,7 @@ from .formulas import (
 )  # fmt: skip
 
 __all__ = [
-    "BACKWARD", "DECODING", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
+    "BACKWARD", "BIASES", "DECODING", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
 ]  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def _epsilon(name: str) -> Choice:
     way, _, e = name.partition("+")
     epsilon = float(e)
     texts = {"": f"ε = {e} is added to v", "√": f"ε = {e} is added to √v, not to v",
-             "no root": f"it is divided by v + {e}, without the root", "max": f"v is at least {e}"}  # fmt: skip
-    do = {"": lambda v: np.sqrt(v + epsilon), "√": lambda v: np.sqrt(v) + epsilon, "no root": lambda v: v + epsilon,
+             "no root": f"it is divided by v + {e}, without the root", "times": f"it is multiplied by √(v + {e}), not divided", "max": f"v is at least {e}"}  # fmt: skip
+    do = {"": lambda v: np.sqrt(v + epsilon), "√": lambda v: np.sqrt(v) + epsilon, "no root": lambda v: v + epsilon, "times": lambda v: 1 / np.sqrt(v + epsilon),
           "max": lambda v: np.sqrt(np.where(np.real(v) > epsilon, v, epsilon))}  # fmt: skip
     return Choice(texts[way], do[way])
 
@@ -112,8 +112,13 @@ def _number(text: str) -> Callable[[str], Choice]:
     return lambda name: Choice(text.replace("VALUE", name), float(name))
 
 
-def _residual(factor: float) -> Choice:
-    return Choice(f"the sublayer is multiplied by {factor:g}", lambda X, Xt, A: X + factor * A)
+def _residual(name: str) -> Choice:
+    """Such as "X + 0.5 A" or "0.9 X + A"."""
+    if name.startswith("X"):
+        factor = float(name.split(" ")[2])
+        return Choice(f"the sublayer is multiplied by {factor:g}", lambda X, Xt, A: X + factor * A)
+    kept = float(name.partition(" ")[0])
+    return Choice(f"X is multiplied by {kept:g} in the residual", lambda X, Xt, A: kept * X + A)
 
 
 def _distances(name: str) -> Choice:
@@ -161,6 +166,14 @@ def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
     return {name: Choice(text, do) for name, text, do in rows}
 
 
+def _anew(what: str) -> list[tuple[str, str, Any]]:
+    """Positions of a second part of the tokens that begin anew, as where a cache's length is not added."""
+    return [
+        (f"anew at {n}", f"{what} count from 0 again behind {n} tokens", lambda t, n=n: np.where(t < n, t, t - n))
+        for n in range(2, 7)
+    ]
+
+
 def _sharing(what: str) -> dict[str, Choice]:
     """Which keys or values a head reads, where there are fewer of them."""
     return _rows(
@@ -170,6 +183,9 @@ def _sharing(what: str) -> dict[str, Choice]:
         ("first", f"all heads read the first {what}", lambda A, H: np.repeat(A[..., :1, :, :], H, axis=-3)),
     )  # fmt: skip
 
+
+BIASES = ("q", "k", "v", "o", "mlp1", "mlp2", "gate", "f", "in", "u", "router")
+"""The biases b_q, b_k … of θ, each of which has a slot."""
 
 # fmt: off
 BIAS = _rows(("b", "the bias is added", 1.0), ("none", "the bias is not added", 0.0), ("-", "the bias is subtracted", -1.0), ("twice", "the bias is added twice", 2.0))
@@ -184,7 +200,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "position_index": _rows(
         ("t", "positions count t", lambda t: t), ("t+1", "positions are one too high", lambda t: t + 1), ("t+2", "positions are two too high", lambda t: t + 2),
         ("t-1", "positions are one too low", lambda t: t - 1), ("0", "every token gets the first position's embedding (the wrong axis is indexed)", lambda t: 0 * t),
-        ("reversed", "positions are counted from the end", lambda t: t[-1] - t)),
+        ("reversed", "positions are counted from the end", lambda t: t[-1] - t), *_anew("positions")),
     "padding": _rows(
         ("embedded", "padding is embedded as tokens are", lambda P, l: P), ("token", "padding has no position", lambda P, l: np.where(np.arange(P.shape[-1]) < l, P, 0 * P))),
     "embedding_scale": _rows(
@@ -215,14 +231,14 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "norm_epsilon": {
         "0": Choice("nothing is added to v", np.sqrt), **{f"+{e}": _epsilon(f"+{e}") for e in EPSILONS}, **{f"√+{e}": _epsilon(f"√+{e}") for e in EPSILONS},
         "no root": Choice("it is divided by v, not by √v", lambda v: v), **{f"no root+{e}": _epsilon(f"no root+{e}") for e in EPSILONS},
-        "one": Choice("it is not divided by √v", np.ones_like), "times": Choice("it is multiplied by √v", lambda v: 1 / np.sqrt(v)),
-        **{f"max+{e}": _epsilon(f"max+{e}") for e in EPSILONS}},
-    "norm_gamma": _rows(("γ", "γ is used", lambda g: g), ("γ+1", "γ + 1 stands for γ", lambda g: g + 1), ("none", "there is no γ", lambda g: 1 + 0 * g), ("-", "it is −γ", lambda g: -g)),
+        "one": Choice("it is not divided by √v", np.ones_like), "times": Choice("it is multiplied by √v, not divided", lambda v: 1 / np.sqrt(v)),
+        **{f"{way}+{e}": _epsilon(f"{way}+{e}") for way in ("max", "times") for e in EPSILONS}},
+    "norm_gamma": _rows(("γ", "γ is used", lambda g: g), ("γ+1", "γ + 1 stands for γ", lambda g: g + 1), ("none", "there is no γ", lambda g: 1 + 0 * g), ("-", "it is −γ", lambda g: -g), ("γ²", "it is multiplied by γ twice", lambda g: g * g)),
     "norm_beta": _rows(("β", "β is used", lambda b: b), ("none", "there is no β", lambda b: 0 * b), ("-", "β is subtracted", lambda b: -b)),
     "norm_which": _rows(("own", "it has its own γ, β", 0), ("previous", "it has the γ, β of the norm before", -1), ("next", "it has the γ, β of the norm after", 1), ("swapped", "γ and β are exchanged", "swapped")),
     "delta_rate": _rows(("σ", "β is σ(W_b x)", 1.0), ("2σ", "β is 2 σ(W_b x)", 2.0)),
     "norm_here": _rows(("there", "it is normalized here", True), ("missing", "there is no norm here", False)),
-    **{f"{name}_bias": BIAS for name in ("q", "k", "v", "o", "mlp1", "mlp2", "gate", "f", "in", "u", "router")},
+    **{f"{name}_bias": BIAS for name in BIASES},
     **{f"{name}_square": SQUARE for name in ("q", "k", "v", "mlp1", "mlp2", "f", "u")},
     "scale": _rows(
         ("1/√d", "scores are divided by √d_attn", lambda d, d_e, H: d**-0.5), ("1", "scores are not divided by √d_attn", lambda d, d_e, H: 1.0),
@@ -321,17 +337,19 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "sinks": _rows(("s", "the softmax has the head's sink", True), ("none", "the sinks are left out", False)),
     "rotation": {"none": Choice("queries and keys are not rotated", None), **dict(_rotations())},
     "temperature": {"none": Choice("queries do not grow with the position", None)},
-    "rotates": _rows(("both", "queries and keys are rotated", (1, 1)), ("q", "only queries are rotated", (1, 0)), ("k", "only keys are rotated", (0, 1)),
-        ("-q", "queries are rotated backwards, keys forwards", (-1, 1)), ("-k", "keys are rotated backwards, queries forwards", (1, -1))),
-    "rotation_first": _rows(("0", "rotations count from 0", 0), ("1", "rotations count from 1", 1)),
+    "rotates": _rows(("both", "queries and keys are rotated", (1, 1, 0)), ("q", "only queries are rotated", (1, 0, 0)), ("k", "only keys are rotated", (0, 1, 0)),
+        ("-q", "queries are rotated backwards, keys forwards", (-1, 1, 0)), ("-k", "keys are rotated backwards, queries forwards", (1, -1, 0)),
+        ("values, too", "values are rotated, too", (1, 1, 1))),
+    "rotation_first": _rows(("0", "rotations count from 0", lambda t: t), ("1", "rotations count from 1", lambda t: t + 1), *_anew("rotations")),
     "rotation_share": {"1": Choice("all rows are rotated", 1.0), **{s: _number("the first VALUE of the rows are rotated")(s) for s in ("0.5", "0.25")}},
     "rotation_scaling": {"none": Choice("frequencies are not scaled", None)},
-    "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
+    "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("q", "only queries are normalized", "q"), ("k", "only keys are normalized", "k"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
         ("each", "queries and keys are normalized head by head, not all heads together", "each")),
     "qk_gamma": _rows(("own", "it has its own γ", "own"), ("other", "queries have the γ of keys, or keys that of queries", "other")),
     "gate": _rows(
         ("f(G)U", "the gate is f(W_gate X) ⊙ W_mlp1 X", lambda f, G, U: f(G) * U), ("f(U)G", "gate and MLP are exchanged", lambda f, G, U: f(U) * G),
         ("f(GU)", "the activation is of the product", lambda f, G, U: f(G * U)), ("f(G)+U", "gate and MLP are added", lambda f, G, U: f(G) + U), ("U", "there is no gate", lambda f, G, U: f(U) + 0 * G)),
+    "heads": {"H": Choice("there are H heads", None), **{str(n): Choice(f"rows are in {n} heads, not in H", n) for n in (1, 2, 3, 4, 6, 8, 12, 16)}},
     "sharing": _sharing("keys"),
     "value_sharing": {"as keys": Choice("values are shared as keys are", None), **_sharing("values")},
     "lru_gates": _rows(
@@ -415,7 +433,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
-    "residual": lambda name: _residual(float(name.split(" ")[2])), "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),
+    "residual": _residual, "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""

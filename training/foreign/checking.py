@@ -16,7 +16,18 @@ from .learning import findings
 from .recording import GlueError, Recording, is_foreign, record_files
 from .telling import Walk
 
-__all__ = ["WORST", "Observe", "Report", "check", "check_files", "diagnose", "observed"]
+__all__ = [
+    "WORST",
+    "Observe",
+    "Report",
+    "case_of",
+    "check",
+    "check_files",
+    "diagnose",
+    "observed",
+    "recorded",
+    "sentence",
+]
 
 Observe = Callable[[Case, str], Recording]
 """Loads the case's θ into foreign code of a dtype, runs it on the case's inputs, and returns what was recorded."""
@@ -39,6 +50,7 @@ class Report:
     walk: Walk
     departures: list[Departure]  # of the lines, then of loss, gradients, updates, sampling and decoding
     notes: list[str]
+    declared: dict[str, str]  # the choices that were known to differ
     is_variant: str  # how the departures relate to a named variant, such as "… the lines that GPT2 changes"
 
     @property
@@ -51,7 +63,7 @@ class Report:
         found = list(self.walk.status.values())
         counts = [f"{found.count(s)} {STATUS.get(s, s)}" for s in WORST[::-1] if s in found]
         head = f"Algorithm {self.case.algorithm}, {self.dtype}: {len(found)} values: {', '.join(counts)}"
-        rows = [_sentence(d) for d in merged(self.departures)]
+        rows = [sentence(d) for d in merged(self.departures)]
         expect = [f'if that is meant: --expect "{self.expect}"'] if self.expect else []
         notes = (f"note: {note}" for note in self.notes)
         return "\n".join([head, *rows, *filter(None, [self.is_variant]), *expect, *notes])
@@ -111,7 +123,7 @@ def _places(where: str) -> str:
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs)
 
 
-def _sentence(d: Departure) -> str:
+def sentence(d: Departure) -> str:
     """A departure in words: the line, where, its formula, what the code has instead, and in which operation."""
     from training.crosscheck.algorithms import PSEUDOCODE  # noqa: PLC0415  # JAX, which the matcher does not need
 
@@ -143,7 +155,8 @@ def diagnose(
     if diagnosis.missing and recording.parameters:
         missing = ", ".join(diagnosis.missing)
         notes.append(f"no parameter of the code holds {missing}: load it, if the code has such a parameter")
-    return Report(case, recording.dtype, walk, departures, notes, _variant_of(case, {**declared, **walk.choices}))
+    told = _variant_of(case, {**declared, **walk.choices})
+    return Report(case, recording.dtype, walk, departures, notes, declared, told)
 
 
 def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -257,6 +270,14 @@ def check_files(
         ValueError: if neither holds a case, or there are no tensors.
     """
     directory = pathlib.Path(directory)
-    case = read_case(directory if (directory / "case.json").is_file() else directory.parent)
-    files = [path for path in sorted(directory.iterdir()) if path.name not in OWN]
-    return diagnose(case, record_files(files, dtype), expect, tell)
+    return diagnose(case_of(directory), recorded(directory, dtype), expect, tell)
+
+
+def case_of(directory: pathlib.Path) -> Case:
+    """The case that a directory holds, or the one above it."""
+    return read_case(directory if (directory / "case.json").is_file() else directory.parent)
+
+
+def recorded(directory: pathlib.Path, dtype: str | None) -> Recording:
+    """The tensors that any language wrote into a directory."""
+    return record_files([path for path in sorted(directory.iterdir()) if path.name not in OWN], dtype)

@@ -8,6 +8,7 @@ behind it can be checked all the same, and then pairs of choices. After two such
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .cases import EPSILON, Case
-from .catalogue import RARE, SLOTS, STRUCTURE, choice, related
+from .catalogue import BIASES, RARE, SLOTS, STRUCTURE, choice, related
 from .evidence import (
     Departure,
     first_nan,
@@ -41,6 +42,9 @@ __all__ = ["Diagnosis"]
 
 PATIENCE = 12_000
 """Runs of the reference, of a few milliseconds each, after which a walk stops."""
+
+FORKS = 2
+"""How often a walk that ends before the last line goes back, and takes the next best choice."""
 
 UNKNOWN = 2
 """How many departures without a name end a walk: what follows would be guesses."""
@@ -82,6 +86,12 @@ class Diagnosis:
         rows = {f"extra:{n}[0]": a[0] for n, a in others.items() if a.ndim == 2 and a.shape[1] == s.get("d_e")}
         self.extras = biases | rows
         self.more = {"unembed_bias": list(biases), "embedding_extra": list(rows)}
+        for name in self.missing:  # what the code may have in place of a bias of θ
+            slot, size = f"{name.rpartition('b_')[2]}_bias", self.case.theta[name].size
+            more = {f"extra:{n}": a.reshape(-1) for n, a in others.items() if a.size == size}
+            if "b_" in name and slot.removesuffix("_bias") in BIASES:
+                self.extras |= more
+                self.more[slot] = list(dict.fromkeys([*self.more.get(slot, ()), *more]))
         self.loose: set[str] = set()
         self.is_narrow = self.epsilon >= EPSILON["float16"]
         self.is_mixed = self.dtype == "float64" and "float32" in recording.dtypes
@@ -90,6 +100,8 @@ class Diagnosis:
         self.departures: list[Departure] = []
         self.is_lost = False
         self.been: set[frozenset[Any]] = set()  # the choices, use by use, with which a walk has gone on
+        self.others: list[dict[str, str]] = []  # what would have explained a line nearly as well as the choices taken
+        self.forks: list[tuple[dict[str, Any], dict[str, str], Reference, int]] = []  # the same, and where that was
 
     def run(
         self, choices: Mapping[str, str], pins: Pins | None = None, budget: int | None = None, **like: Any
@@ -102,6 +114,39 @@ class Diagnosis:
         return Reference(self.case, choices, finder=self.finder, epsilon=self.epsilon, **options, **like).go()
 
     def walk(self) -> Walk:
+        """The departures that explain all that the code shows; else those of the first walk."""
+        self._without()
+        self._go_on()
+        first = self._state_now()
+        for _ in range(FORKS):
+            if not self.is_lost or not self.forks or self.runs > PATIENCE // 4:
+                break
+            state, other, run, index = self.forks.pop()
+            vars(self).update(state)
+            self._adopt(other, run, index)
+            self._go_on()
+        if self.is_lost:
+            vars(self).update(first)
+        self._simplify()
+        self._revise()
+        return told(self, self.run(self.choices, self.taken))
+
+    def _without(self) -> None:
+        """Begin with the biases that no parameter of the code holds: they are not added."""
+        run, kinds = self.run(self.choices), {f"{name}_bias": f"b_{name}" for name in BIASES} | {"norm_beta": "beta"}
+        for slot, leaf in kinds.items():
+            own = [n for n in self.case.theta if re.fullmatch(rf"(.*/)?{leaf}(_\w+)?", n)]
+            is_used = any(slot == of for of, _ in run.asked)
+            if (
+                own
+                and is_used
+                and self.recording.parameters
+                and set(own) <= set(self.missing)
+                and not self.more.get(slot)
+            ):
+                self._adopt({slot: "none"}, run, 0)
+
+    def _go_on(self) -> None:
         """Adopt departures until all that the code shows is explained, or nothing explains the next line."""
         tried: set[str] = set()
         for _ in range(60):
@@ -129,9 +174,6 @@ class Diagnosis:
             self._depart(run.lines[visit].key, f"{text}; what follows cannot be checked", kind)
             self.is_lost = True
             break
-        self._simplify()
-        self._revise()
-        return told(self, self.run(self.choices, self.taken))
 
     def _state(self, run: Reference, choices: Mapping[str, str]) -> frozenset[Any]:
         """What choices say of each use in a run, and what is taken as it is."""
@@ -170,10 +212,8 @@ class Diagnosis:
             mine = np.sort(output, None)
             return any(have.size == mine.size and np.allclose(mine, have, 0.0, by) for have, by in sets)
 
-        whole = [
-            o for o in self.recording.outputs if any(o.size % l == 0 for l in self.case.lengths)
-        ]  # not of one token
-        return all(map(is_found, whole))
+        whole = [o for o in self.recording.outputs if any(o.size % l == 0 for l in self.case.lengths)]
+        return all(map(is_found, whole or self.recording.outputs))  # those of the last token only must be found, too
 
     def _repair(self, run: Reference, visit: str) -> bool:
         """Explain the first line that is not in step; whether something does."""
@@ -198,8 +238,6 @@ class Diagnosis:
             best = self._loosened(run, pins, index, window, singles)
             if best == {}:
                 return True
-        if best is None and self.lost is not None:
-            return False
         best = best or self._fitted(run, start, index, trials, pins)
         taken = None
         if best is None:
@@ -207,8 +245,16 @@ class Diagnosis:
         if taken is not None:
             self._keep(*taken)
         elif best is not None:
+            self.forks += [(self._state_now(), other, run, index) for other in reversed(self.others)]
             self._adopt(best, run, index)
         return best is not None or taken is not None
+
+    def _state_now(self) -> dict[str, Any]:
+        """What a walk has found so far."""
+        return {
+            "choices": dict(self.choices), "departures": list(self.departures), "taken": dict(self.taken),
+            "loose": set(self.loose), "is_lost": self.is_lost,
+        }  # fmt: skip
 
     def _exchanged(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
         """Which rows of a fused product are the queries, the keys and the values, if the code has exchanged them."""
@@ -232,13 +278,24 @@ class Diagnosis:
         """What explains a line that no single choice does: two choices, or a foreign tensor in its place, or that of a
         line before which a number alone explains.
         """
+        if self.lost is not None:  # no tensor is taken as it is, where some are NaN
+            return self._best(self._pairs(run, start, index, trials, is_taken=True), pins, index, run), None
         found = [self._take(run, visit, pins) for visit in list(run.lines)[start : index + 1]]
         taken = next((of for of in found if of is not None and of[2] == "named"), found[-1])
         if taken is not None and taken[2] == "named":
             return None, taken
-        pairs = self._pairs(run, index, trials, taken is not None)
+        pairs = self._pairs(run, start, index, trials, is_taken=taken is not None)
         best = self._best(pairs, pins, index, run, instead=taken)
+        if best is None and taken is None:
+            found = (self._replaced(run, source, pins) for source in run.lines[list(run.lines)[index]].inputs)
+            taken = next(filter(None, found), None)
         return best, taken if best is None else None
+
+    def _replaced(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
+        """Another foreign tensor as the value of a line that was found, from which the lines behind follow."""
+        if visit not in pins or visit in self.taken:
+            return None
+        return self._take(run, visit, {other: seen for other, seen in pins.items() if other != visit})
 
     def _keep(self, seen: Seen, text: str, kind: str) -> None:
         """Go on from a foreign tensor as the value of a line."""
@@ -290,12 +347,14 @@ class Diagnosis:
             trials += [(slot, place, name) for name in names if name != now]
         return trials, window
 
-    def _pairs(self, run: Reference, index: int, trials: list[Trial], is_taken: bool) -> list[tuple[Trial, ...]]:
-        """Two choices of the place that a line is in."""
+    def _pairs(
+        self, run: Reference, start: int, index: int, trials: list[Trial], *, is_taken: bool
+    ) -> list[tuple[Trial, ...]]:
+        """Two choices of the place that a line is in; `start`: where the lines begin that may be wrong, too."""
         ids = list(run.lines)
         place = run.lines[ids[index]].key.place
         end = next((i for i in range(index, len(ids)) if run.lines[ids[i]].key.place != place), len(ids))
-        here = {use for visit in ids[index : end + 1] for use in run.uses.get(visit, ())}
+        here = {use for visit in ids[start : end + 1] for use in run.uses.get(visit, ())}
         local = [t for t in trials if t[0] != "rotation" and t[:2] in here]
         if not is_taken:
             local += [t for t in trials if t[0] in ("order", "extra_norm", "norm_here") and t not in local]
@@ -335,9 +394,13 @@ class Diagnosis:
                 ties.append((rank, new))
         if not ties:
             return None
+        every = [new for _, new in sorted(ties, key=lambda t: t[0], reverse=True)]
         top = max(rank for rank, _ in ties)
         ties = sorted((t for t in ties if t[0][:2] == top[:2] and t[0][2] >= top[2] - 0.5), key=lambda t: -t[0][2])
-        return self._farthest([new for _, new in ties[:4]], choices, pins) if len(ties) > 1 and look else ties[0][1]
+        best = self._farthest([new for _, new in ties[:4]], choices, pins) if len(ties) > 1 and look else ties[0][1]
+        if look:
+            self.others = [new for new in every if {*map(_slot, new)} != {*map(_slot, best)}][:FORKS]
+        return best
 
     def _farthest(self, ties: list[dict[str, str]], choices: Mapping[str, str], pins: Pins) -> dict[str, str]:
         """The new choices that explain most a few departures later; of equals, most if they hold everywhere."""
@@ -383,7 +446,7 @@ class Diagnosis:
             if match is None or not is_same(match, goal):
                 return None
         matters = needed(trial)
-        fresh = [visit for visit in evidence if visit not in known and visit in ids[base:first] and matters[visit]]
+        fresh = [visit for visit in evidence if visit not in known and visit in ids[:first] and matters[visit]]
         fresh = [visit for visit in fresh if not is_repeated(trial, visit)]
         gained = [trial.lines[visit].match for visit in fresh]
         if not gained or len(evidence) <= sum(visit in trial.lines for visit in known):
@@ -515,11 +578,11 @@ class Diagnosis:
     def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:
         """Names of a choice with the number, rounded less and less, that brings a line nearest to an array."""
         slot, place = use
-        form, low, high = FITTED[slot]
-        form = form or re.sub(r" \S+ ", " {} ", like.name(slot, place), count=1)  # another base of the same rotation
+        forms, low, high = FITTED[slot]
         known = np.isfinite(theirs)
+        spread, found = float(np.std(theirs[known])) if known.any() else 0.0, []
 
-        def off(exponent: float) -> np.ndarray:
+        def off(form: str, exponent: float) -> np.ndarray:
             choices = {**self.choices, f"{slot}@{place}": form.format(f"{10**exponent:.17g}")}
             try:
                 value = self.run(choices, pins, like=like, new=[use], goal=visit).lines[visit].value[0]
@@ -527,8 +590,20 @@ class Diagnosis:
                 return np.full(int(known.sum()), np.inf)
             return theirs[known] - np.nan_to_num(value.reshape(theirs.shape)[known], nan=np.inf)
 
-        spread = float(np.std(theirs[known])) if known.any() else 0.0
-        return [form.format(said) for said in numbers(off, low, high, spread)]
+        for form in (form or re.sub(r" \S+ ", " {} ", like.name(slot, place), count=1) for form in forms):
+            found += [form.format(n) for n in numbers(functools.partial(off, form), low, high, spread)]
+        return found
+
+    def _embedded(self, key: Key, theirs: np.ndarray) -> str:
+        """Which tokens were embedded, if columns of W_e were and these are of others; else ""."""
+        if (key.algorithm, key.line) != (1, "return"):
+            return ""
+        apart = np.abs(self.case.theta["W_e"][:, :, None] - theirs[0][:, None, :]).max(0)
+        if apart.min(0).max() > 4 * self.epsilon:
+            return ""
+        x = apart.argmin(0).tolist()
+        self.case = dataclasses.replace(self.case, inputs={**self.case.inputs, "x": x})  # of the loss behind, too
+        return f"the tokens are {', '.join(map(str, x))}, not those of case.inputs"
 
     def _taken(self, run: Reference, visit: str, pins: Pins) -> Taken | None:
         seen, ids, best = run.lines[visit], list(run.lines), None
@@ -545,11 +620,15 @@ class Diagnosis:
         if best is None:
             return None
         theirs, mine = (real(of, self.case.lengths) for of in (best[1].match.values.reshape(value.shape), value))
-        text, tensor = measured(theirs, mine, seen.tolerance), best[2].tensor
+        text, tensor = measured(theirs, mine, seen.tolerance) or self._embedded(seen.key, theirs), best[2].tensor
         if text:
             return best[1], text, "named"
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
         return best[1], text, "unknown"
+
+
+def _slot(scope: str) -> str:
+    return scope.partition("@")[0]
 
 
 def _is_within(scope: str, wide: str) -> bool:
@@ -560,11 +639,11 @@ def _is_within(scope: str, wide: str) -> bool:
 
 def _text(slot: str, name: str) -> str:
     """What a choice says, or that a parameter of the code is added."""
-    return (
-        f"the foreign parameter {name.removeprefix('extra:')} is added"
-        if name.startswith("extra:")
-        else choice(slot, name).text
-    )
+    if not name.startswith("extra:"):
+        return choice(slot, name).text
+    extra = f"the code's parameter {name.removeprefix('extra:')}"
+    is_bias = slot.removesuffix("_bias") in BIASES
+    return f"the bias is {extra}, which holds nothing of θ: load it" if is_bias else f"{extra} is added"
 
 
 def _key(visit: str) -> Key:

@@ -12,11 +12,11 @@ MOST_FITS = 8
 """How many foreign tensors are tried for a line: the first that the code computes behind the lines before."""
 
 FITTED = {
-    "scale": ("×{}", 1e-3, 1e3), "mask_fill": ("-{}", 0.1, 1e3), "norm_epsilon": ("+{}", 1e-13, 10.0), "cap": ("{}", 0.1, 1e3),
-    "embedding_scale": ("{}", 1e-3, 1e3), "unembed_scale": ("{}", 1e-3, 1e3), "residual": ("X + {} A", 1e-3, 1e3),
-    "score_cap": ("{}", 0.1, 1e3), "rotation": ("", 10.0, 1e8),
+    "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}",), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),
+    "embedding_scale": (("{}",), 1e-3, 1e3), "unembed_scale": (("{}",), 1e-3, 1e3), "residual": (("X + {} A", "{} X + A"), 1e-3, 1e3),
+    "score_cap": (("{}",), 0.1, 1e3), "rotation": (("",), 10.0, 1e8),
 }  # fmt: skip
-"""Slots with a number that is fitted where no listed one explains: its name, and where it is looked for."""
+"""Slots with a number that is fitted where no listed one explains: its names, and where it is looked for."""
 
 
 def numbers(off: Callable[[float], np.ndarray], low: float, high: float, spread: float) -> list[str]:

@@ -59,10 +59,10 @@ class _Learning:
         self.algorithm, self.line, self.step = TRAINING[self.case.algorithm]
 
     def run(self, choices: Mapping[str, str] | None = None, **options: Any) -> Reference:
-        """A run with the adopted choices, and others."""
-        return Reference(
-            self.case, {**self.walk.choices, **(choices or {})}, extras=self.diagnosis.extras, **options
-        ).go()
+        """A run with the adopted choices, and with others in place of those of the same slots."""
+        new = choices or {}
+        kept = {scope: name for scope, name in self.walk.choices.items() if scope.partition("@")[0] not in new}
+        return Reference(self.case, {**kept, **new}, extras=self.diagnosis.extras, **options).go()
 
     def findings(self) -> Iterator[Departure]:
         """Departures, in the order of the paper."""

@@ -36,7 +36,9 @@ class Parts(Run):
         Y = self.product(W, X)
         if b is None:
             return Y
-        return self.sum(Y, (self.use(bias, place) if bias else 1.0) * b[..., None] + 0 * Y)
+        how = self.use(bias, place) if bias else 1.0
+        added = how.reshape(1, *b.shape[1:], 1) if isinstance(how, np.ndarray) else how * b[..., None]
+        return self.sum(Y, added + 0 * Y)
 
     def norm(
         self, place: str, X: Named, names: tuple[str, str], around: Sequence[tuple[str, str]] = (), *, extra: str = ""

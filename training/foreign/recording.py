@@ -1,12 +1,14 @@
 """Recording what foreign code computes, with nothing named: PyTorch, JAX, NumPy, and files of any other language."""
 
+import collections
+import functools
 import importlib
 import json
 import pathlib
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ __all__ = [
     "record_jax",
     "record_numpy",
     "record_torch",
+    "record_torch_parts",
 ]
 
 MOST = 2_000_000
@@ -54,13 +57,15 @@ class Recording:
         self.sampled: list[int] | None = None  # tokens drawn with the case's numbers
         self.loss: float | None = None
         self.dtype = "float32"
-        self.dtypes: set[str] = set()
+        self.dtypes: dict[str, str] = {}  # each dtype, and the first operation of it
         self.notes: list[str] = []
 
-    def add(self, operation: str, value: Any, source: tuple[str, int] | None = None) -> None:
+    def add(self, operation: str, value: Any, dtype: str, source: tuple[str, int] | None = None) -> None:
         """Keep a tensor."""
+        tensor = Observed(operation, np.array(value, np.float64), len(self.tensors), source)
+        self.dtypes.setdefault(dtype, tensor.name)
         if 0 < np.size(value) <= MOST:
-            self.tensors.append(Observed(operation, np.array(value, np.float64), len(self.tensors), source))
+            self.tensors.append(tensor)
 
     def compare(self, again: "Recording") -> None:
         """Note what differs from another recording of the same code: something random was left on."""
@@ -110,6 +115,57 @@ def record_torch(call: Callable[[], Any], model: Any = None, *, optimizer: Any =
     return recording
 
 
+def record_torch_parts(
+    step: Callable[[int, int], Any], parts: Sequence[tuple[int, int]], model: Any = None
+) -> Recording:
+    """Run code with a cache on one part of the tokens after another, and record its operators as if on all at once.
+
+    `step(start, stop)` computes the logits of the tokens from `start` to `stop`, and `parts` are these numbers: (0, 1),
+    (1, 2) … is token by token, (0, 4), (4, 7) in two parts.
+    """
+    passes = [_torch_pass(functools.partial(step, start, stop)) for start, stop in parts]
+    recording, counted = passes[-1], [_counted(part.tensors) for part in passes]
+    recording.tensors = []
+    for key, last in counted[-1].items():
+        for a in _joined([of[key].value for of in counted], parts) if all(key in of for of in counted) else ():
+            recording.add(last.operation, a, recording.dtype, last.source)
+    recording.outputs = list(_joined([part.outputs[0] for part in passes], parts))
+    named = model.named_parameters() if model is not None else ()
+    recording.parameters = {name: _from_torch(p) for name, p in named}
+    return recording
+
+
+def _counted(tensors: Sequence[Observed]) -> dict[Any, Observed]:
+    """Tensors by what computed them, and how often that had computed one before."""
+    found, times = {}, collections.Counter()
+    for tensor in tensors:
+        of = tensor.operation, tensor.source
+        found[*of, times[of]] = tensor
+        times[of] += 1
+    return found
+
+
+def _joined(arrays: Sequence[np.ndarray], parts: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """The arrays of all parts as one: along an axis of each part's tokens, and filled up along one of all until then.
+
+    What later keys have is 0 as a weight, and a large negative number as a score.
+    """
+    if len({a.ndim for a in arrays}) > 1:
+        return
+    sizes, l = list(zip(*(a.shape for a in arrays), strict=True)), parts[-1][1]
+    axes = [i for i, of in enumerate(sizes) if of == tuple(stop - start for start, stop in parts)]
+    grown = [i for i, of in enumerate(sizes) if of == tuple(stop for _, stop in parts) and i not in axes]
+    if any(len(set(of)) > 1 and i not in (*axes, *grown) for i, of in enumerate(sizes)):
+        return
+    if not axes:
+        yield arrays[-1]
+        return
+    for fill in (0.0, -1e30) if grown else (0.0,):
+        wide = [np.pad(a, [(0, l - a.shape[i] if i in grown else 0) for i in range(a.ndim)], constant_values=fill)
+                for a in arrays]  # fmt: skip
+        yield np.concatenate(wide, axis=axes[-1])
+
+
 def _from_torch(tensor: Any) -> np.ndarray:
     torch: Any = importlib.import_module("torch")
 
@@ -128,8 +184,7 @@ def _torch_pass(call: Callable[[], Any]) -> Any:
             name, source = str(function).replace("aten.", "").split(".")[0], _place()
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-                    recording.dtypes.add(str(tensor.dtype).removeprefix("torch."))
-                    recording.add(name, _from_torch(tensor), source)
+                    recording.add(name, _from_torch(tensor), str(tensor.dtype).removeprefix("torch."), source)
             return result
 
     with Mode():
@@ -206,8 +261,7 @@ class _Equations:
         outputs = outputs if equation.primitive.multiple_results else [outputs]
         for value in outputs:
             if str(getattr(value, "dtype", "")) in COARSE:
-                self.recording.dtypes.add(str(value.dtype))
-                self.recording.add(name, np.asarray(value, np.float64), _of_equation(equation))
+                self.recording.add(name, np.asarray(value, np.float64), str(value.dtype), _of_equation(equation))
         return list(outputs)
 
     def _scan(self, equation: Any, arguments: list[Any]) -> list[Any]:
@@ -266,7 +320,7 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
         if isinstance(a, (list, tuple)):
             return type(a)(wrapped(x, name) for x in a)
         if isinstance(a, (np.ndarray, np.floating)) and np.issubdtype(a.dtype, np.floating):
-            recording.add(name, a, _place())
+            recording.add(name, a, str(a.dtype), _place())
             return np.asarray(a).view(Watched)
         return a
 
@@ -277,7 +331,7 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
             return [watched(v, f"{path}/{i}") for i, v in enumerate(tree)]
         array = np.asarray(tree)
         recording.parameters[path.strip("/")] = array.astype(np.float64)
-        recording.dtypes.add(str(array.dtype))
+        recording.dtypes.setdefault(str(array.dtype), path)
         return array.view(Watched)
 
     output = np.asarray(function(watched(parameters), *inputs))
@@ -327,8 +381,7 @@ def _put(recording: Recording, name: str, array: np.ndarray) -> None:
         recording.decoded = array.astype(np.float64)
     else:
         recording.outputs += [array.astype(np.float64)] if kind == "output" else []
-        recording.dtypes.add(str(array.dtype))
-        recording.add(name, array.astype(np.float64))
+        recording.add(name, array.astype(np.float64), str(array.dtype))
 
 
 def _read(path: pathlib.Path) -> Mapping[str, Any]:

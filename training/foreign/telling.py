@@ -46,8 +46,14 @@ def told(walked: Any, run: Reference) -> Walk:
         else:
             status[visit] = "in step" if ok[visit] and not is_wrong else "differs"
     is_last = any(seen.form == LAST for seen in run.lines.values())
+    dtypes = walked.recording.dtypes
     notes = [
         *walked.recording.notes,
+        *(
+            [f"float32 within float64, first in {dtypes['float32']}: what follows is judged by that"]
+            if walked.loose
+            else []
+        ),
         *(["only the last token's logits are computed, and equal"] if is_last else []),
         *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.foreign_code import attention, decoder, modern, softmax, torch
 from training.foreign import check
+from training.foreign.beside import beside
 from training.foreign.checking import diagnose
 from training.foreign.making import make_case
 
@@ -40,6 +41,13 @@ MISTAKES = [
     ({"reduction": "mean"}, (13, "5"), "averaged over the ℓ − 1 predictions"),
     ({"silu": True}, (10, "8"), "the activation is SiLU"),
     ({"exchanged": True}, (4, "1"), "W_q and W_v are exchanged"),
+    ({"H": 2}, (4, "4"), "rows are in 2 heads, not in H"),
+    (
+        {"tokens": [2, 3, 5, 7, 11, 13, 1]},
+        (1, "return"),
+        "the tokens are 2, 3, 5, 7, 11, 13, 1, not those of case.inputs",
+    ),
+    ({"not loaded": "blocks.{l}.fc.bias"}, (10, "8"), "fc.bias, which holds nothing of θ: load it"),
 ]
 
 
@@ -67,6 +75,9 @@ FITTED = [
     ("LLAMA", {"base": 31_415.0}, {(4, "1"): "queries and keys are rotated, pairs: halves, base 31415, exponent 2i/d"}),
     ("LLAMA", {"first key": 1}, {(4, "2"): "rotations count from 1"}),
     ("LLAMA", {"from": -1}, {}),
+    ("LLAMA", {"from": -1, "tiled": True}, {(4, "4"): "head h reads keys h mod H_kv"}),
+    ("LLAMA", {"values rotated": True}, {(4, "return"): "values are rotated, too"}),
+    ("QWEN3", {"keys as they are": True}, {(4, "2"): "only queries are normalized"}),
     ("QWEN3", {"sums": True}, {(6, "2"): "squares are summed, not averaged"}),
     ("QWEN3", {"over tokens": True}, {(4, "1"): "each row is normalized over the tokens"}),
     ("QWEN3", {"γ of queries": True}, {(4, "2"): "queries have the γ of keys, or keys that of queries"}),
@@ -81,6 +92,36 @@ def test_numbers_are_fitted_and_norms_of_queries_and_keys_hide_nothing(variant, 
     assert ("only the last token's logits are computed, and equal" in report.notes) == ("from" in wrong)
 
 
+TOKENS, HALVES = [(t, t + 1) for t in range(7)], [(0, 4), (4, 7)]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"parts": TOKENS}, {}), ({"parts": HALVES}, {}),
+    ({"parts": TOKENS, "position of the part": True}, {(4, "1"): "queries and keys are not rotated"}),
+    ({"parts": HALVES, "position of the part": True}, {(4, "1"): "rotations count from 0 again behind 4 tokens"}),
+])  # fmt: skip
+def test_code_with_a_cache_is_compared_line_by_line(wrong, told):
+    departures, report = found(modern(**wrong), variant="LLAMA")
+    assert departures == told, report
+    assert list(report.walk.status.values()).count("equal") > 40
+
+
+@pytest.mark.parametrize(("wrong", "dtype", "first", "most"), [
+    ({"mixed": True}, "float64", "no line differs by more than float64 explains", (4, "return")),
+    ({"tanh": True}, "float64", "GELU is its tanh approximation", (10, "8")),
+    ({}, "bfloat16", "no line differs by more than float64 and bfloat16 explains", None),
+])  # fmt: skip
+def test_two_programs_are_compared(wrong, dtype, first, most):
+    case = make_case()
+    one, other = decoder()(case, "float64"), decoder(**wrong)(case, dtype)
+    result, x = beside(case, one, other), case.inputs["x"]
+    theirs = [torch.tensor(of.outputs[0][0]).log_softmax(-1)[range(6), x[1:]].numpy() for of in (one, other)]
+    np.testing.assert_allclose(result.apart, theirs[1] - theirs[0], rtol=0, atol=1e-14)
+    assert first in str(result)
+    np.testing.assert_allclose(sum(result.shares.values()), 1)
+    assert most is None or result.shares[most] > 0.99
+
+
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
 def test_in_bfloat16_nothing_else_is_told(wrong):
     """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""
@@ -93,6 +134,7 @@ def test_in_bfloat16_nothing_else_is_told(wrong):
 def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64():
     departures, report = found(decoder(mixed=True, scale=True))
     assert departures == {(4, "return"): "scores are not divided by √d_attn"}, report
+    assert any(note.startswith("float32 within float64, first in _to_copy (foreign_code.py:") for note in report.notes)
 
 
 LEARNING = [
@@ -100,6 +142,7 @@ LEARNING = [
     ({"detached": "softmax"}, (4, "return"), "its derivative is as if the sum below the fraction is constant"),
     ({"derivative": True}, (10, "8"), "its derivative is as if GELU is its tanh approximation"),
     ({"times": 1 / 6}, (13, "6"), "averaged, not summed"),
+    ({"hook": lambda g: g.flip(1)}, (13, "6"), "going backwards, the gradient differs from l2/"),
     ({"optimizer": lambda p: torch.optim.SGD(p, 0.1, maximize=True)}, (13, "6"), "the step is uphill"),
     ({"optimizer": lambda p: torch.optim.AdamW(p, 0.1)}, (13, "6"), "the step is AdamW's"),
     (
