@@ -148,13 +148,16 @@ class Diagnosis:
 
     def _go_on(self) -> None:
         """Adopt departures until all that the code shows is explained, or nothing explains the next line."""
-        tried: set[str] = set()
         for _ in range(60):
             run = self.run(self.choices, self.taken)
             self.been.add(self._state(run, self.choices))
             ok, ids = in_step(run), list(run.lines)
             visit = next((visit for visit in ids if not ok[visit]), None)
-            if visit is None or visit in tried or self.runs > PATIENCE:
+            if visit is None:
+                break
+            if self.runs > PATIENCE:
+                self._depart(run.lines[visit].key, f"differs; the check stops after {PATIENCE} trials", "unknown")
+                self.is_lost = True
                 break
             self.at = (
                 f"{ids.index(visit)} of {len(ids)} values explained, {len(self.departures)} departures, at {visit}"
@@ -169,7 +172,6 @@ class Diagnosis:
                     continue
                 self._stop(run, visit)
                 break
-            tried.add(visit)
             text, kind = self._why(run, visit)
             self._depart(run.lines[visit].key, f"{text}; what follows cannot be checked", kind)
             self.is_lost = True

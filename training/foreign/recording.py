@@ -316,6 +316,11 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
         def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             return wrapped(func(*_plain(args), **_plain(kwargs)), func.__name__)
 
+        def __getitem__(self, index: Any) -> Any:  # rows by number, as of an embedding, are computed; slices are views
+            found = super().__getitem__(index)
+            is_new = isinstance(found, np.ndarray) and not np.may_share_memory(found, self)
+            return wrapped(found.view(np.ndarray), "getitem") if is_new else found
+
     def wrapped(a: Any, name: str) -> Any:
         if isinstance(a, (list, tuple)):
             return type(a)(wrapped(x, name) for x in a)

@@ -70,6 +70,13 @@ def test_a_tied_parameter_goes_by_both_names_and_layers_may_be_numbered_otherwis
     assert [part.bias.item() for part in model.parts] == [10, 11, 20, 21]
 
 
+def test_rows_of_a_numpy_embedding_are_recorded():
+    W = np.random.default_rng(0).normal(size=(5, 3))
+    recording = record_numpy(lambda theta: theta["W"][[4, 0, 2]][:2] * 2.0, {"W": W})
+    assert [tensor.operation for tensor in recording.tensors] == ["getitem", "multiply"]
+    np.testing.assert_array_equal(recording.tensors[0].value, W[[4, 0, 2]])
+
+
 def test_arrays_of_any_framework_are_compared():
     W, b, X = (np.random.default_rng(0).normal(size=n) for n in (3, 3, (3, 7)))
     recording = record_arrays({"parameter:W": W, "output:y": W @ X + b[0], "loss:": [2.0], "any": X}, "float64")
