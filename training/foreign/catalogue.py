@@ -85,8 +85,8 @@ def _epsilon(name: str) -> Choice:
     way, _, e = name.partition("+")
     epsilon = float(e)
     texts = {"": f"ε = {e} is added to v", "√": f"ε = {e} is added to √v, not to v",
-             "no root": f"it is divided by v + {e}, without the root", "times": f"it is multiplied by √(v + {e}), not divided", "max": f"v is at least {e}"}  # fmt: skip
-    do = {"": lambda v: np.sqrt(v + epsilon), "√": lambda v: np.sqrt(v) + epsilon, "no root": lambda v: v + epsilon, "times": lambda v: 1 / np.sqrt(v + epsilon),
+             "no root": f"it is divided by v + {e}, without the root", "max": f"v is at least {e}"}  # fmt: skip
+    do = {"": lambda v: np.sqrt(v + epsilon), "√": lambda v: np.sqrt(v) + epsilon, "no root": lambda v: v + epsilon,
           "max": lambda v: np.sqrt(np.where(np.real(v) > epsilon, v, epsilon))}  # fmt: skip
     return Choice(texts[way], do[way])
 
@@ -232,7 +232,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
         "0": Choice("nothing is added to v", np.sqrt), **{f"+{e}": _epsilon(f"+{e}") for e in EPSILONS}, **{f"√+{e}": _epsilon(f"√+{e}") for e in EPSILONS},
         "no root": Choice("it is divided by v, not by √v", lambda v: v), **{f"no root+{e}": _epsilon(f"no root+{e}") for e in EPSILONS},
         "one": Choice("it is not divided by √v", np.ones_like), "times": Choice("it is multiplied by √v, not divided", lambda v: 1 / np.sqrt(v)),
-        **{f"{way}+{e}": _epsilon(f"{way}+{e}") for way in ("max", "times") for e in EPSILONS}},
+        **{f"max+{e}": _epsilon(f"max+{e}") for e in EPSILONS}},
+    "norm_inverse": _rows(("1/√v", "it is divided by √v", 1), ("√v", "it is multiplied by √(v + ε), not divided", -1)),
     "norm_gamma": _rows(("γ", "γ is used", lambda g: g), ("γ+1", "γ + 1 stands for γ", lambda g: g + 1), ("none", "there is no γ", lambda g: 1 + 0 * g), ("-", "it is −γ", lambda g: -g), ("γ²", "it is multiplied by γ twice", lambda g: g * g)),
     "norm_beta": _rows(("β", "β is used", lambda b: b), ("none", "there is no β", lambda b: 0 * b), ("-", "β is subtracted", lambda b: -b)),
     "norm_which": _rows(("own", "it has its own γ, β", 0), ("previous", "it has the γ, β of the norm before", -1), ("next", "it has the γ, β of the norm after", 1), ("swapped", "γ and β are exchanged", "swapped")),

@@ -69,7 +69,10 @@ class Parts(Run):
         )
 
         def normalized() -> Any:
-            return self.rounded(self.sum(e, -self.use("norm_centre", place)(e, m.value) + 0 * e) * i.value)
+            return self.rounded(
+                self.sum(e, -self.use("norm_centre", place)(e, m.value) + 0 * e)
+                * i.value ** self.use("norm_inverse", place)
+            )
 
         n = self.line(Key(place, 6, "return", "(e − m)/√v"), normalized, [m, i, X])
         return self.line(key, lambda: self._scaled(place, n.value, names, around), [n])
