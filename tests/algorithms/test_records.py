@@ -52,7 +52,7 @@ def test_files_without_modules_or_of_a_script_mean_the_only_class_of_this_name()
     assert type(Record.from_json({"record": "second:Study"})) is second
     assert type(Record.from_json({"record": "first:Study"})) is first
     for name in ("Study", "__main__:Study", "third:Study"):
-        with pytest.raises(ValueError, match=r"expected one of .*first:Study.*import the module of a class of"):
+        with pytest.raises(ValueError, match=r"expected one of .*first:Study.*import the module of a custom class"):
             Record.from_json({"record": name})
 
 

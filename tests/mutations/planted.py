@@ -94,7 +94,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("window off by one", "Attention.windowed", "mask", "self.window)", "self.window + 1)", 4, "5", "GEMMA2"),
         ("cap of the scores dropped", "_Steps.scores", "options", '"cap": self.line.cap', '"cap": None', 4, "5", "GEMMA2"),
         ("scale dropped", "Attention.read", "Q", "scaled(Q, self.scale * Q.shape[1] ** 0.5)", "Q", 4, "4", "GPT_NEO"),
-        ("norms of queries and keys dropped", "Attention.read", "Q", "norm.of_heads(A, gamma, self.heads_together)", "A", 4, "4", "QWEN3"),
+        ("norms of queries and keys dropped", "Attention._normalized", "return", "norm.of_heads(A, gamma, self.heads_together)", "A", 4, "4", "QWEN3"),
         ("norm of what attention adds dropped", "Attention._computed", "V_tilde", "self.normalize_output(V_tilde, of_lines.norm_out)", "V_tilde", 10, "6", "GEMMA2"),
     ),
     "model/distances.py": (
