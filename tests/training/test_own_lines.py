@@ -280,7 +280,7 @@ from algorithms.lines import MLP
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant(MLP):
-    def __call__(self, X, W, *, f):
+    def __call__(self, X, W, *, activation):
         U = jnp.full_like(X, 0.25)  # inside
         return 2 * U
 

@@ -101,10 +101,11 @@ def _window(name: str) -> Choice:
 
 
 def _temperature(name: str) -> Choice:
-    """Such as "0.1 8192"."""
-    c, n = map(float, name.split(" "))
+    """Such as "0.1 8192 1", whose last number is that of the first position."""
+    c, n, first = map(float, name.split(" "))
     return Choice(
-        f"queries are multiplied by 1 + {c:g} ln(1 + ⌊t/{n:g}⌋)", lambda t: 1 + c * np.log1p(np.floor((t + 1) / n))
+        f"queries are multiplied by 1 + {c:g} ln(1 + ⌊(t + {first:g})/{n:g}⌋), t from 0",
+        lambda t: 1 + c * np.log1p(np.floor((t + first) / n)),
     )
 
 

@@ -75,7 +75,8 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     found |= {"state_gate": line["gate"]} if line.get("gate") else {}
     kind = "chunk" if line.get("chunked") else "window"
     found |= {"mask": f"{kind} {line['window']}"} if line.get("window") is not None else {}
-    found |= {"temperature": f"{at['c']:g} {at['n']}"} if at["kind"] == "temperature" else {}
+    grow = at if at["kind"] == "temperature" else at.get("temperature")
+    found |= {"temperature": f"{grow['c']:g} {grow['n']} {grow['first']}"} if grow else {}
     if at["kind"] == "rotary":
         pairs, _, way = at.get("pairs", "halves").partition("_")
         found["rotation"] = f"{PAIRS[pairs]} {at['base']:.17g} 2i/d{', backwards' * bool(way)}"

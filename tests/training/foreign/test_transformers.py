@@ -10,7 +10,17 @@ from training.interchange.architectures import WRITTEN_AS
 
 _, transformers = libraries()
 
-WITHOUT = ("smollm3", "granitemoe", "granitemoeshared", "deepseek_v2", "embedding_gemma", "torch.nn.Transformer")
+WITHOUT = (
+    "smollm3",
+    "internlm3",
+    "qwen3_5_moe_text",
+    "bamba",
+    "granitemoe",
+    "granitemoeshared",
+    "deepseek_v2",
+    "embedding_gemma",
+    "torch.nn.Transformer",
+)
 """Kinds that no named variant has the lines of, or whose two vocabularies no case has."""
 KINDS = [kind for task in ("d", "e", "ed") for kind in WRITTEN_AS[task] if kind not in WITHOUT]
 

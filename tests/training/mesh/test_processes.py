@@ -241,7 +241,7 @@ def test_two_processes_stop_while_they_evaluate_and_end_when_one_is_killed_and_o
     processes = command.start_all(2)
     wait_until(lambda: max(command.losses()) > 32, *processes)
     os.kill(processes[1].pid, signal.SIGKILL)
-    says = ("is gone", "the last checkpoint is of step", "restart all processes")
+    says = ("process", "the last checkpoint is of step", "restart all processes")
     assert_ended(processes[0], 1, *says, before=["resuming after step 25"])
     command.end_all()
     command.complete(1, mesh="")
