@@ -119,14 +119,21 @@ class Attention(Parts):
             Q, K = self._turned(place, Q, 0), self._turned(place, K, 1)
             self.use("rotates", place, Key(place, 4, "return"))
             V = self._turned(place, V, 2) if choice("rotates", self.name("rotates", place)).do[2] else V
+        if self.name("qk_norm", place) == "late":
+            Q, K = (self._normalized(place, Y, of, prefix, late=True) for Y, of in ((Q, "q"), (K, "k")))
         grow = self.use("temperature", place, Q.key)
         Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(np.arange(Q.value.shape[-1]))))
         return Q, K, V
 
-    def _normalized(self, place: str, Y: Named, letter: str, prefix: str) -> Named:
+    def _normalized(self, place: str, Y: Named, letter: str, prefix: str, *, late: bool = False) -> Named:
         """Queries or keys, RMS-normalized where they have a γ, of d_attn rows or of all heads' rows."""
         gamma, how = self.p(f"{prefix}gamma_{letter}"), self.use("qk_norm", place, Y.key)
-        if how == "none" or (gamma is None and how != "rms") or how == {"q": "k", "k": "q"}[letter]:
+        if (
+            how == "none"
+            or (how == "late") != late
+            or (gamma is None and how != "rms")
+            or how == {"q": "k", "k": "q"}[letter]
+        ):
             return Y
 
         def normalized() -> Any:

@@ -346,7 +346,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "rotation_share": {"1": Choice("all rows are rotated", 1.0), **{s: _number("the first VALUE of the rows are rotated")(s) for s in ("0.5", "0.25")}},
     "rotation_scaling": {"none": Choice("frequencies are not scaled", None)},
     "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("q", "only queries are normalized", "q"), ("k", "only keys are normalized", "k"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
-        ("each", "queries and keys are normalized head by head, not all heads together", "each")),
+        ("each", "queries and keys are normalized head by head, not all heads together", "each"),
+        ("late", "queries and keys are normalized after the rotation, not before", "late")),
     "qk_gamma": _rows(("own", "it has its own γ", "own"), ("other", "queries have the γ of keys, or keys that of queries", "other")),
     "gate": _rows(
         ("f(G)U", "the gate is f(W_gate X) ⊙ W_mlp1 X", lambda f, G, U: f(G) * U), ("f(U)G", "gate and MLP are exchanged", lambda f, G, U: f(U) * G),

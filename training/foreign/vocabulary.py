@@ -72,6 +72,7 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     at: Mapping[str, Any] = line.get("positions") or {"kind": None}
     found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
     found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
+    found |= {"qk_norm": "late"} if line.get("positions_first") else {}
     found |= {"state_gate": line["gate"]} if line.get("gate") else {}
     kind = "chunk" if line.get("chunked") else "window"
     found |= {"mask": f"{kind} {line['window']}"} if line.get("window") is not None else {}

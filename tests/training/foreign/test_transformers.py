@@ -15,13 +15,14 @@ WITHOUT = (
     "internlm3",
     "qwen3_5_moe_text",
     "bamba",
+    "ministral3",
     "granitemoe",
     "granitemoeshared",
     "deepseek_v2",
     "embedding_gemma",
     "torch.nn.Transformer",
 )
-"""Kinds that no named variant has the lines of, or whose two vocabularies no case has."""
+"""Kinds that no named variant has the lines of, or whose sizes or two vocabularies no case has."""
 KINDS = [kind for task in ("d", "e", "ed") for kind in WRITTEN_AS[task] if kind not in WITHOUT]
 
 
