@@ -103,7 +103,7 @@ def _in_float64(find: Callable[..., Any], line: Any, tree: Any, shapes: Any, d_e
 
 
 def _drawn(rng: Any, *shape: int) -> Array:
-    """Random parameters: matrices around 0, and vectors from 0.25 to 0.75, none of which is 0."""
+    """Random parameters: matrices around 0, and vectors with entries from 0.25 to 0.75."""
     a = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else rng.uniform(0.25, 0.75, shape)
     return jnp.asarray(a, float)
 

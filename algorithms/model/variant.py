@@ -31,7 +31,7 @@ class LayerLines(NamedTuple):
 
     @property
     def of_run(self) -> tuple[Any, ...]:
-        """Equal in all layers of a run: everything but the attention, of which only the shapes."""
+        """Equal in all layers of a run: the shapes of the attention, and everything else about the layer."""
         return self.attention.shapes(), *self[1:]
 
     def shapes(self, norm: Any) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ LOGITS_OF_A_CHUNK = {"tpu": 9 * 2**24}
 """How many logits to compute at once if not all fit, where fewer than fit are faster (docs/notes/performance.md)."""
 
 COLUMNS_WITH_GRADIENTS = 512
-"""The fewest columns of a chunk that has gradients, each of which is added to the whole gradient of W_u."""
+"""The fewest columns of a chunk with gradients: every chunk adds to the whole gradient of W_u."""
 
 LANES = 128
 """Larger chunks are whole multiples of this, the width of a TPU's registers."""

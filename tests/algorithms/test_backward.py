@@ -128,7 +128,7 @@ def test_log_loss_of_more_sequences_than_logits_fit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "columns", [(8192,), (32, 4, 64), *(pytest.param(n, marks=pytest.mark.slow) for n in [(1, 8192), (8192, 1)])]
+    "columns", [(1024,), (32, 4, 64), *(pytest.param(n, marks=pytest.mark.slow) for n in [(1, 1024), (8192, 1)])]
 )
 def test_log_loss_never_holds_all_logits(columns):
     N_V, d = 50257, 768
@@ -136,11 +136,9 @@ def test_log_loss_never_holds_all_logits(columns):
         jax.ShapeDtypeStruct(s, t) for s, t in (((d, *columns), jnp.float32), ((N_V, d), jnp.float32), (columns, int))
     )
 
-    def temporary(how):
-        f = jax.jit(jax.grad(lambda X, W_u, t: alg.log_loss(X, W_u, t, implementation=how), (0, 1)))
-        return f.lower(X, W_u, targets).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporary("auto") < 0.1 * temporary("paper")  # most of it the gradient of W_u, whatever the tokens
+    gradient = jax.jit(jax.grad(alg.log_loss, (0, 1))).lower(X, W_u, targets).compile()
+    held = 4 * N_V * (d + chunked_log_loss.COLUMNS_WITH_GRADIENTS)  # the gradient of W_u, and the logits of a chunk
+    assert gradient.memory_analysis().temp_size_in_bytes < 1.05 * held
 
 
 HOLES = np.random.default_rng(5).random((11, 13)) < 0.6

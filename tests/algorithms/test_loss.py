@@ -177,7 +177,7 @@ def in_small_chunks(monkeypatch, platform="cpu"):
 
 
 def test_a_chunk_of_tokens_that_overlaps_the_one_before_counts_once(monkeypatch):
-    """13 tokens in chunks of 5: the last chunk begins at token 8, two tokens of which are done."""
+    """13 tokens in chunks of 5: the last chunk begins at token 8, so its first two tokens are done already."""
     in_small_chunks(monkeypatch)
 
     def of_tokens(*inputs, weights, **options):

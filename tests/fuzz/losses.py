@@ -26,7 +26,7 @@ def expected_losses(X, W_u, b_u, targets, smoothing, cap):
 
 @contextlib.contextmanager
 def in_chunks_of(at_once):
-    """So many logits at once, with gradients, too."""
+    """At most this many logits at once, with gradients as well."""
     chunks = mock.patch.dict(chunked_log_loss.LOGITS_AT_ONCE, {"cpu": at_once})
     with chunks, mock.patch.object(chunked_log_loss, "COLUMNS_WITH_GRADIENTS", 1):
         yield

@@ -186,7 +186,7 @@ def _sharing(what: str) -> dict[str, Choice]:
 
 
 BIASES = ("q", "k", "v", "o", "mlp1", "mlp2", "gate", "f", "in", "u", "router")
-"""The biases b_q, b_k … of θ, each of which has a slot."""
+"""The biases b_q, b_k … of θ; each has a slot."""
 
 # fmt: off
 BIAS = _rows(("b", "the bias is added", 1.0), ("none", "the bias is not added", 0.0), ("-", "the bias is subtracted", -1.0), ("twice", "the bias is added twice", 2.0))
