@@ -7,6 +7,13 @@ from importlib import metadata
 from pathlib import Path
 
 PROJECT = "formal-algorithms"
+EXTRAS = {
+    **dict.fromkeys(("h11", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
+    **dict.fromkeys(("filelock", "matplotlib", "orbax", "safetensors", "tabulate", "tokenizers", "tqdm"), "train"),
+    "wandb": "wandb",
+}
+"""Package that only some commands need → the extra of pyproject.toml that installs it."""
 
 
 def install(extra: str) -> str:
@@ -25,9 +32,19 @@ def install(extra: str) -> str:
 
 
 def import_early(*modules: str) -> None:
-    """Import what a command needs only after slow work, so that a missing package is reported before it."""
+    """Import what a command needs only after slow work, so that a missing package is reported before it.
+
+    Raises:
+        ModuleNotFoundError: if a package is not installed, with the command that installs its extra.
+    """
     for module in modules:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            raise ModuleNotFoundError(f"{package} is not installed: {install(EXTRAS[package])}") from None
 
 
 def release() -> str:

@@ -13,11 +13,10 @@ import pytest
 
 from tests.run_cases import files_end_at
 from training import extras
-from training.command_line.running import EXTRAS
 from training.crosscheck.book import write_book
 from training.data.chat import ChatTemplate
 from training.disk import reason
-from training.extras import PROJECT, install, unsafe
+from training.extras import EXTRAS, PROJECT, install, unsafe
 from training.interchange.containers import Tensors
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,20 +11,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from training.disk import reason
-from training.extras import install
+from training.extras import EXTRAS, install
 from training.runs.interrupts import handling
 from training.system import BROKEN_PIPE
 
 Arguments = Sequence[str] | None
 """Command-line arguments; None for those of the process."""
 
-EXTRAS = {
-    **dict.fromkeys(("h11", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn"), "serve"),
-    **dict.fromkeys(("jinja2", "latex2mathml", "markupsafe", "pygments", "rich"), "book"),
-    **dict.fromkeys(("filelock", "matplotlib", "orbax", "safetensors", "tabulate", "tokenizers", "tqdm"), "train"),
-    "wandb": "wandb",
-}
-"""Package that only some commands need → the extra of pyproject.toml that installs it."""
 ALL_NEED = ("jax", "jaxlib", "jaxtyping", "numpy", "optax")
 """Packages that all commands need, and every extra installs."""
 

@@ -1,6 +1,8 @@
 """`training.train` does what the command line does."""
 
 import re
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import chex
@@ -62,8 +64,12 @@ def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
         (directory / "wandb").mkdir()
         raise RuntimeError("Weights & Biases: no login")
 
-    monkeypatch.setattr(commands.train, "wandb_writer", refused)
     options = {"data": data, "cache": tmp_path, "quiet": True, **SETTINGS}
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"wandb is not installed: pip install .*\[wandb\]"):
+        training.train("d", tmp_path / "run", wandb=True, **options)
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    monkeypatch.setattr(commands.train, "wandb_writer", refused)
     with pytest.raises(RuntimeError, match="no login"):
         training.train("d", tmp_path / "run", wandb=True, **options)
     files = RunDirectory(tmp_path / "run")
