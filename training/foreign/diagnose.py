@@ -448,7 +448,7 @@ class Diagnosis:
             if match is None or not is_same(match, goal):
                 return None
         matters = needed(trial)
-        fresh = [visit for visit in evidence if visit not in known and visit in ids[:first] and matters[visit]]
+        fresh = [visit for visit in evidence if visit not in known and visit in ids[base:first] and matters[visit]]
         fresh = [visit for visit in fresh if not is_repeated(trial, visit)]
         gained = [trial.lines[visit].match for visit in fresh]
         if not gained or len(evidence) <= sum(visit in trial.lines for visit in known):
@@ -581,8 +581,8 @@ class Diagnosis:
         """Names of a choice with the number, rounded less and less, that brings a line nearest to an array."""
         slot, place = use
         forms, low, high = FITTED[slot]
-        known = np.isfinite(theirs)
-        spread, found = float(np.std(theirs[known])) if known.any() else 0.0, []
+        known = np.abs(theirs) < 1e100  # masked scores have no spread, whatever number stands for −∞
+        spread, found = float(np.std(theirs[known], dtype=float)) if known.any() else 0.0, []
 
         def off(form: str, exponent: float) -> np.ndarray:
             choices = {**self.choices, f"{slot}@{place}": form.format(f"{10**exponent:.17g}")}
