@@ -199,7 +199,7 @@ class Own(MLP):
 @pytest.mark.end_to_end
 def test_after_a_reload_the_new_lines_are_recorded(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    for factor in (2.0, 3.25):  # of two lengths: within one second, Python tells old byte code by its source's size alone
+    for factor in (2.0, 3.25):  # of two lengths: within one second, only its source's size makes byte code stale
         (tmp_path / "edited_line.py").write_text(LINE.format(factor), encoding="utf-8")
         importlib.invalidate_caches()
         module = importlib.reload(sys.modules["edited_line"]) if factor != 2 else importlib.import_module("edited_line")
