@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # Windows
     fcntl = resource = None
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-"""Where Linux says what it knows of processes, and of control groups."""
+"""Linux's directories of processes and of control groups."""
 BROKEN_PIPE = 128 + 13
 """Exit status of a command whose reader has closed the pipe: 128 + SIGPIPE."""
 OUT_OF_TIME = -signal.SIGPROF if hasattr(signal, "setitimer") else 124

@@ -1,4 +1,4 @@
-"""What a user would take instead: a plain GPT-2 in PyTorch, with SDPA, a padded vocabulary and AdamW in one kernel."""
+"""The rival a user would choose: a plain GPT-2 in PyTorch, with SDPA, a padded vocabulary and AdamW in one kernel."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where the settings of a run come from: what a command line gives, and what follows from that."""
+"""Settings of a run: what a command line gives, and what follows from that."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a user's run gets, measured in this process: train.py's loop on real text, and several clients of serve.py."""
+"""Speed of a user's run, measured in this process: train.py's loop on real text, and several clients of serve.py."""
 
 import contextlib
 import http.client

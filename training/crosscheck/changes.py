@@ -96,7 +96,7 @@ def _edited(formula: str, change: Change, value: str, n: int, number: str) -> st
 
 
 def _held(variant: Any, field: str) -> Any:
-    """What a field of the record holds, such as "mlp.clip"; of attentions, what the layers take in turn."""
+    """Value of a field of the record, such as "mlp.clip"; of attentions, what the layers take in turn."""
     part, _, name = field.partition(".")
     if part not in ("attention", "mlp"):
         return getattr(getattr(variant, part), name, None) if name else getattr(variant, part)
@@ -129,7 +129,7 @@ def _in_turn(values: Sequence[bool]) -> str | None:
 
 
 def _with_norm(lines: Sequence[Any]) -> list[bool]:
-    """Of each line, whether what it adds is normalized."""
+    """For each line, whether the value that it adds is normalized."""
     return [getattr(line, "normalize_output", None) is not None for line in lines]
 
 

@@ -28,10 +28,10 @@ SETS = {"T_tilde"}
 """Variables that have no room for more, even where sequences are padded."""
 
 SHARED = {(4, "2", "K"), (4, "3", "V")}
-"""What several heads may read."""
+"""Arrays that several heads may share."""
 
 OracleCache = dict[tuple[int, int], OracleRecord]
-"""What the oracle computed, by algorithm and run: it is the same whatever version of the code is checked."""
+"""The oracle's results, by algorithm and run: they do not depend on the version of the code that is checked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LineResult:
 
     @property
     def where(self) -> str:
-        """Where the largest difference comes from, or what is wrong."""
+        """Source of the largest difference, or what is wrong."""
         runs = [(self.algorithm, cell) for cell in self.cells.values()]
         runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
         n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].worst), default=(0, Cell("")))
@@ -189,7 +189,7 @@ def compare(
 
 
 class _Difference(NamedTuple):
-    """Where something differs; the smallest is the likely cause of the others.
+    """Place of a difference; the smallest is the likely cause of the others.
 
     What differs in an algorithm that a run only calls, while it is right by itself, is wrong by what it was given: so a
     run's own lines come first, and among these the first to be executed.
@@ -288,7 +288,7 @@ def _of_every_head(visits: list[Visit], key: Key, run: Run) -> list[Visit]:
 
 
 def _site(code: CodeRecord, key: Key, line: Line) -> Site | None:
-    """Where a line is seen best: in the last statement with the fewest other lines that assigns its variable."""
+    """The best place to see a line: the last statement with the fewest other lines that assigns its variable."""
 
     def rank(site: Site) -> tuple[bool, int, bool]:
         statement = site.statement

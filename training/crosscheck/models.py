@@ -13,7 +13,7 @@ from training.oracle.parameters import unstack_family
 __all__ = ["YARN", "family_parameters", "few", "one_or_all", "options_of", "small"]
 
 LAYERS = 3
-"""How many layers share their parameters, where a variant has layers that do."""
+"""Number of layers that share their parameters, in variants with such layers."""
 
 YARN = lines.Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
 """The scaling of positions, where a variant has one of this kind."""

@@ -35,7 +35,7 @@ from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 __all__ = ["OwnScenarios", "compare_own"]
 
 FORMULAS = {"attention": "MHAttention", "mlp": "W_mlp"}
-"""What the printed formula has of an attention, or an MLP."""
+"""Parameters of an attention, or an MLP, in the printed formula."""
 ARCHITECTURE = {"d": 10, "e": 9, "ed": 8}
 
 

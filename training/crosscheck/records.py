@@ -42,7 +42,7 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a line was seen: the statement (without tags, it is the function's return), its group, its visits."""
+    """The place of a line: the statement (without tags, it is the function's return), its group, its visits."""
 
     statement: Statement | None
     group: Group
@@ -95,7 +95,7 @@ class _Record:
         return [np.arange(1, mapped(event.value)[0].shape[-1] + 1)] if line.label == "token" else []
 
     def _result(self, event: Event) -> None:
-        """What a function hands to the line that calls it."""
+        """The value that a function returns to the line that calls it."""
         cause = event.call.cause
         if cause is not None and cause.statement is not None and cause.algorithm is not None:
             algorithm = PSEUDOCODE[cause.algorithm]
@@ -201,7 +201,7 @@ def _where(call: Call) -> tuple[str, int | None]:
 
 
 class CodeRecord(_Record):
-    """Where the code's lines were seen, and with which values."""
+    """The places and values of the code's lines."""
 
     def __init__(self, batched: bool) -> None:
         self.batched = batched
@@ -217,7 +217,7 @@ class CodeRecord(_Record):
         return super()._turns(line, group, event)
 
     def _result(self, event: Event) -> None:
-        """What an untagged `return` gives, too."""
+        """Also the value of an untagged `return`."""
         call = event.call
         if call.function.is_algorithm and call.algorithm is not None:
             line = PSEUDOCODE[call.algorithm].lines[-1]

@@ -35,7 +35,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def summary(results: Results) -> str:
-    """How many algorithms and lines were compared, the worst difference, and what is wrong."""
+    """Number of algorithms and lines compared, the worst difference, and what is wrong."""
     lines = list(results.lines.values())
     seen = sum(result.verdict == "equal" for result in lines)
     within = sum(result.verdict == "within" for result in lines)

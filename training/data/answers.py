@@ -1,4 +1,4 @@
-"""Where the answers are in a rendered conversation: what the assistant writes, up to and including its end token.
+"""Positions of the answers in a rendered conversation: what the assistant writes, up to and including its end token.
 
 Templates end an answer in different ways: with a token of its own, with another one after the last answer (gpt-oss), or
 only before the next message (GLM), which is appended to the last answer here. None of them need say where an answer

@@ -203,7 +203,7 @@ class Batches:
 
     @property
     def tokens_per_byte(self) -> float | None:
-        """As the source's."""
+        """See the source's."""
         return self.source.tokens_per_byte
 
     @property
@@ -328,7 +328,7 @@ class NextTokens(Source):
         return (self.store.n_tokens - n_bos) / self.store.n_bytes
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Source.examples`."""
+        """See `Source.examples`."""
         if self.mode == "packed":
             return self._packed_rows(indices[rows])
         starts, lengths = _located(self._chunks, indices[rows])
@@ -373,7 +373,7 @@ class MaskedTokens(Source):
         super().__init__(store.fingerprint, rule, p_mask, n=len(self._chunks), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Source.examples`."""
+        """See `Source.examples`."""
         chosen, action = rng.random((2, len(indices), self.l_max))[:, rows]
         others = rng.integers(
             self.store.N_V - (3 if self.store.special is None else 0), size=(len(indices), self.l_max), dtype=np.int32
@@ -404,7 +404,7 @@ class SequencePairs(Source):
         super().__init__(store.source.fingerprint, store.target.fingerprint, n=len(self._kept), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Source.examples`."""
+        """See `Source.examples`."""
         batch, indices = {}, indices[rows]
         for name, store in (("z", self.store.source), ("x", self.store.target)):
             starts, lengths = _whole(store, np.where(indices < 0, -1, self._kept[indices]))
@@ -425,7 +425,7 @@ class LabeledTexts(Source):
         super().__init__(store.text.fingerprint, store.names, n=len(store), l_max=l_max)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Source.examples`."""
+        """See `Source.examples`."""
         indices = indices[rows]
         starts, lengths = _whole(self.store.text, indices)
         lengths = np.minimum(lengths, self.l_max)

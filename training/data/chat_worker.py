@@ -80,7 +80,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Dictionary:
-    """What templates call as `dict`: an instance, since a class would expose its attributes."""
+    """Templates' `dict`: an instance, since a class would expose its attributes."""
 
     def __call__(self, *arguments: Any, **values: Any) -> dict[Any, Any]:
         """Return a dictionary."""

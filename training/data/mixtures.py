@@ -64,7 +64,7 @@ class Mixture(Source):
         self.too_long = parts[0].too_long if too_long is None else too_long
 
     def order(self, seed: int) -> Callable[[np.ndarray], np.ndarray]:
-        """As `Source.order`: in every period, each part has its share of the positions, spread evenly."""
+        """See `Source.order`: in every period, each part has its share of the positions, spread evenly."""
         orders = [Shuffled(part.n, seed, k) for k, part in enumerate(self._parts)]
         counts = np.maximum(1, np.round(np.array(self._shares) * PERIOD)).astype(np.int64)
         parts, ranks = np.repeat(np.arange(len(counts)), counts), np.concatenate([np.arange(n) for n in counts])
@@ -82,12 +82,12 @@ class Mixture(Source):
         return at
 
     def fingerprint(self, batch_size: int, seed: int) -> str:
-        """As `Source.fingerprint`."""
+        """See `Source.fingerprint`."""
         parts = [part.fingerprint(batch_size, seed) for part in self._parts]
         return fingerprint(type(self).__name__, *parts, self._shares, self.l_max, batch_size, seed)
 
     def examples(self, indices: np.ndarray, rows: slice, rng: np.random.Generator) -> Batch:
-        """As `Source.examples`."""
+        """See `Source.examples`."""
         batch: Batch = {}
         for k, part in enumerate(self._parts):
             own = (self._starts[k] <= indices) & (indices < self._starts[k + 1])

@@ -1,4 +1,4 @@
-"""Where a text may be cut, so that stretches of it are held out, and the documents of those that stay together."""
+"""Boundaries at which a text is divided into stretches, some of them held out, and the documents that stay together."""
 
 from collections.abc import Iterable, Iterator
 from typing import TextIO

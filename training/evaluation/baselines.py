@@ -21,7 +21,7 @@ UNSEEN = -1  # number of an n-gram that the training text does not have
 
 
 class NgramScore(NamedTuple):
-    """How well an n-gram model predicts held-out text."""
+    """An n-gram model's predictions of held-out text."""
 
     perplexity: float  # per token, without bos
     bits_per_byte: float  # per UTF-8 byte of the text

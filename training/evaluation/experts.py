@@ -1,4 +1,4 @@
-"""How many tokens the experts of a decoder get."""
+"""Shares of tokens that the experts of a decoder get."""
 
 from collections.abc import Iterable
 

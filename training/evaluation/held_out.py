@@ -1,4 +1,4 @@
-"""How well a model predicts held-out data: loss, perplexity, accuracy and bits per byte."""
+"""A model's loss, perplexity, accuracy and bits per byte on held-out data."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

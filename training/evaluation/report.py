@@ -247,7 +247,7 @@ def _continuation(run: Run) -> str:
 
 
 class Evaluation(NamedTuple):
-    """How the runs of a task are evaluated."""
+    """Evaluation of the runs of a task."""
 
     compare: Callable[..., Comparison]  # of run, description, data, part, its chosen records, and a `Progress`
     sample: Callable[[Run], str] = lambda run: ""  # returns an example of the model's output, if any

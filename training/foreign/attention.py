@@ -15,7 +15,7 @@ from .run import LARGE, Key, Named
 __all__ = ["Attention"]
 
 LATER = ("after", "exponentials")
-"""Where the mask may be used behind the scores."""
+"""Places after the scores at which the mask may be applied."""
 
 
 class Attention(Parts):

@@ -22,7 +22,7 @@ Line = tuple[int, str]  # an algorithm, and the number of its line
 
 @dataclasses.dataclass
 class Beside:
-    """How a program differs from another."""
+    """The differences between two programs."""
 
     one: Report
     other: Report  # its departures are those from the one
@@ -78,7 +78,7 @@ def beside(
 
 
 def _path(case: Case, exact: Reference, shown: Mapping[str, Seen]) -> dict[str, np.ndarray]:
-    """What each line adds to the log-probabilities, where a program's numbers stand for all lines up to it."""
+    """Each line's share of the difference of log-probabilities: a program's numbers replace all lines up to it."""
     pins: dict[str, Any] = {}
     added, before = {}, _of_tokens(exact)
     for visit, seen in exact.lines.items():

@@ -44,10 +44,10 @@ PATIENCE = 12_000
 """Runs of the reference, of a few milliseconds each, after which a walk stops."""
 
 FORKS = 2
-"""How often a walk that ends before the last line goes back, and takes the next best choice."""
+"""Maximum number of times that a walk which ends early goes back and takes the next best choice."""
 
 UNKNOWN = 2
-"""How many departures without a name end a walk: what follows would be guesses."""
+"""Number of departures without a name that end a walk: what follows would be guesses."""
 
 ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexError)
 """Exceptions that a choice may raise where it does not apply."""
@@ -178,7 +178,7 @@ class Diagnosis:
             break
 
     def _state(self, run: Reference, choices: Mapping[str, str]) -> frozenset[Any]:
-        """What choices say of each use in a run, and what is taken as it is."""
+        """The choices of each use in a run, and the values that are taken over as they are."""
         said = ((use, chosen(choices, *use)) for use in run.asked if use[0] != "θ")
         return frozenset([*((use, name) for use, name in said if name not in (None, run.base_name(*use))), *self.taken])
 
@@ -252,7 +252,7 @@ class Diagnosis:
         return best is not None or taken is not None
 
     def _state_now(self) -> dict[str, Any]:
-        """What a walk has found so far."""
+        """A walk's findings so far."""
         return {
             "choices": dict(self.choices), "departures": list(self.departures), "taken": dict(self.taken),
             "loose": set(self.loose), "is_lost": self.is_lost,
@@ -267,7 +267,7 @@ class Diagnosis:
         return self._best([((slot, place, name),) for slot in slots for name in SLOTS[slot]], free, index, run)
 
     def _hidden(self, run: Reference, index: int) -> int:
-        """Where the lines in front of one begin that are in step and not found: of these, rounding may hide what departs."""
+        """First of the lines before one that are in step but not found: rounding may hide a departure in these."""
         for i, visit in reversed(list(enumerate(run.lines))[:index]):
             if run.lines[visit].match is not None and np.shape(run.lines[visit].value)[-2] > 1:  # no mean or variance
                 return index
@@ -277,7 +277,7 @@ class Diagnosis:
     def _rather(
         self, run: Reference, start: int, index: int, trials: list[Trial], pins: Pins
     ) -> tuple[dict[str, str] | None, Taken | None]:
-        """What explains a line that no single choice does: two choices, or a foreign tensor in its place, or that of a
+        """Explanations of a line that no single choice explains: two choices, or a foreign tensor in its place, or that of a
         line before which a number alone explains.
         """
         if self.lost is not None:  # no tensor is taken as it is, where some are NaN
@@ -330,7 +330,7 @@ class Diagnosis:
             self.choices[scope] = name
 
     def _trials(self, run: Reference, index: int) -> tuple[list[Trial], list[str]]:
-        """What may stand at the places of a line and of the next ones, and these lines."""
+        """Candidates at the places of a line and of the next ones, and these lines."""
         window = list(run.lines)[index : index + 10]
         around = {run.lines[visit].key.place for visit in window[:6]}
 
@@ -426,7 +426,7 @@ class Diagnosis:
             return 0, []
 
     def _budget(self, run: Reference, base: int) -> int:
-        """How many lines in a row a run may miss before it is given up: some more than the code hides elsewhere."""
+        """Number of lines in a row that a run may miss before it is given up: some more than the code hides elsewhere."""
         if len(self.recording.tensors) < 60:
             return 45
         gap = longest = 0
@@ -436,7 +436,7 @@ class Diagnosis:
         return max(6, longest + 3) if base > 8 else 16
 
     def _rank(self, trial: Reference, base: int, known: set[str], instead: Any) -> tuple[int, bool, float] | None:
-        """How much a trial explains: newly found lines, whether the line itself, and how near they are."""
+        """A trial's score: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
         if first <= base or is_halfway(trial, ids[base], self.lost):
@@ -456,7 +456,7 @@ class Diagnosis:
         return len(gained), match is not None, -float(np.mean([m.worst / m.tolerance for m in gained if m is not None]))
 
     def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
-        """How much is explained after a few more departures."""
+        """A trial's score after a few more departures."""
         run = self.run(choices, pins, 14)
         for _ in range(depth):
             ok, ids = in_step(run), list(run.lines)
@@ -640,7 +640,7 @@ def _is_within(scope: str, wide: str) -> bool:
 
 
 def _text(slot: str, name: str) -> str:
-    """What a choice says, or that a parameter of the code is added."""
+    """A choice's sentence, or one about an added parameter."""
     if not name.startswith("extra:"):
         return choice(slot, name).text
     extra = f"the code's parameter {name.removeprefix('extra:')}"

@@ -86,7 +86,7 @@ def in_step(run: Reference) -> dict[str, bool]:
 
 
 def score(run: Reference) -> tuple[int, list[str]]:
-    """How many lines are in step before the first that is not; and those found, each tensor once."""
+    """Number of lines in step before the first that is not, and of those found, each tensor once."""
     ok, ids = in_step(run), list(run.lines)
     first = next((i for i, visit in enumerate(ids) if not ok[visit]), len(ids))
     evidence, claimed = [], set()
@@ -106,7 +106,7 @@ def is_same(one: Match, other: Match) -> bool:
 
 
 def measured(theirs: np.ndarray, mine: np.ndarray, tolerance: float) -> str:
-    """How a value departs, if by a number alone, which completes "equal if …"; else ""."""
+    """End of the sentence "equal if …" for a value that departs by a number alone; else ""."""
     a, b = (np.real(A[np.isfinite(mine)]).reshape(-1) for A in (mine, theirs))
     near = 2 * tolerance + 1e-12 * float(np.abs(b).max(initial=0.0))
     if len(a) < FEW or not np.isfinite(b).all() or np.abs(b - a).max() < FEW * near:

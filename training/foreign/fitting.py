@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 __all__ = ["FITTED", "MOST_FITS", "numbers"]
 
 MOST_FITS = 8
-"""How many foreign tensors are tried for a line: the first that the code computes behind the lines before."""
+"""Number of foreign tensors tried for a line: the first that the code computes behind the lines before."""
 
 FITTED = {
     "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}",), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),

@@ -37,7 +37,7 @@ LEAST = 8
 """With fewer numbers of a parameter, a fit proves nothing."""
 
 COMPONENTS = 90
-"""How many components of the gradient an explanation is tried on."""
+"""Number of components of the gradient on which an explanation is tried."""
 
 
 def findings(diagnosis: Diagnosis, walk: Walk) -> list[Departure]:
@@ -150,7 +150,7 @@ class _Learning:
         yield self._explained(fits) or self._departure(self.step, "gradient", text, None)
 
     def _backwards(self, names: list[str]) -> str:
-        """Of some parameters the one that is used last, and how many are before it."""
+        """The last used of some parameters, and the number of those before it."""
         last = max(names, key=lambda name: self.walk.run.asked.get(("θ", name), ("", 0))[1])
         return last + (f" and {len(names) - 1} more before it" if len(names) > 1 else "")
 
@@ -225,7 +225,7 @@ class _Learning:
                 yield dataclasses.replace(case, inputs=inputs, base={**case.base, "padding": how})
 
     def _in_training(self) -> Iterator[tuple[str, str, Any, dict[str, str]]]:
-        """What training may give the transformer, in place of what inference does: line, text, case, choices."""
+        """Inputs that training may give the transformer in place of inference's: line, text, case, choices."""
 
         def giving(case: Any, **inputs: Any) -> Any:
             return dataclasses.replace(case, inputs={**case.inputs, **inputs})
@@ -435,7 +435,7 @@ def _components(wrong: list[str], theirs: Mapping[str, Any]) -> dict[str, list[i
 
 
 def _ending(drawn: list[int], eos: int, fits: Callable[[list[int]], bool]) -> str:
-    """How a sequence ends otherwise, if its tokens before that fit the draws; else ""."""
+    """A sequence's other ending, if its tokens before that fit the draws; else ""."""
     last = drawn[-1]
     same = sum(1 for _ in itertools.takewhile(lambda token: token == last, reversed(drawn)))
     if last == eos and fits(drawn[:-1]):

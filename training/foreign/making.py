@@ -45,7 +45,7 @@ EDGES = {
 WITH = {"window": PAPER.but(attention=Attention(window=3)), "tied": PAPER.but(unembedding=Unembedding(tied=True))}
 KINDS = {8: "ED", 9: "E", 10: "D"}
 PADDING = 2
-"""How many of the tokens are padding, where there is any."""
+"""Number of padding tokens, if there is padding."""
 
 VALUE = {8: ("z", "x"), 9: ("x",), 10: ("x",), 4: ("X", "Z"), 5: ("X", "Z"), 6: ("e",), 7: ("e",)}
 AGREE = 1e-12

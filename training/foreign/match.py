@@ -20,11 +20,11 @@ from .run import LARGE, real
 __all__ = ["MARGIN", "Finder", "Group", "Match", "Observed", "layout"]
 
 MARGIN = 2.0
-"""How far beyond the spread of its replicas a value may lie."""
+"""Tolerance of a value, as a multiple of its replicas' spread."""
 
 FLOOR = 4e-16
 FIRST = 4
-"""How many rows are looked up in the tree before all are compared: in a narrow dtype, many are near the first."""
+"""Number of rows looked up in the tree before all are compared: in a narrow dtype, many are near the first."""
 
 LEAST = 8
 """So many numbers of one token are evidence."""
@@ -67,7 +67,7 @@ class Group:
 
 @dataclasses.dataclass
 class Match:
-    """Where a value was found."""
+    """The place at which a value was found."""
 
     groups: list[Group]  # of each part (head)
     rows: list[np.ndarray]  # of each part, the numbers of its rows there
@@ -113,7 +113,7 @@ class Finder:
                 self.trees[l] = (KDTree(np.concatenate([group.rows for group in groups])[:, : lengths[l]]), number)
 
     def find(self, value: Any, tolerance: float) -> Match | None:
-        """Where a value [parts, rows, tokens] is, if anywhere."""
+        """Place of a value [parts, rows, tokens], or None."""
         if np.iscomplexobj(value) or np.isnan(real(value, self.lengths)).any():
             return None
         is_masked = bool(np.isneginf(value).any())
@@ -130,7 +130,7 @@ class Finder:
         return min((match for match in found if match is not None), key=lambda match: match.worst, default=None)
 
     def find_last(self, value: Any, tolerance: float) -> Match | None:
-        """Where the last column of a value [1, rows, tokens] is, of which code that generates computes nothing else."""
+        """Place of the last column of a value [1, rows, tokens]: code that generates may compute nothing else."""
         last = max(n for l, n in self.lengths.items() if l == value.shape[-1]) - 1
         column, radius = value[0, :, last], MARGIN * tolerance + FLOOR * float(np.abs(value).max(initial=1.0))
         for tensor in self.single.get(len(column), ()) if len(column) >= LEAST else ():

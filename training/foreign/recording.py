@@ -277,7 +277,7 @@ class _Equations:
 
 
 def _sliced(around: Any, inside: Any) -> int:
-    """How many of a loop's arguments, or results, are sliced; the parameters that say so vary between JAX versions."""
+    """Number of a loop's arguments, or results, that are sliced; their parameters' names vary between JAX versions."""
     return sum(outer.aval.ndim > inner.aval.ndim for outer, inner in zip(around, inside, strict=True))
 
 

@@ -186,7 +186,7 @@ class Run:
         return re.sub(r"^l(\d+)", lambda match: f"l{int(match[1]) % self.case.sizes['L'] + 1}", place)
 
     def use(self, slot: str, place: str, key: Key | None = None) -> Any:
-        """What the choice at a place does; that the current line (or `key`) depends on it is noted."""
+        """The effect of the choice at a place; that the current line (or `key`) depends on it is noted."""
         of = key or self.key
         if of is not None:
             self.uses.setdefault(of.id, []).append((slot, place))

@@ -22,7 +22,7 @@ STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec"}
 
 
 def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
-    """What a variant of L layers has in place of the paper's choices, by scope; `algorithm`: 8, 9 or 10."""
+    """A variant's choices for L layers in place of the paper's, by scope; `algorithm`: 8, 9 or 10."""
     options = options_of(variant, L)
     found = {"activation": options["activation"] or ("relu" if algorithm == 8 else "gelu")}
     found |= _positions(options["positions"]) | {"norm_kind": options["norm"]}

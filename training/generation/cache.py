@@ -85,7 +85,7 @@ class KeyValues:
         return jax.tree.map(arrange, self)
 
     def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
-        """As `Slots.attend`, for all rows: `permitted` says which of them are within the window before the slot."""
+        """See `Slots.attend`; for all rows: `permitted` says which of them are within the window before the slot."""
         queries, permitted, cap, of_distances, _, _, sinks = asked
         (HB, g, d_attn), (K, V) = queries.shape, values_too(self)
         equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g

@@ -103,7 +103,7 @@ class Generator:
 
     @property
     def limits(self) -> states.Limits:
-        """How many tokens the cache of each layer keeps: those in its window, unless anything reads them all."""
+        """Number of tokens that the cache of each layer keeps: those in its window, unless anything reads them all."""
         in_full = self.prefixes is not None or self.inside is not None
         return (None,) * self.config.L if in_full else states.windows(self.config.variant, self.config.L)
 
@@ -121,7 +121,7 @@ class Generator:
 
 
 class Plan(NamedTuple):
-    """How requests are to continue side by side."""
+    """Settings of requests that continue as one batch."""
 
     requests: list[Request]
     left: Int[np.ndarray, "B"]  # how many tokens each can be followed by within its window
@@ -184,7 +184,7 @@ class Continuation:
 
     @property
     def wanted(self) -> int:
-        """How many tokens there are when every request has all that it asked for."""
+        """Number of tokens once every request has all that it asked for."""
         return self.tokens.shape[1] + self._missing(self._requests, self.starts)
 
     def columns(self) -> Iterator[np.ndarray]:

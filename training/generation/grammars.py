@@ -35,7 +35,7 @@ class Grammar:
         return self._permitted
 
     def is_whole(self, tokens: Sequence[int] | np.ndarray) -> bool:
-        """Whether the text is whole, and only an end may follow."""
+        """Whether the text is complete, so that only an end may follow."""
         self._read(tokens)
         return self._matcher.is_stopped() and not self._matcher.is_error()
 

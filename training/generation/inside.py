@@ -57,7 +57,7 @@ class Reading:
         self.latest: list[dict[str, list[np.ndarray]]] = []
 
     def prefill(self, theta: Any, x: Any, lengths: Any, **options: Any) -> State:
-        """As `prefilling.prefill`; the last token of each prompt is not recorded: the first step reads it again."""
+        """See `prefilling.prefill`; the last token of each prompt is not recorded: the first step reads it again."""
         state, seen = self._inside.prefill(theta, x, lengths, **options)
         values = {name: np.asarray(value) for name, value in seen.items()}
         of_rows = enumerate(np.asarray(lengths).tolist())
@@ -77,7 +77,7 @@ class Reading:
         return other
 
     def decode(self, weights: Any, context: Any, state: State, keys: Any, *, stop: Any, **options: Any) -> State:
-        """As `decoding.decode`, but one step at a time if something is recorded."""
+        """See `decoding.decode`, but one step at a time if something is recorded."""
         names = self._inside.names
         if not names:
             return self._inside.decode(weights, context, state, keys, stop=stop, **options)[0]

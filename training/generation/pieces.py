@@ -57,7 +57,7 @@ class Pieces:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Where the next token's text begins, in characters, and whether a text begins there."""
+        """Start of the next token's text, in characters, and whether a text begins there."""
         return self._window.place, self._window.is_empty
 
     def _all_held(self) -> str:
@@ -84,7 +84,7 @@ class _Window:
 
     @property
     def place(self) -> int:
-        """Where the text of the next token begins, which may be in the character that the last ones began."""
+        """Start of the next token's text, which may be within the character that the last ones began."""
         return self._n + len(self.uncertain.rstrip(REPLACEMENT))
 
     @property

@@ -58,7 +58,7 @@ class PromptReader:
 
     @property
     def rest(self) -> int:
-        """How many tokens are still to be read."""
+        """Number of tokens still to be read."""
         return len(self.text) - self.n
 
     def read(self) -> None:
@@ -104,7 +104,7 @@ class Prefixes:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of keys and values are kept."""
+        """Bytes of keys and values in the cache."""
         return sum(text.nbytes for text in self._texts)
 
     def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:

@@ -92,7 +92,7 @@ class Voted(Answerer):
         self._answerer, self._after = answerer, after
 
     def heals(self, text: str) -> bool:
-        """As `Answerer.heals`."""
+        """See `Answerer.heals`."""
         return self._answerer.heals(text)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:

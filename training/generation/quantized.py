@@ -75,7 +75,7 @@ class QuantizedMatrix:
 
     @property
     def _terms(self) -> int:
-        """How many terms of a row's product with a column are added up at once: all, or a part, of a block."""
+        """Number of terms of a row's product with a column that are summed at once: all, or a part, of a block."""
         most = TERMS[0] if not self._is_packed and self.entries.shape[-1] % CACHE == 0 else TERMS[1]
         return math.gcd(self.shape[-1] // len(self.scales), most)
 

@@ -19,7 +19,7 @@ from algorithms.ops.softmax import softmax
 
 
 class Sampling(TypedDict, total=False):
-    """How the next token is drawn; every option may be left out.
+    """Settings of drawing the next token, all optional.
 
     Attributes:
         tau: temperature τ: 0 takes the likeliest token, 1 samples faithfully (the default), inf uniformly.
@@ -56,7 +56,7 @@ DRAWN_FAITHFULLY: Sampling = {
     "presence_penalty": 0.0,
     "logit_bias": None,
 }
-"""How Algorithm 14 draws, at temperature 1."""
+"""Algorithm 14's own: temperature 1, all tokens."""
 PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 

@@ -73,7 +73,7 @@ class State(NamedTuple):
 
 
 Limits = tuple[int | None, ...]
-"""How many of the last tokens the cache of each layer keeps; None for all."""
+"""Number of last tokens that the cache of each layer keeps; None for all."""
 
 
 def windows(variant: Variant, L: int) -> Limits:

@@ -45,7 +45,7 @@ class Talker(Continuer):
         return Prompt(self._fitting([*self._opening, {"role": "user", "content": text}])[1], answers=True)
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """As `Answerer.answers`; each answer may fill the context."""
+        """See `Answerer.answers`; each answer may fill the context."""
         each = (super(Talker, self).answers([text], first=i) for i, text in enumerate(texts, first))
         return [answers for (answers,) in each]
 

@@ -38,7 +38,7 @@ class AnswerError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to answer; None is the run's default."""
+    """Settings of an answer; None is the run's default."""
 
     n: int | None = None  # answers to each text, or likeliest tokens for each mask
     l_gen: int | None = None  # most tokens of a continuation
@@ -149,7 +149,7 @@ class Continuer(Answerer):
                 raise AnswerError(f"--steer: {error}") from None
 
     def heals(self, text: str) -> bool:
-        """As `Answerer.heals`."""
+        """See `Answerer.heals`."""
         left = text.endswith(" ") and len(text) > 1 and not self.options.keep_final_space
         return left and bool(self._spaced.sum() > 1)
 
@@ -193,7 +193,7 @@ class Continuer(Answerer):
         return self.generator.answer([Request(p.tokens, key, l_gen, sampling, p.begins) for p, key in of_prompts])
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
-        """As `Answerer.answers`, with the log-probabilities of the tokens."""
+        """See `Answerer.answers`; with the log-probabilities of the tokens."""
         return self._answers([self.prompt(text, number=i) for i, text in enumerate(texts, first)], first)
 
     def _answers(self, of_texts: Sequence[Prompt], first: int) -> list[list[Answer]]:
@@ -223,7 +223,7 @@ class Continuer(Answerer):
         }
 
     def stream(self, text: str, *, number: int = 1) -> Iterator[str]:
-        """As `Answerer.stream`."""
+        """See `Answerer.stream`."""
         prompt = self.prompt(text, number=number)
         tokens = (int(column[0]) for column in self._begun([prompt], number).columns())
         return pieces_of(tokens, self._pieces(prompt), self.ends.tokens)

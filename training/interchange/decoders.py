@@ -1,4 +1,4 @@
-"""What the tables of decoders share: fields of sizes, experts and first layers, and how changed lines are described."""
+"""Shared parts of the tables of decoders: fields of sizes, experts and first layers, and changed lines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

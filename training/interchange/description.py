@@ -1,4 +1,4 @@
-"""How a kind of checkpoint is described: by two tables that serve in both directions, the fields of its config.json and
+"""Description of a kind of checkpoint by two tables that serve in both directions: the fields of its config.json and
 its tensors.
 
 Fields are read with checks and defaults. What a kind cannot express of a model is found by the same tables: it is what
@@ -306,7 +306,7 @@ def _nothing(*_: Any) -> list[str]:
 
 
 class Architecture(NamedTuple):
-    """How another library describes and stores models of one kind."""
+    """Another library's description and storage of one kind of model."""
 
     task: str
     kind: str  # the `model_type`, the last argument of the functions below

@@ -8,7 +8,7 @@ from training.interchange.description import Architecture, Fields, Model, unlike
 from training.interchange.rotary import SLIDING
 
 KIND = "embedding_gemma"
-"""As which it is written; its files have Gemma 3's model_type, and ``use_bidirectional_attention``."""
+"""Name of the kind; its files have Gemma 3's model_type, and ``use_bidirectional_attention``."""
 OF = llama_like.KINDS["gemma3_text"]
 BARE = "Gemma3TextModel"
 

@@ -13,7 +13,7 @@ OURS = "*_gate *_mlp1 *_mlp2"
 
 
 class Mixture(NamedTuple):
-    """How models of a kind describe and store their experts."""
+    """Description and storage of the experts of a kind of model."""
 
     n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
     k: int = 8  # the default of num_experts_per_tok

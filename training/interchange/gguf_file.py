@@ -27,7 +27,7 @@ LARGEST_DIMENSIONS = 4
 FLOATS = ("F64", "F32", "F16", "BF16")
 """The types that are not quantized."""
 SLAB = 1 << 22
-"""How many numbers are dequantized at once; nothing else is in memory besides the result."""
+"""Number of values dequantized at once; nothing else is in memory besides the result."""
 
 _STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
 _NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)

@@ -1,4 +1,4 @@
-"""How GGUF has hybrids: which layers are recurrences, and the shapes of what these have.
+"""Hybrids in GGUF: which layers are recurrences, and the shapes of their tensors.
 
 A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`, `kimi-linear`); in `qwen3next` and
 `qwen35`, every n-th layer has attention. In place of the logarithm a, a file has −e^a. In `qwen35`, heads of values
@@ -21,7 +21,7 @@ TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 EXACT = (*FLAT, *TAPS)
 """Tensors that llama.cpp reads in float32."""
 OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
-"""What has rows of heads of values, or columns (`ssm_out`); `attn_qkv` and the taps have others before them."""
+"""Tensors with rows, or columns (`ssm_out`), of value heads; `attn_qkv` and the taps have others before them."""
 
 
 def flat(part: str, shape: Shape) -> Shape:

@@ -72,7 +72,7 @@ _MAMBA = _RATES | _table("""
 
 
 class Kind(NamedTuple):
-    """How GGUF stores models of one architecture."""
+    """GGUF's storage of one architecture."""
 
     names: dict[str, str] = ROTARY  # keys of the metadata → the fields of config.json that they are
     rest: Callable[[Metadata, State], State] = lambda m, found: {}  # the metadata, and those → the other fields

@@ -59,7 +59,7 @@ _KIMI = r"\p{Han}+|" + _by_case(r"&&[^\p{Han}]", f"{_CONTRACTIONS}?", f"{{1,3}}|
 
 
 class Words(NamedTuple):
-    """How a byte-level tokenizer splits text into words before merging."""
+    """A byte-level tokenizer's rule for splitting text into words before merging."""
 
     patterns: tuple[str, ...] = ()  # match words, one after another in what those before left; none: GPT-2's
     digits: bool = False  # whether each digit is split off first, as a word

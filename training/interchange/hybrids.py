@@ -24,7 +24,7 @@ PROJECTIONS = {
     "qwen3_5_text": _APART,
     "qwen3_5_moe_text": _APART,
 }
-"""Of a kind, the projections before a delta rule: the ends of the tensors' names, and our arrays."""
+"""For each kind, the projections before a delta rule: the ends of the tensors' names, and our arrays."""
 _NORM, _OF_DELTA = RMSNorm(epsilon=1e-6, offset=1.0), RMSNorm(epsilon=1e-6)
 LINES = {
     LINEAR: GatedDelta(n=32, n_keys=16, d_key=128, d_value=128, norm=_OF_DELTA),

@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint correspond to our parameters: one list of entries for both reading and writing.
+"""Correspondence of a checkpoint's tensors and our parameters: one list of entries for both reading and writing.
 
 A tensor of a checkpoint is one of our arrays, one layer or expert of it, or several of them stacked by rows. Only the
 orientation differs: `nn.Linear` stores [d_out, d_in] as we do, with the heads stacked by rows; an embedding table,
@@ -20,7 +20,7 @@ from training.runs.named_arrays import flatten
 
 Shape = tuple[int, ...]
 NAMED = 3
-"""How many of the wrong tensors an error names."""
+"""Maximum number of wrong tensors that an error names."""
 
 
 class Entry(NamedTuple):

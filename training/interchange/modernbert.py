@@ -24,7 +24,7 @@ OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_h
 DEFAULTS = 50368, 8192, 22, 12, 768, 1152
 MASKED, BARE = "ModernBertForMaskedLM", "ModernBertModel"
 BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
-"""Of a kind of layer, the field with its rotary base in files from before transformers 5, and the default."""
+"""For each kind of layer, the field of its rotary base in files from before transformers 5, and the default."""
 
 
 def _every_third(fields: Fields, L: int) -> list[str]:

@@ -10,7 +10,7 @@ from training.interchange.description import Field, Fields, fields_of, value_at
 SLIDING, FULL = "sliding_attention", "full_attention"
 BASE, SHARE = "rope_theta", "partial_rotary_factor"
 NOWHERE = {"rope_type": "default", BASE: None}
-"""What `rope_parameters` says where attentions have no positions."""
+"""Value of `rope_parameters` where attentions have no positions."""
 
 _LONG, _L_MAX = "original_max_position_embeddings", lambda found: found["l_max"]
 _LLAMA3 = "factor low high l_original", f"factor low_freq_factor high_freq_factor {_LONG}", 1.0, 1.0, 4.0, _L_MAX

@@ -1,4 +1,4 @@
-"""How much heads attend in a pattern: to the previous token, to earlier copies of the token, to what followed these."""
+"""Scores of heads: attending to the previous token, to a token's earlier copies, to what followed these."""
 
 import jax.numpy as jnp
 from jax import Array

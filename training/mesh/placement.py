@@ -1,4 +1,4 @@
-"""How a mesh divides a training's arrays: parameters and optimizer state by their lines, batches by their sequences.
+"""A mesh's division of a training's arrays: parameters and optimizer state by their lines, batches by their sequences.
 
 XLA inserts the communication (all mesh axes are Auto); an update computes the same as on one device, up to rounding.
 """

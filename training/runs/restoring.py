@@ -26,7 +26,7 @@ FORMAT_ERRORS = (ValueError, KeyError, FileNotFoundError, NotADirectoryError, Is
 NOT_OF_THE_FORMAT = re.compile(
     "(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE): "
 )
-"""How the message of a ValueError of tensorstore begins if it tells nothing about what is in a file."""
+"""Start of tensorstore's ValueError messages that say nothing about a file's contents."""
 OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 """The operating system's error in a message of tensorstore, the rest of which is about its database."""
 

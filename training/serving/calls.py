@@ -33,7 +33,7 @@ PLAIN = r"/[ \n]*([^ \n{](.|\n)*)?/"  # text that does not begin as an object of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CallFormat:
-    """How calls are written: `opens`, `first`, the calls with `separator` between them, and `last`. A call is `begin`,
+    """Format of calls: `opens`, `first`, the calls with `separator` between them, and `last`. A call is `begin`,
     the name of the tool, `middle`, the arguments, and `end`.
     """
 

@@ -158,12 +158,12 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many continuations wait."""
+        """Number of continuations that wait."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """How many continuations are on their way."""
+        """Number of continuations that are being generated."""
         return len(self._active)
 
     @property

@@ -60,7 +60,7 @@ def free_memory(generator: Generator) -> int:
 
 
 class Budget:
-    """How many bytes requests use, of at most `most`; see `Continuation.plan`, which allocates them."""
+    """Bytes that requests use, of at most `most`; see `Continuation.plan`, which allocates them."""
 
     def __init__(self, generator: Generator, most: int | None = None) -> None:
         """Give requests `most` bytes, those of kept prefixes included; None for a share of what is free."""

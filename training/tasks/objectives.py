@@ -33,7 +33,7 @@ from training.settings import REMAT, Settings
 Batch = Mapping[str, Array]
 
 DEFAULT: LoopOptions = {}
-"""How hidden states are computed where nothing else is said."""
+"""Default options of hidden states."""
 FIRST_WITH_BFLOAT16 = 8
 """The compute capability of NVIDIA's first GPUs with products of bfloat16: Ampere."""
 

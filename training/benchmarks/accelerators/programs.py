@@ -1,4 +1,4 @@
-"""What an optimized HLO module executes per step: cycles, bytes, kernels and collectives. Parses text, without jax."""
+"""Cost of an optimized HLO module per step: cycles, bytes, kernels and collectives. Parses text, without jax."""
 
 import itertools
 import math

@@ -51,15 +51,15 @@ class Modalities(Batches):
 
     @property
     def n_steps(self) -> int:
-        """As `Batches.n_steps`."""
+        """See `Batches.n_steps`."""
         return self._text.n_steps
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Batch:
-        """As `Batches.batch`."""
+        """See `Batches.batch`."""
         return self._joined(self._text.batch(step), np.random.default_rng([self.seed, 1, step]), rows)
 
     def evaluation_batches(self, *, rows: slice = slice(None), sample: int = 0) -> Any:
-        """As `Batches.evaluation_batches`: every text once, with digits drawn at random."""
+        """See `Batches.evaluation_batches`: every text once, with digits drawn at random."""
         for step, text in enumerate(self._text.evaluation_batches(sample=sample)):
             yield self._joined(text, np.random.default_rng([2, step]), rows)
 

@@ -60,7 +60,7 @@ class Written(NamedTuple):
 
 
 class Patched(NamedTuple):
-    """How much of the prompt's answer its values restore in the run of another prompt: 0 nothing, 1 all of it."""
+    """Share of the prompt's answer that its values restore in the run of another prompt, from 0 to 1."""
 
     other: list[str]  # tokens of the other prompt
     tokens: Float[np.ndarray, "L l"]  # for the residual stream after each layer, at each token
