@@ -46,6 +46,7 @@ def test_examples_in_docstrings(path, capsys):
 EXAMPLES = [f"examples/{name}.py" for name in ("gauss_newton", "sequence_parallel", "speculative")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["inside.md", "notes/inside.md", "notes/circuits.md", "research.md", *EXAMPLES])
 def test_examples_in_documents(name, tmp_path):
     """As a reader runs them, ``python -m doctest``, in which their lines are those of a script."""

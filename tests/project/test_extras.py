@@ -135,6 +135,7 @@ def test_every_extra_is_tested():
     assert COMMANDS.keys() | ELSEWHERE.keys() == DECLARED["optional-dependencies"].keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("environment", COMMANDS, indirect=True)
 def test_an_extra_by_itself_runs_what_it_is_for(environment):
     for words in COMMANDS[environment.extra]:

@@ -22,6 +22,7 @@ def pictures(cell):
     return sum("image/png" in output.get("data", {}) for output in cell.outputs)
 
 
+@pytest.mark.thorough
 def test_the_tour_runs_and_prints_what_is_committed(tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -53,6 +53,7 @@ def without(root):
     return numbers(root / "without"), err
 
 
+@pytest.mark.thorough
 def test_two_that_start_at_once_and_one_after_them_have_the_same_numbers(root, without):
     expected, said = without
     programs = root / "home" / "formal-algorithms" / "programs"

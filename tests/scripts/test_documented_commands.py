@@ -147,6 +147,7 @@ SAYS = {"benchmark": "Measured on cpu", "crosscheck": " line", "evaluate": "this
 SAYS |= {"look_inside": "page.html", "train": "held-out data: loss"}
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("name", "words"), HERE)
 def test_a_documented_command_runs(name, words, place, capfd):
     words = shlex.split(words)
@@ -188,6 +189,7 @@ def done_by(*words):
     return subprocess.run([sys.executable, *words], check=False, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("words", "compiler", "extra"), SCALING)
 def test_a_missing_compiler_is_said(words, compiler, extra):
     if importlib.util.find_spec(compiler) is not None:

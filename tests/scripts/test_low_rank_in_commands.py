@@ -51,6 +51,7 @@ def test_the_adapter_changes_the_model_and_merging_does_not(root):
     assert len({str(shard.index) for shard in theta.layers.mlp.W_mlp1.addressable_shards}) == 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "flags",
     [

@@ -91,6 +91,7 @@ def test_look_inside(name, called):
     assert out.endswith("inside/page.html\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("flags", [(), ("--lora-rank", "2")])
 def test_train_from(name, flags, models, called, tmp_path, cache):
     (tmp_path / "data.txt").write_text(TEXT)

@@ -55,6 +55,7 @@ def losses(run):
     return [line["loss"] for line in map(json.loads, lines) if "loss" in line and "part" not in line]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(cores() < 2, reason="the machine has one core")
 def test_cores_are_devices_where_the_mesh_asks_for_them(tmp_path):
     """With the numbers of one device."""
@@ -137,6 +138,7 @@ WORK = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("script", "lines", "statuses"),
     [

@@ -60,7 +60,7 @@ def train(tmp_path):
 
 
 @pytest.mark.end_to_end
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OWN)
 def test_two_steps_and_two_more_are_four(train, capsys, name):
     """And what a command generates from the run is what its text says."""

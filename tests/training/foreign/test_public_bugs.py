@@ -42,6 +42,7 @@ BUGS = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("report", BUGS)
 def test_the_check_says_what_the_page_has(report):
     observe, options = BUGS[report]

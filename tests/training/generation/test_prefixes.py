@@ -79,6 +79,7 @@ def test_keys_and_values_are_those_of_one_reading(name):
     np.testing.assert_allclose(P[:, 0], expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.end_to_end
 @pytest.mark.usefixtures("few_at_once")
 def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):

@@ -234,6 +234,7 @@ def test_the_windows_of_modern_bert():
     np.testing.assert_array_equal(near(width // 2 + 1).dense(13, 13), theirs(0, 0, *np.indices((13, 13))))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

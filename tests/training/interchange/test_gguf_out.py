@@ -66,6 +66,7 @@ HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}
 HYBRIDS |= {name: {"linear_num_heads": 6} for name in ("kimi_linear", "kimi_linear, a latent of queries")}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
     model = test_decoders.make(name, **HYBRIDS[name])
@@ -121,6 +122,7 @@ NO_LOGARITHM = {**test_decoders.MSCALE, "mscale_all_dim": 0.0}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

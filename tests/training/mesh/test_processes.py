@@ -228,6 +228,7 @@ def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undistu
     assert_same_outcome(command, undisturbed)
 
 
+@pytest.mark.thorough
 @pytest.mark.end_to_end
 def test_two_processes_stop_while_they_evaluate_and_end_when_one_is_killed_and_one_goes_on(command, undisturbed):
     processes = command.start_all(2, **{"eval-batches": 1000})

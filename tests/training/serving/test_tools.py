@@ -89,6 +89,7 @@ def assert_follows(text):
     assert all(type(hour) is bool for hour in found["hours"])
 
 
+@pytest.mark.thorough
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 def test_a_hundred_answers_follow_their_schema(served):
