@@ -29,14 +29,14 @@ OFF = "off"
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the cache's flags, which all commands have."""
-    group = parser.add_argument_group("compilation cache", "compiled programs are kept and loaded again")
+    group = parser.add_argument_group("compilation cache", "compiled programs are stored, and loaded by later runs")
     group.add_argument(
         "--compilation-cache",
         metavar=f"DIR|{OFF}",
-        help="where to keep compiled programs (default: JAX_COMPILATION_CACHE_DIR, or "
+        help="directory of the compiled programs (default: JAX_COMPILATION_CACHE_DIR, or "
         "~/.cache/formal-algorithms/programs)",
     )
-    group.add_argument("--clear-compilation-cache", action="store_true", help="delete them first")
+    group.add_argument("--clear-compilation-cache", action="store_true", help="delete the stored programs first")
 
 
 def begin(arguments: argparse.Namespace, *, alone: bool = True) -> None:

@@ -1,4 +1,13 @@
-"""The command line of the cross-check."""
+"""Compare every line of the paper's fifteen algorithms with this project's code, or with anybody's, in float64.
+
+    scripts/crosscheck.py                                 # all fifteen, two minutes
+    scripts/crosscheck.py --algorithm 4
+    scripts/crosscheck.py --variant LLAMA                 # a published model
+    scripts/crosscheck.py --of my_glue:observe --algorithm 10     # your code: docs/check-your-own.md
+    scripts/crosscheck.py --of transformers:gpt2
+
+Exit status: 0 all lines agree; 1 a line differs or has no counterpart; 2 invalid usage.
+"""
 
 import argparse
 import contextlib
@@ -57,39 +66,37 @@ def _variant(name: str) -> str:
 
 def parser() -> Parser:
     """Return the command line."""
-    parser = Parser(
-        description="Compare every line of the paper's fifteen algorithms with what this project's code computes, or "
-        "anybody's, in float64.",
-        epilog="Exit status: 0 all lines agree, 1 a line differs or has no counterpart, 2 wrong usage.",
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--algorithm", type=int, action="append", choices=sorted(PSEUDOCODE), metavar="N",
-                        help="only this algorithm; may be given several times")  # fmt: skip
+                        help="check this algorithm only; may be repeated")  # fmt: skip
     parser.add_argument("--variant", action="append", default=[], type=_variant, metavar="NAME",
-                        help="instead: a published model (such as LLAMA; all: every one), its changed lines marked, or "
-                        "a model with custom lines, PACKAGE.MODULE:NAME, a decoder (with :e behind it an encoder, "
-                        "with :ed both); may be given several times; a book has the paper's, too")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of inputs and parameters (default: %(default)s)")
+                        help="check a published model (such as LLAMA; all: every one), its changed lines marked, or a "
+                        "model with custom lines: PACKAGE.MODULE:NAME, a decoder (with :e appended an encoder, with "
+                        ":ed both); may be repeated; a book also has the paper's algorithms")  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of inputs and parameters (default: %(default)s)"
+    )
     parser.add_argument("--sizes", type=_sizes, nargs="+", default=[], metavar="NAME=SIZE",
                         help="sizes by the paper's names, such as H=3 L=4 d_e=10")  # fmt: skip
     parser.add_argument("--implementation",
-                        help="only this one; lines that it fuses are shown as one step (default: paper, which shows "
-                        "every line, and auto, which callers get)")  # fmt: skip
+                        help="check this one only; lines that it fuses are shown as one step (default: paper, which "
+                        "shows every line, and auto, the default of the functions)")  # fmt: skip
     parser.add_argument("--json", type=local, metavar="FILE", help="write the result to FILE as well")
     parser.add_argument("--html", type=local, metavar="DIR",
                         help="write the result to DIR as a book of pages; with --of, as a page")  # fmt: skip
     parser.add_argument("--of", metavar="MODULE:FUNCTION|transformers:KIND|DIR",
-                        help="instead: check foreign code that MODULE:FUNCTION(case, dtype) runs and records, the code "
-                        "that transformers has of a KIND of model, such as transformers:gpt2, or the tensors in DIR, a "
-                        "case's directory or a folder in it")  # fmt: skip
+                        help="check foreign code: a function MODULE:FUNCTION(case, dtype) that runs and records it, "
+                        "the code of transformers for a KIND of model, such as transformers:gpt2, or the tensors in "
+                        "DIR, a case's directory or a folder in it")  # fmt: skip
     parser.add_argument("--beside", metavar="MODULE:FUNCTION|transformers:KIND|DIR",
-                        help="with --of: another program on the same case: the first line in which it differs, and how "
-                        "much of the difference of log-probabilities each line adds")  # fmt: skip
+                        help="with --of: run another program on the same case, and report the first line that differs "
+                        "and how much of the difference of log-probabilities each line adds")  # fmt: skip
     parser.add_argument("--expect", metavar="ITEMS",
                         help="with --of: known departures, such as GPT2 or GPT2,loss=mean or FILE.json")  # fmt: skip
     parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16", "float16"),
-                        help="with --of: of the code's numbers (default: float64, or what the files have)")  # fmt: skip
+                        help="with --of: dtype of the code (default: float64, or that of the files)")  # fmt: skip
     parser.add_argument("--write-case", type=local, metavar="DIR",
-                        help="instead: write random parameters, inputs and the value of every line to DIR; with "
+                        help="write random parameters, inputs and the value of every line to DIR; with "
                         "--variant all, a case of every algorithm and model")  # fmt: skip
     parser.add_argument("--edge", choices=EDGES, default="", metavar="NAME",
                         help="with --of and --write-case: an edge case of the paper's model: "
