@@ -33,7 +33,7 @@ def parser() -> Parser:
     source = "a checkpoint's directory, hf:NAME or hf:NAME@REVISION to download one, a GGUF file, or a run"
     add("source", metavar="IN", help=source)
     add("target", metavar="OUT", type=local, help="new directory or GGUF file to write, or an empty directory")
-    kinds = f"kind of files to write: {RUN}, {GGUF}, or one of docs/models.md (default: the one that fits)"
+    kinds = f"kind of files to write: {RUN}, {GGUF}, or transformers' model_type, such as gpt2 (default: what fits)"
     add("--to", choices=(*ARCHITECTURES, RUN, GGUF), metavar="KIND", help=kinds)
     add("--quantize", choices=QUANTIZED, help="round the matrices of a GGUF file to this type (default: keep theirs)")
     add_dtype(add)

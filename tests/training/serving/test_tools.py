@@ -91,7 +91,6 @@ def assert_follows(text):
 
 @pytest.mark.thorough
 @pytest.mark.end_to_end
-@pytest.mark.sampled(1)
 def test_a_hundred_answers_follow_their_schema(served):
     form = {"type": "json_schema", "json_schema": {"name": "forecast", "strict": True, "schema": SCHEMA}}
     answer = talk(served[0], n=100, seed=1, response_format=form, temperature=1.5)
