@@ -13,8 +13,7 @@ from algorithms.machinery.arrays import indices, of_all_heads
 from algorithms.machinery.naming import through_layers
 from algorithms.machinery.options import dropout_key, static, using
 from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import shard_layer_input, shard_residual_stream
-from algorithms.machinery.varying import match_varying_axes
+from algorithms.machinery.sharding import match_varying_axes, shard_layer_input, shard_residual_stream
 from algorithms.masks import StructuralMask
 from algorithms.model.mixer import Mixer, MixerMetadata
 from algorithms.model.positions import DistanceTable

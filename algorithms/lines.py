@@ -17,4 +17,4 @@ from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
 from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn
 from algorithms.model.rg_lru import RGLRU as RGLRU
-from algorithms.model.unembedding import Unembedding as Unembedding
+from algorithms.model.embedding import Unembedding as Unembedding

@@ -11,13 +11,15 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+T = TypeVar("T")
 Axes = tuple[str, ...]
 
 
@@ -345,3 +347,31 @@ def _dividing(sizes: dict[str, int], axes: Axes, n: Any) -> Axes:
         if axis in sizes and isinstance(n, int) and n % (math.prod(sizes[a] for a in found) * sizes[axis]) == 0:
             found = (*found, axis)
     return found
+
+
+def match_varying_axes(tree: T) -> T:
+    """The same arrays, each cast to vary over every manual mesh axis that any of them varies over.
+
+    Inside ``jax.shard_map`` an array varies between devices, or is the same on all. If the inputs of a derivative rule
+    or of a loop differ in this, JAX sums the gradients of invariant ones over the devices only if they are cast.
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    axes = varies_over(tree)
+    return jax.tree.map(lambda leaf: cast_to_vary(leaf, axes), tree) if axes else tree
+
+
+def cast_to_vary(leaf: Any, axes: frozenset[str]) -> Any:
+    """An array, cast to vary over these manual mesh axes, too; anything else as it is."""
+    missing = axes - varies_over(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else None
+    return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
+
+
+def varies_over(tree: Any) -> frozenset[str]:
+    """The manual mesh axes over which some array of the tree varies; empty outside ``jax.shard_map``."""
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return frozenset().union(*(_varying(jax.typeof(array)) for array in arrays))
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma  # before JAX 0.10

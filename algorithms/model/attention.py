@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from algorithms.alg03_attention import Steps, mh_attention
 from algorithms.machinery.arrays import indices, scaled
 from algorithms.machinery.contract import array, plain
-from algorithms.machinery.outside_trace import outside_trace, shapes_of_leaves
+from algorithms.machinery.options import outside_trace, shapes_of_leaves
 from algorithms.machinery.record import Positive, Range
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, documents, near, sequence_axes
 from algorithms.model.mixer import Mixer, MixerMetadata, stored

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from algorithms.machinery.outside_trace import outside_trace, shapes_of_leaves
+from algorithms.machinery.options import outside_trace, shapes_of_leaves
 from algorithms.machinery.record import Record
 from algorithms.masks import UNIDIRECTIONAL, documents
 from algorithms.model.attention import At, Attention, axes_of_own

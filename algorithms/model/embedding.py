@@ -1,4 +1,4 @@
-"""Lines 1 to 3 of Algorithms 9 and 10, and 1 to 3 and 10 to 12 of Algorithm 8: the tokens' embeddings."""
+"""The first three lines and the last of Algorithms 8 to 10: embeddings of tokens, and distributions over them."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -8,10 +8,14 @@ from jax import Array
 from jaxtyping import Float, Integer
 
 from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
+from algorithms.alg07_unembedding import unembedding
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Positive, Range, Record
 from algorithms.model.norm import LayerNorm
+from algorithms.notation import Cap
+from algorithms.ops.linear import logits, tied_logits
+from algorithms.ops.softmax import capped
 from algorithms.parameters import EmbeddingParams
 
 
@@ -74,3 +78,43 @@ class Embedding(Record):
     def limit(self, theta: Any) -> int | None:
         """The longest sequence that θ has positions for; None if there is no limit."""
         return None if theta.W_p is None else theta.W_p.shape[1] - self.first_position
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unembedding(Record):
+    """``P ← softmax(W_u X)``, with W_u = W_eᵀ where θ has no W_u.
+
+    Attributes:
+        tied: whether initializers leave out W_u by default.
+        bias: whether there is an output bias b_u.
+        factor: factor of the logits.
+        cap: c: logits y, times their factor, become ``c tanh(y/c)``; None: no cap.
+        scaled: whether a tied W_u is W_eᵀ/√d_e, as in T5.
+    """
+
+    tied: bool = False
+    bias: bool = False
+    factor: Positive = 1.0
+    cap: Cap = None
+    scaled: bool = False
+
+    def matrix(self, theta: Any) -> Float[Array, "N_V d"] | Any:
+        """W_u; if it is tied, W_eᵀ, scaled if the line says so; times the factor of the logits."""
+        W_u = theta.W_e.T if theta.W_u is None else theta.W_u
+        factor = self._factor(theta)
+        return W_u if factor == 1 else W_u * factor
+
+    def logits(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
+        """The input of the softmax: ``W_u X + b_u 1ᵀ``, capped."""
+        factor = self._factor(theta)
+        X = X if factor == 1 else X * factor
+        if theta.W_u is None:
+            return capped(tied_logits(X, theta.W_e, theta.b_u), self.cap)
+        return capped(logits(X, theta.W_u, theta.b_u), self.cap)
+
+    def __call__(self, X: Float[Array, "d *columns"], theta: Any) -> Float[Array, "N_V *columns"]:
+        """``softmax(W_u X)``, by Algorithm 7."""
+        return unembedding(X, self.matrix(theta), b_u=theta.b_u, cap=self.cap)
+
+    def _factor(self, theta: Any) -> float:
+        return self.factor * (len(theta.W_e) ** -0.5 if self.scaled and theta.W_u is None else 1)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms.machinery.contract import Shape, array, described
-from algorithms.machinery.outside_trace import shapes_of_leaves
+from algorithms.machinery.options import shapes_of_leaves
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 
 from algorithms.machinery.record import Count, Positive, Record, as_arguments, serializable
 from algorithms.model.attention import Attention
-from algorithms.model.embedding import Embedding
+from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP, of_hidden_units
 from algorithms.model.norm import LayerNorm
-from algorithms.model.unembedding import Unembedding
 
 Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"]
 

@@ -5,7 +5,7 @@ import functools
 from algorithms.model.attention import Attention
 from algorithms.model.delta import GatedDelta, KimiDelta
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
-from algorithms.model.embedding import Embedding
+from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.experts import Experts
 from algorithms.model.latent import Latent
 from algorithms.model.mamba import Mamba2
@@ -13,7 +13,6 @@ from algorithms.model.mlp import MLP
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Rotary, Temperature, Yarn
 from algorithms.model.rg_lru import RGLRU
-from algorithms.model.unembedding import Unembedding
 from algorithms.model.variant import VARIANTS, Variant
 
 PAPER = Variant()

@@ -18,9 +18,8 @@ from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_colu
 from algorithms.machinery.hand_derived import hand_derived, with_derivative_of
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import Shares, devices_sharing
-from algorithms.ops.linear import logits
+from algorithms.ops.linear import logits, product_over
 from algorithms.ops.lookup import one_or_nan
-from algorithms.ops.products import product_over
 from algorithms.ops.softmax import capped
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.platform import platform_of
-from algorithms.machinery.varying import match_varying_axes, varies_over
-from algorithms.ops.products import product, product_over
+from algorithms.machinery.sharding import match_varying_axes, varies_over
+from algorithms.ops.linear import product, product_over
 
 LARGEST, SMALLEST = 256, 8
 """The numbers of rows that a block may have, unless each row is a block."""

@@ -1,5 +1,11 @@
-"""The linear map with a bias, ``W X + b 1ᵀ``, by which the paper applies every weight matrix."""
+"""The linear map with a bias, ``W X + b 1ᵀ``, by which the paper applies every weight matrix.
 
+Products are left to XLA, except on a CPU.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,11 +14,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
-from algorithms.machinery.arrays import accumulation_dtype, as_columns
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, in_rows
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.machinery.options import as_printed
-from algorithms.machinery.platform import platform_of
-from algorithms.ops.products import product, product_over
+from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16, platform_of
+from algorithms.machinery.sharding import devices_sharing
 
 PRODUCT = "WX"
 """The default ``checkpoint_name`` of a linear map's result, which ``remat`` may keep."""
@@ -95,3 +101,98 @@ def logits(
     dtype = accumulation_dtype(X.dtype)
     Y = product(W_u, X, dtype)
     return Y if b_u is None else Y + as_columns(b_u, Y).astype(dtype)
+
+
+NARROWEST = 16
+"""The least number of rows, columns and terms of a product that the processor computes in bfloat16."""
+
+LEAST = 2**16
+"""The least number of entries in a group of rows; XLA's CPU backend runs a batch of smaller groups on one core."""
+
+
+def product(
+    W: Float[Array, "*rows d_in"] | Any, X: Float[Array, "d_in *columns"], dtype: jnp.dtype | None = None
+) -> Float[Array, "..."] | Any:
+    """``W X``, shape ``[*rows, *columns]``, accumulated in ``dtype``; by ``W.times`` if W is another form of a matrix.
+
+    XLA's CPU backend runs most products with a single column on one core, but batched products on several: for such a
+    product, groups of rows of W form a batch.
+    """
+    times = getattr(W, "times", None)
+    if times is not None:
+        return times(X, dtype)
+    groups = _groups(W) if math.prod(X.shape[1:]) == 1 else 1
+    at_once = functools.partial(jnp.tensordot, axes=1, preferred_element_type=dtype)
+    if groups == 1:
+        return _accumulated(at_once, W, X, ((W.ndim - 1,), (0,)), dtype)
+    in_groups = functools.partial(_by_groups, groups, dtype)
+    return jax.lax.platform_dependent(W, X, cpu=in_groups, default=at_once)
+
+
+def product_over(A: Array, B: Array, axes: tuple[Sequence[int], Sequence[int]], dtype: jnp.dtype) -> Array:
+    """The product of A and B, summed over these axes of each, which are consecutive, accumulated in ``dtype``.
+
+    XLA's CPU backend copies a factor to sum over several axes, but not if they are merged into one.
+    """
+    if len(axes[0]) > 1 and platform_of(A) == "cpu" and devices_sharing(A) == 1 and are_numbers(*A.shape):
+        A, B, axes = _merged(A, axes[0]), _merged(B, axes[1]), (axes[0][:1], axes[1][:1])
+    at_once = functools.partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())), preferred_element_type=dtype)
+    return _accumulated(at_once, A, B, axes, dtype)
+
+
+def _merged(A: Array, axes: Sequence[int]) -> Array:
+    first, end = axes[0], axes[-1] + 1
+    return A.reshape(*A.shape[:first], math.prod(A.shape[first:end]), *A.shape[end:])
+
+
+def _accumulated(at_once: Callable[..., Array], A: Array, B: Array, axes: Any, dtype: jnp.dtype | None) -> Array:
+    """The product ``at_once(A, B)``, summed over these axes (None: a batch of products), in ``dtype``, or by default in
+    the factors' dtype.
+
+    XLA's CPU backend lacks some products whose results are wider than their factors, and since jaxlib 0.11 it sums some
+    products of narrow factors in their own type; so the factors are widened first. Few processors multiply bfloat16.
+    """
+    to = jnp.result_type(A, B) if dtype is None else dtype
+    if _is_native(A, B, axes):
+        by_cpu = functools.partial(_in_float32, axes=axes, dtype=to)
+    elif to == A.dtype and to.itemsize >= 4:
+        return at_once(A, B)
+    else:
+        wide = accumulation_dtype(to)
+
+        def by_cpu(A, B):
+            return at_once(A.astype(wide), B.astype(wide), preferred_element_type=wide).astype(to)
+
+    return jax.lax.platform_dependent(A, B, cpu=by_cpu, default=at_once)
+
+
+def _is_native(A: Array, B: Array, axes: Any) -> bool:
+    """Whether a CPU multiplies the factors as they are: matrices of bfloat16, none too narrow, on one device."""
+    if axes is None or A.dtype != jnp.bfloat16 or B.dtype != jnp.bfloat16 or devices_sharing(A) > 1:
+        return False
+    if not (multiplies_bfloat16() and for_this_machine()):
+        return False
+    n = math.prod(A.shape[i] for i in axes[0])
+    return are_numbers(*A.shape, *B.shape) and min(n, A.size // max(1, n), B.size // max(1, n)) >= NARROWEST
+
+
+def _in_float32(A: Array, B: Array, *, axes: Any, dtype: jnp.dtype) -> Array:
+    """The product of bfloat16 factors, accumulated in float32 and rounded to ``dtype`` at the end."""
+    of_A, of_B = axes
+    free = [size for a, summed in ((A, of_A), (B, of_B)) for i, size in enumerate(a.shape) if i not in summed]
+    n = math.prod(A.shape[i] for i in of_A)
+    left = in_rows(A.reshape(-1, n) if of_A[-1] == A.ndim - 1 else A.reshape(n, -1).T)
+    right, of_right = (B.reshape(n, -1), 0) if of_B[0] == 0 else (B.reshape(-1, n), 1)
+    product = jax.lax.dot_general(left, right, (((1,), (of_right,)), ((), ())), preferred_element_type=jnp.float32)
+    return product.astype(dtype).reshape(free)
+
+
+def _groups(W) -> int:
+    rows = W.size // W.shape[-1]
+    return max((g for g in (2, 4, 8, 16) if rows % g == 0 and W.size >= g * LEAST), default=1)
+
+
+def _by_groups(groups: int, dtype, W, X):
+    W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
+    at_once = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    return _accumulated(at_once, W_g, X_g, None, dtype).reshape(*W.shape[:-1], *X.shape[1:])

@@ -11,8 +11,7 @@ import pytest
 from algorithms import log_loss
 from algorithms.machinery import processor
 from algorithms.ops import products as module
-from algorithms.ops.linear import linear, tied_logits
-from algorithms.ops.products import product
+from algorithms.ops.linear import linear, product, tied_logits
 from tests import cases
 
 

@@ -109,6 +109,11 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("embedding not scaled", "Embedding.tokens", "return", "if self.scaled", "if False", 8, "2", "VASWANI"),
         ("factor of embeddings dropped", "Embedding.tokens", "scaled", "E * self.factor", "E", 10, "2", "GRANITE"),
         ("first position dropped", "Embedding.of_positions", "t", "self.first_position + t", "t", 2, "return", "OPT"),
+        ("tied although W_u is given", "Unembedding.matrix", "W_u", "if theta.W_u is None else theta.W_u", "", 8, "return", None),
+        ("output bias skipped", "Unembedding.__call__", "return", "b_u=theta.b_u", "b_u=None", 7, "1", "BERT"),
+        ("cap of the logits dropped", "Unembedding.__call__", "return", "cap=self.cap", "cap=None", 7, "1", "GEMMA2"),
+        ("tied unembedding not scaled", "Unembedding.matrix", "return", "W_u * factor", "W_u", 7, "1", "T5"),
+        ("factor of the logits dropped", "Unembedding.matrix", "return", "W_u * factor", "1 * W_u", 7, "1", "COHERE2"),
     ),
     "model/rg_lru.py": (
         ("new rows not scaled by √(1 − α²)", "RGLRU._read", "return", "jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * ", "", 10, "6", "RECURRENT_GEMMA"),
@@ -132,13 +137,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None], ...
         ("frequencies of the next pair", "Rotary.rotate", "frequencies", "np.arange(0, d, 2,", "np.arange(2, d + 2, 2,", 4, "4", "LLAMA"),
         ("sines and cosines of a rotation exchanged", "Rotary.rotate", "cos", "(of.cos, of.sin)", "(of.sin, of.cos)", 4, "4", "LLAMA"),
         ("all rows rotated", "Rotary.rows", "d", "d_attn * self.share", "d_attn", 4, "4", "NEOX"),
-    ),
-    "model/unembedding.py": (
-        ("tied although W_u is given", "Unembedding.matrix", "W_u", "if theta.W_u is None else theta.W_u", "", 8, "return", None),
-        ("output bias skipped", "Unembedding.__call__", "return", "b_u=theta.b_u", "b_u=None", 7, "1", "BERT"),
-        ("cap of the logits dropped", "Unembedding.__call__", "return", "cap=self.cap", "cap=None", 7, "1", "GEMMA2"),
-        ("tied unembedding not scaled", "Unembedding.matrix", "return", "W_u * factor", "W_u", 7, "1", "T5"),
-        ("factor of the logits dropped", "Unembedding.matrix", "return", "W_u * factor", "1 * W_u", 7, "1", "COHERE2"),
     ),
     "model/variant.py": (
         ("turns counted from 1", "Variant.by_attention", "turn", "[l %", "[(l + 1) %", 4, "4", "GEMMA2"),

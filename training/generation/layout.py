@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from algorithms import DTransformerParams, EDTransformerParams, MHAttentionParams, MLPParams, Variant
 from algorithms.lines import Attention
-from algorithms.machinery.outside_trace import shapes_of_leaves
+from algorithms.machinery.options import shapes_of_leaves
 from algorithms.model.columnwise import check_columns
 from algorithms.model.theta import count_layers, of_each_layer, places, stacks_of
 from training.generation.projections import Projections, sizes_of_heads

@@ -17,7 +17,7 @@ from algorithms.machinery.options import using
 from algorithms.model.attention import QKV
 from algorithms.model.mixer import MixerMetadata
 from algorithms.model.positions import DistanceTable
-from algorithms.ops.products import product
+from algorithms.ops.linear import product
 from training.generation.quantized import QuantizedMatrix
 
 

@@ -19,8 +19,7 @@ from algorithms.machinery.sharding import split_attention
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, batch_axes, sequence_axes
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.dense import dense_attention
-from algorithms.ops.attention.distances import gathered_by_distance
-from algorithms.ops.attention.scores import ByDistance, Scores
+from algorithms.ops.attention.scores import ByDistance, Scores, gathered_by_distance
 from algorithms.ops.attention.strips import in_strips, strips_attention
 from algorithms.ops.attention.tiles import SMALL
 from algorithms.ops.attention.vendor import (

@@ -22,8 +22,7 @@ from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import scaled
 from algorithms.machinery.hand_derived import with_derivative_of
-from algorithms.machinery.sharding import tokens_are_split
-from algorithms.machinery.varying import varies_over
+from algorithms.machinery.sharding import tokens_are_split, varies_over
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
 from algorithms.ops.attention.scores import Scores

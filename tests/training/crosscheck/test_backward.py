@@ -29,7 +29,7 @@ SIGNS = [
     ("attention/strips.py", "_backward_of_tile", "add(product(Q_x", "add(-product(Q_x", 4, "K"),
     ("attention/scores.py", "backward", "A * (g - delta)", "A * (g + delta)", 4, "K P Q U"),
     ("attention/tiles.py", "kernel", "d_sinks = -", "d_sinks = ", 4, "sinks"),
-    ("attention/distances.py", "scores_by_distance_backward", "return dU", "return -dU", 4, "U"),
+    ("attention/scores.py", "scores_by_distance_backward", "return dU", "return -dU", 4, "U"),
     ("softmax.py", "capped_derivative", "1 - jnp", "1 + jnp", 4, "K P Q U"),
     ("rotation.py", "_backward", "cos, -sin)", "cos, sin)", 4, "X"),
     ("normalization.py", "_backward", "g - through_mean", "g + through_mean", 6, "X"),
