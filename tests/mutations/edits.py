@@ -62,6 +62,7 @@ class Planted:
     line: str  # its line that the cross-check must name
     # the name of the variant whose cross-check must name it, where the paper's lines stay right
     variant: str | None = None
+    says: str = ""  # what the check of foreign code must say of it
 
 
 class Offsets:
