@@ -9,18 +9,16 @@ from training.interchange import (
     granite,
     griffin,
     hybrids,
-    kimi,
     llama4,
     llama_like,
     modernbert,
-    olmo_hybrid,
     torch_transformer,
 )
 
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, kimi, llama4, olmo_hybrid),
+        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, llama4),
         *(encoders, modernbert, embedding_gemma, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

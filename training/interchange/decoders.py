@@ -1,14 +1,16 @@
-"""Shared parts of the tables of decoders: fields of sizes, experts and first layers, and changed lines."""
+"""Decoders of layers as Llama's: the parts that their tables share, of sizes, norms, attentions, MLPs and experts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-from algorithms.lines import MLP, Embedding, Experts, RMSNorm
+from algorithms.lines import MLP, Attention, Embedding, RMSNorm
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from training.interchange.description import Architecture, Field, Fields, Need, fields_of, theirs, written
-from training.interchange.experts import MIXTURES, mixture_fields, read_mixture, shared_experts, shared_units
-from training.interchange.mapping import Table, rows
+from training.interchange.description import Architecture, Field, Layers, Need, every, fields_of, written
+from training.interchange.experts import MIXTURES, OURS
+from training.interchange.mapping import HEADS, rows
+from training.interchange.rotary import FULL, SLIDING, Positions
 
 SIZES = "N_V l_max L H d_e d_mlp"
 OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
@@ -16,8 +18,6 @@ OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_h
 WITHOUT_MLP = fields_of(SIZES.removesuffix(" d_mlp"), OF_SIZES.removesuffix(" intermediate_size"))
 OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
 """The tensors after the layers."""
-NORMS = "input_layernorm post_attention_layernorm", "layers", "norm1.* norm2.*"
-"""The norms of a layer, for `rows`."""
 FACTORS = [
     Field("embedding_multiplier", "embedding.factor", 1.0),
     Field("residual_multiplier", "residual_factor", 1.0),
@@ -32,7 +32,8 @@ VARIANT = PAPER.but(
     mlp=MLP(activation="silu", gated=True, biases=False),
 )
 """The lines that no field decides, of most decoders."""
-DENSE, SPARSE = "dense", "sparse"
+LINE = Attention(biases=False)
+OF_ALL = Field("attention_bias", "attention.biases", False)
 
 
 def heads_fields(H_kv: int | None = None, d_head: int | None = None) -> list[Field]:
@@ -43,115 +44,132 @@ def heads_fields(H_kv: int | None = None, d_head: int | None = None) -> list[Fie
     ]
 
 
-class Mixed(NamedTuple):
-    """The fields of the experts of models of a kind; as a `Field`."""
+class Norms(NamedTuple):
+    """The names of the norms in a layer; "-": none."""
 
-    kind: str
-    shared: str = ""  # the field with the hidden units of what every token takes, if it is not their number
-    default: int = 512  # of that field
-    activation: str = "silu"  # the default of hidden_act
-    width: int | None = None  # the default of the field with the hidden units of an expert
-
-    def read(self, fields: Fields, found: dict[str, Any]) -> None:
-        """Add the mixture, and the hidden units of an expert, to what was found."""
-        own = MIXTURES[self.kind]
-        found["d_mlp"] = fields.integer(own.width, self.width)
-        shared = shared_experts(fields, self.shared, found["d_mlp"], self.default) if self.shared else {}
-        found["mlp"] = read_mixture(fields, own, plain_mlp(fields, self.activation), **shared)
-
-    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
-        """Add the fields to a config.json."""
-        mlps = config.variant.mlps_in_turn
-        mlp = next((line for line in mlps if isinstance(line, Experts)), mlps[0])
-        state["hidden_act"] = theirs(getattr(mlp, "activation", None) or "gelu")
-        state |= mixture_fields(MIXTURES[self.kind], mlp, config.d_mlp)
-        state |= {self.shared: shared_units(mlp, config.d_mlp)} if self.shared else {}
+    attention: str = "input_layernorm"
+    mlp: str = "post_attention_layernorm"
+    of_attention: str = "-"  # of its output
+    of_mlp: str = "-"
 
 
-class First(NamedTuple):
-    """The fields of the first layers, which have an MLP in place of experts; as a `Field`."""
-
-    n: int  # the default of their number
-    d_mlp: int  # the default of their hidden units
-    name: str = "first_k_dense_replace"  # of the field with their number
-
-    def read(self, fields: Fields, found: dict[str, Any]) -> None:
-        """Add their MLPs to what was found."""
-        types, L = fields.get("mlp_layer_types"), found["L"]
-        n = fields.integer(self.name, self.n, least=0)
-        n = types.count(DENSE) if isinstance(types, list) else n
-        if types is not None and types != [DENSE] * n + [SPARSE] * (len(types) - n):
-            fields.needs.append(f"layers without experts after others (mlp_layer_types = {str(types)[:60]})")
-        if n >= L:
-            fields.needs.append(f"no layer with experts ({self.name} = {n}, num_hidden_layers = {L})")
-            n = 0
-        found["first"] = (plain_mlp(fields).but(d_mlp=fields.integer("intermediate_size", self.d_mlp)),) * n
-
-    def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
-        """Add the fields to a config.json."""
-        first, L = config.variant.first, config.L
-        state |= {self.name: len(first), "num_nextn_predict_layers": 0}
-        state["mlp_layer_types"] = [DENSE] * len(first) + [SPARSE] * (L - len(first))
-        state["intermediate_size"] = first[0].d_mlp if first else config.d_mlp
+NORMS = Norms()
+OTHERS: Any = MappingProxyType({})
 
 
-def plain_mlp(fields: Fields, activation: str = "silu") -> MLP:
-    """Return the MLP of a first layer, and of an expert; `activation`: the default of theirs."""
-    function = fields.activation("hidden_act", activation)
-    return MLP(activation=function, gated=True, biases=fields.flag("mlp_bias", False))
+def window(default: int | None, kind: str = "attention") -> Field:
+    """Return the field of the width of a window; null: none."""
+    return Field("sliding_window", f"{kind}.window", default, optional=int)
 
 
 def of_lines(
     kind: str,
     name: str,
-    tensors: Table | Callable[..., Table],
-    *,
-    fields: Sequence[Any] = (),
+    *fields: Any,
+    attention: Any = LINE,
+    positions: Sequence[Any] = (Positions(),),
+    activation: Any = "silu",
+    biases: Sequence[Any] = (OF_ALL,),
     variant: Variant = VARIANT,
+    order: Literal["no_norm", "one_norm"] | None = None,
     sizes: Sequence[Any] = fields_of(SIZES, OF_SIZES),
+    H_kv: int | None = None,
+    d_head: int | None = None,
     heads: Sequence[Any] | None = None,
     epsilon: float = 1e-6,
     of_epsilon: str = "rms_norm_eps",
-    norms: str = "",
+    same_epsilon: str = "",
     tied: bool = False,
+    windows: int | None = None,
+    period: int | None = None,
+    full: Attention | None = None,
+    norms: Norms = NORMS,
+    modules: tuple[str, str] = ("self_attn", "mlp"),
+    of_heads: str = "q_norm k_norm",
+    mlp: tuple[str, str] = ("gate_proj up_proj down_proj", OURS),
+    tensors: Any = OTHERS,
     **others: Any,
 ) -> Architecture:
-    """Return the architecture of decoders that differ in lines.
+    """Return the architecture of decoders that differ from Llama in lines; the defaults are Llama's.
 
     Args:
         kind: the `model_type`.
         name: of the class, without ForCausalLM.
-        tensors: those besides embeddings, the norms of layers, and what follows them.
-        fields: those besides sizes, heads, ε and whether W_u is W_eᵀ.
+        fields: besides those of the arguments below, and whether W_u is W_eᵀ.
+        attention: the line.
+        positions: the fields of its positions.
+        activation: the default of hidden_act, or the fields of the MLP's; experts have their own.
+        biases: the fields of its biases.
         variant: the lines that no field decides.
+        order: that of a layer.
         sizes: their fields.
-        heads: the fields of their sizes; None: those of `heads_fields`.
+        H_kv: the default of num_key_value_heads.
+        d_head: the default of head_dim.
+        heads: the fields of both; None: those of `heads_fields`.
         epsilon: the default of the norms' ε.
         of_epsilon: its field.
-        norms: the paths of further norms with the same ε, besides those of the variant and of attentions.
+        same_epsilon: the path of a further norm with this ε, besides those of the variant and of attentions.
         tied: the default of tie_word_embeddings.
+        windows: the default of sliding_window, if some layers have windows.
+        period: every how many layers there is then none, unless layer_types differs.
+        full: the line of these layers; None: `attention`.
+        norms: the names of a layer's norms.
+        modules: the names of attention and MLP.
+        of_heads: the names of the norms of queries and of keys.
+        mlp: the names of an MLP's matrices, and ours.
+        tensors: others, and what replaces those of the arguments above; or a function of a model and its config.json.
         others: as in `Architecture`.
     """
-    norms = f"norm attention.normalize_heads attention.normalize_output {norms}"
-    if any(getattr(mlp, "normalize_output", None) for mlp in variant.mlps):
-        norms += " mlp.normalize_output"
+    layer, norm, plain = "model.layers.#", variant.norm, variant.mlps[0]
+    of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
+    of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps
+    if norms.of_attention != "-":
+        attention, variant = attention.but(normalize_output=norm), variant.but(mlp=plain.but(normalize_output=norm))
+    if getattr(attention, "normalize_heads", None) and isinstance(norm, RMSNorm):
+        attention = attention.but(normalize_heads=norm)
+    if windows:
+        lines = {SLIDING: attention.but(window=windows), FULL: full or attention}
+        layers = Layers(every(period, "sliding_window_pattern", (SLIDING, FULL))) if period else None
+        others = {"layers": layers, "lines": lines} | others
+        fields = window(windows, SLIDING), *fields
+    same = f"norm attention.normalize_heads attention.normalize_output {same_epsilon}"
+    same += " mlp.normalize_output" if getattr(variant.mlps[0], "normalize_output", None) else ""
+    of_norms = zip(norms, ("norm1", "norm2", "attention.norm_out", "mlp.norm_out"), strict=True)
+    of_attention, of_mlp = (f"{layer}.{module}" for module in modules)
+    of_layer = {
+        **{f"{layer}.{name}.*": f"layers.{ours}.*" for name, ours in of_norms if name != "-"},
+        **rows(of_attention, "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
+        **{f"{of_attention}.{a}.weight": f"layers.attention.gamma_{a[0]}" for a in of_heads.split()},
+        f"{of_attention}.sinks": "layers.attention.s",
+        **rows(of_mlp, mlp[0], "layers.mlp", mlp[1]),
+        **(MIXTURES[kind].table if kind in MIXTURES else {}),
+    }
+
+    def whole(*model: Any) -> dict[str, Any]:
+        inner = of_layer | (tensors(*model) if callable(tensors) else tensors)
+        return {
+            "model.embed_tokens.weight": "W_e",
+            **inner,
+            **{n: o for n, o in OUTER.items() if o not in inner.values()},
+        }
+
     of_all = [
         *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),
         Need("use_bidirectional_attention", False, "bidirectional attention"),
         *sizes,
-        *(heads_fields() if heads is None else heads),
-        Field(of_epsilon, " ".join(f"{norm}.epsilon" for norm in norms.split()), epsilon),
+        *(heads_fields(H_kv, d_head) if heads is None else heads),
+        Field(of_epsilon, " ".join(f"{norm}.epsilon" for norm in same.split()), epsilon),
         Field("tie_word_embeddings", "unembedding.tied", tied),
-        *fields,
+        *(*positions, *of_mlps, *biases, *fields),
         *written(attention_dropout=0.0, pad_token_id=None),
     ]
-
-    def whole(*model: Any) -> Table:
-        inner = tensors(*model) if callable(tensors) else tensors
-        has_norms = any(ours.startswith("layers.norm") for ours in inner.values() if isinstance(ours, str))
-        norms = {} if has_norms else rows("model.layers.#", *NORMS)
-        outer = {name: ours for name, ours in OUTER.items() if ours not in inner.values()}
-        return {"model.embed_tokens.weight": "W_e", **norms, **inner, **outer}
-
-    table = whole if callable(tensors) else whole()
-    return Architecture("d", kind, variant, of_all, table, prefix="model.", **others)
+    return Architecture(
+        "d",
+        kind,
+        variant.but(attention=attention, order=order),
+        of_all,
+        whole if callable(tensors) else whole(),
+        prefix="model.",
+        ignored=("*.rotary_emb.inv_freq", *others.pop("ignored", ())),  # in files of 2023
+        **others,
+    )

@@ -1,19 +1,40 @@
-"""DeepSeek-V2 and V3 and GLM-4.7-Flash, by changed lines: latent attention and experts, in the first layers an MLP."""
+"""DeepSeek-V2 and V3, GLM-4.7-Flash and Kimi Linear, by changed lines: latent attention and experts, in the first
+layers an MLP; in most of Kimi's layers gated delta rules, and no positions.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import Latent, RMSNorm
-from training.interchange.decoders import VARIANT, WITHOUT_MLP, First, Mixed, of_lines
-from training.interchange.description import Architecture, Field, Fields, Model, Need, fields_of, value_at, written
-from training.interchange.experts import MIXTURES, OURS, mixture_table
-from training.interchange.mapping import Table, rows
-from training.interchange.rotary import Positions
+from algorithms.lines import KimiDelta, Latent, RMSNorm
+from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, of_lines
+from training.interchange.description import (
+    Architecture,
+    Field,
+    Fields,
+    Layers,
+    Model,
+    Need,
+    fields_of,
+    value_at,
+    written,
+)
+from training.interchange.experts import OURS, First
+from training.interchange.hybrids import LINEAR
+from training.interchange.mapping import rows
+from training.interchange.rotary import FULL, Positions
 
-MLP_NAMES = "gate_proj up_proj down_proj"
-NO_BIASES = [Need("attention_bias", False, "biases of latents"), *written(attention_bias=False)]
+NO_BIASES = (Need("attention_bias", False, "biases of latents"), *written(attention_bias=False))
 ALL_ALIKE = Need("moe_layer_freq", 1, "layers without experts")
+LATENT = rows(
+    "model.layers.#.self_attn",
+    "q_proj q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj",
+    "layers.attention",
+    "*_q&*_qr:W_c!W_cq *_cq norm_q.* *_q&*_qr:W_cq *_c+*_kr norm_c.* *_k&*_v:W_c",
+)
+"""The tensors of latent attention besides that of its output."""
+OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"
+"""The numbers of Kimi's delta rule: in the object of published files, and in those of transformers."""
 
 
 def latent_sizes(d_q: int | None) -> list[Any]:
@@ -27,13 +48,8 @@ def latent_sizes(d_q: int | None) -> list[Any]:
     ]
 
 
-def check_heads(fields: Fields, found: dict[str, Any]) -> None:
-    """Note a need if heads share keys, which latents do not have."""
-    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
-
-
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
-    check_heads(fields, found)
+    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
     if kind != "deepseek_v2":
         pairs = "neighbors" if fields.flag("rope_interleave", True) else "halves"
         found["attention.positions"] = dataclasses.replace(found["attention.positions"], pairs=pairs)
@@ -54,41 +70,95 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return []
 
 
-def latent_rows(attention: str, q: str) -> dict[str, str]:
-    """Return the tensors of latent attention in a layer, in modules of this name; `q`: that of the queries."""
-    names = f"q_a_proj q_a_layernorm {q} kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj"
-    ours = "*_cq norm_q.* *_q&*_qr:W_c *_c+*_kr norm_c.* *_k&*_v:W_c *_o"
-    return rows(attention, names, "layers.attention", ours)
-
-
-def _tensors(model: Model, state: dict[str, Any], kind: str) -> Table:
-    return {
-        **latent_rows("model.layers.#.self_attn", "q_b_proj" if value_at(model.config, "attention.d_q") else "q_proj"),
-        **rows("model.layers.#.mlp", MLP_NAMES, "layers.mlp", OURS),
-        **mixture_table(MIXTURES[kind]),
-    }
-
-
 def _architecture(kind: str, name: str, first: First, d_q: int = 1536, epsilon: float = 1e-6) -> Architecture:
-    positions = Positions(pairs="neighbors", scales_scores=True)
     return of_lines(
         kind,
         name,
-        _tensors,
-        fields=[*latent_sizes(d_q), positions, Mixed(kind), first, *NO_BIASES, ALL_ALIKE],
-        variant=VARIANT.but(norm=RMSNorm(epsilon=1e-6), attention=Latent(d_c=512, d_r=64)),
+        *(*latent_sizes(d_q), first, ALL_ALIKE),
+        attention=Latent(d_c=512, d_r=64),
+        positions=[Positions(pairs="neighbors", scales_scores=True)],
+        biases=NO_BIASES,
         sizes=WITHOUT_MLP,
         heads=[],
         epsilon=epsilon,
+        tensors=LATENT,
         read=_read,
         write=_write,
-        ignored=("*.rotary_emb.inv_freq",),
     )
 
 
+def _read_kimi(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
+    published = fields.inner(fields.table("linear_attn_config"))
+    n, d, width = (
+        published.integer(name, fields.integer(theirs, default))
+        for name, theirs, default in zip(*map(str.split, OF_DELTA), (32, 128, 4), strict=True)
+    )
+    delta = {"n": n, "n_keys": n, "d_key": d, "d_value": d, "rank": d, "width": width}
+    found |= {f"{LINEAR}.{name}": value for name, value in delta.items()}
+    fields.require("num_key_value_heads", found["H"], "keys shared by heads")
+
+
+def _layer_types(fields: Fields, L: int) -> Any:
+    """Return the kind of each of Kimi's layers; published files count from 1."""
+    full = fields.inner(fields.table("linear_attn_config")).get("full_attn_layers")
+    if isinstance(full, list):
+        return [FULL if l + 1 in full else LINEAR for l in range(L)]
+    return [FULL if l and l % 4 == 0 else LINEAR for l in range(L)] if full is None else full
+
+
+def _write_kimi(model: Model, state: dict[str, Any], kind: str) -> list[str]:
+    delta = next(line for line in model.config.variant.attentions if isinstance(line, KimiDelta))
+    state |= dict(zip(OF_DELTA[1].split(), (delta.n, delta.d_key, delta.width), strict=True))
+    return []
+
+
+def _of_kimi() -> dict[str, str]:
+    layer, ours = "model.layers.#", "layers.attention"
+    delta = f"{layer}.self_attn"
+    return LATENT | {
+        **{f"{delta}.{a}_proj.weight": f"{ours}.W_{a}:C_{a}" for a in "qkv"},
+        **{f"{delta}.{a}_conv1d.weight": f"<{ours}.C_{a}>" for a in "qkv"},
+        **{f"{delta}.{theirs}_a_proj.weight": f"{ours}.W_{a}1" for theirs, a in ("fa", "gz")},
+        **{f"{delta}.{theirs}_b_proj.weight": f"{ours}.W_{a}2" for theirs, a in ("fa", "gz")},
+        f"{delta}.b_proj.weight": f"{ours}.W_b",
+        f"{delta}.o_norm.weight": f"{ours}.gamma",
+        f"{delta}.dt_bias": f"{ours}.b_a",
+        f"{delta}.A_log": f"{{{ours}.a}}",
+        f"{delta}.o_proj.weight": f"{ours}.W_out",
+        **{
+            f"{layer}.mlp.{name}.*|{layer}.block_sparse_moe.{name}.*": f"layers.mlp.{leaf}"
+            for name, leaf in zip(("gate_proj", "up_proj", "down_proj"), OURS.split(), strict=True)
+        },
+    }
+
+
+_OF_KIMI = RMSNorm(epsilon=1e-5)
 KINDS = {
     "deepseek_v3": _architecture("deepseek_v3", "DeepseekV3", First(3, 18_432)),
     "deepseek_v2": _architecture("deepseek_v2", "DeepseekV2", First(0, 11_008)),
     "glm4_moe_lite": _architecture("glm4_moe_lite", "Glm4MoeLite", First(1, 10_240), 768, 1e-5),
+    "kimi_linear": of_lines(
+        "kimi_linear",
+        "KimiLinear",
+        *(*latent_sizes(None), ALL_ALIKE, First(1, 9216), *SILU),
+        Need("moe_router_activation_func", "sigmoid", "other scores of experts"),
+        Need("mla_use_nope", True, "rotary positions"),
+        positions=(),
+        biases=NO_BIASES,
+        variant=VARIANT.but(norm=_OF_KIMI),
+        sizes=[field._replace(names=field.names.replace("max_", "model_max_length|max_")) for field in WITHOUT_MLP],
+        heads=[],
+        epsilon=1e-5,
+        same_epsilon=f"{LINEAR}.norm",
+        mlp=("", ""),
+        tensors=_of_kimi(),
+        read=_read_kimi,
+        write=_write_kimi,
+        lines={
+            LINEAR: KimiDelta(n=32, n_keys=32, d_key=128, d_value=128, rank=128, norm=_OF_KIMI),
+            FULL: Latent(positions=None, d_c=512, d_r=64),
+        },
+        layers=Layers(_layer_types),
+    ),
 }
 """By model_type."""

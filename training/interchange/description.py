@@ -351,6 +351,8 @@ class Architecture(NamedTuple):
         others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]
+        if None in c.variant.mlps and None not in self.variant.mlps:
+            return {}, ["layers without MLPs"]
         several = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
         if several and not self.in_turn:
             return {}, [f"several lines of {name} in turn" for name in several]

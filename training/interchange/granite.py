@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Attention, Experts, Mamba2, RMSNorm
-from training.interchange.decoders import FACTORS, SILU, VARIANT, heads_fields, of_lines, plain_mlp
-from training.interchange.description import Field, Fields, Layers, Model, Need, fields_of, unlike, written
-from training.interchange.experts import (
-    MIXTURES,
-    OURS,
-    SHARED,
-    mixture_fields,
-    mixture_table,
-    of_shared_mlp,
-    read_mixture,
-    shared_experts,
-    shared_units,
+from training.interchange.decoders import FACTORS, LINE, SILU, VARIANT, Norms, of_lines
+from training.interchange.description import (
+    Architecture,
+    Field,
+    Fields,
+    Layers,
+    Model,
+    Need,
+    fields_of,
+    unlike,
+    written,
 )
+from training.interchange.experts import GRANITE, SHARED, of_shared_mlp
 from training.interchange.hybrids import LINEAR
-from training.interchange.mapping import HEADS, rows
 from training.interchange.rotary import FULL, Positions
 
 KIND = "granitemoehybrid"
@@ -36,12 +35,10 @@ def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str
         return
     if fields.get("position_embedding_type") != "rope":
         found["attention.positions"] = None
-    shared = fields.integer(SHARED, 1024)
     if fields.integer("num_local_experts", 8, least=0) == 0:
-        found["d_mlp"] = shared
-        return
-    always = shared_experts(fields, SHARED, found["d_mlp"], 1024)
-    found["mlp"] = read_mixture(fields, MIXTURES[kind], plain_mlp(fields), **always)
+        found["d_mlp"] = fields.integer(SHARED, 1024)
+    else:
+        GRANITE.read(fields, found)
 
 
 def _rows_of_values(found: dict[str, Any]) -> int:
@@ -52,17 +49,16 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     c, v = model.config, model.config.variant
     mamba = next(line for line in v.attentions if isinstance(line, Mamba2))
     attention = next((line for line in v.attentions if isinstance(line, Attention)), None)
-    if v.mlp is None:
-        state.clear()
-        return ["layers without MLPs"]
     d_v = mamba.n * mamba.d_value
     state |= {"mamba_d_head": mamba.d_value, "mamba_expand": max(d_v // c.d_e, 1)}
     lacks = unlike(d_v % c.d_e, 0, f"values of {d_v} rows, which are no multiple of d_e = {c.d_e}")
     if kind != KIND:
         return lacks
     state["position_embedding_type"] = "rope" if attention and attention.positions else None
-    experts = mixture_fields(MIXTURES[kind], v.mlp, c.d_mlp) if isinstance(v.mlp, Experts) else {"num_local_experts": 0}
-    state |= {**experts, SHARED: shared_units(v.mlp, c.d_mlp) or c.d_mlp}
+    if isinstance(v.mlp, Experts):
+        GRANITE.fill(state, c, {})
+    else:
+        state |= {"num_local_experts": 0, SHARED: c.d_mlp}
     return lacks
 
 
@@ -81,20 +77,9 @@ def mamba_rows(mamba: str) -> dict[str, str]:
     }
 
 
-SHARED_ROWS = {
-    **rows("model.layers.#.self_attn", "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
-    **mamba_rows("model.layers.#.mamba"),
-}
-"""The tensors of attentions and recurrences."""
-
-
 def _tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str, str]:
     is_mixture = isinstance(model.config.variant.mlp, Experts)
-    return {
-        **SHARED_ROWS,
-        **mixture_table(MIXTURES[kind]),
-        **of_shared_mlp("layers.mlp.shared" if is_mixture else "layers.mlp"),
-    }
+    return MAMBA | GRANITE.table | of_shared_mlp("layers.mlp.shared" if is_mixture else "layers.mlp")
 
 
 def _by_number(fields: Fields, L: int) -> list[str]:
@@ -103,19 +88,16 @@ def _by_number(fields: Fields, L: int) -> list[str]:
     return [FULL if l in numbers else LINEAR for l in range(L)]
 
 
-def _architecture(kind: str, name: str, tensors: Any, fields: Sequence[Any], layers: Layers, **others: Any) -> Any:
-    mamba = Mamba2(n=128, n_keys=1, d_key=256, d_value=64, norm=_NORM)
+def _architecture(kind: str, name: str, *fields: Any, **others: Any) -> Architecture:
     return of_lines(
         kind,
         name,
-        tensors,
-        fields=[Field("attention_bias", "attention.biases", False), *OF_MAMBA, *fields],
+        *(*OF_MAMBA, *fields),
         variant=VARIANT.but(norm=_NORM),
-        norms=f"{LINEAR}.norm",
+        same_epsilon=f"{LINEAR}.norm",
         read=_read,
         write=_write,
-        lines={LINEAR: mamba, FULL: Attention(biases=False)},
-        layers=layers,
+        lines={LINEAR: Mamba2(n=128, n_keys=1, d_key=256, d_value=64, norm=_NORM), FULL: LINE},
         **others,
     )
 
@@ -132,37 +114,29 @@ OF_MAMBA = [
     Field("mamba_expand", "expand", 2),
     Field("-", f"{LINEAR}.d_value", _rows_of_values),
 ]
+MAMBA = mamba_rows("model.layers.#.mamba")
+_NAMES = {"mamba": LINEAR, "attention": FULL}
 KINDS = {
     KIND: _architecture(
         KIND,
         "GraniteMoeHybrid",
-        _tensors,
-        [Positions(), *FACTORS, *SILU],
-        Layers(
-            lambda fields, L: [LINEAR] * L,
-            "layer_types|layers_block_type",
-            {"mamba": LINEAR, "attention": FULL},
-        ),
+        *FACTORS,
+        activation=SILU,
+        mlp=("", ""),
+        tensors=_tensors,
+        layers=Layers(lambda fields, L: [LINEAR] * L, "layer_types|layers_block_type", _NAMES),
     ),
     "bamba": _architecture(
         "bamba",
         "Bamba",
-        {
-            **rows("model.layers.#", "input_layernorm pre_ff_layernorm", "layers", "norm1.* norm2.*"),
-            **rows("model.layers.#.feed_forward", "gate_proj up_proj down_proj", "layers.mlp", OURS),
-            "model.final_layernorm.*": "norm.*",
-            **SHARED_ROWS,
-        },
-        [
-            Positions(share=0.5),
-            Field("hidden_act", "mlp.activation", "silu"),
-            Field("mlp_bias", "mlp.biases", False),
-            *written(
-                attn_layer_indices=lambda c: [l for l in range(c.L) if type(c.variant.attention_of(l)) is Attention],
-            ),
-        ],
-        Layers(_by_number, "-"),
-        heads=heads_fields(8),
+        Field("mlp_bias", "mlp.biases", False),
+        *written(attn_layer_indices=lambda c: [l for l in range(c.L) if type(c.variant.attention_of(l)) is Attention]),
+        positions=[Positions(share=0.5)],
+        norms=Norms(mlp="pre_ff_layernorm"),
+        modules=("self_attn", "feed_forward"),
+        tensors={"model.final_layernorm.*": "norm.*", **MAMBA},
+        layers=Layers(_by_number, "-"),
+        H_kv=8,
         epsilon=1e-5,
     ),
 }

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from algorithms.lines import Attention, Experts, RMSNorm, Rotary, Temperature, Yarn
-from training.interchange.decoders import VARIANT, Mixed, heads_fields, of_lines
+from training.interchange.decoders import VARIANT, of_lines
 from training.interchange.description import Field, Fields, Layers, Model, every, in_turn
 from training.interchange.errors import InterchangeError
-from training.interchange.experts import MIXTURES, OURS, mixture_table
-from training.interchange.mapping import HEADS, rows
+from training.interchange.experts import OURS
+from training.interchange.mapping import rows
 from training.interchange.rotary import FULL, Positions, rotary_fields
 
 KIND = "llama4_text"
@@ -84,25 +84,19 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return []
 
 
-_LAYER = "model.layers.#"
 KINDS = {
     KIND: of_lines(
         KIND,
         "Llama4",
-        {
-            **rows(f"{_LAYER}.self_attn", "q_proj k_proj v_proj o_proj", "layers.attention", HEADS),
-            **rows(f"{_LAYER}.feed_forward", PARTS, "layers.mlp", OURS),
-            **mixture_table(MIXTURES[KIND]),
-            **rows(f"{_LAYER}.feed_forward.shared_expert", PARTS, "layers.mlp.shared", OURS),
-        },
-        fields=[
-            Positions(base=500_000.0, pairs="neighbors"),
-            Mixed(KIND),
-            Field("intermediate_size_mlp", "d_mlp_alone", 16_384),
-        ],
+        Field("intermediate_size_mlp", "d_mlp_alone", 16_384),
+        positions=[Positions(base=500_000.0, pairs="neighbors")],
+        biases=(),
         variant=VARIANT.but(norm=RMSNorm(epsilon=1e-5)),
-        heads=heads_fields(8, 128),
+        H_kv=8,
+        d_head=128,
         epsilon=1e-5,
+        modules=("self_attn", "feed_forward"),
+        tensors=rows("model.layers.#.feed_forward.shared_expert", PARTS, "layers.mlp.shared", OURS),
         read=_read,
         write=_write,
         in_turn=True,

@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     inner: Shape = ()  # axes of size 1 before the last
     behind: Shape = ()  # axes of size 1 behind the last
     beside: str = ""  # the name of our array that a layer with this tensor has, too; "": any
+    unless: str = ""  # the name of our array that a layer with this tensor has not
     aliases: tuple[str, ...] = ()  # other names, which a checkpoint may have in addition or instead
     heads: str = ""  # the name of our array with as many heads as interleave in its rows, if any do
     expert: int | None = None  # the expert's number, in arrays that are stacked over layers and experts
@@ -118,8 +119,8 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
     in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; in ``A/A`` and after ``^`` the
     heads have an axis in front, and after ``^`` matrices are transposed. After ``:`` comes an array that a layer with
-    this tensor has, too. A tied W_u is another name of W_e. Instead of ours, a table may have the shape of zeros to
-    write. With `conv1d`, the layers' matrices are transposed.
+    this tensor has, too, after ``!`` one that it has not. A tied W_u is another name of W_e. Instead of ours, a table
+    may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     names = {_STACK.sub(r"\1.", name) for name in shapes}
@@ -144,7 +145,8 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
-        named, _, beside = ours.strip("[]<>{}^").partition(":")
+        named, _, unless = ours.strip("[]<>{}^").partition("!")
+        named, _, beside = named.partition(":")
         named = named.replace("*_", f"{letter}_").replace("*", of_norm).replace("&", "+")
         joined, _, heads = named.partition("/")
         first, *others = joined.split("+")
@@ -158,8 +160,9 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
         entry = Entry(name, (first, *others), None, transposed, heads=heads)
         lead, inner, behind = ((1,) if ours.startswith(mark) else () for mark in "[<{")
         axes = {"lead": lead or behind * 2, "inner": inner, "behind": behind}
-        beside = beside and f"{scope}{dot}{beside}"
-        found.append(entry._replace(**axes, aliases=tuple(aliases), of_experts=of_experts, beside=beside))
+        beside, unless = (name and f"{scope}{dot}{name}" for name in (beside, unless))
+        more = {"of_experts": of_experts, "beside": beside, "unless": unless}
+        found.append(entry._replace(**axes, aliases=tuple(aliases), **more))
     return found
 
 
@@ -167,12 +170,12 @@ def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Map
     """Return the tensors of a layer, of a row of a stack that may lack this array."""
     stack, l = at
     if stack is not None:
-        *leaves, heads, beside = (
-            leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads, entry.beside)
+        *leaves, heads, beside, unless = (
+            leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads, entry.beside, entry.unless)
         )
-        entry = entry._replace(leaves=tuple(leaves), heads=heads, beside=beside)
+        entry = entry._replace(leaves=tuple(leaves), heads=heads, beside=beside, unless=unless)
     shape = shapes.get(entry.leaves[0])
-    if shape is None or (entry.beside and entry.beside not in shapes):
+    if shape is None or (entry.beside and entry.beside not in shapes) or entry.unless in shapes:
         return []
     name, *aliases = (name.replace("#", str(number)) for name in (entry.name, *entry.aliases))
     experts, entry = range(shape[1]) if "@" in name else (None,), entry._replace(aliases=tuple(aliases))
