@@ -121,6 +121,7 @@ def of_lines(
         others: as in `Architecture`.
     """
     layer, norm, plain = "model.layers.#", variant.norm, variant.mlps[0]
+    assert plain
     of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
     of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps
     if norms.of_attention != "-":
