@@ -36,7 +36,7 @@ def test_the_tour_runs_and_prints_what_is_committed(tmp_path, monkeypatch):
     client.execute()
     assert len(list(tmp_path.glob("tour-*"))) == 1
     cells = [pair for pair in zip(committed.cells, done.cells, strict=True) if pair[0].cell_type == "code"]
-    assert sum(pictures(cell) for cell, _ in cells) == 3
+    assert sum(pictures(cell) for cell, _ in cells) == 2
     for before, now in cells:
         assert pictures(before) == pictures(now)
         if not any(part in before.source for part in ON_THIS_MACHINE):

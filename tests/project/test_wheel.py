@@ -94,13 +94,11 @@ def test_the_cross_check_works_from_the_wheel(environment):
 
 
 @pytest.mark.slow
-def test_the_book_benchmarks_and_induction_work_from_the_wheel(environment):
+def test_the_book_and_benchmarks_work_from_the_wheel(environment):
     run(environment / "bin" / "formal-crosscheck", "--algorithm", "6", "--html", "book", cwd=environment)
     assert (environment / "book" / "book.css").exists()
     printed = run(environment / "bin" / "formal-benchmark", "attention", "--rounds", "2", cwd=environment)
     assert "Attention forward, float32, causal" in printed
-    run(environment / "bin" / "formal-induction", "--seeds", "1", "--steps", "2", "--out", "a.png", cwd=environment)
-    assert (environment / "a.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Look inside a trained run as it reads a prompt: one self-contained HTML page, and its pictures.
+"""Look inside a trained run as it reads a prompt: one self-contained HTML page.
 
     scripts/look_inside.py runs/docs --prompt "The list is sorted. The list"
     scripts/look_inside.py runs/docs --prompt "The file is" --against "The list is"
@@ -17,7 +17,7 @@ from training.command_line.named_models import run_of
 from training.command_line.terminal import waiting
 from training.disk import write_atomically
 from training.interchange.names import MODEL
-from training.interpretability.page import PageError, look, pictures
+from training.interpretability.page import PageError, look
 from training.runs.trained_model import load_run
 
 
@@ -34,7 +34,7 @@ def parser() -> Parser:
     )
     add("--against", metavar="TEXT", help="another prompt of as many tokens, for activation patching")
     add("--chat", action="store_true", help="put the prompts into the model's chat template, as user messages")
-    add("--out", metavar="DIR", type=local, help="directory for page.html and the pictures (default: RUN/inside)")
+    add("--out", metavar="DIR", type=local, help="directory for page.html (default: RUN/inside)")
     add_model(add)
     return main
 
@@ -54,6 +54,4 @@ def main(arguments: argparse.Namespace) -> None:
     out = arguments.out or folder / "inside"
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "page.html", lambda file: file.write_text(page, encoding="utf-8"))
-    for name, png in pictures(found).items():
-        write_atomically(out / f"{name}.png", lambda file, png=png: file.write_bytes(png))
     print(out / "page.html")

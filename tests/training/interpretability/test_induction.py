@@ -1,19 +1,27 @@
-"""Induction heads: the tokens that repeat, what heads are worth, and the models that are trained on them."""
+"""Induction heads: the tokens that repeat, what heads are worth, and the models of the example."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from docs.examples import induction_heads as example
 from tests import cases
 from training.interpretability import induction
 
-THETA = cases.random_theta(induction.CONFIG, dtype=jnp.float32)
+
+@pytest.fixture(scope="module")
+def theta():
+    return cases.random_theta(example.CONFIG, dtype=jnp.float32)
 
 
-def test_what_repeats_can_be_told_and_nothing_else():
-    tokens = induction.repeating(jax.random.key(3))
-    x, repeats = np.asarray(tokens.x), np.asarray(tokens.repeats)
+@pytest.fixture(scope="module")
+def repeated():
+    return example.repeating(jax.random.key(3))
+
+
+def test_what_repeats_can_be_told_and_nothing_else(repeated):
+    x, repeats = np.asarray(repeated.x), np.asarray(repeated.repeats)
     for row, of in zip(x, repeats, strict=True):
         period = next(p for p in range(12, 33) if (row[p:] == row[:-p]).all())
         assert of.tolist() == [t > period for t in range(1, 64)]
@@ -27,28 +35,26 @@ def test_sequences_stand_there_twice():
     assert tokens.repeats.tolist() == [expected] * 2
 
 
-def test_losses_are_those_of_the_tokens():
+def test_losses_are_those_of_the_tokens(theta, repeated):
     """A model that always predicts one distribution, which its bias-free unembedding of a constant column has."""
-    tokens = induction.repeating(jax.random.key(3))
-    theta = jax.tree.map(np.zeros_like, THETA)
+    theta = jax.tree.map(np.zeros_like, theta)
     norm = theta.norm._replace(beta=np.ones_like(theta.norm.beta))
     W_u = (np.outer(np.arange(48.0), np.ones(64)) / 640).astype(theta.W_u.dtype)
     theta = jax.device_put(theta._replace(norm=norm, W_u=W_u))
     log_p = np.arange(48) / 10 - np.log(np.exp(np.arange(48) / 10).sum())
-    of_targets = -log_p[np.asarray(tokens.x[:, 1:])]
-    first, again = induction.losses(theta, tokens)
-    repeats = np.asarray(tokens.repeats)
+    of_targets = -log_p[np.asarray(repeated.x[:, 1:])]
+    first, again = induction.losses(theta, repeated)
+    repeats = np.asarray(repeated.repeats)
     np.testing.assert_allclose([first, again], [of_targets[~repeats].mean(), of_targets[repeats].mean()], rtol=1e-5)
 
 
-def test_without_heads_is_with_their_output_weights_at_0():
-    tokens = induction.repeating(jax.random.key(3))
+def test_without_heads_is_with_their_output_weights_at_0(theta, repeated):
     heads = jnp.array([[0, 1], [1, 3]])
-    attention = THETA.layers.attention
+    attention = theta.layers.attention
     cut = attention._replace(W_o=attention.W_o.at[0, :, 16:32].set(0).at[1, :, 48:].set(0))
-    expected = induction.losses(THETA._replace(layers=THETA.layers._replace(attention=cut)), tokens)[1]
-    np.testing.assert_allclose(induction.loss_without(THETA, tokens, heads), expected, rtol=1e-5)
-    assert abs(expected - induction.losses(THETA, tokens)[1]) > 1e-3
+    expected = induction.losses(theta._replace(layers=theta.layers._replace(attention=cut)), repeated)[1]
+    np.testing.assert_allclose(induction.loss_without(theta, repeated, heads), expected, rtol=1e-5)
+    assert abs(expected - induction.losses(theta, repeated)[1]) > 1e-3
 
 
 def test_heads_by_score_and_as_many_others_of_their_layers():
@@ -69,21 +75,19 @@ def test_heads_by_score_and_as_many_others_of_their_layers():
 @pytest.mark.usefixtures("x32")
 def test_two_layers_learn_what_one_cannot():
     """By attending to what followed the last token before, for which layer 0 is needed."""
-    tokens, last = induction.repeating(jax.random.key(9)), {}
-    for L in (1, 2):
-        for _, theta in induction.trained(jax.random.key(0), L, 600, 200):
-            last[L] = theta
-    one, two = (induction.measured(last[L], tokens) for L in (1, 2))
+    models = {L: example.trained(L, 0, 600) for L in (1, 2)}
+    one, two = (found[600][0] for _, found in models.values())
     assert two.again < 1 < 2 < one.again
     assert two.induction[1].max() > 0.5 > 0.2 > max(one.induction.max(), two.induction[0].max())
     assert two.previous[0].max() > 0.25 > 0.2 > one.previous.max()
-    layer = jnp.array([[0, h] for h in range(4)])
-    assert induction.loss_without(last[2], tokens, layer) > 3
+    assert example.ablated(models[2][0], two)[-1] > 3
 
 
-@pytest.mark.thorough
-def test_training_goes_on_whatever_is_measured_on_the_way():
-    ends = [list(induction.trained(jax.random.key(1), 1, 3, every))[-1] for every in (1, 2, 5)]
-    assert [step for step, _ in ends] == [3, 3, 3]
-    for _, theta in ends[1:]:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), theta, ends[0][1])
+@pytest.mark.end_to_end
+@pytest.mark.usefixtures("x32")
+def test_the_example_draws_its_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example.main(1, 25)
+    assert "2 layers, seed 0: loss on repeats 3." in capsys.readouterr().out
+    for name in ("induction.png", "circuits.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from algorithms import PAPER, VARIANTS, DTransformerConfig, d_hidden_state, d_transformer, ed_hidden_state
-from algorithms.inside import Recorded, at, intervene, record
+from algorithms.inside import at, intervene, record
 from tests import cases
 from training.interpretability import attribution as parts
 from training.interpretability import circuits, patching, scores
 from training.interpretability.lens import logit_lens, tuned_lens
-from training.interpretability.saved import load_recorded, save_recorded
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 
@@ -227,18 +226,3 @@ def test_causal_tracing_brings_the_clean_score_back():
     assert abs(corrupted - score(X)) > 1e-3
     cases.assert_close(restored[-1, -1], score(X))
     cases.assert_close(restored[0, 0], corrupted)  # a token before the noise is clean as it is
-
-
-def test_what_was_recorded_is_saved_and_read(tmp_path):
-    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), D)
-    _, seen = record(d_transformer, "A", at("X@8", layer=-1, token=3))(X, half)
-    save_recorded(tmp_path / "seen.safetensors", seen | {"transposed": seen["A"].T})
-    found = load_recorded(tmp_path / "seen.safetensors")
-    assert type(found) is Recorded
-    for name, value in (seen | {"transposed": seen["A"].T}).items():
-        np.testing.assert_array_equal(found[name], value)
-        assert found[name].dtype == value.dtype
-    np.testing.assert_array_equal(found[at("X@8", layer=-1, token=3)], seen[at("X@8", layer=-1, token=3)])
-    (tmp_path / "broken").write_bytes(b"abc")
-    with pytest.raises(ValueError, match="broken: expected a safetensors file of recorded values"):
-        load_recorded(tmp_path / "broken")

@@ -193,13 +193,7 @@ class Packed(NamedTuple):
 
 
 def packed(arrays: Mapping[str, tuple[np.ndarray, int]]) -> Packed:
-    """Pack arrays, each with its number of bits; integers are kept as they are.
-
-    Example:
-        >>> p = packed({"A": (np.array([[0.0, 0.25], [1.0, 0.5]]), 8)})
-        >>> unpacked(p)["A"].round(2).tolist()
-        [[0.0, 0.25], [1.0, 0.5]]
-    """
+    """Pack arrays, each with its number of bits; integers are kept as they are."""
     table, parts, offset = [], [], 0
     for name, (array, bits) in sorted(arrays.items(), key=lambda item: -item[1][1]):  # keeps larger numbers aligned
         low, step = _range(array, bits)
@@ -222,17 +216,3 @@ def _range(array: np.ndarray, bits: int) -> tuple[float, float]:
         return 0.0, 1 / (2**bits - 2)
     step = max(largest, 1e-30) / (2 ** (bits - 1) - 1)
     return -step * (2 ** (bits - 1) - 1), step
-
-
-def unpacked(p: Packed) -> dict[str, np.ndarray]:
-    """Return the arrays, within half a step of their original values."""
-    data = zlib.decompress(base64.b64decode(p.text))
-    found = {}
-    for entry in p.table:
-        size = int(np.prod(entry["shape"]))
-        numbers = np.frombuffer(data, f"<u{entry['bits'] // 8}", size, entry["offset"]).astype(np.float64)
-        values = entry["low"] + numbers * entry["step"]
-        is_number = entry["step"] != 1
-        values = np.where(is_number & (numbers == 2 ** entry["bits"] - 1), np.nan, values)
-        found[entry["name"]] = values.reshape(entry["shape"])
-    return found
