@@ -124,7 +124,7 @@ def run_request(arguments: argparse.Namespace) -> RunRequest:
     file = _settings_file(arguments.config) if arguments.config else {}
     flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
     if arguments.epochs is not None and "steps" in flags:
-        raise SettingsError("--steps and --epochs exclude each other; leave one out")
+        raise SettingsError("--steps and --epochs exclude each other")
     chosen = {**preset, **file, **flags}
     chosen = _absolute(chosen, adapts=bool(chosen.get("lora_rank", began and began.lora_rank)))
     if began:

@@ -313,7 +313,7 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
     prompted = "--shots" if arguments.shots else "--vote" if arguments.vote else None
     if prompted and (arguments.chat or arguments.interactive):
         other = "--chat" if arguments.chat else "--interactive"
-        raise AnswerError(f"{prompted}: expected independent prompts, got {other}; leave it out")
+        raise AnswerError(f"{prompted} and {other} exclude each other")
     run = model_of(arguments.run, **loading_of(arguments))
     if type_of(run.theta) != "float32":
         say(f"note: computes in {type_of(run.theta)}")
@@ -340,7 +340,7 @@ def main(arguments: argparse.Namespace) -> int:
         if given and not arguments.chat:
             raise AnswerError(f"{flag}: expected --chat with it, got none; add --chat, or leave it out")
     if arguments.interactive and arguments.prompt:
-        raise AnswerError("--interactive: expected prompts on stdin, got --prompt; leave one out")
+        raise AnswerError("--interactive and --prompt exclude each other")
     answerer = answerer_of(arguments, options)
     if arguments.prompt is None and not arguments.interactive and sys.stdin.isatty():
         say("Prompt (--interactive asks again and again):")

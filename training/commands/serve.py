@@ -103,7 +103,7 @@ def listening(host: str, port: int) -> socket.socket:
 def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) -> str | None:
     """Return the key that clients must send, by a flag, else by the environment; None: none. Raises AnswerError."""
     if arguments.api_key is not None and arguments.api_key_file is not None:
-        raise AnswerError("--api-key: expected it or --api-key-file, got both; leave one out")
+        raise AnswerError("--api-key and --api-key-file exclude each other")
     found, source = environment.get(KEY), KEY
     if arguments.api_key is not None:
         found, source = arguments.api_key, "--api-key"

@@ -8,7 +8,7 @@ from training.data.tokenizers import Tokenizer
 from training.generation.requests import Prompt
 from training.serving.calls import CallReader, Delta
 from training.serving.engine import Token
-from training.serving.errors import invalid
+from training.serving.errors import RequestError, invalid
 from training.serving.generating import Asked, common_fields, escaped, shown
 from training.serving.messages import conversation, speaker
 from training.serving.requests import ChatRequest
@@ -109,7 +109,7 @@ def _most_tokens(request: ChatRequest, l: int, served: Served) -> int:
     asked = {name: getattr(request, name) for name in ("max_tokens", "max_completion_tokens")}
     asked = {name: l_gen for name, l_gen in asked.items() if l_gen is not None}
     if len(asked) > 1:
-        raise invalid("max_tokens", "expected it or max_completion_tokens, got both")
+        raise RequestError("max_tokens and max_completion_tokens exclude each other", parameter="max_tokens")
     for name, l_gen in asked.items():
         if l_gen > room:
             long = f"the conversation has {l} tokens, and l_max = {l_max} leaves room for at most {room} more"

@@ -29,7 +29,7 @@ def test_flags_come_before_the_file_and_that_before_the_preset(tmp_path):
     own = {"task": "d", "run": tmp_path / "run", "preset": "demo", "config": tmp_path / "settings.json", "lines": []}
     found = resolve(run_request(argparse.Namespace(**own, epochs=None, steps=5)))
     assert (found.steps, found.batch_size, found.d_mlp, found.warmup) == (5, 3, 344, 1)
-    with pytest.raises(SettingsError, match="--steps and --epochs exclude each other; leave one out"):
+    with pytest.raises(SettingsError, match="--steps and --epochs exclude each other"):
         run_request(argparse.Namespace(**own, epochs=1.0, steps=5))
 
 

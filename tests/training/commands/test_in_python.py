@@ -74,7 +74,11 @@ def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
         training.train("d", tmp_path / "run", wandb=True, **options)
     files = RunDirectory(tmp_path / "run")
     assert [*files.path.iterdir()] == [files.path / "wandb"]
-    assert not files.exists()  # and may begin, without it
+    for steps in (2, 4):  # it begins without it, and a run that has begun resumes without it
+        training.train("d", files.path, **options | {"steps": steps, "schedule": "constant"})
+        assert not RunDirectory(files.path).settings().wandb
+        with pytest.raises(RuntimeError, match="no login"):
+            training.train("d", files.path, wandb=True, **options | {"steps": steps, "schedule": "constant"})
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_content_in_parts_is_their_text(client):
         ({"messages": [{"role": "user", "content": "é"}]}, "messages: character 'é'"),
         ({"messages": [MESSAGES[0] | {"content": 50 * "a"}]}, "conversation has 52 tokens, and the model reads at mo"),
         ({"max_tokens": 35}, "conversation has 10 tokens, and l_max = 40 leaves room for at most 31 more, got 35"),
-        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens: expected it or max_completion_tokens, got both"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens and max_completion_tokens exclude each other"),
         ({"top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected an integer from 0 to 20"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: the chat template shows no tools"),
