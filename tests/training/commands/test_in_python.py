@@ -61,7 +61,7 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
 def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
     def refused(directory, settings):
         assert settings["wandb"]
-        (directory / "wandb").mkdir()
+        (directory / "wandb").mkdir(exist_ok=True)
         raise RuntimeError("Weights & Biases: no login")
 
     options = {"data": data, "cache": tmp_path, "quiet": True, **SETTINGS}
