@@ -6,9 +6,10 @@ import pytest
 
 from algorithms import ALBERT, init_d_transformer
 from tests.training_cases import N_V, make_trainer, settings_for
-from training.command_line.resolving import RunRequest, StartingModel, resolve
+from training.command_line.resolving import RunRequest, resolve
 from training.interchange.starting import start_from
 from training.loop.cost import step_flops
+from training.runs.directory import RunDirectory
 from training.runs.trained_model import load_run
 from training.settings import SettingsError
 from training.tasks.models import config_from_json, config_to_json, model_config
@@ -53,7 +54,7 @@ def test_a_run_is_saved_and_trained_further(tmp_path, values):
     assert values["L"] == run.config.L
     assert len(run.theta.layers.attention.W_o) == values["L"] // run.config.shared_layers == values["L"] // 2
     chosen = {"start_from": start.name, "l_max": 7}
-    given = RunRequest("e", None, chosen, model=StartingModel(start.name, start.sizes))
+    given = RunRequest("e", RunDirectory(tmp_path / "new"), None, chosen, start=start)
     found = resolve(given)
     assert (found.shared_layers, found.variant) == (2, values.get("variant", "BERT"))
     np.testing.assert_array_equal(start.theta.layers.attention.W_o, run.theta.layers.attention.W_o)

@@ -12,6 +12,7 @@ from training.data.hub_names import as_begun
 from training.data.mixtures import weighted
 from training.data.streams import at_commit
 from training.disk import parse_json, read_text, reason
+from training.interchange.starting import Start
 from training.mesh.padding import padded_size
 from training.mesh.shape import check_sizes as check_mesh
 from training.presets import PRESETS
@@ -23,28 +24,17 @@ from training.tasks.models import check_sizes
 from training.tasks.own_lines import modules_of
 
 
-class StartingModel(NamedTuple):
-    """The model that a training starts from."""
-
-    name: str  # what `start_from` becomes
-    sizes: Mapping[str, Any]  # settings that the model decides; of its l_max, the training may use less
-
-
 class RunRequest(NamedTuple):
     """The settings that a command line asks for and what else decides those of a run; by name, as in JSON."""
 
     task: str
+    files: RunDirectory  # of the run, with the packages that custom lines may be imported from
     began: Settings | None  # those that the run began with, if it is resumed
     chosen: Mapping[str, Any]  # by flags, else --config, else --preset
     epochs: float | None = None  # in place of steps
-    model: StartingModel | None = None  # None: none, or not read yet
+    start: Start | None = None  # the model that the training starts from; None: none, or not read yet
     n_examples: int | None = None  # in an epoch; None: the data are not read yet
     N_V: int | None = None  # of the model; None: not known yet
-    lines: Sequence[str] = ()  # packages that custom lines may be imported from
-
-    def fixed(self, settings: Settings, *names: str) -> "RunRequest":
-        """Return what is given, with these settings as they have become."""
-        return self._replace(chosen={**self.chosen, **{name: getattr(settings, name) for name in names}})
 
 
 def resolve(given: RunRequest) -> Settings:
@@ -64,10 +54,10 @@ def resolve(given: RunRequest) -> Settings:
     before = {name: getattr(given.began, name) for name in TASKS[given.task].all_settings()} if given.began else {}
     values = {**before, **given.chosen}
     settings = settings_from(values | _steps(given, values), task=given.task)
-    if given.model:
-        settings = _of_model(settings, given.model, given.chosen)
+    if given.start:
+        settings = _with_sizes(settings, given.start, given.chosen)
     else:
-        check_sizes(settings, given.lines)
+        check_sizes(settings, given.files.lines)
     if given.N_V is not None:
         check_mesh(settings, padded_size(given.N_V, settings.vocabulary_multiple))
     elif not settings.start_from:  # whose sizes are not read yet
@@ -87,8 +77,10 @@ def _steps(given: RunRequest, values: Mapping[str, Any]) -> dict[str, int]:
     return {"steps": max(1, math.ceil(given.epochs * given.n_examples / batch_size))}
 
 
-def _of_model(settings: Settings, model: StartingModel, chosen: Mapping[str, Any]) -> Settings:
-    """The settings with the sizes of the model to start from, which those that the user chose cannot replace."""
+def _with_sizes(settings: Settings, model: Start, chosen: Mapping[str, Any]) -> Settings:
+    """The settings with the sizes of the model to start from, which those that the user chose cannot replace; of its
+    l_max, the training may use less.
+    """
     if settings.l_max > model.sizes["l_max"]:
         raise SettingsError(f"l_max is {settings.l_max}, but {model.name} reads at most {model.sizes['l_max']} tokens")
     sizes = {**model.sizes, "l_max": settings.l_max}
@@ -118,19 +110,19 @@ def with_task(argv: Sequence[str]) -> list[str]:
 
 def run_request(arguments: argparse.Namespace) -> RunRequest:
     """Return what a command line gives. Raises SettingsError or RunError if a file cannot be read."""
-    files = RunDirectory(arguments.run)
-    began = files.settings() if files.config.is_file() else None
     preset = PRESETS[arguments.preset][1] if getattr(arguments, "preset", None) else {}
     file = _settings_file(arguments.config) if arguments.config else {}
     flags = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
     if arguments.epochs is not None and "steps" in flags:
         raise SettingsError("--steps and --epochs exclude each other")
+    typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
+    files = RunDirectory(arguments.run, lines=(*arguments.lines, *typed))
+    began = files.description().settings if files.config.is_file() else None
     chosen = {**preset, **file, **flags}
     chosen = _absolute(chosen, adapts=bool(chosen.get("lora_rank", began and began.lora_rank)))
     if began:
         chosen = _as_begun(chosen, began)
-    typed = modules_of(converted("variant", flags["variant"])) if "variant" in flags else ()
-    return RunRequest(arguments.task, began, chosen, arguments.epochs, lines=(*arguments.lines, *typed))
+    return RunRequest(arguments.task, files, began, chosen, arguments.epochs)
 
 
 def _settings_file(path: Path) -> dict[str, Any]:
@@ -177,6 +169,7 @@ def _as_begun(values: dict[str, Any], began: Settings) -> dict[str, Any]:
     return values | changed
 
 
-def at_commits(settings: Settings) -> Settings:
-    """Return the settings with each data set of the hub at its commit."""
-    return dataclasses.replace(settings, **{name: tuple(map(at_commit, getattr(settings, name))) for name in FILES})
+def at_commits(given: RunRequest) -> RunRequest:
+    """Return what is given with each data set of the hub at its commit."""
+    named = {name: [*map(at_commit, given.chosen[name])] for name in FILES if name in given.chosen}
+    return given._replace(chosen={**given.chosen, **named})

@@ -22,15 +22,7 @@ from training.command_line import compilation_cache
 from training.command_line.dry_run import described
 from training.command_line.named_models import run_of
 from training.command_line.progress import Display, TokenizingBar
-from training.command_line.resolving import (
-    FILES,
-    RunRequest,
-    StartingModel,
-    at_commits,
-    resolve,
-    run_request,
-    with_task,
-)
+from training.command_line.resolving import RunRequest, at_commits, resolve, run_request, with_task
 from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
 from training.command_line.terminal import say, show, waiting
@@ -66,7 +58,7 @@ def train(
     """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost. `settings` are
     what is given, resolved.
     """
-    files = _directory(arguments.run, given)
+    files = given.files
     if not arguments.dry_run:
         import_early("filelock", "matplotlib.figure", "orbax.checkpoint", *["wandb"] * settings.wandb)
     settings = dataclasses.replace(settings, dtype=resolved(settings.dtype))
@@ -74,11 +66,11 @@ def train(
         processes.agree("settings", settings_to_json(settings) | versions())
     Placement(settings.mesh)
     settings, note = over_all(settings, accelerators(), chosen="mesh" in given.chosen or files.exists())
-    given = given.fixed(settings, "mesh", "dtype")
+    given = given._replace(chosen={**given.chosen, "mesh": settings.mesh, "dtype": settings.dtype})
     if note and processes.is_main:
         say(f"note: {note}")
     if arguments.dry_run:
-        description, data, initial = _prepared(arguments, given, settings, files, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, interrupts, processes)
         with waiting("compiling, and measuring the peak of matrix products"):
             cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
         processes.leave()
@@ -89,7 +81,7 @@ def train(
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
         began = files.exists()
-        description, data, initial = _prepared(arguments, given, settings, files, interrupts, processes)
+        description, data, initial = _prepared(arguments, given, interrupts, processes)
         settings, model = description.settings, config_to_json(description.config)
         processes.agree("run", {"began": began, **data.fingerprints, "model": model})
         plan = Plan.of(description, data, initial)
@@ -108,7 +100,7 @@ def train(
             return
         for line in summary(settings, data, results):
             print(line)
-        text = sample(load_run(files.path, lines=given.lines))
+        text = sample(load_run(files.path, lines=files.lines))
         if text:
             show(text)
         print(f"The run is in {files.path}.", flush=True)
@@ -119,32 +111,19 @@ def _note(data: RunData) -> None:
         say(f"note: {note}")
 
 
-def _directory(path: Path, given: RunRequest) -> RunDirectory:
-    """Return the directory of the run; one whose model cannot be read is refused before the data are."""
-    files = RunDirectory(path, lines=given.lines)
-    if files.config.is_file():
-        files.description()
-    return files
-
-
 def _prepared(
-    arguments: argparse.Namespace,
-    given: RunRequest,
-    settings: Settings,
-    files: RunDirectory,
-    interrupts: Interrupts,
-    processes: Processes,
+    arguments: argparse.Namespace, given: RunRequest, interrupts: Interrupts, processes: Processes
 ) -> tuple[Description, RunData, Any]:
     """Return the run's description, its data, and the parameters to start from (None: random ones). What is given is
     resolved again with the sizes of the model to start from, if there is one, and once the data are counted.
     """
-    began, start = files.exists(), None
-    if not began:
-        settings, before = at_commits(settings), settings
-        given = given.fixed(settings, *(name for name in FILES if getattr(settings, name) != getattr(before, name)))
+    files, start = given.files, None
+    began = files.exists()
+    given = given if began else at_commits(given)
+    settings = resolve(given)
     if settings.start_from and (settings.lora_rank or not began):
-        start = start_from(settings, functools.partial(run_of, cache=arguments.cache), given.lines)
-        given = given._replace(model=StartingModel(start.name, start.sizes))
+        start = start_from(settings, functools.partial(run_of, cache=arguments.cache), files.lines)
+        given = given._replace(start=start)
         settings = resolve(given)
         start = start.fitted(settings)
     with TokenizingBar(quiet=arguments.quiet or not processes.is_main) as reading:
@@ -157,7 +136,7 @@ def _prepared(
     if settings.start_from:
         config = start.config if start else files.description().config
     else:
-        config = model_config(settings, data.tokenizer.N_V, given.lines)
+        config = model_config(settings, data.tokenizer.N_V, files.lines)
     settings = resolve(given._replace(n_examples=data.train.n_examples, N_V=config.N_V))
     if not began and "unroll" not in given.chosen:
         settings, unrolled = with_unrolling(settings, jax.default_backend())

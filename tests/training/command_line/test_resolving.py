@@ -2,19 +2,21 @@
 
 import argparse
 import types
+from typing import Any
 
 import pytest
 
-from training.command_line.resolving import RunRequest, StartingModel, resolve, run_request
+from training.command_line.resolving import RunRequest, resolve, run_request
+from training.runs.directory import RunDirectory
 from training.settings import Settings, SettingsError
 from training.tasks import objectives, settings_from
 
-NOTHING = RunRequest("d", None, {})
+NOTHING = RunRequest("d", RunDirectory("nowhere"), None, {})
 
 
 def test_precedence_is_as_its_docstring_says():
     began = settings_from({"seed": 1, "L": 1, "H": 1, "steps": 10, "warmup": 1}, task="d")
-    given = RunRequest("d", began, {"seed": 4, "l_max": 16})
+    given = NOTHING._replace(began=began, chosen={"seed": 4, "l_max": 16})
     found = resolve(given)
     assert (found.seed, found.L, found.H, found.steps, found.l_max) == (4, 1, 1, 10, 16)
     assert found.warmup == 1  # the run's own, although it depends on the steps
@@ -42,7 +44,8 @@ def test_defaults_depend_on_what_is_chosen():
 
 def test_the_models_sizes_come_first_but_for_its_l_max():
     sizes = {"L": 5, "H": 2, "d_e": 12, "l_max": 64, "variant": "LLAMA"}
-    given = NOTHING._replace(chosen={"start_from": "other", "l_max": 32}, model=StartingModel("whole/other", sizes))
+    other: Any = types.SimpleNamespace(name="whole/other", sizes=sizes)
+    given = NOTHING._replace(chosen={"start_from": "other", "l_max": 32}, start=other)
     found = resolve(given)
     assert {name: getattr(found, name) for name in sizes} == sizes | {"l_max": 32}
     assert found.start_from == "whole/other"
