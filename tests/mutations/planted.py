@@ -187,7 +187,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
 # fmt: on
 
 PLANTED: dict[str, Planted] = {
-    name: Planted(Edit(f"algorithms/{file}", function, statement, old, new), algorithm, line, variant, f"Algorithm {says}")
+    name: Planted(
+        Edit(f"algorithms/{file}", function, statement, old, new), algorithm, line, variant, f"Algorithm {says}"
+    )
     for file, rows in _ROWS.items()
     for name, function, statement, old, new, algorithm, line, variant, says in rows
 }

@@ -52,8 +52,6 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
     [
         (["--patch", 3], "image: expected height and width that patches of side 3 tile, got 8 x 8; crop or pad it"),
         (["--n-places", 1], "image: expected at most 1 rows and columns of patches, one for each position"),
-        (["--l_max", 60], "--l_max: expected at least 71, for a drawing of a digit, got 60"),
-        (["--batch-size", 7], "--batch-size: expected an even number, half of it text, got 7"),
         (["--pairs", "x.tsv"], "--pairs: expected a flag of gato, got one of d; leave it out"),
         (["--token-noise", 0.1], "--token-noise: expected a flag of gato, got one of d, ed, classify; leave it out"),
     ],

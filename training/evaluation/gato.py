@@ -10,22 +10,9 @@ from training.evaluation.held_out import evaluate_run
 from training.generation.gato import Gato, of_text
 from training.runs.directory import Description, Run
 
-DRAWN = 5  # drawings of each digit
+DRAWN, TAU = 5, 0.5  # drawings of each digit, and their temperature
 AT_ONCE = 120  # images in a batch
 INK = " .:*#"  # of shades, from white to black
-
-
-def draw(gato: Gato, *, n: int = DRAWN, tau: float = 0.5, seed: int = 0) -> np.ndarray:
-    """Return the shades of n drawings of each digit, [10, n, 8, 8]."""
-    asked = [name for name in digits.NAMES for _ in range(n)]
-    options = {"n": digits.SIDE**2, "levels": digits.SHADES, "tau": tau, "key": jax.random.key(seed)}
-    return gato.drawings(asked, **options).reshape(10, n, digits.SIDE, digits.SIDE)
-
-
-def named(gato: Gato, held_out: digits.Digits) -> list[str]:
-    """Return the names that the model gives to images."""
-    pixels = held_out.pixels
-    return [name for i in range(0, len(pixels), AT_ONCE) for name in gato.names(list(pixels[i : i + AT_ONCE]))]
 
 
 def figures(
@@ -38,14 +25,17 @@ def figures(
 
     gato, train, held_out = Gato(run), digits.load("train"), digits.load("validation")
     simple = LogisticRegression(max_iter=2000).fit(train.shades.reshape(len(train.labels), -1) / 16, train.labels)
-    truth = [digits.NAMES[label] for label in held_out.labels]
-    accuracy = float(np.mean([a == b for a, b in zip(named(gato, held_out), truth, strict=True)]))
-    drawings = draw(gato)
-    recognized = simple.predict(drawings.reshape(-1, digits.SIDE**2) / 16).reshape(10, -1) == np.arange(10)[:, None]
+    truth, pixels = [digits.NAMES[label] for label in held_out.labels], held_out.pixels
+    named = [name for i in range(0, len(pixels), AT_ONCE) for name in gato.names(list(pixels[i : i + AT_ONCE]))]
+    asked = [name for name in digits.NAMES for _ in range(DRAWN)]
+    drawn = gato.drawings(asked, n=digits.SIDE**2, levels=digits.SHADES, tau=TAU, key=jax.random.key(0))
+    recognized = simple.predict(drawn / 16).reshape(10, -1) == np.arange(10)[:, None]
     theirs = float(simple.score(held_out.shades.reshape(len(truth), -1) / 16, held_out.labels))
+    accuracy = float(np.mean([a == b for a, b in zip(named, truth, strict=True)]))
     of_digits = {"accuracy": accuracy, "recognized": float(recognized.mean())}
     rows = {"this model": bits_per_byte(run, description, data, part) | of_digits}
-    return rows | {"logistic regression": {"accuracy": theirs}}, [printed(drawings[:, 0])]
+    samples = [printed(drawn[::DRAWN].reshape(10, digits.SIDE, digits.SIDE))]
+    return rows | {"logistic regression": {"accuracy": theirs}}, samples
 
 
 def printed(drawings: np.ndarray) -> str:

@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from algorithms import DTransformerConfig
-from training.data.gato.sequences import Columns, Image, Vocabulary
+from training.data.gato.sequences import Columns, Vocabulary
 from training.data.records import DataError
 from training.runs.directory import Run
 from training.tasks.gato import hidden_state
@@ -51,7 +51,7 @@ class Gato:
     def names(self, images: Sequence[np.ndarray]) -> list[str]:
         """Return the greedily decoded text after each image, [height, width, channels] from −1 to 1."""
         tokenizer, eos = self.vocabulary.tokenizer, self.vocabulary.tokenizer.eos_token
-        asked = [self.vocabulary.sequence([Image(image)], ends=False) for image in images]
+        asked = [*map(self.vocabulary.named, images)]
         tokens = self._continued(asked, LONGEST_NAME, (0, tokenizer.N_V), ends=eos)
         return [tokenizer.decode(row[: [*row, eos].index(eos)]) for row in tokens.tolist()]
 
@@ -60,7 +60,7 @@ class Gato:
     ) -> Int[np.ndarray, "texts n"]:
         """Return what the model draws for each text: n integers below `levels`, greedily for τ = 0."""
         first = self.vocabulary.first
-        asked = [self.vocabulary.to_draw(text) for text in texts]
+        asked = [*map(self.vocabulary.drawn, texts)]
         return self._continued(asked, n, (first, first + levels), tau=tau, key=key) - first
 
     def _continued(self, asked: Sequence[Columns], n: int, allowed, *, tau=0.0, key: Any = None, ends=None):
@@ -72,7 +72,9 @@ class Gato:
                 f"the sequence needs {needed} columns, but the model reads at most l_max = {self.config.l_max}: "
                 "shorten it"
             )
-        batch = self._batch(asked, min(self.config.l_max, -(-needed // 16) * 16))
+        width, most = min(self.config.l_max, -(-needed // 16) * 16), max(1, *(len(columns.places) for columns in asked))
+        batch = self.vocabulary.batch([[columns] for columns in asked], width, most)
+        batch["segment_ids"] = np.ones_like(batch["x"])
         found = np.zeros((len(asked), n), np.int64)
         for i in range(n):
             of_step = None if tau == 0 else jax.random.fold_in(key, i)
@@ -83,23 +85,6 @@ class Gato:
             if ends is not None and (found[:, : i + 1] == ends).any(axis=1).all():
                 break
         return found
-
-    def _batch(self, asked: Sequence[Columns], width: int) -> dict[str, np.ndarray]:
-        B, side = len(asked), self.config.patch
-        n = max(1, *(len(columns.places) for columns in asked))
-        batch = {
-            "x": np.zeros((B, width), np.int32),
-            "at": np.full((B, width), -1, np.int32),
-            "patches": np.zeros((B, n, side, side, self.config.channels), np.float32),
-            "places": np.zeros((B, n, 2), np.int32),
-            "segment_ids": np.ones((B, width), np.int32),
-        }
-        for b, columns in enumerate(asked):
-            batch["x"][b, : len(columns.x)], batch["at"][b, : len(columns.x)] = columns.x, columns.at
-            if len(columns.places):
-                batch["patches"][b, : len(columns.places)] = columns.patches
-                batch["places"][b, : len(columns.places)] = columns.places
-        return batch
 
 
 @functools.partial(jax.jit, static_argnames=("allowed", "tau"))

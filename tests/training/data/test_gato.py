@@ -9,7 +9,7 @@ from tests.training_cases import token_store_of
 from training.data.batches import NextTokens
 from training.data.gato import digits
 from training.data.gato.batches import Modalities
-from training.data.gato.sequences import EXTRA_TOKENS, Discrete, Image, Text, Vocabulary
+from training.data.gato.sequences import EXTRA_TOKENS, Vocabulary
 from training.data.mixtures import Mixture
 from training.data.records import DataError
 from training.data.tokenizers import CharacterTokenizer
@@ -27,14 +27,13 @@ def letters(text):
 
 
 def test_an_image_and_its_name_are_patches_and_tokens_of_which_the_name_is_predicted():
-    columns = VOCABULARY.sequence([Image(PIXELS), Text("two")], ends=True)
+    columns = VOCABULARY.named(PIXELS, "two")
     np.testing.assert_array_equal(columns.x, [BOS, 0, 0, SEPARATOR, *letters("two"), EOS])
     np.testing.assert_array_equal(columns.at, [-1, 0, 1, -1, -1, -1, -1, -1])
     np.testing.assert_array_equal(columns.predicted, [False] * 4 + [True] * 4)
     np.testing.assert_allclose(columns.patches, PIXELS.reshape(2, 4, 4, 1) / 2, rtol=1e-6)
     np.testing.assert_array_equal(columns.places, [[0, 0], [1, 0]])
-    asked = VOCABULARY.sequence([Image(PIXELS)], ends=False)
-    np.testing.assert_array_equal(asked.x, columns.x[:4])
+    np.testing.assert_array_equal(VOCABULARY.named(PIXELS).x, columns.x[:4])
 
 
 def test_digits_without_scikit_learn_are_refused(monkeypatch):
@@ -44,33 +43,24 @@ def test_digits_without_scikit_learn_are_refused(monkeypatch):
 
 
 def test_a_name_and_its_drawing_are_tokens_of_text_and_of_values():
-    columns = VOCABULARY.sequence([Text("two"), Discrete(np.array([[0, 16], [1023, 5]]))], ends=True)
+    columns = VOCABULARY.drawn("two", np.array([[0, 16], [1023, 5]]))
     values = [FIRST, FIRST + 16, FIRST + 1023, FIRST + 5]
     np.testing.assert_array_equal(columns.x, [BOS, *letters("two"), SEPARATOR, *values])
     np.testing.assert_array_equal(columns.predicted, [False, True, True, True, False, True, True, True, True])
-    np.testing.assert_array_equal(VOCABULARY.to_draw("two").x, columns.x[:5])
+    np.testing.assert_array_equal(VOCABULARY.drawn("two").x, columns.x[:5])
 
 
 @pytest.mark.parametrize(
-    ("elements", "message"),
+    ("pixels", "message"),
     [
-        ([Text("a"), Image(PIXELS)], r"^modalities: expected one of these orders: text; .* got text, then an image"),
-        ([Discrete(np.array([1])), Text("two")], r"got discrete values, then text"),
-        ([Image(PIXELS), Discrete(np.array([1]))], r"got an image, then discrete values"),
-        ([Image(PIXELS)], r"got an image$"),
-        ([], r"got nothing"),
-        ([Text("two"), Discrete(np.array([0.5]))], r"^discrete values: expected integers from 0 to 1023, got float64"),
-        ([Text("two"), Discrete(np.array([-1, 3]))], r"expected integers from 0 to 1023, got -1 to 3; "),
-        ([Text("two"), Discrete(np.array([1024]))], r"expected integers from 0 to 1023, got 1024 to 1024"),
-        ([Image(PIXELS[:, :3]), Text("two")], r"patches of side 4 tile, got 8 x 3"),
-        ([Image(np.zeros((12, 4, 1))), Text("two")], r"at most 2 rows and columns of patches.* got 3 x 1"),
-        ([Image(np.full((4, 4, 1), np.nan)), Text("two")], r"finite numbers from -1 to 1"),
-        ([Image(np.zeros((4, 4, 3))), Text("two")], r"^image: expected \[height, width, 1 channels\], got \[4, 4, 3\]"),
+        (PIXELS[:, :3], r"patches of side 4 tile, got 8 x 3"),
+        (np.zeros((12, 4, 1)), r"at most 2 rows and columns of patches.* got 3 x 1"),
+        (np.full((4, 4, 1), np.nan), r"finite numbers from -1 to 1"),
     ],
 )
-def test_what_no_model_was_given_is_refused(elements, message):
+def test_images_that_are_not_patches_are_refused(pixels, message):
     with pytest.raises(ValueError, match=message):
-        VOCABULARY.sequence(elements, ends=True)
+        VOCABULARY.named(pixels)
 
 
 def packed(store, l_max):

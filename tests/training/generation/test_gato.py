@@ -7,7 +7,7 @@ import pytest
 
 from algorithms import d_hidden_state, d_transformer, unembedding
 from tests.cases import random_like
-from training.data.gato.sequences import EXTRA_TOKENS, Image
+from training.data.gato.sequences import EXTRA_TOKENS
 from training.data.records import DataError
 from training.data.tokenizers import CharacterTokenizer
 from training.evaluation.gato import printed
@@ -27,18 +27,17 @@ GATO = Gato(RUN)
 IMAGES = list(np.random.default_rng(0).uniform(-1, 1, (3, 8, 8, 1)))
 
 
-def likeliest(columns, first, end):
-    """The likeliest of some tokens behind each column of a sequence, which is computed alone and without padding."""
-    patches = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1) if len(columns.places) else jnp.zeros((4, 4, 1, 1))
-    places = columns.places.T if len(columns.places) else np.zeros((2, 1), int)
-    X = gato_embedding(jnp.asarray(columns.x), patches, jnp.asarray(columns.at), *map(jnp.asarray, places), *PARAMS)
+def distributions(x, at, columns):
+    """P of a sequence with the patches of others, which is computed alone and without padding."""
+    patches = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1)
+    X = gato_embedding(jnp.asarray(x), patches, jnp.asarray(at), *map(jnp.asarray, columns.places.T), *PARAMS)
     theta = PARAMS.transformer
-    P = unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
-    return first + np.argmax(P[first:end], axis=0)
+    return np.asarray(unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u))
 
 
-def next_column(columns, first, end):
-    return int(likeliest(columns, first, end)[-1])
+def likeliest(columns, first, end):
+    """The likeliest of some tokens behind each column of a sequence."""
+    return first + np.argmax(distributions(columns.x, columns.at, columns)[first:end], axis=0)
 
 
 def extended(columns, token):
@@ -50,9 +49,9 @@ def extended(columns, token):
 def test_an_image_is_named_by_the_likeliest_token_of_text_again_and_again():
     names = GATO.names(IMAGES)
     for image, name in zip(IMAGES, names, strict=True):
-        columns, tokens = GATO.vocabulary.sequence([Image(image)], ends=False), []
+        columns, tokens = GATO.vocabulary.named(image), []
         while len(tokens) < 16 and TOKENIZER.eos_token not in tokens:
-            tokens.append(next_column(columns, 0, TOKENIZER.N_V))
+            tokens.append(int(likeliest(columns, 0, TOKENIZER.N_V)[-1]))
             columns = extended(columns, tokens[-1])
         assert TOKENIZER.decode(tokens) == name
 
@@ -61,7 +60,7 @@ def test_an_image_is_named_by_the_likeliest_token_of_text_again_and_again():
 def test_a_drawing_has_only_shades_and_is_the_likeliest_at_temperature_0():
     drawn = GATO.drawings(["two", "seven"], n=5, levels=17, tau=0)
     for text, row in zip(("two", "seven"), drawn, strict=True):
-        columns = GATO.vocabulary.to_draw(text)
+        columns = GATO.vocabulary.drawn(text)
         before = len(columns.x)
         for shade in row:
             columns = extended(columns, TOKENIZER.N_V + shade)
@@ -92,7 +91,7 @@ def test_text_is_continued_by_the_decoder_of_the_text_tokens_alone():
 
 def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     rng = np.random.default_rng(2)
-    columns = GATO.vocabulary.sequence([Image(IMAGES[0])], ends=False)
+    columns = GATO.vocabulary.named(IMAGES[0])
     x = rng.integers(29, 1000, (2, 24)).astype(np.int32)
     at = np.full((2, 24), -1)
     at[1, 1:5] = np.arange(4)
@@ -100,13 +99,9 @@ def test_the_loss_is_that_of_the_columns_that_the_mask_names():
     batch |= {"places": np.stack([columns.places] * 2)}
     batch |= {"segment_ids": np.ones((2, 24), np.int32), "loss_mask": rng.random((2, 24)) < 0.3}
     found = TASKS["gato"].objective.losses(PARAMS, batch).nats
-    patches, places = jnp.moveaxis(jnp.asarray(columns.patches), 0, -1), map(jnp.asarray, columns.places.T)
-    places, expected = list(places), 0.0
+    targets, expected = np.asarray(next_tokens(jnp.asarray(x))), 0.0
     for b in range(2):
-        X = gato_embedding(jnp.asarray(x[b]), patches, jnp.asarray(at[b]), *places, *PARAMS)
-        theta = PARAMS.transformer
-        P = unembedding(d_hidden_state(X, theta), theta.W_e.T if theta.W_u is None else theta.W_u)
-        nats = -np.log(np.asarray(P, np.float64)[np.asarray(next_tokens(jnp.asarray(x)))[b], np.arange(24)])
+        nats = -np.log(distributions(x[b], at[b], columns).astype(np.float64)[targets[b], np.arange(24)])
         expected += nats[batch["loss_mask"][b]].sum()
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 

@@ -1,44 +1,22 @@
 """Sequences of several modalities: their tokens and patches, and the columns to predict.
 
-    Text("seven")                          tokens of the tokenizer
-    Image(pixels)                          patches, in raster order
-    Discrete(shades)                       integers from 0 to 1,023, as additional tokens
+    vocabulary.named(pixels, "seven")      bos, the image's patches in raster order, separator, tokens of its name, eos
+    vocabulary.drawn("seven", shades)      bos, tokens of the name, separator, integers from 0 to 1,023 row by row
 
-A sequence begins with bos; a separator comes before every answer: the name of an image, and the drawing of a text. As
-in Gato, the loss is on text and discrete values, never on images and separators.
+Without its answer, behind the separator, a sequence prompts the model for it. As in Gato, the loss is on text and
+discrete values, never on images and separators.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from training.data.base_tokenizer import Tokenizer
-from training.data.records import DataError
+from training.data.batches import Batch
 from training.tasks.gato_embedding import BINS, GatoConfig, raster_patches, raster_places
 
-
-class Text(NamedTuple):
-    """A text."""
-
-    text: str
-
-
-class Image(NamedTuple):
-    """An image: pixels from −1 to 1, [height, width, channels]."""
-
-    pixels: np.ndarray
-
-
-class Discrete(NamedTuple):
-    """Integers from 0 to 1,023, of any shape, read row by row."""
-
-    values: np.ndarray
-
-
-ORDERS: tuple[tuple[type, ...], ...] = ((Text,), (Image, Text), (Text, Discrete))
-"""The orders of modalities that a model is trained on."""
 EXTRA_TOKENS = BINS + 1  # in addition to the tokenizer's: one for each value, and the separator
 
 
@@ -68,79 +46,47 @@ class Vocabulary(NamedTuple):
         """The token before an answer."""
         return self.first + BINS
 
-    def discrete(self, values: np.ndarray) -> np.ndarray:
-        """Return the tokens of integers from 0 to 1,023. Raises DataError for any other value."""
-        values = np.asarray(values)
-        if values.dtype.kind not in "iu":
-            raise DataError(f"discrete values: expected integers from 0 to {BINS - 1}, got {values.dtype}")
-        if values.size and not (values.min() >= 0 and values.max() < BINS):
-            raise DataError(
-                f"discrete values: expected integers from 0 to {BINS - 1}, got {values.min()} to {values.max()}; "
-                "renumber them"
-            )
-        return self.first + values.ravel().astype(np.int32)
+    def named(self, pixels: np.ndarray, name: str | None = None) -> Columns:
+        """Return an image, [height, width, channels] from −1 to 1, and its name, if given. Raises ValueError."""
+        side = self.config.patch
+        patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels, jnp.float32), side=side)), -1, 0)
+        places = np.stack(raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places), axis=1)
+        n, answer = len(patches), [] if name is None else [*self.tokenizer.encode(name), self.tokenizer.eos_token]
+        x = np.array([self.tokenizer.bos_token, *[0] * n, self.separator, *answer], np.int32)
+        at = np.array([-1, *range(n), *[-1] * (1 + len(answer))])
+        return Columns(x, at, np.arange(len(x)) > n + 1, patches, places.astype(np.int64))
 
-    def sequence(self, elements: Sequence[Any], *, ends: bool) -> Columns:
-        """Return elements in one of `ORDERS`, or the beginning of one, as the columns that a model reads; unless the
-        sequence `ends`, the model continues it with an answer. Raises DataError or ValueError for anything else, or
-        invalid values.
+    def drawn(self, name: str, values: np.ndarray | None = None) -> Columns:
+        """Return a text and the discrete values that it describes, if given."""
+        asked = [self.tokenizer.bos_token, *self.tokenizer.encode(name), self.separator]
+        answer = [] if values is None else self.first + values.ravel()
+        x, number = np.array([*asked, *answer], np.int32), np.arange(len(asked) + len(answer))
+        patches = np.zeros((0, self.config.patch, self.config.patch, self.config.channels), np.float32)
+        predicted = (number > 0) & (number != len(asked) - 1)
+        return Columns(x, np.full(len(x), -1), predicted, patches, np.zeros((0, 2), np.int64))
+
+    def batch(self, rows: Sequence[Sequence[Columns]], width: int, n: int) -> Batch:
+        """Return rows of sequences as a batch: {"x", "segment_ids", "loss_mask"} as those of `NextTokens`, and {"at",
+        "patches", "places"}: the index of a column's patch among the row's n patches [B, n, side, side, channels], −1
+        for none, and the row and column of each patch in its image [B, n, 2].
         """
-        kinds = tuple(type(element) for element in elements)
-        if not any(kinds and order[: len(kinds)] == kinds and (not ends or kinds == order) for order in ORDERS):
-            known = "; ".join(_words(order) for order in ORDERS)
-            raise DataError(f"modalities: expected one of these orders: {known}; got {_words(kinds) or 'nothing'}")
-        parts = [_tokens([self.tokenizer.bos_token], predicted=False)]
-        for number, element in enumerate(elements):
-            if number:
-                parts.append(_tokens([self.separator], predicted=False))
-            parts.append(self._part(element))
-        if not ends and kinds != (Text,):
-            parts.append(_tokens([self.separator], predicted=False))
-        if ends and kinds[-1] is Text:
-            parts.append(_tokens([self.tokenizer.eos_token], predicted=True))
-        return joined(parts)
-
-    def to_draw(self, text: str) -> Columns:
-        """Return a text and a separator, as a prompt for a drawing."""
-        asked = self.sequence([Text(text)], ends=False)
-        return joined([asked, _tokens([self.separator], predicted=False)])
-
-    def _part(self, element: Any) -> Columns:
-        if isinstance(element, Text):
-            return _tokens(self.tokenizer.encode(element.text), predicted=True)
-        if isinstance(element, Discrete):
-            return _tokens(self.discrete(element.values), predicted=True)
-        side, pixels = self.config.patch, np.asarray(element.pixels, np.float32)
-        if pixels.ndim != 3 or pixels.shape[-1] != self.config.channels:
-            raise DataError(
-                f"image: expected [height, width, {self.config.channels} channels], got {list(pixels.shape)}"
-            )
-        patches = np.moveaxis(np.asarray(raster_patches(jnp.asarray(pixels), side=side)), -1, 0)
-        places = raster_places(*pixels.shape[:2], side=side, n_places=self.config.n_places)
-        n = len(patches)
-        return Columns(np.zeros(n, np.int32), np.arange(n), np.zeros(n, bool), patches, np.stack(places, axis=1))
-
-
-def joined(parts: Sequence[Columns]) -> Columns:
-    """Concatenate sequences and their patches."""
-    before = np.cumsum([0, *(len(part.places) for part in parts)])
-    fields = {name: [getattr(part, name) for part in parts] for name in Columns._fields}
-    fields["at"] = [np.where(at < 0, -1, at + n) for at, n in zip(fields["at"], before, strict=False)]
-    fields["patches"] = [patches for patches in fields["patches"] if len(patches)] or [_no_patches()[0]]
-    return Columns(**{name: np.concatenate(arrays) for name, arrays in fields.items()})
-
-
-def _tokens(ids: Any, *, predicted: Any) -> Columns:
-    x = np.asarray(ids, np.int32)
-    return Columns(x, np.full(len(x), -1), np.full(len(x), predicted), *_no_patches())
-
-
-def _no_patches() -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros((0, 0, 0, 0), np.float32), np.zeros((0, 2), np.int64)
-
-
-WORDS = {Text: "text", Image: "an image", Discrete: "discrete values"}
-
-
-def _words(kinds: Sequence[type]) -> str:
-    return ", then ".join(WORDS.get(kind, kind.__name__) for kind in kinds)
+        shape, side = (len(rows), width), self.config.patch
+        batch = {
+            "x": np.full(shape, self.tokenizer.eos_token, np.int32),
+            "at": np.full(shape, -1, np.int32),
+            "segment_ids": np.zeros(shape, np.int32),
+            "loss_mask": np.zeros(shape, bool),
+            "patches": np.zeros((len(rows), n, side, side, self.config.channels), np.float32),
+            "places": np.zeros((len(rows), n, 2), np.int32),
+        }
+        for b, sequences in enumerate(rows):
+            column = patch = 0
+            for s, found in enumerate(sequences, start=1):
+                end, last = column + len(found.x), patch + len(found.places)
+                batch["x"][b, column:end] = found.x
+                batch["at"][b, column:end] = np.where(found.at < 0, -1, found.at + patch)
+                batch["segment_ids"][b, column:end] = s
+                batch["loss_mask"][b, column : end - 1] = found.predicted[1:]
+                batch["patches"][b, patch:last], batch["places"][b, patch:last] = found.patches, found.places
+                column, patch = end, last
+        return batch
