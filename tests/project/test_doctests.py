@@ -17,8 +17,6 @@ import algorithms
 pytestmark = pytest.mark.end_to_end
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXTRAS = {"training/evaluation/harness.py": "lm_eval"}
-"""Files that cannot be imported without an extra, and its package."""
 OTHERS = "## In flax.nnx and Equinox"
 FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT / package).rglob("*.py"))
 
@@ -32,8 +30,6 @@ def docstrings(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_docstrings(path, capsys):
-    if extra := EXTRAS.get(str(path.relative_to(ROOT))):
-        pytest.importorskip(extra)
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     given = {"jax": jax, "jnp": jax.numpy, **vars(algorithms)} if path.is_relative_to(ROOT / "algorithms") else {}

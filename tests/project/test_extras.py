@@ -33,11 +33,6 @@ sentencepiece.SentencePieceTrainer.train(
     input="text.txt", model_prefix="tokenizer", vocab_size=300, model_type="bpe", byte_fallback=True,
     normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
 assert read(pathlib.Path(), 300).encode("The cat")"""
-ASK_HARNESS = """from lm_eval.api.instance import Instance
-from training.evaluation.harness import HarnessModel
-from training.runs.trained_model import load_run
-asked = Instance("loglikelihood", {}, ("The cat", " sat"), 0)
-print(HarnessModel(load_run("runs/d")).loglikelihood([asked]))"""
 
 COMMANDS = {
     "train": (TRAIN, "scripts/generate.py runs/d --prompt The --l_gen 4", "scripts/evaluate.py runs/d"),
@@ -49,7 +44,6 @@ COMMANDS = {
         TRAIN.replace("text.txt", "text.parquet"),
         TRAIN.replace("text.txt", "text.txt.zst").replace("runs/d", "runs/z"),
     ),
-    "lm-eval": (TRAIN, ("-c", ASK_HARNESS)),
     "wandb": (f"{TRAIN} --wandb",),
     "serve": (TRAIN,),
     "book": ("scripts/crosscheck.py --algorithm 4 --variant LLAMA --html build/book",),

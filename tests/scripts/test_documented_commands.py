@@ -70,7 +70,7 @@ BENCHMARKS = {
 }
 
 OF_THEIR_OWN = re.compile(
-    "^serve|--coordinator|--dry-run|--experts|--checkpoints|seed0|benchmark scaling|gato|taught|multi"
+    "^serve|--coordinator|--dry-run|--checkpoints|seed0|benchmark scaling|gato|taught|multi"
     "|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
 LONG = {("benchmark", ""): pytest.mark.thorough}  # half of its parts have commands of their own
@@ -80,8 +80,8 @@ HERE = [
     for command in FOUND
     if not OF_THEIR_OWN.search(" ".join(command))
 ]
-"""Not those of serve.py, experts, several processes and foreign code, which are what test_serve_script.py,
-tests/training/loop/test_experts.py, tests/training/mesh/test_processes.py and tests/project/test_examples.py run;
+"""Not those of serve.py, several processes and foreign code, which are what test_serve_script.py,
+tests/training/mesh/test_processes.py and tests/project/test_examples.py run;
 `benchmark.py scaling` stands below. What needs a model of people, an adapter, images or several
 tasks is in test_chat_script.py, test_convert_script.py and test_practice.py."""
 

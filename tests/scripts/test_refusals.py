@@ -68,7 +68,6 @@ REFUSED = {
         ("d lines", "", "lines: expected the same tokenizer as d, got another"),
         ("d --checkpoints", "", "has no checkpoint yet"),
         ("d --average out", "", "--average: expected several models, got one; name more runs, or add --checkpoints"),
-        *((f"{run} --experts", "", "--experts: expected a decoder with experts (task d), got a model") for run in "de"),
     ],
     "induction": [
         ("d --out a.txt", "", f"{PICTURE}, got a.txt"),

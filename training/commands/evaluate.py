@@ -15,7 +15,6 @@ Exit status: 0 done; 2 invalid usage or input.
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ from training.data.loading import RunData, load_run_data, make_dataset
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
 from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
-from training.evaluation.experts import has_experts, loads
 from training.evaluation.held_out import evaluate
 from training.evaluation.report import PARTS, Comparison, compare
 from training.extras import import_early
@@ -43,7 +41,6 @@ from training.settings import Settings
 from training.tasks.objectives import resolved
 
 PREDICTING = ("d", "e")
-COUNTED = 20  # batches whose tokens are counted by expert
 EVERY = 30.0  # seconds between two lines of progress without a terminal
 
 
@@ -65,7 +62,6 @@ def parser() -> Parser:
         "--checkpoints", action="store_true", help="evaluate the checkpoints of a run, their ensemble and their average"
     )
     add("--average", metavar="DIR", type=local, help="write the average of several models' parameters as a run")
-    add("--experts", action="store_true", help="also print the share of tokens that each expert gets")
     add_cache(add)
     add_model(add)
     return main
@@ -103,15 +99,13 @@ def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dty
     else:
         loaded = (load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories)
         found = dict(zip(arguments.runs, loaded, strict=True))
-    one, *others = found.values()
+    others = [*found.values()][1:]
     if arguments.average and not others:
         raise UsageError("--average: expected several models, got one; name more runs, or add --checkpoints")
     if arguments.average and arguments.average.exists():
         raise UsageError(f"--average: expected a new directory, got {arguments.average}, which exists")
     if arguments.limit and others:
         raise UsageError("--limit: expected one model, got several; leave it out")
-    if arguments.experts and not (one.task == "d" and has_experts(one.theta)):
-        raise UsageError("--experts: expected a decoder with experts (task d), got a model without; leave it out")
     check_alike(list(found.values()), list(found), sizes=arguments.checkpoints or bool(arguments.average))
     return found
 
@@ -145,10 +139,6 @@ def main(arguments: argparse.Namespace) -> None:
             comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
         print(where)
         report(comparison, files, description, data, part, of_other_data=bool(arguments.data))
-    if arguments.experts:
-        held_out = make_dataset(description.settings, getattr(data.stores, part))
-        for l, of_layer in enumerate(loads(run.theta, itertools.islice(held_out.evaluation_batches(), COUNTED))):
-            print(f"layer {l}: " + " ".join(f"{100 * share:.1f} %" for share in of_layer))
 
 
 def together(

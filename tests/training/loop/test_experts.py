@@ -12,10 +12,7 @@ from algorithms import DTransformerConfig, d_hidden_state, init_d_transformer
 from algorithms.inside import record
 from algorithms.lines import Experts
 from algorithms.model.variants import LLAMA
-from tests.run_cases import BYTES, make_run
 from tests.training_cases import make_trainer, settings_for
-from training.commands import evaluate_main
-from training.evaluation.experts import loads
 from training.generation import Generator, decoding
 from training.loop.cost import active_parameters
 from training.loop.train_step import batch_loss
@@ -90,16 +87,6 @@ def test_active_parameters_and_flops_count_the_chosen_experts(theta):
     assert more == L * l * 2 * d_e * (N + (K - 1) * 3 * d_mlp)
 
 
-@pytest.mark.end_to_end
-def test_loads_are_the_shares_of_the_tokens(theta):
-    found = np.zeros((SIZES["L"], N))
-    turns = list(routed_by_loops(theta))
-    columns = len(turns) // SIZES["L"]
-    for i, (_, chosen) in enumerate(turns):
-        found[i // columns, chosen] += 1 / columns
-    np.testing.assert_allclose(loads(theta, [BATCH]), found, rtol=1e-6)
-
-
 @pytest.mark.thorough
 def test_metrics_have_the_balancing_loss(tmp_path):
     settings = settings_for("d", variant=json.dumps(VARIANT.to_json()), steps=4, eval_every=2)
@@ -108,18 +95,6 @@ def test_metrics_have_the_balancing_loss(tmp_path):
     found = [line["balance"] for line in read_metrics(tmp_path / "metrics.jsonl") if "balance" in line]
     assert len(found) == 4
     assert all(BALANCE * 0.5 < balance < BALANCE * N for balance in found)
-
-
-@pytest.mark.thorough
-def test_loads_are_printed(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("\n\n".join(f"The {n}th paragraph of this text." for n in range(200)))
-    files = {"data": [str(tmp_path / "text.txt")], "variant": json.dumps(VARIANT.to_json())}
-    run = make_run(tmp_path / "run", "d", BYTES, **files)
-    assert evaluate_main([str(run), "--experts", "--cache", str(tmp_path / "cache")]) == 0
-    of_layers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("layer ")]
-    shares = [[float(word) for word in line.split(": ")[1].split(" %")[:N]] for line in of_layers]
-    np.testing.assert_allclose(np.sum(shares, axis=1), 100 * K, atol=0.05 * N)
-    assert len(of_layers) == 2
 
 
 @pytest.mark.thorough
