@@ -30,12 +30,13 @@ from training.command_line.terminal import Bar, print_table, say, show
 from training.data.loading import RunData, load_run_data, make_dataset
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
-from training.evaluation.ensembles import averaged, check_alike, ensemble_totals, of_checkpoints
+from training.evaluation.ensembles import averaged, check_alike, ensemble_totals
 from training.evaluation.held_out import evaluate
 from training.evaluation.report import PARTS, Comparison, compare
 from training.extras import import_early
 from training.interchange.names import MODEL
-from training.runs.directory import Description, Run, RunDirectory
+from training.runs.checkpoints import saved_steps
+from training.runs.directory import Description, Run, RunDirectory, RunError
 from training.runs.trained_model import load_run
 from training.settings import Settings
 from training.tasks.objectives import resolved
@@ -95,7 +96,10 @@ def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dty
     if arguments.checkpoints and len(directories) > 1:
         raise UsageError(f"--checkpoints: expected one run, got {len(directories)}; name one, or leave it out")
     if arguments.checkpoints:
-        found = {f"step {n}": run for n, run in of_checkpoints(directories[0], lines=arguments.lines).items()}
+        steps = saved_steps(RunDirectory(directories[0]).checkpoints)
+        if not steps:
+            raise RunError(f"the run in {directories[0]} has no checkpoint yet")
+        found = {f"step {n}": load_run(directories[0], lines=arguments.lines, step=n) for n in steps}
     else:
         loaded = (load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories)
         found = dict(zip(arguments.runs, loaded, strict=True))

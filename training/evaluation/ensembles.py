@@ -4,47 +4,16 @@ The members have the same task, tokenizer and classes; `check_alike` checks that
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from algorithms.ops.softmax import capped
-from training.data.tokenizers import load_tokenizer
-from training.mesh.padding import padded, unpadded
-from training.runs.checkpoints import CheckpointError, DamagedError, read_checkpoint, saved_steps
-from training.runs.directory import Run, RunDirectory, RunError
+from training.runs.directory import Run, RunError
 from training.settings import Settings
 from training.tasks import TASKS
-from training.tasks.models import model_shapes
 from training.tasks.objectives import DEFAULT, Batch, Totals, cast
-
-
-def of_checkpoints(directory: str | Path, *, lines: Sequence[str] = ()) -> dict[int, Run]:
-    """Return the models of a run's checkpoints by step, the last first; `lines` as in `RunDirectory`.
-
-    Raises RunError or CheckpointError.
-    """
-    files = RunDirectory(directory, lines=lines)
-    description = files.description()
-    steps = saved_steps(files.checkpoints)
-    if not steps:
-        raise RunError(f"the run in {files.path} has no checkpoint yet")
-    settings, config = description.settings, description.config
-    template = model_shapes(settings.task, config, N_C=len(description.labels))
-    multiple, item = settings.vocabulary_multiple, "ema" if settings.ema_decay else "params"
-    stored = jax.eval_shape(lambda theta: padded(theta, config.N_V, multiple), template)
-    tokenizer, found = load_tokenizer(files.tokenizer), {}
-    for step in steps:
-        try:
-            trees = read_checkpoint(files.checkpoints, step, {item: stored}).trees
-        except DamagedError as error:
-            where = f"the checkpoint of step {step} in {files.path}"
-            raise CheckpointError(f"{where} is damaged ({error}); resume the run, which sets it aside") from None
-        theta = unpadded(jax.tree.map(jnp.asarray, trees[item]), config.N_V, multiple)
-        found[step] = Run(theta, config, tokenizer, settings.task, description.labels)
-    return found
 
 
 def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
