@@ -1,5 +1,7 @@
 """Gato's embeddings against the oracle's loops; each part of them is needed; values, tokens and bad input."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +15,25 @@ from training.tasks import gato_embedding as gato
 
 CONFIG = gato.GatoConfig(L=2, patch=2, channels=3, d_r=6, n_groups=2, n_places=5, **cases.SHARED)
 IMAGE = np.random.default_rng(3).uniform(-1, 1, (4, 6, 3))
-THETA = cases.random_like(jax.eval_shape(lambda key: gato.init_gato(key, CONFIG), jax.random.key(0)))
-PATCHES, PLACES = gato.raster_patches(jnp.asarray(IMAGE), side=2), gato.raster_places(4, 6, side=2, n_places=5)
 
 
-def sequence(theta=THETA, **options):
+@functools.cache
+def params():
+    return cases.random_like(jax.eval_shape(lambda key: gato.init_gato(key, CONFIG), jax.random.key(0)))
+
+
+@functools.cache
+def of_image():
+    """The patches of the image, their rows and their columns."""
+    return gato.raster_patches(jnp.asarray(IMAGE), side=2), *gato.raster_places(4, 6, side=2, n_places=5)
+
+
+def sequence(theta, **options):
     """Text, an image of 2 × 3 patches, and two values; as the function takes it, and as the oracle does."""
     x = jnp.asarray([3, 9] + [99] * 6 + [5, 11])  # where patches are, no token is read
     at = jnp.asarray([-1, -1, *range(6), -1, -1])
-    X = gato.gato_embedding(x, PATCHES, at, *PLACES, *theta, **options)
+    patches, *places = of_image()
+    X = gato.gato_embedding(x, patches, at, *places, *theta, **options)
     return X, [3, 9, *printed.patches_of(IMAGE, 2), 5, 11]
 
 
@@ -32,14 +44,15 @@ def as_numpy(theta):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)
 def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
-    X, elements = sequence(implementation=implementation)
-    expected = printed.gato_embedding(elements, as_numpy(THETA))
+    theta = params()
+    X, elements = sequence(theta, implementation=implementation)
+    expected = printed.gato_embedding(elements, as_numpy(theta))
     cases.assert_close(X, expected)
-    plain = oracle.unstack(THETA.transformer)
+    plain = oracle.unstack(theta.transformer)
     plain.W_e = expected
-    hidden = alg.d_hidden_state(X, THETA.transformer, implementation=implementation)
-    P = alg.d_transformer(X, THETA.transformer, implementation=implementation)
-    cases.assert_close(alg.unembedding(hidden, THETA.transformer.W_u), P)
+    hidden = alg.d_hidden_state(X, theta.transformer, implementation=implementation)
+    P = alg.d_transformer(X, theta.transformer, implementation=implementation)
+    cases.assert_close(alg.unembedding(hidden, theta.transformer.W_u), P)
     cases.assert_close(P, oracle.d_transformer(list(range(10)), plain))
 
 
@@ -48,30 +61,31 @@ def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
     patches = gato.raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
     at = jnp.asarray([[0, 1, 2, 3, 4, 5, -1], [-1, 5, 4, -1, 0, 1, 2]])
     x = cases.random_tokens(2, 7)
-    X = gato.gato_embedding(x, patches, at, *PLACES, *THETA)
+    X = gato.gato_embedding(x, patches, at, *of_image()[1:], *params())
     for b, image in enumerate((IMAGE, other)):
-        of_image = printed.patches_of(image, 2)
-        elements = [of_image[n] if n >= 0 else int(v) for n, v in zip(at[b].tolist(), x[b], strict=True)]
-        cases.assert_close(X[:, b], printed.gato_embedding(elements, as_numpy(THETA)))
+        own = printed.patches_of(image, 2)
+        elements = [own[n] if n >= 0 else int(v) for n, v in zip(at[b].tolist(), x[b], strict=True)]
+        cases.assert_close(X[:, b], printed.gato_embedding(elements, as_numpy(params())))
 
 
-@pytest.mark.parametrize("left_out", THETA.image._fields)
+@pytest.mark.parametrize("left_out", gato.PatchParams._fields)
 def test_every_parameter_of_the_residual_block_and_of_the_positions_matters(left_out):
     """Against the oracle, which has all of them, so a line that is left out is seen."""
-    changed = THETA._replace(image=THETA.image._replace(**{left_out: 0 * getattr(THETA.image, left_out)}))
+    theta = params()
+    changed = theta._replace(image=theta.image._replace(**{left_out: 0 * getattr(theta.image, left_out)}))
     X, elements = sequence(changed)
-    difference = np.abs(np.asarray(X) - printed.gato_embedding(elements, as_numpy(THETA))).max(axis=0)
+    difference = np.abs(np.asarray(X) - printed.gato_embedding(elements, as_numpy(theta))).max(axis=0)
     assert np.all(difference[2:8].max() > 1e-3)
     assert np.all(difference[[0, 1, 8, 9]] < 1e-10)
 
 
 def test_without_images_gato_is_algorithm_10():
-    x = cases.random_tokens(2, 7)
+    x, theta = cases.random_tokens(2, 7), params()
     for n in (1, 0):  # patches in the batch
         none, places = jnp.zeros((2, 2, 3, 2, n)), jnp.zeros((2, 2, n), int)
-        X = gato.gato_embedding(x, none, jnp.full((2, 7), -1), *places, *THETA)
-        cases.assert_close(X, THETA.transformer.W_e[:, x])
-    cases.assert_close(alg.d_transformer(X, THETA.transformer), alg.d_transformer(x, THETA.transformer))
+        X = gato.gato_embedding(x, none, jnp.full((2, 7), -1), *places, *theta)
+        cases.assert_close(X, theta.transformer.W_e[:, x])
+    cases.assert_close(alg.d_transformer(X, theta.transformer), alg.d_transformer(x, theta.transformer))
 
 
 def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
@@ -81,7 +95,7 @@ def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
         return (weight * sequence(theta, implementation=implementation)[0]).sum()
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
-    cases.assert_trees_close(gradient(THETA, "auto"), gradient(THETA, "paper"), 1e-9)
+    cases.assert_trees_close(gradient(params(), "auto"), gradient(params(), "paper"), 1e-9)
 
 
 def test_patches_are_in_raster_order_and_scaled():
@@ -96,8 +110,8 @@ def test_patches_are_in_raster_order_and_scaled():
 
 
 def test_a_patch_without_a_position_makes_nan():
-    row, column = PLACES
-    e = gato.patch_embedding(PATCHES, row, column.at[2].set(5), THETA.image)
+    patches, row, column = of_image()
+    e = gato.patch_embedding(patches, row, column.at[2].set(5), params().image)
     assert np.isnan(e[:, 2]).all()
     assert np.isfinite(np.delete(e, 2, axis=1)).all()
 

@@ -26,7 +26,7 @@ EXPERTS = Experts(n=N, k=K, activation="silu", gated=True, biases=False, balance
 VARIANT = LLAMA.but(mlp=EXPERTS)
 SIZES = {"N_V": 17, "l_max": 7, "L": 2, "H": 2, "d_e": 8, "d_mlp": 12}
 CONFIG = DTransformerConfig(**SIZES, variant=VARIANT)
-BATCH = {"x": jnp.asarray(np.random.default_rng(0).integers(0, 14, (3, 7))), "length": jnp.array([7, 4, 2])}
+BATCH = {"x": np.random.default_rng(0).integers(0, 14, (3, 7)), "length": np.array([7, 4, 2])}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_the_balancing_loss_is_that_of_the_loops(theta):
         p, columns = p + scores, columns + 1
         f[chosen] += 1
     predicted = (np.asarray(BATCH["length"]) - 1).sum()
-    losses = TASKS["d"].objective.losses(theta, BATCH)
+    losses = TASKS["d"].objective.losses(theta, jax.device_put(BATCH))
     expected = BALANCE * predicted * N * (f / columns) @ (p / columns)
     np.testing.assert_allclose(losses.balance, expected, rtol=1e-6)
 
@@ -61,14 +61,14 @@ def test_the_balancing_loss_is_that_of_the_loops(theta):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 def test_training_follows_the_gradient_of_both_losses(theta, accumulation_steps):
-    settings = settings_for("d", batch_size=3, accumulation_steps=accumulation_steps)
+    settings, batch = settings_for("d", batch_size=3, accumulation_steps=accumulation_steps), jax.device_put(BATCH)
     whole = batch_loss(TASKS["d"].objective, settings)
 
     def value(theta):
-        losses, _, _ = whole(theta, BATCH, 0, jax.random.key(0))
+        losses, _, _ = whole(theta, batch, 0, jax.random.key(0))
         return float(losses.nats) + float(losses.balance)
 
-    _, gradient, _ = whole(theta, BATCH, 0, jax.random.key(0))
+    _, gradient, _ = whole(theta, batch, 0, jax.random.key(0))
     W_r, epsilon = theta.layers.mlp.W_r, 1e-3
     direction = jnp.cos(jnp.arange(W_r.size)).reshape(W_r.shape)
     mlps = (theta.layers.mlp._replace(W_r=W_r + moved) for moved in (epsilon * direction, -epsilon * direction))

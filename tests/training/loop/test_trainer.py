@@ -400,23 +400,22 @@ def test_evaluations_without_a_better_loss_end_the_run(patience, expected):
     assert (ended, (progress.best_loss, progress.best_step, progress.worse)) == (expected, (1.9, 4, 3))
 
 
-D, E, ED = (cases.random_theta(config) for config in (cases.D, cases.E, cases.ED))
-
-
 @pytest.mark.parametrize(
-    ("theta", "name", "is_stacked"),
+    ("config", "within", "name", "is_stacked"),
     [
-        (D, "layers.mlp.W_mlp1", True),
-        (D, "W_e", False),
-        (ED, "decoder.self_attention.heads.W_q", True),
-        (ED, "encoder.norm1.gamma", True),
-        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.W_e", False),
-        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.norm.gamma", False),
-        ({"encoder": E, "W_c": np.zeros((3, 2))}, "encoder.layers.norm1.beta", True),
-        ({"transformer": D}, "transformer.layers.norm2.beta", True),
+        (cases.D, "", "layers.mlp.W_mlp1", True),
+        (cases.D, "", "W_e", False),
+        (cases.ED, "", "decoder.self_attention.heads.W_q", True),
+        (cases.ED, "", "encoder.norm1.gamma", True),
+        (cases.E, "encoder", "encoder.W_e", False),
+        (cases.E, "encoder", "encoder.norm.gamma", False),
+        (cases.E, "encoder", "encoder.layers.norm1.beta", True),
+        (cases.D, "transformer", "transformer.layers.norm2.beta", True),
     ],
 )
-def test_the_first_layer_is_named_of_arrays_that_hold_all_layers(theta, name, is_stacked):
+def test_the_first_layer_is_named_of_arrays_that_hold_all_layers(config, within, name, is_stacked):
+    theta = cases.random_theta(config)
+    theta = {within: theta, "W_c": np.zeros((3, 2))} if within else theta
     arrays = {key: np.array(array) for key, array in flatten(theta).items()}
     arrays[name][1] = np.nan
     message = str(not_finite(7, 2.5, 0.1, unflatten(theta, arrays), 5))
