@@ -84,6 +84,17 @@ def random_theta(config: Any, seed: int = 0, dtype: Any = jnp.float64, scale: fl
     return random_like(shapes_of(config), seed, dtype, scale)
 
 
+def later(make: Callable[[], Any]) -> Callable[[], Any]:
+    """What a function makes, when it is first needed, instead of at import; also while something is traced."""
+
+    @functools.cache
+    def made() -> Any:
+        with jax.ensure_compile_time_eval():
+            return make()
+
+    return made
+
+
 def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
     """Token IDs, the three special ones among them."""
     return _array(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)

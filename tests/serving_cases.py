@@ -11,11 +11,22 @@ import time
 import openai
 import uvicorn
 
+from tests.run_cases import LETTERS
 from training.serving import app, served
 from training.serving.engine import Engine
 from training.serving.guards import connections
 
 LIMITS = served.Limits(body=4000, tokens=60, queue=8, seconds=200.0, prefixes=1 << 20)
+
+MARK = 3
+"""What stands between messages: no text has it where a client cannot write special tokens."""
+
+
+def converse(messages):
+    """A template: each message, a mark, and at the end the next one's beginning."""
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"message {len(messages)}: expected the user to speak last, got {messages[-1]['role']}")
+    return [LETTERS.bos_token, *(v for m in messages for v in [*LETTERS.encode(m["content"]), MARK])]
 
 
 def of_run(model, *, converse=None, **limits):
@@ -41,7 +52,7 @@ def serving(what, *, begun=None, rows=8, queue=20, most=50, patience=30.0, idle=
             begin = engine._empty
             engine._empty = lambda: begun.append(1) or begin()
     application = app.make_app(what, engine, clock=time.time, **options)
-    http_class = connections(most=most, patience=patience)
+    http_class = connections(limit=most, timeout=patience)
     how = {"ws": "none", "log_config": None, "timeout_graceful_shutdown": 5, "timeout_keep_alive": idle}
     config = uvicorn.Config(application, http=http_class, **how)
     with socket.create_server(("127.0.0.1", 0)) as listener, running(config, listener):

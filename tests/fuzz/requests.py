@@ -1,6 +1,7 @@
 """Damaged requests to the server, in process: it may refuse them, but never fails."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import tempfile
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
+from tests import serving_cases
 from tests.fuzz.comparing import chance, one_of
 from tests.fuzz.damage import damaged_bytes, damaged_json, odd_value
 from tests.run_cases import make_run
 from training.runs.trained_model import load_run
 from training.serving.app import make_app
 from training.serving.engine import Engine
-from training.serving.served import Decoder, Limits, served_of
+from training.serving.served import Decoder, Limits
 
 __all__ = ["check", "close"]
 
@@ -66,7 +68,7 @@ def _client() -> TestClient:
     """A client of a server with a small model, which runs until it is closed."""
     folder = tempfile.mkdtemp(prefix="fuzz-requests-")
     run = load_run(make_run(Path(folder) / "run", "d", L=1))
-    served = served_of(run, "small", LIMITS)
+    served = serving_cases.of_run(run, converse=serving_cases.converse, **dataclasses.asdict(LIMITS))
     assert isinstance(served.model, Decoder)
     engine = Engine(served.model.generator, served.tokenizer, rows=4, queue=20)
     app = make_app(served, engine, clock=time.time)
@@ -102,6 +104,9 @@ def check(rng: np.random.Generator) -> None:
     answer = _client().request(method, path, content=data, headers=headers)
     what = f"{method} {path} {data[:300]!r}"
     assert answer.status_code < 500, f"{what}: {answer.status_code} {answer.text[:300]}"
+    if answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.text.endswith("data: [DONE]\n\n"), f"{what}: {answer.text[-300:]}"
+        assert '"error"' not in answer.text, f"{what}: {answer.text[-300:]}"
     if answer.status_code >= 400 and path.startswith("/v1/"):
         assert answer.json()["error"]["message"], what
     health = _client().get("/health")

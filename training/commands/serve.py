@@ -157,7 +157,7 @@ def main(arguments: argparse.Namespace) -> None:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients receive the errors
         config = uvicorn.Config(
             app,
-            http=connections(most=arguments.max_connections, patience=arguments.request_timeout),
+            http=connections(limit=arguments.max_connections, timeout=arguments.request_timeout),
             ws="none",
             log_config=None,
             access_log=False,

@@ -64,7 +64,7 @@ def serving(config: Any, dtype: str, requests: int, tokens: int) -> str:
     listener = socket.create_server(("127.0.0.1", 0))
     how: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False}
     app = make_app(served, engine, clock=time.time)
-    server = uvicorn.Server(uvicorn.Config(app, http=connections(most=64, patience=30), **how))
+    server = uvicorn.Server(uvicorn.Config(app, http=connections(limit=64, timeout=30), **how))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -18,7 +18,7 @@ from algorithms.model.attention import QKV, Memory
 from algorithms.ops.attention.dispatch import LazyScores
 from training.generation.cache import Rows, held, rows_of, values_too, whole
 from training.generation.projections import read_of_a_column
-from training.generation.slots import Asked
+from training.generation.slots import CacheQueries
 
 
 def attend_cached(
@@ -48,7 +48,7 @@ def attend_cached(
     if sinks is not None:
         sinks = jnp.repeat(sinks.reshape(H_kv, g, 1), B, axis=0)
     of_rows = None if of_distances is None else added
-    Y = cache.attend(Asked(queries, permitted, cap, of_rows, slot, window, sinks))
+    Y = cache.attend(CacheQueries(queries, permitted, cap, of_rows, slot, window, sinks))
     return Y.reshape(H_kv, B, g, -1).transpose(0, 2, 3, 1).reshape(-1, B)
 
 

@@ -21,7 +21,7 @@ from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
 from algorithms.ops.softmax import capped, softmax
 from training.generation.layout import Weights, sizes_of_layers
-from training.generation.slots import Asked, Slots, smallest_part
+from training.generation.slots import CacheQueries, Slots, smallest_part
 
 EQUAL_ROWS = 8  # how often a query is repeated on a TPU, where a product with eight rows is much faster than with one
 
@@ -84,9 +84,9 @@ class KeyValues:
 
         return jax.tree.map(arrange, self)
 
-    def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
+    def attend(self, given: CacheQueries) -> Float[Array, "HB g d_mid"]:
         """See `Slots.attend`; for all rows: `permitted` says which of them are within the window before the slot."""
-        queries, permitted, cap, of_distances, _, _, sinks = asked
+        queries, permitted, cap, of_distances, _, _, sinks = given
         (HB, g, d_attn), (K, V) = queries.shape, values_too(self)
         equal = EQUAL_ROWS if platform_of(queries) == "tpu" and g == 1 else g
         queries = jnp.broadcast_to(queries, (HB, equal, d_attn))

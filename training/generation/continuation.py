@@ -1,7 +1,7 @@
 """A decoder that generates, and the continuations of a batch of prompts: their tokens, and the state to go on."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Required, Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Required, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jaxtyping import Int, Key
 from algorithms import DTransformerConfig, DTransformerParams
 from algorithms.inside import At, Recorded
 from algorithms.machinery.contract import check_key
-from training.generation import decoding, inputs, layout, prefilling, prompts, states
-from training.generation.buckets import bucketed, capacity
+from training.generation import decoding, inputs, layout, prompts, states
+from training.generation.buckets import capacity
 from training.generation.cache import rows_of_parts
 from training.generation.inputs import Lengths, Tokens
 from training.generation.inside import Inside, Reading
@@ -21,7 +21,7 @@ from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, ReadPrompts
 from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_arrays
 from training.generation.sampling import History, Sampling
-from training.generation.states import Likeliest, State
+from training.generation.states import State
 
 REMEMBERED = 1024  # initial room for tokens in a `History`, so that few programs are compiled
 
@@ -56,6 +56,8 @@ class Generator:
         those that read prompts.
         """
         inputs.check_model(theta, config, DTransformerParams, DTransformerConfig)
+        if prefixes is not None:
+            prefixes.check(config.variant)
         self.theta, self.config, self.prefixes = theta, config, prefixes
         self.apart = layout.apart(theta)
         self.weights = layout.unstacked(self.apart, int8=int8)
@@ -107,28 +109,6 @@ class Generator:
         in_full = self.prefixes is not None or self.inside is not None
         return (None,) * self.config.L if in_full else states.windows(self.config.variant, self.config.L)
 
-    def read(self, x: np.ndarray, lengths: np.ndarray, *, room: int = 1, reading: Reading | None = None) -> State:
-        """Read prompts, padded on the right, into caches with room for at least `room` more tokens; `reading` records
-        what it is to.
-        """
-        x = bucketed(x, self.config.l_max)
-        C = capacity(x.shape[1] + 1 + room)
-        if reading is not None:
-            return reading.prefill(self.theta, x, lengths, C=C, limits=self.limits)
-        if self.prefixes is not None and self.inside is None:
-            return self.prefixes.read(self, x, lengths, C=C)
-        return prefilling.prefill(self.apart, x, lengths, C=C, limits=self.limits)
-
-
-class Plan(NamedTuple):
-    """Settings of requests that continue as one batch."""
-
-    requests: list[Request]
-    left: Int[np.ndarray, "B"]  # how many tokens each can be followed by within its window
-    slot: int  # the slot of their last tokens
-    C: int  # slots
-    T: int  # tokens that a `History` has room for, if there is one
-
 
 class Continuation:
     """The continuations of a batch of prompts, so far. A text that outgrows l_max continues in the windows of
@@ -161,7 +141,7 @@ class Continuation:
         if requests:
             self._begin()
             self._read_windows()
-            self._remember(self._remembered(self._requests, self.starts))
+            self._remember()
 
     def extend(self, n: int) -> None:
         """Generate until there are n tokens in total, or until all sequences have ended."""
@@ -185,7 +165,7 @@ class Continuation:
     @property
     def wanted(self) -> int:
         """Number of tokens once every request has all that it asked for."""
-        return self.tokens.shape[1] + self._missing(self._requests, self.starts)
+        return self.tokens.shape[1] + self._missing
 
     def columns(self) -> Iterator[np.ndarray]:
         """Yield the columns of tokens as they are generated, until all sequences have ended or what they asked for."""
@@ -217,50 +197,47 @@ class Continuation:
         return int(self._state.slot) + 1 >= self.slots
 
     def join(
-        self, requests: Sequence[Request], *, keep: Sequence[int], read: ReadPrompts | None = None, slots: int = 0
+        self,
+        requests: Sequence[Request],
+        *,
+        keep: Sequence[int],
+        read: ReadPrompts | None = None,
+        slots: Callable[[int], int] = int,
     ) -> None:
         """Continue some of the requests, together with new ones, which are read now if they have not been: `keep` are
-        indices into the B present requests followed by the new ones, and the rest are dropped. There are as many slots
-        as they need, and at least `slots`. Raises TypeError or ValueError as `check_requests`.
+        indices into the B present requests followed by the new ones, and the rest are dropped. There are ``slots(n)``
+        slots if they need n. Raises TypeError or ValueError as `check_requests`.
         """
         if requests and read is None:
             check_requests(requests, self._model.config)
             read = prompts.read(self._model, [np.asarray(request.tokens) for request in requests], more=1)
-        plan, rows = self.plan(requests, keep=keep, read=read, slots=slots), np.asarray(keep)
-        (B, n), b = self.tokens.shape, len(requests)
+        l_max, (B, n), b, rows = self._model.config.l_max, self.tokens.shape, len(requests), np.asarray(keep)
         starts = np.concatenate([self.starts, np.full(b, n)])[rows]
+        lengths = np.asarray(read.state.lengths)[read.rows] if read else np.zeros(0, np.int64)
 
         def kept(before: Any) -> np.ndarray:
             return np.concatenate([before, np.zeros((b, *before.shape[1:]), before.dtype)])[rows][:, starts.min() :]
 
         self.tokens, self.log_p, self.likeliest = jax.tree.map(kept, (self.tokens, self.log_p, self.likeliest))
-        self._requests, self.starts, self.left = plan.requests, starts - starts.min(), plan.left
+        self._requests = [[*self._requests, *requests][r] for r in keep]
+        self.starts, self.left = starts - starts.min(), np.concatenate([self.left, l_max - lengths + 1])[rows]
         self._begin()
-        before, self._state = self._state, None
+        left, before, self._state = int(self.left.min()), self._state, None
+        C = slots(capacity(l_max - left + 1 + max(1, min(self._missing, ROOM, left))))
         given = [state for state in (before, read and read.state) if state is not None]
         del before  # so that its caches are freed one by one
         of_state = np.array([*range(B), *(B + row for row in (read.rows if read else ()))])[rows]
-        where = {"slot": plan.slot, "C": plan.C, "N": self._N, "n": rows_of_parts(self._model.theta, len(rows))}
-        state = states.placed(given, jnp.asarray(of_state), **where)
-        drawn = self._drawn() - (plan.slot - np.asarray(state.first))
-        self._state = state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
+        self._state = self._placed(given, of_state, slot=l_max - left, C=C)
+        drawn = self._drawn() - (l_max - left - np.asarray(self._state.first))
+        self._state = self._state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
         if self._reading is not None:
             self._reading.latest = read.seen if read else []
             self._reading.choose(of_state.tolist(), beside=True)
-        self._remember(plan.T)
+        self._remember()
 
-    def plan(
-        self, requests: Sequence[Request], *, keep: Sequence[int], read: ReadPrompts | None = None, slots: int = 0
-    ) -> Plan:
-        """Return how requests are to continue after `join` with these arguments: with room for what they asked for."""
-        l_max, rows, n = self._model.config.l_max, np.asarray(keep), self.tokens.shape[1]
-        lengths = np.asarray(read.state.lengths)[read.rows] if read else np.zeros(0, np.int64)
-        left = np.concatenate([self.left, l_max - lengths + 1])[rows]
-        starts = np.concatenate([self.starts, np.full(len(requests), n)])[rows]
-        of_rows = [[*self._requests, *requests][r] for r in keep]
-        slot = l_max - int(left.min())
-        C = capacity(slot + 1 + max(1, min(self._missing(of_rows, starts), ROOM, int(left.min()))))
-        return Plan(of_rows, left, slot, max(C, slots), self._remembered(of_rows, starts))
+    def _placed(self, given: list[State], rows: Any, *, slot: int, C: int) -> State:
+        n = rows_of_parts(self._model.theta, len(rows))
+        return states.placed(given, jnp.asarray(rows), slot=slot, C=C, n=n, N=self._N)
 
     def _begin(self) -> None:
         """Lay out how the tokens of all requests are drawn."""
@@ -290,39 +267,33 @@ class Continuation:
     def _read_windows(self) -> None:
         """Read the windows of all texts, with room for what is still to be generated."""
         before, l_max = self._state, self._model.config.l_max
-        read = prompts.read(self._model, self._texts(), more=self._missing(self._requests, self.starts))
+        read = prompts.read(self._model, self._texts(), more=self._missing)
         self.left = l_max - np.asarray(read.state.lengths)[read.rows].astype(np.int64) + 1
         if self._reading is not None:
             self._reading.latest = read.seen
             self._reading.choose(read.rows)
-        state = read.chosen()
-        if self._N:
-            shape = (*state.tokens.shape, self._N)
-            likeliest = Likeliest(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, state.log_p.dtype))
-            state = state._replace(likeliest=likeliest)
+        state = read.state
+        if self._N or read.rows != list(range(len(state.tokens))):
+            state = self._placed([state], read.rows, slot=int(state.slot), C=state.tokens.shape[1])
         if before is not None:
             drawn = jax.device_put(self._drawn().astype(np.int32))
             state = state._replace(drawn=drawn, ended=before.ended, history=before.history)
         self._state = state
 
-    def _missing(self, requests: Sequence[Request], starts: np.ndarray) -> int:
-        """Return the most tokens that a request has still asked for."""
-        n = self.tokens.shape[1]
-        return max(request.l_gen - n + int(start) for request, start in zip(requests, starts, strict=True))
+    @property
+    def _missing(self) -> int:
+        """The most tokens that a request has still asked for."""
+        each = zip(self._requests, self.starts, strict=True)
+        return max(request.l_gen + int(start) for request, start in each) - self.tokens.shape[1]
 
-    def _remembered(self, requests: Sequence[Request], starts: np.ndarray) -> int:
-        """Return how many tokens a history of these requests has room for."""
-        n = self.tokens.shape[1]
-        lengths = [len(request.tokens) + n - start for request, start in zip(requests, starts, strict=True)]
-        return capacity(max(int(max(lengths)) + max(request.l_gen for request in requests), REMEMBERED))
-
-    def _remember(self, T: int) -> None:
-        """If any request's sampling uses its history, put all tokens into the state, with room for T."""
+    def _remember(self) -> None:
+        """If any request's sampling uses its history, put all tokens into the state."""
         if not self.sampling.uses_history:
             return
         texts = self._texts()
         lengths = np.array([len(text) for text in texts], np.int32)
         given = np.array([len(request.tokens) - request.drawn for request in self._requests], np.int32)
+        T = capacity(max(int(lengths.max()) + max(request.l_gen for request in self._requests), REMEMBERED))
         padded = np.stack([np.pad(text, (0, T - len(text))) for text in texts])
         self._state = self._state._replace(history=History(*map(jnp.asarray, (padded, lengths, given))))
 

@@ -69,13 +69,6 @@ class Reading:
         every = self.rows + self.latest if beside else self.latest
         self.rows = [{name: list(blocks) for name, blocks in every[r].items()} for r in rows]
 
-    def copy(self) -> "Reading":
-        """Return an independent copy."""
-        other = Reading(self._inside)
-        other.latest = self.rows
-        other.choose(range(len(self.rows)))
-        return other
-
     def decode(self, weights: Any, context: Any, state: State, keys: Any, *, stop: Any, **options: Any) -> State:
         """See `decoding.decode`, but one step at a time if something is recorded."""
         names = self._inside.names

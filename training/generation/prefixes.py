@@ -2,11 +2,12 @@
 
 Keys and values of a token depend only on the tokens before it. `Prefixes` keeps those of the texts read most recently,
 so a conversation, or many requests with one system message, are read once; and of all tokens, even if every layer has a
-window, since texts may differ anywhere. `PromptReader` reads a text, or the rest of one, part by part.
+window, since texts may differ anywhere. `read_in_parts` reads a text, or the rest of one.
 """
 
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +21,9 @@ from algorithms import cache as algorithms_cache
 from algorithms.lines import Attention
 from algorithms.model.attention import KeyValueSlots
 from algorithms.model.theta import places
-from training.generation import prefilling, states
+from training.generation import states
 from training.generation.buckets import capacity
-from training.generation.cache import KeyValues, rows_of, rows_of_parts
+from training.generation.cache import KeyValues, rows_of
 from training.generation.layout import bytes_of_token, sizes_of_each_layer
 from training.generation.states import State
 
@@ -46,49 +47,13 @@ class KnownText(NamedTuple):
         return sum(a.nbytes for a in jax.tree.leaves(self.caches))
 
 
-class PromptReader:
-    """Reads a prompt in parts, from where it differs from an earlier text on."""
-
-    def __init__(self, model: Any, prompt: np.ndarray) -> None:
-        """Begin a prompt for a `Generator`, whose last token is left to the first step."""
-        self._model, self.text, self._last = model, prompt[:-1], prompt[-1:]
-        self.n, self.caches = 0, ()  # how many tokens have been read
-        if model.prefixes is not None:
-            self.n, self.caches = model.prefixes.longest(self.text)
-
-    @property
-    def rest(self) -> int:
-        """Number of tokens still to be read."""
-        return len(self.text) - self.n
-
-    def read(self) -> None:
-        """Read the next part, at the end of the context again with what is before it."""
-        l_max = self._model.config.l_max
-        at_once = min(FEW if self.rest <= MANY // 2 else MANY, l_max)
-        first = min(self.n, l_max - at_once)
-        columns = self.text[first : first + at_once]
-        x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
-        C = capacity(max(rows_of(self.caches[0]) if self.caches else 0, first + at_once, SMALLEST))
-        self.caches = read_more(self._model.theta, self.caches, x, np.int32(first), C=C)
-        self.n = first + len(columns)
-
-    def state(self) -> State:
-        """Return the state of the prompt, after it has been kept for later ones."""
-        if self._model.prefixes is not None:
-            self._model.prefixes.add(self.text, self.caches)
-        n, caches = len(self.text), self.caches or _empty(self._model.theta, SMALLEST)
-        tokens = np.zeros((1, capacity(n + 1)), np.int32)
-        tokens[:, n : n + 1] = self._last
-        return states.at_slot(np.int32(n), caches, tokens, np.array([n + 1], np.int32))
-
-
 class Prefixes:
-    """The texts used most recently, as many as fit into `most` bytes; `found` is how many tokens were reused. Several
+    """The texts used most recently, as many as fit into `max_bytes`; `found` is how many tokens were reused. Several
     threads may share it.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.found = most, 0
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.found = max_bytes, 0
         self._texts: list[KnownText] = []
         self._lock = threading.Lock()
 
@@ -102,30 +67,20 @@ class Prefixes:
         """Return whether all layers keep something of each token, and not a state that cannot be cut at a prefix."""
         return all(isinstance(line, Attention) for line in variant.attentions)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values in the cache."""
-        return sum(text.nbytes for text in self._texts)
-
-    def read(self, generator: Any, x: np.ndarray, lengths: np.ndarray, *, C: int) -> State:
-        """Read prompts as `prefilling.prefill` does, but reuse the prefixes that they share with texts read before."""
-        if not Prefixes.serve(generator.config.variant):
-            kinds = dict.fromkeys(type(line).__name__ for line in generator.config.variant.attentions)
+    @staticmethod
+    def check(variant: Variant) -> None:
+        """Raise ValueError unless they `serve` the variant."""
+        if not Prefixes.serve(variant):
+            kinds = dict.fromkeys(type(line).__name__ for line in variant.attentions)
             raise ValueError(
                 f"prefixes: expected a model whose layers keep keys and values, got one with {' and '.join(kinds)}, "
                 "whose state cannot be cut at a prefix; leave prefixes out"
             )
-        readers = [PromptReader(generator, row[:length]) for row, length in zip(x, lengths, strict=True)]
-        if not any(reader.n for reader in readers):
-            state = prefilling.prefill(generator.apart, x, lengths, C=C)
-            for r, reader in enumerate(readers):
-                self.keep(state, r, reader.text)
-            return state
-        for reader in readers:
-            while reader.rest:
-                reader.read()
-        given, n = [reader.state() for reader in readers], rows_of_parts(generator.theta, len(x))
-        return states.placed(given, jnp.arange(len(x)), slot=int(lengths.max()) - 1, C=C, n=n, N=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values in the cache."""
+        return sum(text.nbytes for text in self._texts)
 
     def keep(self, state: State, r: int, text: np.ndarray) -> None:
         """Keep the keys and values of sequence r, those of the tokens of a text."""
@@ -153,11 +108,11 @@ class Prefixes:
             if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
                 return
             text = KnownText(np.array(tokens), tuple(cache.resized(capacity(n)) for cache in caches))
-            if text.nbytes > self.most:
+            if text.nbytes > self.max_bytes:
                 return
             self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]
             self._texts.append(text)
-            while self.nbytes > self.most:
+            while self.nbytes > self.max_bytes:
                 del self._texts[0]
 
 
@@ -199,3 +154,26 @@ def read_more(theta: DTransformerParams, caches: Caches, x: Int[Array, "M"], n: 
     cache = algorithms_cache.Cache(tuple(map(stacked, range(max(at)[0] + 1))))
     found = read_tokens(theta, cache, x, n)[1].stacks
     return tuple(KeyValues(*(a[row].swapaxes(1, 2) for a in found[stack])) for stack, row in at)
+
+
+def read_in_parts(model: Any, prompt: np.ndarray) -> Iterator[State | None]:
+    """Read a prompt for a `Generator`, from where it differs from an earlier text on: yield None after each part but
+    the last, and then its state. Its last token is left to the first step.
+    """
+    text, l_max, prefixes = prompt[:-1], model.config.l_max, model.prefixes
+    n, caches = (0, ()) if prefixes is None else prefixes.longest(text)
+    while n < len(text):
+        at_once = min(FEW if len(text) - n <= MANY // 2 else MANY, l_max)
+        first = min(n, l_max - at_once)  # at the end of the context again with what is before it
+        columns = text[first : first + at_once]
+        x = np.pad(columns, (0, at_once - len(columns))).astype(np.int32)
+        C = capacity(max(rows_of(caches[0]) if caches else 0, first + at_once, SMALLEST))
+        caches, n = read_more(model.theta, caches, x, np.int32(first), C=C), first + len(columns)
+        if n < len(text):
+            yield None
+    if prefixes is not None:
+        prefixes.add(text, caches)
+    tokens = np.zeros((1, capacity(len(prompt))), np.int32)
+    tokens[:, len(text)] = prompt[-1]
+    slot, length = np.int32(len(text)), np.array([len(prompt)], np.int32)
+    yield states.at_slot(slot, caches or _empty(model.theta, SMALLEST), tokens, length)

@@ -6,7 +6,6 @@ A scratchpad is what the model writes before its answer; the answer is the text 
 import collections
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from training.data.records import DataError
 from training.disk import local_path, read_text, reason
@@ -15,43 +14,35 @@ from training.generation.text import Answer, Answerer
 TAB, NEWLINE = "\t", "\n"
 
 
-class Shot(NamedTuple):
-    """An example in a prompt: a source and its target."""
-
-    source: str
-    target: str
-
-
-def read_shots(path: str | Path) -> list[Shot]:
-    """Read a file with source TAB target on each line. Raises DataError if it cannot be, or there are none."""
+def read_shots(path: str | Path) -> str:
+    """Read a file of examples, source TAB target on each line, without its empty lines. Raises DataError if it cannot
+    be read, or has no such lines.
+    """
     try:
         lines = read_text(local_path(path)).splitlines()
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise DataError(f"--shots: cannot read {path}: {why}") from None
-    shots = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    shots = {number: line for number, line in enumerate(lines, 1) if line.strip()}
+    for number, line in shots.items():
         source, tab, target = line.partition(TAB)
         if not (tab and source and target) or TAB in target:
             raise DataError(f"{path}:{number}: expected source TAB target, got {line[:60]!r}")
-        shots.append(Shot(source, target))
     if not shots:
         raise DataError(f"--shots: expected lines of source TAB target, got none in {path}")
-    return shots
+    return "".join(line + NEWLINE for line in shots.values())
 
 
-def few_shot(shots: Sequence[Shot], text: str) -> str:
+def few_shot(shots: str, text: str) -> str:
     r"""Return a prompt: the examples, one per line, and then the text, whose target the model is to write.
 
     Example:
-        >>> few_shot([Shot("dog", "dogs"), Shot("box", "boxes")], "cat")
+        >>> few_shot("dog\tdogs\nbox\tboxes\n", "cat")
         'dog\tdogs\nbox\tboxes\ncat\t'
     """
     if NEWLINE in text or TAB in text:
         raise DataError(f"--shots: expected prompts of one line without TAB, got {text[:60]!r}; give one per line")
-    return "".join(f"{shot.source}{TAB}{shot.target}{NEWLINE}" for shot in shots) + text + TAB
+    return shots + text + TAB
 
 
 def final_answer(text: str, after: str | None) -> str | None:

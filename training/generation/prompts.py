@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from training.generation import states
-from training.generation.buckets import padded_rows, to_power_of_two
+from training.generation import prefilling, states
+from training.generation.buckets import bucketed, capacity, padded_rows, to_power_of_two
+from training.generation.cache import rows_of_parts
 from training.generation.inside import Reading
-from training.generation.prefixes import Prefixes, PromptReader
+from training.generation.prefixes import Prefixes, read_in_parts
 from training.generation.states import State
 
 ROOM = 256  # most tokens that a new cache has room for, so that a typical answer needs one compiled loop
@@ -21,11 +22,6 @@ class ReadPrompts(NamedTuple):
     state: State
     rows: list[int]  # the row of the state that each text has
     seen: list[Any]  # what was recorded of each row
-
-    def chosen(self) -> State:
-        """Return the state with a row for each text."""
-        same = self.rows == list(range(len(self.state.tokens)))
-        return self.state if same else states.chosen(self.state, jnp.asarray(self.rows))
 
 
 def window_start(t: int, l_max: int) -> int:
@@ -48,7 +44,7 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
     that several texts share are read once, a power of two of them, if those are fewer.
     """
     l_max = model.config.l_max
-    windows = [np.asarray(text[window_start(len(text), l_max) :], np.int32) for text in texts]
+    windows = [_window(text, l_max) for text in texts]
     numbers: dict[bytes, int] = {}
     rows = [numbers.setdefault(window.tobytes(), len(numbers)) for window in windows]
     different = to_power_of_two([windows[rows.index(i)] for i in range(len(numbers))])
@@ -56,9 +52,16 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
         different, rows = windows, list(range(len(texts)))
     x, lengths = (array.astype(np.int32) for array in padded_rows(different))
     room = max(1, min(more, l_max - int(lengths.max()) + 1, ROOM))
-    reading = None if model.inside is None else Reading(model.inside)
-    state = model.read(x, lengths, room=room, reading=reading)
-    return ReadPrompts(state, rows, [] if reading is None else reading.latest)
+    x = bucketed(x, l_max)
+    C = capacity(x.shape[1] + 1 + room)
+    if model.inside is not None:
+        reading = Reading(model.inside)
+        return ReadPrompts(reading.prefill(model.theta, x, lengths, C=C, limits=model.limits), rows, reading.latest)
+    if model.prefixes is None:
+        return ReadPrompts(prefilling.prefill(model.apart, x, lengths, C=C, limits=model.limits), rows, [])
+    given, n = [_at_once(model, window) for window in different], rows_of_parts(model.theta, len(different))
+    every = jnp.arange(len(different))
+    return ReadPrompts(states.placed(given, every, slot=int(lengths.max()) - 1, C=C, n=n, N=0), rows, [])
 
 
 def in_parts(model: Any, text: np.ndarray, n: int) -> Iterator[ReadPrompts | None]:
@@ -66,9 +69,15 @@ def in_parts(model: Any, text: np.ndarray, n: int) -> Iterator[ReadPrompts | Non
     if model.inside is not None or not Prefixes.serve(model.config.variant):  # they need whole sequences
         yield read(model, [text] * n, more=1)
         return
-    reader = PromptReader(model, np.asarray(text[window_start(len(text), model.config.l_max) :], np.int32))
-    while reader.rest:
-        reader.read()
-        if reader.rest:
-            yield None
-    yield ReadPrompts(reader.state(), [0] * n, [])
+    for state in read_in_parts(model, _window(text, model.config.l_max)):
+        yield None if state is None else ReadPrompts(state, [0] * n, [])
+
+
+def _window(text: np.ndarray, l_max: int) -> np.ndarray:
+    return np.asarray(text[window_start(len(text), l_max) :], np.int32)
+
+
+def _at_once(model: Any, text: np.ndarray) -> State:
+    *_, state = read_in_parts(model, text)
+    assert state is not None
+    return state

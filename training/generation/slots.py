@@ -52,7 +52,7 @@ def sizes_of_parts(R: int, n: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-class Asked(NamedTuple):
+class CacheQueries(NamedTuple):
     """Queries that attend to a cache: g of each head of each sequence, whose token is in `slot`."""
 
     queries: Float[Array, "HB g d_attn"]
@@ -114,9 +114,9 @@ class Slots:
         V = tuple(jnp.zeros((HB, size, d_mid), self.V[0].dtype) for size in new)
         return Slots(self.K + K, self.V + V, self.n, self.limit)
 
-    def attend(self, asked: Asked) -> Float[Array, "HB g d_mid"]:
+    def attend(self, given: CacheQueries) -> Float[Array, "HB g d_mid"]:
         """Lines 4 to the end of Algorithm 4."""
-        queries, permitted, cap, of_distances, slot, window, sinks = asked
+        queries, permitted, cap, of_distances, slot, window, sinks = given
         assert slot is not None
         HB, g, d_attn = queries.shape
         dtype = accumulation_dtype(queries.dtype)

@@ -195,16 +195,6 @@ def _placed_tokens(given: tuple[State, ...], rows: Int[Array, "n"], slot: Int[Ar
     )
 
 
-@jax.jit
-def chosen(state: State, rows: Int[Array, "n"]) -> State:
-    """Return the given rows of a state that was just read; rows may repeat."""
-    B = len(state.tokens)
-    return state._replace(
-        caches=tuple(chosen_sequences(cache, rows, B) for cache in state.caches),
-        **{name: getattr(state, name)[rows] for name in ("tokens", "log_p", "ended", "first", "lengths", "drawn")},
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("C",))
 def grow(state: State, *, C: int) -> State:
     """Return the state with room for C slots."""

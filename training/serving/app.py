@@ -147,7 +147,7 @@ class _Server:
             wanted.scores = scores
         exchange = Exchange(wanted, self._served, int(self._clock()), self.metrics.used)
         engine.submit(exchange.jobs)
-        if wanted.asked.stream:
+        if wanted.plan.stream:
             return Stream(exchange)
         try:
             return _of(await _unless_disconnected(exchange.whole(), request))
@@ -159,10 +159,10 @@ class _Server:
         self._pending = [pending for pending in self._pending if not pending.done()]
         if len(self._pending) >= self._served.limits.queue:
             raise FullError(f"{len(self._pending)} requests are waiting already; try again later")
-        turns = self._engine.turns if self._engine is not None else None
+        lock = self._engine.lock if self._engine is not None else None
 
         def in_turn() -> T:
-            with turns or contextlib.nullcontext():
+            with lock or contextlib.nullcontext():
                 return work()
 
         self._pending.append(self._aside.submit(in_turn))

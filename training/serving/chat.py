@@ -9,7 +9,7 @@ from training.generation.requests import Prompt
 from training.serving.calls import CallReader, Delta
 from training.serving.engine import Token
 from training.serving.errors import RequestError, invalid
-from training.serving.generating import Asked, common_fields, escaped, shown
+from training.serving.generating import GenerationPlan, common_fields, escaped, shown
 from training.serving.messages import conversation, speaker
 from training.serving.requests import ChatRequest
 from training.serving.served import Decoder, Served
@@ -23,7 +23,7 @@ class Chat:
     prefix = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 
-    asked: Asked  # what to generate
+    plan: GenerationPlan  # what to generate
     tokenizer: Tokenizer  # the model's
     logprobs: int | None  # how many of the likeliest tokens to report; None: no log-probabilities at all
     tools: Tools | None  # what the answers may call
@@ -31,7 +31,7 @@ class Chat:
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the first parts of a stream: the roles."""
-        return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.asked.n)]
+        return [self._delta(i, {"role": "assistant", "content": ""}, None, None) for i in range(self.plan.n)]
 
     def part(self, index: int, step: Token) -> dict[str, Any]:
         """Return one token of an answer."""
@@ -88,7 +88,7 @@ def chat_of(body: Any, served: Served) -> Chat:
     tokens = conversation(request, tools, model)
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "expected logprobs to be true")
-    asked = Asked(
+    plan = GenerationPlan(
         prompts=[Prompt(tokens, answers=True)],
         l_gen=_most_tokens(request, len(tokens), served),
         named={} if tools is None else tools.form.named(served.tokenizer),
@@ -96,7 +96,7 @@ def chat_of(body: Any, served: Served) -> Chat:
         **common,
     )
     logprobs = request.top_logprobs if request.logprobs else None
-    return Chat(asked=asked, tokenizer=served.tokenizer, logprobs=logprobs, tools=tools)
+    return Chat(plan=plan, tokenizer=served.tokenizer, logprobs=logprobs, tools=tools)
 
 
 def _most_tokens(request: ChatRequest, l: int, served: Served) -> int:

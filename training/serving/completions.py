@@ -11,7 +11,7 @@ from training.generation.requests import Prompt
 from training.serving.engine import Token
 from training.serving.errors import RequestError, errors_of, invalid
 from training.serving.fields import listed
-from training.serving.generating import Asked, common_fields, escaped, shown
+from training.serving.generating import GenerationPlan, common_fields, escaped, shown
 from training.serving.requests import CompletionRequest
 from training.serving.served import Decoder, Served
 
@@ -23,7 +23,7 @@ class Completion:
     prefix = "cmpl"
     objects = ("text_completion", "text_completion")
 
-    asked: Asked  # what to generate
+    plan: GenerationPlan  # what to generate
     tokenizer: Tokenizer  # the model's
     logprobs: int | None  # how many of the likeliest tokens to report; None: no log-probabilities at all
     echo: bool  # whether the answers begin with the prompts
@@ -33,7 +33,7 @@ class Completion:
 
     def scored(self, model: Decoder) -> list[dict[str, list[Any]]]:
         """Return the `scores` of the prompts."""
-        return [self._of_prompt(model, *of_one) for of_one in zip(self.asked.prompts, self.framing, strict=True)]
+        return [self._of_prompt(model, *of_one) for of_one in zip(self.plan.prompts, self.framing, strict=True)]
 
     def _of_prompt(self, model: Decoder, prompt: Prompt, framing: int) -> dict[str, list[Any]]:
         log_p, likeliest, of_likeliest = (array.tolist() for array in model.score(prompt.tokens))
@@ -54,7 +54,7 @@ class Completion:
         """Return the first parts of a stream: the prompts, if they are echoed."""
         if not self.echo:
             return []
-        n, last = self.asked.n, "length" if not self.asked.l_gen else None
+        n, last = self.plan.n, "length" if not self.plan.l_gen else None
         return [self._choice(i, self.texts[i // n], self._of_echo(i), last) for i in range(n * len(self.texts))]
 
     def part(self, index: int, step: Token) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Completion:
         """Return a completion."""
         text, reported = "".join(step.text for step in steps), self._of_steps(index, steps)
         if self.echo:
-            text, of_echo = self.texts[index // self.asked.n] + text, self._of_echo(index)
+            text, of_echo = self.texts[index // self.plan.n] + text, self._of_echo(index)
             if reported is not None and of_echo is not None:
                 reported = {name: of_echo[name] + reported[name] for name in reported}
         return self._choice(index, text, reported, steps[-1].finish if steps else "length")
@@ -75,13 +75,13 @@ class Completion:
         return {"index": index, "text": text, "logprobs": reported, "finish_reason": finish}
 
     def _of_echo(self, index: int) -> dict[str, list[Any]] | None:
-        return None if self.logprobs is None else self.scores[index // self.asked.n]
+        return None if self.logprobs is None else self.scores[index // self.plan.n]
 
     def _of_steps(self, index: int, steps: Sequence[Token]) -> dict[str, Any] | None:
         """Return the log-probabilities of generated tokens, whose offsets count from the beginning of what is shown."""
         if self.logprobs is None:
             return None
-        start = len(self.texts[index // self.asked.n]) if self.echo else 0
+        start = len(self.texts[index // self.plan.n]) if self.echo else 0
         return self._reported(steps, start)
 
     def _reported(self, steps: Sequence[Token], start: int = 0) -> dict[str, list[Any]]:
@@ -122,9 +122,9 @@ def completion_of(body: Any, served: Served) -> Completion:
     l_gen, least, most = request.max_tokens, 0 if echo else 1, served.limits.tokens
     if not least <= l_gen <= most:
         raise invalid("max_tokens", f"expected an integer from {least} to {most}, got {l_gen}")
-    asked = Asked(prompts=[prompt for _, prompt, _ in prompts], l_gen=l_gen, **common)
+    plan = GenerationPlan(prompts=[prompt for _, prompt, _ in prompts], l_gen=l_gen, **common)
     return Completion(
-        asked=asked,
+        plan=plan,
         tokenizer=served.tokenizer,
         logprobs=logprobs,
         echo=echo,

@@ -28,7 +28,6 @@ from training.system import give_back_memory
 
 GATHERING = 0.01  # seconds that the first request of a batch waits for others
 FEWER = 256  # tokens for which fewer rows have to be enough before a program is compiled for them
-COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event after a program is compiled or loaded
 
 
 class FullError(RuntimeError):
@@ -115,7 +114,7 @@ class _Group(NamedTuple):
     parts: Iterator[ReadPrompts | None]
 
 
-class Turns:
+class FairLock:
     """A lock that threads get in turn, for programs that several devices share: if two threads start two of them, one
     device may begin with the first and another with the second, and they wait for each other forever.
     """
@@ -141,7 +140,6 @@ class Engine:
         a share of what memory is free unless there is a `budget`.
         """
         self._generator, self._tokenizer, self._rows, self._queue = generator, tokenizer, rows, queue
-        self._l_max = generator.config.l_max
         self._budget = Budget(generator) if budget is None else budget
         self._changed, self._closing = threading.Condition(), False
         # where a job is: first it waits, then it is active, while its prompt is read, and while it runs
@@ -151,9 +149,10 @@ class Engine:
         self._running: dict[int, _Sequence] = {}  # by their rows
         self._continuation = self._empty()
         self._spared = 0  # for how many tokens fewer rows have been enough
-        self._untidy = False  # whether much memory was freed
+        self._compiled: set[tuple[int, int]] = set()  # the rows and slots that batches have had
+        self._untidy = False  # whether much memory was freed: a program was compiled, or a batch has ended
         # what a thread holds while it computes with a model that several devices share; None on a single device
-        self.turns = Turns() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
+        self.lock = FairLock() if devices_sharing(jax.tree.leaves(generator.theta)[0]) > 1 else None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -178,7 +177,6 @@ class Engine:
 
     def start(self) -> None:
         """Begin to generate."""
-        jax.monitoring.register_event_duration_secs_listener(self._note)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -200,8 +198,6 @@ class Engine:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
-        with contextlib.suppress(AssertionError):  # never started
-            jax.monitoring.unregister_event_duration_listener(self._note)
         self._fail([*self._active, *self._waiting], "the server is stopping")
         self._active, self._waiting = [], []
 
@@ -216,15 +212,10 @@ class Engine:
         """Give the rows and the memory of sequences to others."""
         self._active = [one for one in self._active if one not in sequences]
 
-    def _note(self, event: str, *_: object, **__: object) -> None:
-        """Note that the engine compiles, which leaves much freed memory in the C library."""
-        if event == COMPILED and threading.current_thread() is self._thread:
-            self._untidy = True
-
     def _run(self) -> None:
         """Read prompts and generate, part by part and token by token."""
         while self._has_work():
-            with self.turns or contextlib.nullcontext():
+            with self.lock or contextlib.nullcontext():
                 entering, read = self._read_part()
                 try:
                     self._advance(entering, read)
@@ -262,12 +253,12 @@ class Engine:
             self._waiting.pop(0)
         self._groups += map(self._group, same.values())
 
-    def _fits(self, *new: _Sequence, rows: int = 0) -> bool:
-        """Whether the active sequences and new ones fit into memory, in a batch of at least so many rows."""
-        every, running = [*self._active, *new], list(self._running.values())
+    def _fits(self, new: _Sequence) -> bool:
+        """Whether a new sequence fits into memory beside the active ones."""
+        every, running = [*self._active, new], list(self._running.values())
         batch = [len(one.job.prompt.tokens) + one.job.l_gen for one in every]
         read = {tuple(one.job.prompt.tokens) for one in every if one not in running}
-        return self._budget.fits(batch, map(len, read), rows)
+        return self._budget.fits(batch, map(len, read))
 
     def _group(self, sequences: list[_Sequence]) -> _Group:
         def parts() -> Iterator[ReadPrompts | None]:  # which begins, and fails if it has to, in `_read_part`
@@ -297,8 +288,8 @@ class Engine:
 
     def _advance(self, entering: Sequence[_Sequence], read: ReadPrompts | None) -> None:
         """Let sequences enter, generate one more token of each, and let go of those that end."""
-        present = len(self._continuation.left)
-        self._spared = self._spared + 1 if self._running and rows_for(len(self._active)) < present else 0
+        is_sparse = bool(self._running) and rows_for(len(self._active)) < len(self._continuation.left)
+        self._spared = self._spared + 1 if is_sparse else 0
         if entering or (self._running and (self._continuation.is_full or self._spared >= FEWER)):
             self._move(entering, read)
         if not self._running:
@@ -320,23 +311,21 @@ class Engine:
         for _, one, step in steps:
             one.job.emit(step)
 
-    def _sizes(self, least: int) -> tuple[int, int]:
-        """Return the rows and slots of the batch, for at least so many slots: as many as the active sequences will need
-        for a while, and as many rows as at present, if there is memory, unless fewer have been enough for long. So,
-        under load, few programs are compiled; each takes memory until the server stops.
-        """
-        prompts, l_max = [(len(one.job.prompt.tokens), one.job.l_gen) for one in self._active], self._l_max
-        slots = max(length + min(l_gen, ROOM) + 1 for length, l_gen in prompts)
-        rows, present = rows_for(len(self._active)), len(self._continuation.left)
-        if present > rows and self._spared < FEWER and self._fits(rows=present):
-            rows = present
-        return rows, slots_for(max(least, min(slots, l_max + 1)), l_max)
-
     def _move(self, sequences: Sequence[_Sequence], read: ReadPrompts | None) -> None:
-        """Continue with the running sequences and new ones in the sizes for all."""
-        continuation, requests = self._continuation, [one.request() for one in sequences]
+        """Continue with the running sequences and new ones, in rows for all active ones, and as many slots as these
+        need for a while: so few programs are compiled. Each takes memory until the server stops.
+        """
+        continuation, l_max = self._continuation, self._generator.config.l_max
         present = len(continuation.left)
         rows = [*self._running, *range(present, present + len(sequences))]
-        B, slots = self._sizes(continuation.plan(requests, keep=rows, read=read).C)
-        continuation.join(requests, keep=rows + rows[:1] * (B - len(rows)), read=read, slots=slots)
+        keep = rows + rows[:1] * (rows_for(len(self._active)) - len(rows))
+        needed = max(len(one.job.prompt.tokens) + min(one.job.l_gen, ROOM) + 1 for one in self._active)
+
+        def slots(least: int) -> int:
+            return slots_for(max(least, min(needed, l_max + 1)), l_max)
+
+        continuation.join([one.request() for one in sequences], keep=keep, read=read, slots=slots)
         self._running = dict(enumerate([*self._running.values(), *sequences]))
+        size = (len(keep), continuation.slots)
+        self._untidy |= size not in self._compiled
+        self._compiled.add(size)

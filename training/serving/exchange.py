@@ -25,27 +25,27 @@ class Exchange:
         self._wanted, self._served, self._used = wanted, served, used
         self._identity, self._created = f"{wanted.prefix}-{secrets.token_hex(12)}", created
         self._steps: asyncio.Queue[tuple[int, Token | Failed]] = asyncio.Queue()
-        asked, loop = wanted.asked, asyncio.get_running_loop()
+        plan, loop = wanted.plan, asyncio.get_running_loop()
 
         def emit(index: int, step: Token | Failed) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
                 loop.call_soon_threadsafe(self._steps.put_nowait, (index, step))
 
-        seed = secrets.randbits(32) if asked.seed is None else asked.seed
+        seed = secrets.randbits(32) if plan.seed is None else plan.seed
         self.jobs = [
             Job(
-                prompt=asked.prompts[index // asked.n],
-                l_gen=asked.l_gen,
-                sampling=asked.sampling,
+                prompt=plan.prompts[index // plan.n],
+                l_gen=plan.l_gen,
+                sampling=plan.sampling,
                 seed=seed,
                 number=index,
-                stop=asked.ends.stops,
-                ends=frozenset(asked.ends.tokens),
+                stop=plan.ends.stops,
+                ends=frozenset(plan.ends.tokens),
                 emit=functools.partial(emit, index),
-                named=asked.named,
-                grammar=None if asked.grammar is None else asked.grammar.copy(),
+                named=plan.named,
+                grammar=None if plan.grammar is None else plan.grammar.copy(),
             )
-            for index in range(len(asked.prompts) * asked.n if asked.l_gen else 0)
+            for index in range(len(plan.prompts) * plan.n if plan.l_gen else 0)
         ]
 
     def abandon(self) -> None:
@@ -55,8 +55,8 @@ class Exchange:
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete answer. Raises RequestError if it failed."""
-        asked = self._wanted.asked
-        found: list[list[Token]] = [[] for _ in range(len(asked.prompts) * asked.n)]
+        plan = self._wanted.plan
+        found: list[list[Token]] = [[] for _ in range(len(plan.prompts) * plan.n)]
         async for index, step in self._each():
             found[index].append(step)
         choices = [self._wanted.whole(i, steps) for i, steps in enumerate(found)]
@@ -72,7 +72,7 @@ class Exchange:
                 generated += 1
                 yield event(self._envelope(object_name, [self._wanted.part(index, step)]))
             used = self._counted(generated)
-            if self._wanted.asked.include_usage:
+            if self._wanted.plan.include_usage:
                 yield event(self._envelope(object_name, [], usage=used))
             yield "data: [DONE]\n\n"
         except RequestError as failed:
@@ -90,7 +90,7 @@ class Exchange:
 
     def _counted(self, generated: int) -> dict[str, int]:
         """Return the token counts, and report them to the server."""
-        read = sum(len(prompt.tokens) for prompt in self._wanted.asked.prompts)
+        read = sum(len(prompt.tokens) for prompt in self._wanted.plan.prompts)
         self._used(read=read, generated=generated)
         return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": read + generated}
 

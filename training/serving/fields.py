@@ -1,6 +1,7 @@
 """Kinds of fields of a request's JSON, for pydantic. Each says in words what it expects, in errors and schemas."""
 
 import reprlib
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
@@ -21,18 +22,15 @@ class Bounds(NamedTuple):
 
 
 class Described:
-    """A field that expects `what`, in words."""
+    """A field that expects `what`, in words, or in `words` of one server; and of the right type, only what `holds`."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def words(self, _: Bounds) -> str:
-        """Return what the field expects on one server."""
-        return self.what
-
-    def holds(self, value: Any, bounds: Bounds) -> bool:
-        """Return whether a value of the right type is within the server's bounds."""
-        return True
+    def __init__(
+        self,
+        what: str,
+        words: Callable[[Bounds], str] | None = None,
+        holds: Callable[[Any, Bounds], bool] = lambda *_: True,
+    ) -> None:
+        self.what, self.words, self.holds = what, words or (lambda _: what), holds
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return the validation of the field's type, with a readable error."""
@@ -58,51 +56,21 @@ class Within(Described):
 
     def __init__(self, least: int | str, most: int | str) -> None:
         self._limits = least, most
-        super().__init__("an integer within the server's limits")
 
-    def _within(self, bounds: Bounds) -> tuple[int, int]:
-        least, most = (limit if isinstance(limit, int) else getattr(bounds, limit) for limit in self._limits)
-        return least, most
+        def limits(bounds: Bounds) -> list[int]:
+            return [limit if isinstance(limit, int) else getattr(bounds, limit) for limit in (least, most)]
 
-    def words(self, bounds: Bounds) -> str:
-        """Return the words with the limits."""
-        return "an integer from {} to {}".format(*self._within(bounds))
+        def holds(value: int, bounds: Bounds) -> bool:
+            first, last = limits(bounds)
+            return first <= value <= last
 
-    def holds(self, value: int, bounds: Bounds) -> bool:
-        """Return whether the value is within the limits."""
-        least, most = self._within(bounds)
-        return least <= value <= most
+        words = "an integer from {} to {}"
+        super().__init__("an integer within the server's limits", lambda bounds: words.format(*limits(bounds)), holds)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the schema of an integer, with the limits that all servers share."""
         shared = dict(zip(("minimum", "maximum"), self._limits, strict=True))
         return {**handler(schema), **{name: limit for name, limit in shared.items() if isinstance(limit, int)}}
-
-
-class OnlyModel(Described):
-    """The name of the model."""
-
-    def __init__(self) -> None:
-        super().__init__("the name of the model")
-
-    def words(self, bounds: Bounds) -> str:
-        """Return the name."""
-        return repr(bounds.model)
-
-
-class TextOrTokens(Described):
-    """A text, tokens, or several of these, in a list; tokens are never empty."""
-
-    def __init__(self) -> None:
-        super().__init__("a text, tokens, or a list of these, none of them empty")
-
-    def words(self, bounds: Bounds) -> str:
-        """Return the words with the vocabulary's limit."""
-        return f"a text, tokens from 0 to {bounds.N_V - 1}, or a list of these, none of them empty"
-
-    def holds(self, value: Any, bounds: Bounds) -> bool:
-        """Return whether no list is empty, and all tokens are in the vocabulary."""
-        return all(isinstance(one, str) or (one and 0 <= min(one) <= max(one) < bounds.N_V) for one in listed(value))
 
 
 class Neutral:
@@ -128,8 +96,17 @@ class Neutral:
 Flag = Annotated[bool, Described("true or false")]
 Text = Annotated[str, Described("a text")]
 Number = Annotated[float, Described("a number below 10^308")]
-ModelName = Annotated[str, OnlyModel()]
-Texts = Annotated[str | list[int] | list[str | list[int]], TextOrTokens()]
+ModelName = Annotated[str, Described("the name of the model", lambda bounds: repr(bounds.model))]
+Texts = Annotated[
+    str | list[int] | list[str | list[int]],
+    Described(
+        "a text, tokens, or a list of these, none of them empty",
+        lambda bounds: f"a text, tokens from 0 to {bounds.N_V - 1}, or a list of these, none of them empty",
+        lambda given, bounds: all(
+            isinstance(one, str) or (one and 0 <= min(one) <= max(one) < bounds.N_V) for one in listed(given)
+        ),
+    ),
+]
 
 
 def listed(given: str | list[int] | list[str | list[int]]) -> list[str | list[int]]:

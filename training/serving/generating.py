@@ -17,7 +17,7 @@ from training.serving.requests import Generation
 from training.serving.served import Served
 
 
-class Asked(NamedTuple):
+class GenerationPlan(NamedTuple):
     """The continuations to generate: n for each prompt."""
 
     prompts: list[Prompt]  # what to continue
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
 
 def common_fields(request: Generation, served: Served) -> dict[str, Any]:
-    """Return the fields of `Asked` except prompts and l_gen. Raises RequestError if one is invalid."""
+    """Return the fields of `GenerationPlan` except prompts and l_gen. Raises RequestError if one is invalid."""
     stops = [request.stop] if isinstance(request.stop, str) else request.stop
     ends = Ends.of(served.tokenizer, tuple(stops), served.ends)
     return {

@@ -22,8 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from training.serving.errors import RequestError, event, refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # clients take any number of these before an answer
-PROBING = 1.0  # seconds between two, to a client that has closed its half of a connection
 LINGERING = 1.0  # seconds for the error of an answer that took too long
 OPEN = frozenset({"/health"})  # needs no key, so that whoever starts the server can check on it
 
@@ -118,19 +116,17 @@ def deadline_guard(app: ASGIApp, *, seconds: float) -> ASGIApp:
     return guarded
 
 
-def connections(*, most: int, patience: float) -> Any:
-    """Return uvicorn's protocol for at most `most` connections, whose requests arrive within `patience` seconds."""
-    return functools.partial(_Connection, most, patience)
+def connections(*, limit: int, timeout: float) -> Any:
+    """Return uvicorn's protocol for at most `limit` connections, whose requests arrive within `timeout` seconds."""
+    return functools.partial(_Connection, limit, timeout)
 
 
 class _Connection(H11Protocol):
-    """One connection. uvicorn's own waits forever for a request and for its reader, and drops clients that close the
-    half in which they have sent their request.
-    """
+    """One connection. uvicorn's own waits forever for a request and for its reader."""
 
-    def __init__(self, most: int, patience: float, **of_uvicorn: Any) -> None:
+    def __init__(self, limit: int, timeout: float, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._most, self._patience, self._is_half_closed = most, patience, False
+        self._limit, self._timeout = limit, timeout
         self._timer: asyncio.TimerHandle | None = None
         self._application, self.app = self.app, self._answered
 
@@ -139,10 +135,10 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
         idle = {one: one.timeout_keep_alive_task.when() for one in others if one.timeout_keep_alive_task}
-        if len(others) >= self._most and not idle:
-            self._end(503, f"there are {self._most} connections already: try again later")
+        if len(others) >= self._limit and not idle:
+            self._end(503, f"there are {self._limit} connections already: try again later")
             return
-        if len(others) >= self._most:
+        if len(others) >= self._limit:
             min(idle, key=idle.__getitem__).transport.close()
         self._wait()
 
@@ -150,13 +146,6 @@ class _Connection(H11Protocol):
         if not self.transport.is_closing():
             self._wait()
             super().data_received(data)
-
-    def eof_received(self) -> bool:
-        """Keep the half of the connection on which an answer is due."""
-        self._is_half_closed = self._is_answering
-        if self._is_half_closed:
-            self.loop.call_later(PROBING, self._probe)
-        return self._is_half_closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
@@ -177,17 +166,10 @@ class _Connection(H11Protocol):
             await self._application(scope, received, send)
         except TimeoutError:
             self.transport.abort()  # the client does not read: closing would wait for it
-        if self._is_half_closed and self.cycle.response_complete:
-            self.transport.close()
-
-    @property
-    def _is_answering(self) -> bool:
-        """Whether a whole request has arrived, and its answer has not been given."""
-        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def _wait(self) -> None:
         """Run the timer of the next request; receiving some of it does not restart the timer."""
-        self._timer = self._timer or self.loop.call_later(self._patience, self._too_late)
+        self._timer = self._timer or self.loop.call_later(self._timeout, self._too_late)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -196,18 +178,10 @@ class _Connection(H11Protocol):
 
     def _too_late(self) -> None:
         self._timer = None
-        if self._is_answering:  # and the next request follows already
-            self._wait()
+        if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
+            self._end(408, f"the request did not arrive within {self._timeout:g} seconds")
         else:
-            self._end(408, f"the request did not arrive within {self._patience:g} seconds")
-
-    def _probe(self) -> None:
-        """Notice, by what has to be sent twice, whether a client that sends no more has left instead."""
-        if self.transport.is_closing() or not self._is_answering or self.cycle.response_started:
-            return
-        if self.cycle.scope["http_version"] != "1.0":
-            self.transport.write(CONTINUE)
-        self.loop.call_later(PROBING, self._probe)
+            self._wait()  # for the next request, which follows already
 
     def _end(self, status: int, message: str) -> None:
         """Send the reason, unless a response has begun, and close."""

@@ -2,7 +2,6 @@
 
 Each number of rows and of slots of a batch is compiled as a program of its own, which takes time, and memory as long as
 the server runs. So there are few of both: 1, 4, 16, 64, … rows, and 256, 1024, 4096, … slots, or all of the context.
-And a batch keeps its rows for a while after it needs fewer, if there is memory (see `engine`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,26 +59,25 @@ def free_memory(generator: Generator) -> int:
 
 
 class Budget:
-    """Bytes that requests use, of at most `most`; see `Continuation.plan`, which allocates them."""
+    """Bytes that requests use, at most `max_bytes`; see `Continuation.join`, which allocates them."""
 
-    def __init__(self, generator: Generator, most: int | None = None) -> None:
-        """Give requests `most` bytes, those of kept prefixes included; None for a share of what is free."""
-        kept = generator.prefixes.most if generator.prefixes is not None else 0
-        self.most = (free_memory(generator) // SHARE if most is None else most) - kept
+    def __init__(self, generator: Generator, max_bytes: int | None = None) -> None:
+        """Give requests `max_bytes`, those of kept prefixes included; None for a share of what is free."""
+        kept = generator.prefixes.max_bytes if generator.prefixes is not None else 0
+        self.max_bytes = (free_memory(generator) // SHARE if max_bytes is None else max_bytes) - kept
         self._l_max = generator.config.l_max
         self._kept = bytes_kept(generator.theta)
         self._limits = generator.limits
         if self.slots < 2:
             raise ValueError(
                 f"--memory: expected more than the {kept} bytes of --prefix-bytes and those of two tokens, got "
-                f"{self.most + kept}; give more, or a smaller --prefix-bytes"
+                f"{self.max_bytes + kept}; give more, or a smaller --prefix-bytes"
             )
 
-    def of_batch(self, tokens: Sequence[int], rows: int = 0) -> int:
-        """Return the bytes of sequences side by side that grow to so many tokens each, in at least so many rows."""
-        B = max(rows, rows_for(len(tokens)) if tokens else 0)
-        C = slots_for(min(max(tokens, default=0), self._l_max) + 1, self._l_max)
-        return B * (self._of_caches(C, self._limits) + C * 8 * (LIKELIEST + 1))
+    def of_batch(self, tokens: Sequence[int]) -> int:
+        """Return the bytes of sequences side by side that grow to so many tokens each."""
+        C = slots_for(min(max(tokens), self._l_max) + 1, self._l_max)
+        return rows_for(len(tokens)) * (self._of_caches(C, self._limits) + C * 8 * (LIKELIEST + 1))
 
     def of_reading(self, tokens: int) -> int:
         """Return the bytes of a prompt while it is read."""
@@ -90,11 +88,11 @@ class Budget:
         of_layers = zip(self._kept, limits, strict=True)
         return sum(of_token * min(C, n or C) + of_sequence for (of_token, of_sequence), n in of_layers)
 
-    def fits(self, batch: Sequence[int], read: Iterable[int], rows: int = 0) -> bool:
-        """Whether a batch of at least so many rows fits into memory, beside the prompts that are being read. `batch`
-        has the number of tokens to which each sequence grows, `read` the length of each prompt.
+    def fits(self, batch: Sequence[int], read: Iterable[int]) -> bool:
+        """Whether a batch fits into memory, beside the prompts that are being read. `batch` has the number of tokens to
+        which each sequence grows, `read` the length of each prompt.
         """
-        return self.of_batch(batch, rows) + sum(map(self.of_reading, read)) <= self.most
+        return self.of_batch(batch) + sum(map(self.of_reading, read)) <= self.max_bytes
 
     @property
     def slots(self) -> int:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sampled(1, tests=2)
 
 PROMPTS = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0], [8, 0, 0, 0, 0, 0, 0]])
 LENGTHS = np.array([7, 3, 1])
-KEY = jax.random.key(0)
+KEY = cases.later(lambda: jax.random.key(0))
 NAMES = ("X@3", "X@8", "X@10", "A", "S@5", "Q", "K", "V", "Y@2", at("A", layer=1, head=2), at("X@6", layer=-1))
 DECODERS = (
     "LLAMA",
@@ -39,7 +39,7 @@ def model(name, **changes):
 
 
 def generated(generator, l_gen=6, tau=0.0, **options):
-    begun = generator.begin(PROMPTS, lengths=LENGTHS, l_gen=l_gen, key=KEY, tau=tau, **options)
+    begun = generator.begin(PROMPTS, lengths=LENGTHS, l_gen=l_gen, key=KEY(), tau=tau, **options)
     begun.extend(l_gen)
     return begun
 
@@ -154,7 +154,7 @@ def test_the_same_prompts_are_read_once():
     theta, config = model("LLAMA")
     generator = Generator(theta, config, names=("X@8",))
     x, lengths = np.tile(PROMPTS[:1], (3, 1)), np.full(3, 7)
-    begun = generator.begin(x, lengths=lengths, l_gen=4, key=KEY, tau=1.0)
+    begun = generator.begin(x, lengths=lengths, l_gen=4, key=KEY(), tau=1.0)
     begun.extend(4)
     whole = [jnp.asarray(np.concatenate([PROMPTS[0], y])[:-1]) for y in begun.tokens]
     assert_seen(whole, begun.seen(), theta, names=("X@8",), tolerance=1e-9)

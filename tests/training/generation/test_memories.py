@@ -13,15 +13,15 @@ import pytest
 
 from algorithms import d_hidden_state, d_inference, d_transformer
 from tests import family_cases as cases
-from tests.cases import padded
-from training.generation import Generator, decoding, prefilling, prefixes
+from tests.cases import later, padded
+from training.generation import Generator, decoding, prefilling, prefixes, prompts
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(1)
 
 L_MAX, L_GEN, TAU = 23, 7, 0.8
-KEYS = jax.random.split(jax.random.key(3), 3)
+KEYS = later(lambda: jax.random.split(jax.random.key(3), 3))
 KNOWN, SHORT = cases.X[0], cases.X[1, :9]
 SHARED = 8
 TEXTS = [KNOWN, SHORT, np.concatenate([KNOWN[:SHARED], cases.X[1, : 13 - SHARED]])]  # the last begins like the first
@@ -45,9 +45,9 @@ def model(name):
 def of_algorithm_14(name):
     """The continuation of each text, and the logarithms of P there, all tokens of P, ``[3, L_GEN, N_V]``."""
     theta, _ = model(name)
-    x, keys = jnp.asarray(np.stack([TEXTS[0], TEXTS[2]])), KEYS[jnp.array([0, 2])]
+    x, keys = jnp.asarray(np.stack([TEXTS[0], TEXTS[2]])), KEYS()[jnp.array([0, 2])]
     long = d_inference(x, theta, l_gen=L_GEN, tau=TAU, key=keys)
-    short = d_inference(jnp.asarray(SHORT), theta, l_gen=L_GEN, tau=TAU, key=KEYS[1])
+    short = d_inference(jnp.asarray(SHORT), theta, l_gen=L_GEN, tau=TAU, key=KEYS()[1])
     tokens = np.stack([long[0], short, long[1]])
     whole = [np.concatenate([text, of_text]) for text, of_text in zip(TEXTS, tokens, strict=True)]
     x = np.stack([np.pad(text, (0, 13 + L_GEN - len(text))) for text in whole])
@@ -96,7 +96,7 @@ def a_prompt_in_slots(name):
 
 def cached_steps(name):
     x, lengths = padded(TEXTS)
-    begun = Generator(*model(name)).begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS, tau=TAU)
+    begun = Generator(*model(name)).begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS(), tau=TAU)
     begun.extend(L_GEN)
     assert_continued(name, begun.tokens, begun.log_p)
 
@@ -105,13 +105,13 @@ def a_kept_prefix(name):
     """The last text begins like the first, which was read, and partly generated, before."""
     kept = Prefixes(1 << 20)
     generator = Generator(*model(name), prefixes=kept)
-    begun = generator.begin(KNOWN[None, :6], lengths=np.array([6]), l_gen=2, key=KEYS[:1])
+    begun = generator.begin(KNOWN[None, :6], lengths=np.array([6]), l_gen=2, key=KEYS()[:1])
     begun.extend(2)
     begun.keep(0)
-    generator.read(KNOWN[None].astype(np.int32), np.array([13], np.int32))
+    prompts.read(generator, [KNOWN], more=1)
     found = kept.found
     x, lengths = padded([TEXTS[2], TEXTS[1]])
-    begun = generator.begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS[jnp.array([2, 1])], tau=TAU)
+    begun = generator.begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS()[jnp.array([2, 1])], tau=TAU)
     begun.extend(L_GEN)
     assert kept.found == found + SHARED
     assert_continued(name, begun.tokens, begun.log_p, (2, 1))
@@ -121,9 +121,9 @@ def joined_batches(name):
     """The last text joins when the others have three tokens."""
     generator = Generator(*model(name))
     x, lengths = padded(TEXTS[:2])
-    begun = generator.begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS[:2], tau=TAU)
+    begun = generator.begin(x, lengths=lengths, l_gen=L_GEN, key=KEYS()[:2], tau=TAU)
     begun.extend(3)
-    begun.join([Request(TEXTS[2], KEYS[2], L_GEN, {"tau": TAU})], keep=[1, 2, 0])
+    begun.join([Request(TEXTS[2], KEYS()[2], L_GEN, {"tau": TAU})], keep=[1, 2, 0])
     begun.extend(3 + L_GEN)
     rows = [slice(start, start + L_GEN) for start in begun.starts]
     tokens, log_p = ([a[r, rows[r]] for r in range(3)] for a in (begun.tokens, begun.log_p))

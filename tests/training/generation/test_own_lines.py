@@ -95,7 +95,7 @@ def test_what_a_token_takes_in_a_cache():
     assert of == {"SINKS": (6, 2, 4, 5), "DIFFERENTIAL": (12, 4, 4, 5), "LATENT": (6, 1, 12, 8)}
     config = cases.config_of("LATENT")
     prefixes = Prefixes.for_texts(1, cases.theta_of(config), config)
-    assert prefixes.most == 64 * config.L * (12 + 8) * 8  # 17 tokens in 64 slots, float64
+    assert prefixes.max_bytes == 64 * config.L * (12 + 8) * 8  # 17 tokens in 64 slots, float64
 
 
 MIXING = {

@@ -1,5 +1,7 @@
 """A text that begins as an earlier one goes on from its keys and values, to the same tokens and numbers."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 
 from algorithms import GOPHER, PAPER, DTransformerConfig, d_transformer
 from algorithms.lines import Attention, Embedding, Experts, RMSNorm, Rotary
-from tests.cases import assert_drawn, padded, random_theta
-from training.generation import Generator, decoding, prefilling, prefixes
+from tests.cases import assert_drawn, later, padded, random_theta
+from training.generation import Generator, decoding, prefixes, prompts
 from training.generation.prefixes import Prefixes
 
 pytestmark = pytest.mark.sampled(1, tests=4)
@@ -23,9 +25,8 @@ CONFIGS = {
     "distances": DTransformerConfig(**SIZES, L=2, H=3, d_e=12, d_attn=5, variant=GOPHER),
     "experts": DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=2, d_e=12, d_mlp=7, variant=PAPER.but(mlp=Experts(n=4))),
 }
-THETAS = {name: random_theta(config) for name, config in CONFIGS.items()}
 TEXTS = np.random.default_rng(0).integers(N_V, size=(3, L_MAX))
-KEY = jax.random.key(7)
+KEY = later(lambda: jax.random.key(7))
 
 
 @pytest.fixture
@@ -39,30 +40,33 @@ def name(request):
     return request.param
 
 
+@functools.cache
+def theta_of(name):
+    return random_theta(CONFIGS[name])
+
+
 def generator(name, most=1 << 20):
-    return Generator(THETAS[name], CONFIGS[name], prefixes=Prefixes(most))
+    return Generator(theta_of(name), CONFIGS[name], prefixes=Prefixes(most))
 
 
 def tokens(generator, rows, **options):
     x, lengths = padded(rows)
-    return np.asarray(generator.generate(x, lengths=lengths, **{"l_gen": 9, "tau": 1.0, "key": KEY} | options))
+    return np.asarray(generator.generate(x, lengths=lengths, **{"l_gen": 9, "tau": 1.0, "key": KEY()} | options))
 
 
 def plain(name, rows, **options):
-    return tokens(Generator(THETAS[name], CONFIGS[name]), rows, **options)
+    return tokens(Generator(theta_of(name), CONFIGS[name]), rows, **options)
 
 
 def columns_read(monkeypatch):
-    """How many columns the two ways of reading are given, padding included."""
-    read = []
-    for module, function, at in ((prefilling, "prefill", 1), (prefixes, "read_more", 2)):
-        original = getattr(module, function)
+    """How many columns are read, padding included."""
+    read, original = [], prefixes.read_more
 
-        def counting(*arguments, original=original, at=at, **options):
-            read.append(arguments[at].size)
-            return original(*arguments, **options)
+    def counting(theta, caches, x, n, **options):
+        read.append(x.size)
+        return original(theta, caches, x, n, **options)
 
-        monkeypatch.setattr(module, function, counting)
+    monkeypatch.setattr(prefixes, "read_more", counting)
     return read
 
 
@@ -72,10 +76,10 @@ def test_keys_and_values_are_those_of_one_reading(name):
     model = generator(name)
     whole = TEXTS[0, :71]
     for length in (18, 19, 30, 71):  # by some columns, and by many
-        state = model.read(whole[None, :length].astype(np.int32), np.array([length], np.int32))
+        state = prompts.read(model, [whole[:length]], more=1).state
     assert model.prefixes.found == 17 + 18 + 29
     P, _ = jax.jit(decoding.step)(model.weights, None, state)
-    expected = d_transformer(jnp.asarray(whole), THETAS[name])[:, -1]
+    expected = d_transformer(jnp.asarray(whole), theta_of(name))[:, -1]
     np.testing.assert_allclose(P[:, 0], expected, rtol=0, atol=1e-14)
 
 
@@ -86,7 +90,7 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :40]])
     rows = [TEXTS[1, :33], np.concatenate([TEXTS[0, :25], TEXTS[2, :20]]), TEXTS[0, :40], TEXTS[2, :3], TEXTS[0, :17]]
-    assert_drawn(THETAS[name], rows, tokens(model, rows), 1.0, KEY, L_MAX)
+    assert_drawn(theta_of(name), rows, tokens(model, rows), 1.0, KEY(), L_MAX)
     assert model.prefixes.found == 25 + 39 + 16
 
 
@@ -94,12 +98,12 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
 def test_what_was_generated_is_not_read_again(name, monkeypatch):
     """A conversation: each turn begins with all of those before it."""
     model, text = generator(name), TEXTS[0, :20]
-    begun = model.begin(text[None], lengths=np.array([20]), l_gen=12, key=KEY, tau=1.0)
+    begun = model.begin(text[None], lengths=np.array([20]), l_gen=12, key=KEY(), tau=1.0)
     begun.extend(12)
     begun.keep(0)
     more = np.concatenate([text, begun.tokens[0], TEXTS[1, :6]])
     read = columns_read(monkeypatch)
-    assert_drawn(THETAS[name], [more], tokens(model, [more]), 1.0, KEY, L_MAX)
+    assert_drawn(theta_of(name), [more], tokens(model, [more]), 1.0, KEY(), L_MAX)
     assert model.prefixes.found == 20 + 12 - 1  # the last token was drawn, but not read
     assert read == [prefixes.FEW]
 
@@ -110,7 +114,7 @@ def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
     rows = [whole[:L_MAX]]
     tokens(model, [whole[: L_MAX - 9]], l_gen=1)
     np.testing.assert_array_equal(tokens(model, rows, l_gen=5, sliding=True), plain(name, rows, l_gen=5, sliding=True))
-    state = model.read(whole[None, :L_MAX].astype(np.int32), np.array([L_MAX]))
+    state = prompts.read(model, rows, more=1).state
     assert np.isfinite(np.asarray(state.caches[0].V)).all()
 
 
@@ -119,7 +123,7 @@ def test_the_oldest_make_room(name):
     model = generator(name)
     tokens(model, [TEXTS[0, :33]])
     of_one = model.prefixes.nbytes
-    model.prefixes.most = 2 * of_one
+    model.prefixes.max_bytes = 2 * of_one
     for row in (1, 0, 2):  # the first is used again, so the second goes
         tokens(model, [TEXTS[row, :33]])
     assert model.prefixes.nbytes == 2 * of_one
@@ -146,8 +150,8 @@ def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
 
 @pytest.mark.end_to_end
 def test_a_context_with_room_for_two_texts(name):
-    room = Prefixes.for_texts(2, THETAS[name], CONFIGS[name])
-    model = Generator(THETAS[name], CONFIGS[name], prefixes=room)
+    room = Prefixes.for_texts(2, theta_of(name), CONFIGS[name])
+    model = Generator(theta_of(name), CONFIGS[name], prefixes=room)
     for row in range(3):
         tokens(model, [TEXTS[row]], l_gen=1)
-    assert room.nbytes == room.most
+    assert room.nbytes == room.max_bytes

@@ -3,7 +3,7 @@
 import pytest
 
 from training.data.records import DataError
-from training.generation.prompting import Shot, Voted, few_shot, final_answer, majority, read_shots
+from training.generation.prompting import Voted, few_shot, final_answer, majority, read_shots
 from training.generation.text import Answerer
 
 
@@ -11,7 +11,6 @@ def test_shots_are_read_and_stand_before_the_text(tmp_path):
     file = tmp_path / "shots.tsv"
     file.write_text("dog\tdogs\n\nbox\tboxes\n", encoding="utf-8")
     shots = read_shots(file)
-    assert shots == [Shot("dog", "dogs"), Shot("box", "boxes")]
     assert few_shot(shots, "cat") == "dog\tdogs\nbox\tboxes\ncat\t"
 
 
@@ -37,7 +36,7 @@ def test_a_missing_file_and_text_of_several_lines_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"^--shots: cannot read "):
         read_shots(tmp_path)
     with pytest.raises(DataError, match=r"^--shots: expected prompts of one line without TAB, got 'a\\nb'"):
-        few_shot([Shot("a", "b")], "a\nb")
+        few_shot("a\tb\n", "a\nb")
 
 
 @pytest.mark.parametrize(

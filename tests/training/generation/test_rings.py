@@ -8,7 +8,7 @@ import pytest
 
 from algorithms import LLAMA, DTransformerConfig
 from algorithms.lines import ALiBi, Attention, Rotary
-from tests.cases import assert_drawn, quick_of, random_theta
+from tests.cases import assert_drawn, later, quick_of, random_theta
 from training.generation import Generator, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
@@ -25,7 +25,7 @@ VARIANTS = {
 }
 LENGTHS = np.array([23, 3, 9])
 X = np.random.default_rng(0).integers(17, size=(4, 41)).astype(np.int32)
-KEY = jax.random.key(7)
+KEY = later(lambda: jax.random.key(7))
 
 
 def model(variant):
@@ -40,9 +40,9 @@ def test_tokens_far_behind_the_window_are_algorithm_14s(name):
     """Prompts longer and shorter than the window, and enough tokens for the slots to grow."""
     config, theta = model(VARIANTS[name])
     generator = Generator(theta, config)
-    begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY, tau=0.8)
+    begun = generator.begin(X[:3, :23], lengths=LENGTHS, l_gen=60, key=KEY(), tau=0.8)
     begun.extend(60)
-    assert_drawn(theta, [x[:n] for x, n in zip(X[:3], LENGTHS, strict=True)], begun.tokens, 0.8, KEY)
+    assert_drawn(theta, [x[:n] for x, n in zip(X[:3], LENGTHS, strict=True)], begun.tokens, 0.8, KEY())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -66,14 +66,14 @@ def test_requests_join_in_a_ring():
     """One whose prompt is longer than the window, and later one that is shorter, beside those on their way."""
     config, theta = model(VARIANTS["one window"])
     generator = Generator(theta, config)
-    begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY, tau=0.8)
+    begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY(), tau=0.8)
     begun.extend(12)
     for r, length, n in ((1, 17, 20), (2, 2, 40)):
-        request = Request(X[r, :length], jax.random.fold_in(KEY, r), 40, {"tau": 0.8})
+        request = Request(X[r, :length], jax.random.fold_in(KEY(), r), 40, {"tau": 0.8})
         begun.join([request], keep=range(r + 1))
         begun.extend(n)
     found = [begun.tokens[r, begun.starts[r] :] for r in range(3)]
-    assert_drawn(theta, [X[0, :9], X[1, :17], X[2, :2]], found, 0.8, KEY)
+    assert_drawn(theta, [X[0, :9], X[1, :17], X[2, :2]], found, 0.8, KEY())
 
 
 @pytest.mark.thorough
@@ -81,13 +81,13 @@ def test_what_reads_all_tokens_keeps_all_of_them():
     """Texts may part before the window, and what is recorded has a row for every token."""
     config, theta = model(VARIANTS["one window"])
     generator = Generator(theta, config, prefixes=Prefixes.for_texts(2, theta, config))
-    long = generator.begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
+    long = generator.begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY(), tau=0.0)
     long.extend(3)
     long.keep(0)
     other = np.concatenate([X[:1, :20], X[1:2, 20:41]], axis=1)
-    found = generator.generate(other, lengths=np.array([41]), l_gen=9, key=KEY, tau=0.8)
+    found = generator.generate(other, lengths=np.array([41]), l_gen=9, key=KEY(), tau=0.8)
     assert generator.prefixes.found == 20
-    assert_drawn(theta, other, found, 0.8, KEY)
-    recorded = Generator(theta, config, names=("A",)).begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY, tau=0.0)
+    assert_drawn(theta, other, found, 0.8, KEY())
+    recorded = Generator(theta, config, names=("A",)).begin(X[:1], lengths=np.array([41]), l_gen=3, key=KEY(), tau=0.0)
     recorded.extend(3)
     assert recorded.seen()[0]["A"].shape[-2:] == (43, 43)

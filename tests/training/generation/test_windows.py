@@ -10,7 +10,7 @@ import pytest
 
 from algorithms import DTransformerConfig, d_transformer
 from algorithms.alg14_inference import sample
-from tests.cases import random_theta
+from tests.cases import later, random_theta
 from training.generation import Generator
 from training.generation.prompts import window_start
 from training.generation.requests import Request
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.sampled(2, tests=4)
 
 N_V, L_MAX = 17, 11
 CONFIG = DTransformerConfig(N_V=N_V, l_max=L_MAX, L=2, H=3, d_e=11, d_mlp=13, d_attn=5, d_mid=7)
-THETA = random_theta(CONFIG)
-GENERATOR = Generator(THETA, CONFIG)
+THETA = later(lambda: random_theta(CONFIG))
+GENERATOR = later(lambda: Generator(THETA(), CONFIG))
 PROMPTS = np.random.default_rng(0).integers(N_V - 3, size=(3, 29))
 LENGTHS = np.array([9, 29, 4])  # the second is longer than l_max
-KEY = jax.random.key(7)
+KEY = later(lambda: jax.random.key(7))
 
 
 def generated(l_gen, **options):
-    options = {"lengths": LENGTHS, "sliding": True, "key": KEY} | options
+    options = {"lengths": LENGTHS, "sliding": True, "key": KEY()} | options
     prompts = options.pop("prompts", PROMPTS)
-    return np.asarray(GENERATOR.generate(prompts, l_gen=l_gen, **options))
+    return np.asarray(GENERATOR().generate(prompts, l_gen=l_gen, **options))
 
 
 @jax.jit
 def distribution(x, length):
-    return d_transformer(x, THETA)[:, length - 1]
+    return d_transformer(x, THETA())[:, length - 1]
 
 
 def given(text, t):
@@ -50,7 +50,7 @@ def test_each_token_is_predicted_from_its_window():
     for r, l in enumerate(LENGTHS):
         text = np.concatenate([PROMPTS[r, :l], tokens[r]])
         for i in range(40):
-            key = jax.random.fold_in(jax.random.fold_in(KEY, r), i)
+            key = jax.random.fold_in(jax.random.fold_in(KEY(), r), i)
             assert tokens[r, i] == sample(jnp.log(given(text, l + i)), 0.8, key)
 
 
@@ -68,11 +68,11 @@ def test_each_token_is_drawn_among_those_that_its_request_permits(bias):
         how = [permits, None, permits]
         of_rows = enumerate(zip(texts, how, strict=True))
         return [
-            Request(x, jax.random.fold_in(KEY, r), 40, {"tau": 0.8, "logit_bias": bias}, permits=only)
+            Request(x, jax.random.fold_in(KEY(), r), 40, {"tau": 0.8, "logit_bias": bias}, permits=only)
             for r, (x, only) in of_rows
         ][first:]
 
-    together, joined = GENERATOR.answer(requests(0)), GENERATOR.answer(requests(0)[:1])
+    together, joined = GENERATOR().answer(requests(0)), GENERATOR().answer(requests(0)[:1])
     together.extend(40)
     joined.extend(7)
     joined.join(requests(1), keep=[0, 1, 2])
@@ -86,7 +86,7 @@ def test_each_token_is_drawn_among_those_that_its_request_permits(bias):
             scores[3] += (bias or {3: 0})[3]
             if r != 1:
                 scores[~permits(text[l : l + i])] = -np.inf
-            key = jax.random.fold_in(jax.random.fold_in(KEY, r), i)
+            key = jax.random.fold_in(jax.random.fold_in(KEY(), r), i)
             assert text[l + i] == sample(jnp.asarray(scores), 0.8, key)
 
 
@@ -95,9 +95,9 @@ def test_windows_do_not_depend_on_the_other_requests_nor_on_the_steps():
     tokens = generated(31)
     for r in range(3):
         alone = {"prompts": PROMPTS[r : r + 1], "lengths": LENGTHS[r : r + 1]}
-        keys = jax.random.fold_in(KEY, r)[None]
+        keys = jax.random.fold_in(KEY(), r)[None]
         np.testing.assert_array_equal(generated(31, **alone, key=keys)[0], tokens[r])
-    columns = GENERATOR.stream(PROMPTS, lengths=LENGTHS, l_gen=31, key=KEY, sliding=True)
+    columns = GENERATOR().stream(PROMPTS, lengths=LENGTHS, l_gen=31, key=KEY(), sliding=True)
     np.testing.assert_array_equal(np.stack(list(columns), axis=1), tokens)
 
 
@@ -152,7 +152,7 @@ def test_greedy_text_is_that_of_transformers(tmp_path):
     ids = torch.as_tensor(prompt)
     expected = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=12, pad_token_id=12, **how)
     generator = Generator(theta, config)
-    tokens = generator.generate(prompt, lengths=np.array([9]), l_gen=40, tau=0.0, eos=12, key=KEY, **how)
+    tokens = generator.generate(prompt, lengths=np.array([9]), l_gen=40, tau=0.0, eos=12, key=KEY(), **how)
     np.testing.assert_array_equal(tokens[0][: expected.shape[1] - 9], expected[0, 9:].numpy())
 
 

@@ -14,22 +14,22 @@ from training.interpretability.lens import logit_lens, tuned_lens
 
 pytestmark = pytest.mark.sampled(1, tests=5)
 
-D = cases.random_theta(cases.D)
-X, OTHER = cases.random_tokens(6, seed=1, n=14), cases.random_tokens(6, seed=9, n=14)
-BATCH = cases.random_tokens(2, 6, seed=2, n=14)
+D = cases.later(lambda: cases.random_theta(cases.D))
+X, OTHER = (np.random.default_rng(seed).integers(14, size=6) for seed in (1, 9))
+BATCH = np.random.default_rng(2).integers(14, size=(2, 6))
 SIZES = {"N_V": 17, "l_max": 23, "L": 2, "H": 6, "d_e": 12, "d_mlp": 13, "d_attn": 4, "d_mid": 4}
 
 
 def score(x):
-    P = d_transformer(x, D)
+    P = d_transformer(x, D())
     return jnp.log(P[3, -1]) - jnp.log(P[5, -1])
 
 
 def test_the_last_row_of_the_logit_lens_is_the_output():
-    P, seen = record(d_transformer, "X@8")(BATCH, D)
-    p = jax.nn.softmax(logit_lens(seen["X@8"], D), axis=1)
+    P, seen = record(d_transformer, "X@8")(BATCH, D())
+    p = jax.nn.softmax(logit_lens(seen["X@8"], D()), axis=1)
     cases.assert_close(p[-1], P)
-    one = d_transformer(BATCH, D._replace(layers=jax.tree.map(lambda a: np.asarray(a)[:1], D.layers)))
+    one = d_transformer(BATCH, D()._replace(layers=jax.tree.map(lambda a: np.asarray(a)[:1], D().layers)))
     cases.assert_close(p[0], one)  # a model of the first layer alone
 
 
@@ -53,11 +53,11 @@ def test_the_logit_lens_of_an_encoder_decoder():
 
 
 def test_the_tuned_lens_is_nearer_to_the_output_than_the_logit_lens():
-    P, seen = record(d_transformer, "X@8")(BATCH, D)
-    lens = tuned_lens(seen["X@8"], D, steps=100, eta=1e-2)
+    P, seen = record(d_transformer, "X@8")(BATCH, D())
+    lens = tuned_lens(seen["X@8"], D(), steps=100, eta=1e-2)
 
     def divergence(X):
-        log_q = jax.nn.log_softmax(logit_lens(X, D), axis=1)
+        log_q = jax.nn.log_softmax(logit_lens(X, D()), axis=1)
         return (P[None] * (jnp.log(P)[None] - log_q)).sum(1).mean((-1, -2))
 
     before, after = divergence(seen["X@8"]), divergence(lens(seen["X@8"]))
@@ -80,8 +80,8 @@ def test_the_parts_add_up_to_the_logits(name):
 @pytest.mark.parametrize("factor", [1.0, 0.6])
 def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(factor):
     """Of the last layer's head and MLP off, whose part reaches the logits in no other way but through the scale."""
-    theta = D._replace(layers=D.layers._replace(mlp=jax.tree.map(np.zeros_like, D.layers.mlp)))
-    theta, weights = theta._replace(variant=D.variant.but(residual_factor=factor)), cases.normal(17)
+    theta = D()._replace(layers=D().layers._replace(mlp=jax.tree.map(np.zeros_like, D().layers.mlp)))
+    theta, weights = theta._replace(variant=D().variant.but(residual_factor=factor)), cases.normal(17)
 
     def run(changes):
         f = intervene(lambda x: d_hidden_state(x, theta), changes)
@@ -95,23 +95,26 @@ def test_the_part_of_a_head_is_what_is_missing_without_it_where_the_scale_stays(
 
 
 @pytest.mark.parametrize(
-    ("theta", "says"),
+    ("make", "says"),
     [
-        (cases.random_theta(cases.E), "theta: expected parameters of Algorithm 10, got ETransformerParams"),
-        (D._replace(variant=VARIANTS["GEMMA2"]), "normalize_output: expected None"),
-        (D._replace(variant=PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0))), "cap: expected None, got 3.0"),
+        (lambda: cases.random_theta(cases.E), "theta: expected parameters of Algorithm 10, got ETransformerParams"),
+        (lambda: D()._replace(variant=VARIANTS["GEMMA2"]), "normalize_output: expected None"),
+        (
+            lambda: D()._replace(variant=PAPER.but(unembedding=PAPER.unembedding.but(cap=3.0))),
+            "cap: expected None",
+        ),
     ],
 )
-def test_attribution_is_refused_where_parts_do_not_add_up(theta, says):
+def test_attribution_is_refused_where_parts_do_not_add_up(make, says):
     with pytest.raises(ValueError, match=says):
-        parts.attribution({}, theta, cases.normal(17))
+        parts.attribution({}, make(), cases.normal(17))
 
 
 def test_circuits_are_what_attention_computes():
-    W = D.layers.attention
+    W = D().layers.attention
     zeros = {b: jnp.zeros_like(getattr(W.heads, b)) for b in ("b_q", "b_k", "b_v")}
     no_biases = W._replace(heads=W.heads._replace(**zeros))
-    theta = D._replace(layers=D.layers._replace(attention=no_biases))
+    theta = D()._replace(layers=D().layers._replace(attention=no_biases))
     _, seen = record(d_transformer, "X_tilde@5", "S@4", "A", "Y@2")(X, theta)
     QK, OV = circuits.qk_circuits(no_biases), circuits.ov_circuits(no_biases)
     for l, h in np.ndindex(2, 3):
@@ -122,14 +125,16 @@ def test_circuits_are_what_attention_computes():
 
 
 def test_eigenvalues_are_those_of_the_whole_circuit():
-    found = circuits.copying_eigenvalues(D)
-    OV = circuits.ov_circuits(D.layers.attention)
+    found = circuits.copying_eigenvalues(D())
+    OV = circuits.ov_circuits(D().layers.attention)
     for l, h in np.ndindex(2, 3):
-        every = np.linalg.eigvals(np.asarray(D.W_u @ OV[l, h] @ D.W_e))
+        every = np.linalg.eigvals(np.asarray(D().W_u @ OV[l, h] @ D().W_e))
         largest = every[np.argsort(-np.abs(every))][:7]
         np.testing.assert_allclose(np.sort_complex(found[l, h]), np.sort_complex(largest), atol=1e-8)
-    assert (np.abs(circuits.copying_scores(D)) <= 1).all()
-    copying = D._replace(W_u=D.W_e.T, layers=D.layers._replace(attention=_writing_what_it_reads(D.layers.attention)))
+    assert (np.abs(circuits.copying_scores(D())) <= 1).all()
+    copying = D()._replace(
+        W_u=D().W_e.T, layers=D().layers._replace(attention=_writing_what_it_reads(D().layers.attention))
+    )
     np.testing.assert_allclose(circuits.copying_scores(copying), 1, atol=1e-8)
 
 
@@ -139,7 +144,7 @@ def _writing_what_it_reads(W):
 
 
 def test_composition_by_its_definition():
-    W = D.layers.attention
+    W = D().layers.attention
     QK, OV = (np.asarray(M) for M in (circuits.qk_circuits(W), circuits.ov_circuits(W)))
     found = circuits.composition_scores(W)
     for letter, M in (("Q", QK[1, 2]), ("K", QK[1, 2].T), ("V", OV[1, 2])):
@@ -209,7 +214,7 @@ def test_path_patching_by_hand():
     sender, receiver = at("Y@2", layer=0, head=1), at("Q", layer=1, head=2)
     (Y_source, Y_target) = (record(score, sender)(x)[1][sender] for x in (X, OTHER))
     after = at("X@8", layer=0)
-    written = D.layers.attention.W_o[0][:, 7:14] @ (Y_source - Y_target)
+    written = D().layers.attention.W_o[0][:, 7:14] @ (Y_source - Y_target)
     moved = intervene(score, {after: record(score, after)(OTHER)[1][after] + written})
     Q = record(moved, receiver)(OTHER)[1][receiver]
     found = patching.path_patching(score, sender, receiver, (X,), (OTHER,))

@@ -3,16 +3,12 @@
 import functools
 import queue
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_inference, d_transformer
-from algorithms.inside import at, intervene, record
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Continuation, Generator
+from training.generation import Generator
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
@@ -59,14 +55,14 @@ def tokens_of(steps):
 
 def joins_of(of_model):
     """A list that gets the temperatures of all requests of a batch, whenever some join it."""
-    found, plan = [], Continuation.plan
+    found, batch = [], of_model._continuation
+    join = batch.join
 
     def noting(*arguments, **options):
-        planned = plan(*arguments, **options)
-        found.append([request.sampling["tau"] for request in planned.requests])
-        return planned
+        join(*arguments, **options)
+        found.append([request.sampling["tau"] for request in batch._requests])
 
-    of_model._continuation.plan = functools.partial(noting, of_model._continuation)
+    batch.join = noting
     return found
 
 
@@ -193,42 +189,6 @@ def test_who_waits_when_it_closes_is_told(model):
         last[index] = step
     assert set(last) == set(range(5))
     assert all(isinstance(step, Failed) or step.finish for step in last.values())
-
-
-@pytest.mark.thorough
-def test_who_is_served_is_steered_and_read_as_by_algorithm_14(model):
-    """The tokens of steered Algorithm 14, and what one pass over each text shows; one joins after a rehearsal."""
-    changes = {at("X@8", layer=0): lambda X: X * jnp.linspace(-2, 2, 8).reshape(8, *(1,) * (X.ndim - 1))}
-    changes |= {at("Y@2", layer=1, head=0): 0.0}
-    names = ("X@8", "A", at("Q", layer=1, head=1))
-    of_model, seen, done = engine_of(model, changes=changes, names=names), [], queue.SimpleQueue()
-    begun = of_model._continuation
-
-    def first(step):
-        if begun.tokens.shape[1] == 3:
-            of_model.submit([job_of(model, "j", second, ends=frozenset(), l_gen=5)])
-        done.put(step)
-
-    def second(step):
-        if step.finish is not None:
-            seen.append((begun.tokens.copy(), begun.starts, begun.seen()))
-
-    of_model.submit([job_of(model, "abc", first, ends=frozenset(), l_gen=20)])
-    of_model.start()
-    while done.get(timeout=120).finish is None:
-        pass
-    of_model.close()
-    ((tokens, starts, found),) = seen
-    assert starts[1] == 3
-    for r, prompt in enumerate(("abc", "j")):
-        x, y = Continuer(model, Options()).prompt(prompt).tokens, tokens[r, starts[r] :]
-        options = {"l_gen": len(y), "tau": 0.0, "key": jax.random.key(0)}
-        steered = intervene(d_inference, changes)(jnp.array(x), model.theta, **options)
-        assert y.tolist() == steered.tolist()
-        assert y.tolist() != d_inference(jnp.array(x), model.theta, **options).tolist()
-        text = jnp.array([*x, *y][:-1])
-        f = intervene(d_transformer, changes)
-        cases.assert_trees_close(found[r], record(f, *names)(text, model.theta)[1], 1e-4)
 
 
 @pytest.mark.parametrize("where", ["in_parts", "Engine._fits"])

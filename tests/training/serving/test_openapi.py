@@ -1,20 +1,19 @@
-"""The server's description of itself: every path, and the fields that requests are refused without or with."""
+"""The server's description of itself, the fields that requests are refused without or with, and damaged requests."""
 
 import json
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 
-from tests.training.serving.test_fuzz import FIELDS
-from tests.training.serving.test_talking import converse
-
+requests = pytest.importorskip("tests.fuzz.requests")
 serving_cases = pytest.importorskip("tests.serving_cases")
 
 
 @pytest.fixture(scope="module")
 def port(model):
-    with serving_cases.serving(serving_cases.of_run(model, converse=converse)) as port:
+    with serving_cases.serving(serving_cases.of_run(model, converse=serving_cases.converse)) as port:
         yield port
 
 
@@ -40,13 +39,13 @@ def test_every_path_answers(described, port):
     assert {path for path in described["paths"] if "{" not in path} == set(known)
 
 
-@pytest.mark.parametrize("path", [*FIELDS])
+@pytest.mark.parametrize("path", [*requests.BODIES])
 def test_the_schema_has_the_fields_that_are_read(described, port, path):
     schema = schema_of(described, path)
     _, _, text = serving_cases.asked(port, "POST", path, json.dumps({"model": "small", "unknown": 1}))
     named = json.loads(text)["error"]["message"].partition("expected one of ")[2].split(", ")
     assert [*schema["properties"]] == named
-    assert {*FIELDS[path], "model"} <= {*named}
+    assert {*requests.BODIES[path]} <= {*named}
     assert schema["additionalProperties"] is False
     referred = re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(described))
     assert {*referred} <= {*described["components"]["schemas"]}
@@ -72,3 +71,19 @@ def test_the_schema_and_the_server_agree(described, port, path, body, is_valid):
     assert jsonschema.Draft202012Validator(whole).is_valid(body) == is_valid
     status, _, text = serving_cases.asked(port, "POST", path, json.dumps(body))
     assert (status == 200) == is_valid, text
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("path", [*requests.BODIES])
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"nan", b'"\\ud800"', b"{}", b"[]", b'{"\\ud800": 1}', 4001 * b" "])
+def test_what_is_not_a_request_is_refused(port, path, data):
+    status, _, text = serving_cases.asked(port, "POST", path, data)
+    assert status == (413 if len(data) > 4000 else 400)
+    assert json.loads(text)["error"]["message"]
+
+
+@pytest.mark.end_to_end
+def test_damaged_requests_are_answered_or_refused():
+    for seed in range(60):
+        requests.check(np.random.default_rng(seed))
+    requests.close()

@@ -12,20 +12,11 @@ from tests.run_cases import LETTERS
 
 openai = pytest.importorskip("openai")
 serving_cases = pytest.importorskip("tests.serving_cases")
-complete = serving_cases.complete
+complete, converse = serving_cases.complete, serving_cases.converse
 
 EOS = LETTERS.eos_token
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES = [{"role": role, "content": text} for role, text in (("user", "abc"), ("assistant", "j"), ("user", "de"))]
-MARK = 3
-"""What stands between messages: no text has it where a client cannot write special tokens."""
-
-
-def converse(messages):
-    """A template: each message, a mark, and at the end the next one's beginning."""
-    if messages[-1]["role"] != "user":
-        raise ValueError(f"message {len(messages)}: expected the user to speak last, got {messages[-1]['role']}")
-    return [LETTERS.bos_token, *(v for m in messages for v in [*LETTERS.encode(m["content"]), MARK])]
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +184,6 @@ def test_biases_rule_tokens_out_and_in(client):
     assert not set(without.choices[0].text) & set(free)
     only = complete(client, max_tokens=20, temperature=1, logit_bias={"7": 100})
     assert set(only.choices[0].text) == {LETTERS.decode([7])}
-
-
-def test_what_was_generated_is_penalized(client):
-    free, held = (
-        talk(client, max_tokens=20, **how).choices[0].message.content for how in ({}, {"presence_penalty": 2})
-    )
-    assert held != free
-    assert held == talk(client, max_tokens=20, presence_penalty=2).choices[0].message.content
 
 
 def test_what_conversations_begin_with_is_read_once(model, monkeypatch):
