@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
-from algorithms.ops.softmax import capped, softmax
+from algorithms.ops.softmax import capped
 from training.generation.layout import Weights, sizes_of_layers
 from training.generation.slots import CacheQueries, Slots, smallest_part
 
@@ -94,13 +94,14 @@ class KeyValues:
         if of_distances is not None:
             S = S + of_distances()
         S = capped(S, cap, d_attn)
-        of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2])
-        S = jnp.where(permitted[None, :, None], of_sequences, -jnp.inf).reshape(S.shape)
-        S = S / jnp.sqrt(d_attn).astype(S.dtype)
+        of_sequences = S.reshape(-1, len(permitted), equal, S.shape[2]) / jnp.sqrt(d_attn).astype(S.dtype)
+        S = jnp.where(permitted[None, :, None], of_sequences, jnp.finfo(S.dtype).min).reshape(S.shape)
         if sinks is not None:
             S = jnp.concatenate([S, jnp.broadcast_to(sinks.astype(S.dtype), (HB, equal, 1))], axis=2)
-        A = jax.vmap(jax.vmap(softmax))(S)[:, :, : K.shape[1]]
-        return jnp.einsum("rqc,rcd->rqd", A.astype(V.dtype), V)[:, :g]
+        A = jax.nn.softmax(S)[:, :, : K.shape[1]].astype(V.dtype)  # in XLA's pattern for one kernel on a GPU
+        Y = jnp.einsum("rqc,rcd->rqd", A, V)[:, :g]
+        is_any = jnp.broadcast_to(permitted.any(axis=1), (HB // len(permitted), len(permitted)))
+        return jnp.where(is_any.reshape(HB, 1, 1), Y, 0)
 
 
 class RecurrentState(NamedTuple):

@@ -17,7 +17,7 @@ from algorithms.layers import lines_of, with_caches
 from algorithms.lines import Experts
 from algorithms.machinery.options import using
 from algorithms.notation import Implementation
-from algorithms.ops.softmax import log_softmax, softmax
+from algorithms.ops.softmax import softmax
 from training.generation.attending import CachedAttention, ContextAttention, keys_of_distances
 from training.generation.cache import Cache, RecurrentState, rows_of
 from training.generation.layout import Weights
@@ -112,8 +112,8 @@ def decode(
             scores = scores + sampling.logit_bias.astype(scores.dtype)
         if begins is not None:
             scores = jnp.where(begins | (indices(state) > 0)[None], scores, -jnp.inf)
-        exhausted = jnp.all(jnp.isneginf(scores), axis=0)
-        y = draw(log_softmax(scores), keys, sampling)
+        exhausted = jnp.isneginf(scores.max(axis=0))
+        y = draw(scores, keys, sampling)
         y = jnp.where(state.ended | exhausted, sampling.eos[:, 0], y)
         return _appended(state._replace(caches=caches), P, y, sampling.eos)
 

@@ -190,8 +190,9 @@ def sorted_sets(log_P, top_k, top_p):
     return left & (P / P.sum() >= least) & ~np.isneginf(log_P)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_top_k_and_top_p_leave_what_sorting_leaves(dtype):
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", np.float32), ("cpu", np.float64), ("gpu", np.float32)])
+def test_top_k_and_top_p_leave_what_sorting_leaves(platform, dtype, monkeypatch):
+    monkeypatch.setattr("training.generation.sampling.platform_of", lambda _: platform)  # of the digits that it finds
     generator = np.random.default_rng(7)
     for kinds in (3, 1000):  # many ties, and few
         B, N_V = 120, 53
