@@ -164,7 +164,11 @@ def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[A
         E = jnp.exp(tempered(log_P, tau.astype(log_P.dtype)))  # the largest is 1
         share = jnp.where(top_p == 1, jnp.inf, jnp.maximum(top_p, jnp.finfo(top_p.dtype).tiny))  # at least one token
         mass = share * E.sum(axis=0)
-        return jnp.where(largest(E, lambda above: jnp.where(above, E[None], 0).sum(axis=1) < mass[None]), log_P, -jnp.inf)
+
+        def is_within(above):
+            return jnp.where(above, E[None], 0).sum(axis=1) < mass[None]
+
+        return jnp.where(largest(E, is_within), log_P, -jnp.inf)
 
     log_P = jax.lax.cond(jnp.any(top_k > 0), among_likeliest, lambda log_P: log_P, log_P)
     return jax.lax.cond(jnp.any(top_p < 1), in_nucleus, lambda log_P: log_P, log_P)
