@@ -78,8 +78,7 @@ def test_several_accelerators_share_the_work(train, text, monkeypatch, tmp_path)
 def test_on_a_gpu_a_long_run_unrolls_its_layers(flags, unrolled, train, text, monkeypatch):
     """The settings alone: nothing is compiled."""
     monkeypatch.setattr("training.commands.train.with_unrolling", lambda settings, _: with_unrolling(settings, "gpu"))
-    monkeypatch.setattr("training.commands.train.preview", lambda plan, *_: plan.settings)
-    monkeypatch.setattr("training.commands.train.described", lambda settings, *_: f"unroll {settings.unroll}")
+    monkeypatch.setattr("training.commands.train.described", lambda plan, *_: f"unroll {plan.settings.unroll}")
     status, out, err = train("d", "--data", text, "--dry-run", "--steps", "4000", *flags)
     assert (status, out) == (0, f"unroll {unrolled}\n")
     assert (err == "") is not unrolled

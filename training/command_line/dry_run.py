@@ -1,35 +1,39 @@
 """The output of `--dry-run`: settings and cost of an update."""
 
+from collections.abc import Callable
 from typing import Any
 
-from training.loop.preview import Preview
-from training.settings import GROUPS, SETTINGS, Settings, flag
+from training.loop import cost
+from training.loop.program import Plan, size
+from training.settings import GROUPS, SETTINGS, flag
 from training.tasks import TASKS
 
 
-def described(settings: Settings, preview: Preview, tokens: int) -> str:
-    """Return what ``--dry-run`` prints: the settings after all defaults, and the cost of an update."""
-    lines = ["settings:"]
+def described(plan: Plan, clock: Callable[[], float], run: Callable[[Callable[[], Any]], Any]) -> str:
+    """Return what ``--dry-run`` prints: the settings after all defaults, and the cost of an update, which is compiled
+    without allocating its state; `run` calls the compiler.
+    """
+    lines, settings = ["settings:"], plan.settings
     for name in SETTINGS:
         if name in GROUPS:
             lines.append(f"  {GROUPS[name]}")
         if name in TASKS[settings.task].all_settings():
             lines.append(f"    {_words(name, getattr(settings, name))}")
-    active = f", {preview.active:,} of them active for each token" if preview.active != preview.parameters else ""
-    of_them = f" ({preview.trained:,} of them trained)" if preview.trained != preview.parameters else ""
-    seconds = preview.flops / preview.peak
-    products = f"{preview.flops:.3g} FLOPs in matrix products, at {preview.peak:.3g} FLOP/s"
-    needed = f"{_size(preview.needed)} on each device by the compiler" if preview.needed else "not known"
-    return "\n".join(
-        [
-            *lines,
-            f"parameters: {preview.parameters:,}{active}{of_them}",
-            f"training data: {tokens:,} tokens",
-            f"devices: {preview.device}",
-            f"memory: {needed}; available: {_size(preview.limit)}",
-            f"time: at least {seconds:.3g} s an update and {settings.steps * seconds:.3g} s in all: {products}",
-        ]
-    )
+    model = plan.template.params if plan.frozen is None else plan.frozen
+    parameters, active, trained = size(model), cost.active_parameters(model), size(plan.template.params)
+    of_active = f", {active:,} of them active for each token" if active != parameters else ""
+    of_trained = f" ({trained:,} of them trained)" if trained != parameters else ""
+    bytes_needed, peak = cost.needed(run(plan.compiled_step)), plan.peak(clock)
+    needed = f"{_size(bytes_needed)} on each device by the compiler" if bytes_needed else "not known"
+    seconds, products = plan.flops / peak, f"{plan.flops:.3g} FLOPs in matrix products, at {peak:.3g} FLOP/s"
+    lines += [
+        f"parameters: {parameters:,}{of_active}{of_trained}",
+        f"training data: {plan.data.n_tokens:,} tokens",
+        f"devices: {plan.placement.devices}",
+        f"memory: {needed}; available: {_size(cost.limit(plan.placement.n_local_devices))}",
+        f"time: at least {seconds:.3g} s an update and {settings.steps * seconds:.3g} s in all: {products}",
+    ]
+    return "\n".join(lines)
 
 
 def _words(name: str, value: Any) -> str:

@@ -33,7 +33,6 @@ from training.evaluation.report import sample, summary
 from training.extras import import_early
 from training.interchange.starting import start_from
 from training.loop.cost import with_unrolling
-from training.loop.preview import preview
 from training.loop.program import Plan
 from training.loop.trainer import Watch
 from training.loop.trainer import train as run_loop
@@ -72,11 +71,11 @@ def train(
     if arguments.dry_run:
         description, data, initial = _prepared(arguments, given, interrupts, processes)
         with waiting("compiling, and measuring the peak of matrix products"):
-            cost = preview(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
+            text = described(Plan.of(description, data, initial), time.perf_counter, interrupts.run)
         processes.leave()
         if processes.is_main:
             _note(data)
-            print(described(description.settings, cost, data.n_tokens))
+            print(text)
         return
     with files.locked(lambda text: say(f"note: {text}")) if processes.is_main else contextlib.nullcontext():
         _check_shared(files, processes)
