@@ -1,4 +1,4 @@
-"""A run that adapts another one, in every command: what it prints is what the merged model prints, to the last bit."""
+"""A run that adapts another one is loaded, by every command, as the merged model, to the last bit."""
 
 import json
 
@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import serving_cases
 from tests.run_cases import conversing, make_run
 from training import commands
-from training.data.chat import converser
 from training.mesh.placement import Placement
 from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
@@ -51,30 +49,6 @@ def test_the_adapter_changes_the_model_and_merging_does_not(root):
     assert len({str(shard.index) for shard in theta.layers.mlp.W_mlp1.addressable_shards}) == 8
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--chat", "--tau", 0],
-        ["--chat", "--system", "the rat", "--seed", 3],
-        ["--n", 2, "--tau", 1],
-        ["--tau", 0, "--dtype", "bfloat16"],
-        ["--tau", 0, "--weights", "int8"],
-    ],
-)
-def test_generate(root, printed, flags):
-    flags = ["--prompt", "the cat sat", "--l_gen", 12, "--json", *flags]
-    before, taught, merged = (printed("generate", root / name, *flags) for name in ("model", "taught", "merged"))
-    assert taught == merged
-    assert taught != before
-
-
-def test_generate_on_a_mesh(root, printed):
-    flags = ["--prompt", "the cat sat", "--l_gen", 12, "--tau", 0, "--chat"]
-    alone = printed("generate", root / "merged", *flags)
-    assert printed("generate", root / "taught", *flags, "--mesh", "data=2,model=4") == alone
-
-
 def test_evaluate(root, printed):
     """By its own data, and the merged model and the first one by the same ones, in batches of another size."""
     cache = ["--cache", root / "cache"]
@@ -88,27 +62,6 @@ def test_evaluate(root, printed):
     assert found["taught"] == pytest.approx({name: trained[name] for name in found["taught"]}, rel=1e-6)
     assert found["merged"] == pytest.approx(found["taught"], rel=1e-5)
     assert abs(found["model"]["loss"] - found["taught"]["loss"]) > 0.01
-
-
-def test_look_inside(root, printed, tmp_path):
-    pages = {}
-    for name in ("taught", "merged"):
-        printed("look_inside", root / name, "--prompt", "the cat sat", "--out", tmp_path / name)
-        pages[name] = (tmp_path / name / "page.html").read_text().replace(name, "NAME")
-    assert pages["taught"] == pages["merged"]
-
-
-def test_serve(root):
-    answers = []
-    for name in ("taught", "merged"):
-        model = load_run(root / name)
-        served = serving_cases.of_run(model, converse=converser(model.tokenizer))
-        with serving_cases.serving(served) as port, serving_cases.client_of(port) as client:
-            said = [{"role": "user", "content": "the cat"}]
-            how = {"model": "small", "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True}
-            answer = client.chat.completions.create(messages=said, **how)
-            answers.append([choice.to_dict() for choice in answer.choices])
-    assert answers[0] == answers[1]
 
 
 def test_a_further_adapter_is_beside_both(root, tmp_path, printed):

@@ -109,19 +109,6 @@ def test_a_directory_that_cannot_be_locked_for_another_reason_is_refused(tmp_pat
         RunDirectory(tmp_path / "run").locked(pytest.fail).__enter__()
 
 
-@pytest.mark.slow
-def test_a_second_process_is_refused_at_once_and_writes_nothing(tmp_path):
-    run = make_run(tmp_path / "run", "d")
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
-    with (run / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        before[".lock"] = b""
-        status, out, err = ended(begin(ROOT / "scripts" / "train.py", "--run", run))
-    assert (status, out) == (2, "")
-    assert err == f"train.py: another process trains in {run}: wait for it, or name another directory\n"
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-
-
 @pytest.fixture
 def names(tmp_path):
     """What capital words of a command line stand for."""

@@ -168,23 +168,6 @@ def test_a_share_that_cannot_be_held_out_is_said(train, tmp_path):
     assert err.startswith("note: 4.0 % of the data are held out instead of 5.0 %")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "--optimizer sgd --schedule constant --clip-norm 0",
-        "--optimizer adam --schedule vaswani",
-        "--optimizer muon --schedule wsd",
-        "--optimizer lion --dtype bfloat16",
-        "--optimizer adafactor --accumulation-steps 2 --remat all",
-    ],
-)
-def test_a_recipe_trains(train, text, recipe):
-    status, out, err = train("d", "--data", text, *recipe.split())
-    assert status == 0, err
-    assert "bits per byte" in out
-
-
 def test_an_exploding_run_ends_with_status_1(train, text):
     flags = "--learning-rate 1e30 --clip-norm 0 --checkpoint-every 1"
     status, _, err = train("d", "--data", text, *flags.split())
