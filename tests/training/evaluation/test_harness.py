@@ -26,7 +26,7 @@ def by_hand(run, context, end):
 
 @pytest.mark.end_to_end
 def test_its_own_model_of_transformers_reads_a_converted_run(tmp_path):
-    assert "lm_eval --model hf --model_args pretrained=out/gpt2,dtype=float32" in DOCUMENTATION.read_text("utf-8")
+    assert "lm_eval --model hf --model_args pretrained=out,dtype=float32" in DOCUMENTATION.read_text("utf-8")
     convert(make_run(tmp_path / "run", "d"), tmp_path / "out")
     hflm = importlib.import_module("lm_eval.models.huggingface").HFLM
     instance = importlib.import_module("lm_eval.api.instance").Instance
