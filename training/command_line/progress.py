@@ -3,8 +3,9 @@
 import collections
 import contextlib
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from training.command_line.terminal import Bar, say, waiting
@@ -24,50 +25,41 @@ BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}
 """Most important first: a narrow terminal cuts off the end."""
 
 
-class _Seen(NamedTuple):
-    step: int
-    seconds: float
-    tokens: float
-
-
 class Pace:
     """The rate of the last updates (without compiling, evaluating and saving) over a window: results may arrive several
     at once, so one alone may seem instant.
     """
 
     def __init__(self) -> None:
-        self._seen: collections.deque[_Seen] = collections.deque()
+        self._seen: collections.deque[np.ndarray] = collections.deque()  # step, seconds and tokens after updates
 
     def add(self, step: int, line: dict[str, Any]) -> None:
         """Record a line of the metrics, if it has the seconds of the updates."""
         if "seconds" not in line:
             return
-        before = self._seen[-1] if self._seen else _Seen(step, line["seconds"], 0.0)
-        tokens = before.tokens + line["tokens_per_second"] * (line["seconds"] - before.seconds)
-        self._seen.append(_Seen(step, line["seconds"], tokens))
-        while len(self._seen) > 2 and self._seen[-1].seconds - self._seen[1].seconds >= WINDOW:
+        _, seconds, tokens = self._seen[-1] if self._seen else (step, line["seconds"], 0.0)
+        tokens = tokens + line["tokens_per_second"] * (line["seconds"] - seconds)
+        self._seen.append(np.array([step, line["seconds"], tokens]))
+        while len(self._seen) > 2 and self._seen[-1][1] - self._seen[1][1] >= WINDOW:
             self._seen.popleft()
 
-    def _window(self) -> _Seen:
-        if not self._seen:
-            return _Seen(0, 0.0, 0.0)
-        first, last = self._seen[0], self._seen[-1]
-        return _Seen(last.step - first.step, last.seconds - first.seconds, last.tokens - first.tokens)
+    def _window(self) -> np.ndarray:
+        return self._seen[-1] - self._seen[0] if self._seen else np.zeros(3)
 
     @property
     def seconds(self) -> float:
         """The seconds that the rate is measured over."""
-        return self._window().seconds
+        return self._window()[1]
 
     def tokens_per_second(self) -> float | None:
         """Return the tokens per second, or None if it is too early to tell."""
-        window = self._window()
-        return window.tokens / window.seconds if window.seconds else None
+        _, seconds, tokens = self._window()
+        return tokens / seconds if seconds else None
 
     def left(self, steps: int) -> float | None:
         """Return the seconds until `steps` updates are done, or None if it is too early to tell."""
-        window = self._window()
-        return (steps - self._seen[-1].step) * window.seconds / window.step if window.step else None
+        done, seconds, _ = self._window()
+        return (steps - self._seen[-1][0]) * seconds / done if done else None
 
 
 class Display:
