@@ -123,7 +123,9 @@ def remove_unfinished(directory: Path, *, but: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of the writers of `path`; give whether it is held, which it is not where there are no locks."""
+    """Hold the lock of the writers of `path`; yields False if another holds it and this is not to
+    `wait`, or if the file system has no locks.
+    """
     import filelock
 
     if not path.parent.is_dir():  # which the lock would make

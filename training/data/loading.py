@@ -61,11 +61,6 @@ class RunData:
     notes: tuple[str, ...] = ()  # notes for the user, such as examples left out or cut
 
     @property
-    def tokens_per_byte(self) -> float | None:
-        """Predicted tokens per byte of the held-out text; None if the tokens do not decode to the exact text."""
-        return self.validation.tokens_per_byte
-
-    @property
     def n_tokens(self) -> int:
         """Number of tokens in the training data."""
         return sum(store.n_tokens for store in token_stores(self.stores.train))

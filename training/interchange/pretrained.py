@@ -55,7 +55,7 @@ from training.tasks.classify import ClassifierParams
 from training.tasks.gato_embedding import GatoParams
 from training.tasks.low_rank import adapter_shapes, scale_of
 from training.tasks.models import model_shapes
-from training.tasks.own_lines import has_lines_of_ones_own, setting_of
+from training.tasks.own_lines import has_custom_lines, setting_of
 
 RUN, GGUF = "run", "gguf"
 """The kinds of our own files, and of a file for llama.cpp."""
@@ -426,7 +426,7 @@ def _described(
         if not lacks:
             return state, entries
         found.append(f"{kind} has no {', no '.join(lacks)}")
-    if has_lines_of_ones_own(model.config.variant):
+    if has_custom_lines(model.config.variant):
         raise InterchangeError(
             f"the model cannot be written for other libraries, which do not have its lines, {model.config.variant!r}; "
             f'give --to {RUN} (to="{RUN}" in Python) for files of its own'

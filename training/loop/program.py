@@ -107,8 +107,8 @@ class Plan:
     @property
     def begin(self) -> Callable[[Any, Any], TrainState]:
         """The compiled function that makes the first state, of a key and the initial parameters."""
-        as_told = jax.config.read("jax_disable_most_optimizations")
-        options = None if as_told else RUN_ONCE.get(jax.default_backend())
+        is_quick = jax.config.read("jax_disable_most_optimizations")
+        options = None if is_quick else RUN_ONCE.get(jax.default_backend())
         return jax.jit(self._begin, out_shardings=shardings(self.template), compiler_options=options)
 
     def first_state(self) -> TrainState:
@@ -234,7 +234,7 @@ class Program(NamedTuple):
 
     def evaluation(self, state: TrainState, check: Callable[[], None], *, sample: int = 0) -> dict[str, float]:
         """Return the figures on a `sample` of the held-out batches (0: all); `check` is called before each."""
-        of_bytes = self.plan.data.tokens_per_byte
+        of_bytes = self.plan.data.validation.tokens_per_byte
         model, held_out = self.plan.model(state), self.plan.held_out(sample)
         return evaluate(self.totals, model, held_out, tokens_per_byte=of_bytes, check=check)
 

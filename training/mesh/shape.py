@@ -23,8 +23,8 @@ class MeshError(ValueError):
 
 
 def parse(text: str) -> dict[str, int]:
-    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if it is no
-    mesh.
+    """Return the sizes of a mesh's axes, in the order of `AXES`; empty for one device. Raises MeshError if it is not
+    a mesh.
 
     Example:
         >>> parse("model=2,data=4")

@@ -41,7 +41,7 @@ from training.runs.resuming import differences, moved
 from training.settings import Settings
 from training.tasks import settings_from, settings_to_json
 from training.tasks.models import config_from_json, config_to_json
-from training.tasks.own_lines import has_lines_of_ones_own
+from training.tasks.own_lines import has_custom_lines
 
 FORMAT = "formal-algorithms run 4"
 SHARED = ".unfinished"  # suffix of a file by which processes see that they share the directory
@@ -230,7 +230,7 @@ class RunDirectory:
         others = [what for what, old in began.fingerprints.items() if description.fingerprints.get(what) != old]
         settings = description.settings if others else moved(began.settings, description.settings)
         changed = differences(began.settings, settings, done=next(iter(saved_steps(self.checkpoints)), 0))
-        if has_lines_of_ones_own(before) and before != now:
+        if has_custom_lines(before) and before != now:
             other = f"another variant, {before!r}, now {now!r}: restore its lines"
         elif description.settings.lora_rank and not began.settings.lora_rank:
             raise RunError(

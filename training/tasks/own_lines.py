@@ -50,14 +50,14 @@ def modules_of(text: str) -> tuple[str, ...]:
     return (text.partition(":")[0],) if ":" in text else ()
 
 
-def has_lines_of_ones_own(variant: Variant) -> bool:
+def has_custom_lines(variant: Variant) -> bool:
     """Return whether classes of other packages are in a variant."""
     return any(True for _ in _modules_in(variant.to_json()))
 
 
 def setting_of(variant: Variant) -> str:
     """Return a variant as a setting: its name, its JSON with custom lines, or ``PAPER`` if composed of ours."""
-    if has_lines_of_ones_own(variant):
+    if has_custom_lines(variant):
         return json.dumps(variant.to_json(), sort_keys=True)
     return name_of(variant) or "PAPER"
 
