@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, DTransformerConfig, for_platform, init_d_transformer
+from training.benchmarks import decode as decoding
 from training.benchmarks import reference
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.training_step import loss
-from training.generation.decoding import step
+from training.generation.decoding import decode, step
 from training.generation.layout import unstacked
+from training.generation.sampling import SamplingArrays
 from training.generation.states import empty_state
 
 
@@ -24,13 +26,13 @@ class Case(NamedTuple):
     packed: bool = False  # whether rows are of several documents, as by train.py
 
     def compiled(self, f, arguments, **options):
-        """The report of a function of such arrays, traced where it finds the platform by the mesh."""
+        """A function of such arrays, compiled where it finds the platform by the mesh."""
         mesh = compilers.h100(1) if self.device == "h100" else compilers.tpu(self.device, 1)
         here = jax.NamedSharding(mesh, jax.P())
         arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)
         with jax.set_mesh(mesh):
             platform = "cuda" if self.device == "h100" else "tpu"
-            return programs.of(jax.jit(f, **options).trace(*arguments).lower(lowering_platforms=(platform,)).compile())
+            return jax.jit(f, **options).trace(*arguments).lower(lowering_platforms=(platform,)).compile()
 
     @property
     def config(self):
@@ -44,11 +46,11 @@ def training_step(case):
     theta = jax.eval_shape(lambda key: init_d_transformer(key, case.config), jax.random.key(0))
     x = jax.ShapeDtypeStruct((case.B, case.sizes["l_max"]), jnp.int32)
     update = reference.training_step(lambda theta, x: loss(theta, x, packed=case.packed), optimizer)
-    return case.compiled(update, (theta, jax.eval_shape(optimizer.init, theta), x), donate_argnums=(0, 1))
+    return programs.of(case.compiled(update, (theta, jax.eval_shape(optimizer.init, theta), x), donate_argnums=(0, 1)))
 
 
-def decoding_step(case, C):
-    """The report of a token for each sequence, in caches of C slots."""
+def _begun(case, C):
+    """The shapes of the weights and of the state of sequences, in caches of C slots."""
     jax.clear_caches()
 
     def begin(key):
@@ -57,14 +59,30 @@ def decoding_step(case, C):
         return weights, empty_state(weights, B=case.B, C=C, bos=0)
 
     with for_platform("cuda" if case.device == "h100" else "tpu"):  # a cache is laid out for its platform
-        weights, state = jax.eval_shape(begin, jax.random.key(0))
+        return jax.eval_shape(begin, jax.random.key(0))
+
+
+def decoding_step(case, C):
+    """The report of a token for each sequence, in caches of C slots."""
 
     def generate(weights, state):
         P, caches = step(weights, None, state)
         tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, P.argmax(0)[:, None], state.slot + 1, axis=1)
         return state._replace(caches=caches, tokens=tokens, slot=state.slot + 1)
 
-    return case.compiled(generate, (weights, state), donate_argnums=(1,))
+    return programs.of(case.compiled(generate, _begun(case, C), donate_argnums=(1,)))
+
+
+def kernels_of_a_token(case, C):
+    """How many kernels the loop of generation launches for a token: greedily, and drawn by top-k and top-p."""
+    weights, state = _begun(case, C)
+    drawn = jax.eval_shape(lambda: (jax.random.split(jax.random.key(0), case.B), jnp.int32(C - 1)))
+    sampling = SamplingArrays.of([{}] * case.B, case.sizes["N_V"])
+
+    def generate(weights, state, keys, stop, sampling):
+        return decode(weights, None, state, keys, stop=stop, sampling=sampling)
+
+    return decoding.kernels(case.compiled(generate, (weights, state, *drawn, sampling), donate_argnums=(1,)))
 
 
 def columns(report):

@@ -64,6 +64,21 @@ def test_packed_documents_cost_what_windows_cost():
     assert packed[2] == windows[2] == 2 * SMALL["L"]  # the platform's kernel, forward and backward
 
 
+GPT2_124M = {"N_V": 50257, "l_max": 1024, "L": 12, "H": 12, "d_e": 768, "d_mlp": 3072}
+TOKENS = f"""
+import json
+from tests.accelerator_steps import Case, kernels_of_a_token
+print(json.dumps([kernels_of_a_token(Case("h100", B, {GPT2_124M}), 256) for B in (1, 16)]))
+"""
+
+
+@pytest.mark.compilers
+def test_a_token_of_gpt2_takes_few_kernels():
+    for greedy, drawn in report_of("h100", TOKENS):
+        assert greedy < 190
+        assert drawn < 250
+
+
 HLO = """HloModule m, entry_computation_layout={(f32[8,4]{1,0})->f32[8,4]{1,0}}
 
 %body (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
@@ -94,7 +109,7 @@ ENTRY %main (x: f32[8,4]) -> f32[8,4] {
 def test_a_loop_counts_for_each_of_its_turns():
     report = read(HLO)
     assert total(report.sources) == [3, 3 * 2 * 8 * 4 * 4, 0]
-    assert kernels_in_loop(HLO, depth=1) == 1
+    assert kernels_in_loop(HLO, depth=1) == (1, 1)
 
 
 STARTED = """HloModule main

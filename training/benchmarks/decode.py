@@ -158,6 +158,12 @@ def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any
     return call
 
 
+def loop(model: Generator, B: int, context: int) -> Any:
+    """Return the compiled loop of `steps_at`."""
+    state, options = _begun(model, B, context)
+    return decoding.decode.lower(model.weights, None, state, **options).compile()
+
+
 def _begun(model: Generator, B: int, context: int) -> tuple[states.State, dict[str, Any]]:
     state = states.empty_state(model.weights, B=B, C=capacity(context + ROOM), bos=0)
     greedy = SamplingArrays.of([Sampling(tau=0.0)] * B, model.config.N_V)
@@ -165,13 +171,11 @@ def _begun(model: Generator, B: int, context: int) -> tuple[states.State, dict[s
     return state, {"keys": keys, "stop": jnp.asarray(context, jnp.int32), "sampling": greedy}
 
 
-def kernels(model: Generator, B: int, context: int) -> int:
-    """Return how many kernels the compiled loop launches for a token, by the program's text: the loop over the tokens
-    is in a loop over the keys that are drawn at once.
+def kernels(loop: Any) -> tuple[int, int]:
+    """Return how many kernels the compiled `decoding.decode` launches for a token, by its text: greedily, and drawn by
+    top-k and top-p. The loop over the tokens is in a loop over the keys that are drawn at once.
     """
-    state, options = _begun(model, B, context)
-    compiled: Any = decoding.decode.lower(model.weights, None, state, **options).compile()
-    return programs.kernels_in_loop(compiled.as_text(), depth=2)
+    return programs.kernels_in_loop(loop.as_text(), depth=2)
 
 
 def bytes_read(model: Generator, B: int, context: int) -> int:

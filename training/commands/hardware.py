@@ -180,8 +180,16 @@ def decoding(sizes: Sizes, rounds: int) -> str:
         token = alternate({"": decode.steps_at(model, B, l + n, n)}, rounds)[""].of_each(n)
         rate = decode.bytes_read(model, B, l + n // 2) / token.median
         share = f"{rate / chip.bandwidth:.0%}" if chip else "-"
-        further.append([str(B), str(token), str(decode.kernels(model, B, l + n)), f"{rate / 1e9:.0f}", share])
-    columns = ["batch", "ms of a further token", "kernels", "GB/s of weights and cache", "of the memory's bandwidth"]
+        kernels = map(str, decode.kernels(decode.loop(model, B, l + n)))
+        further.append([str(B), str(token), *kernels, f"{rate / 1e9:.0f}", share])
+    columns = [
+        "batch",
+        "ms of a further token",
+        "kernels",
+        "drawn by top-k and top-p",
+        "GB/s of weights and cache",
+        "of the memory's bandwidth",
+    ]
     return f"{title}\n\n{table([*header, 'tokens/s'], rows)}\n\n{table(columns, further)}"
 
 

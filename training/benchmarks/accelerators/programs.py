@@ -104,19 +104,21 @@ class Module:
             bytes_ += math.prod(sizes) * (1 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0]) / 8)
         return bytes_
 
-    def steps(self, body: Body, times: int = 1, loops: tuple[str, ...] = ()) -> list[Step]:
-        """Return the instructions that run, with the number of runs; of a conditional, the branch with most bytes."""
+    def steps(self, body: Body, times: int = 1, loops: tuple[str, ...] = (), *, branch: Any = max) -> list[Step]:
+        """Return the instructions that run, with the number of runs; of a conditional, the branch with most bytes, or
+        with the fewest if `branch` is min.
+        """
         found: list[Step] = []
         for i in body.values():
             if i.op == "while":
-                found += self.steps(self.called(i), times * self.turns(i), (*loops, i.name))
+                found += self.steps(self.called(i), times * self.turns(i), (*loops, i.name), branch=branch)
             elif i.op == "conditional":
                 names = re.findall(r"[\w.\-]+", i.find(r"branch_computations=\{([^}]*)\}"))
                 names = names or re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", i.rest)
-                branches = [self.steps(self.computations[name], times, loops) for name in names]
-                found += max(branches, key=lambda steps: sum(step.times * step.bytes for step in steps))
+                branches = [self.steps(self.computations[name], times, loops, branch=branch) for name in names]
+                found += branch(branches, key=lambda steps: sum(step.times * step.bytes for step in steps))
             elif i.op in ("call", "async-start"):
-                found += self.steps(self.called(i), times, loops)
+                found += self.steps(self.called(i), times, loops, branch=branch)
             elif not FREE.fullmatch(i.target):
                 shapes = [body[operand].shape for operand in i.operands]
                 found.append(Step(i, shapes, times, self.traffic(i, shapes), loops))
@@ -196,17 +198,19 @@ class Module:
         return found
 
 
-def kernels_in_loop(text: str, *, depth: int) -> int:
-    """Return how many kernels a turn of the largest loop of a module launches, which is in others: `depth` in all."""
+def kernels_in_loop(text: str, *, depth: int) -> tuple[int, int]:
+    """Return how many kernels a turn of the largest loop of a module launches, which is in others, `depth` in all: with
+    the smaller branches of its conditionals, and with the larger ones.
+    """
     module = Module(text)
 
-    def kernels(body: Body) -> int:
-        return sum(step.times for step in module.steps(body))
+    def kernels(body: Body, branch: Any = max) -> int:
+        return sum(step.times for step in module.steps(body, branch=branch))
 
     body = module.computations["ENTRY"]
     for _ in range(depth):
         body = max((module.called(i) for i in body.values() if i.op == "while"), key=kernels)
-    return kernels(body)
+    return kernels(body, min), kernels(body)
 
 
 def read(text: str) -> Report:
