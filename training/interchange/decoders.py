@@ -147,12 +147,9 @@ def of_lines(
     }
 
     def whole(*model: Any) -> dict[str, Any]:
-        inner = of_layer | (tensors(*model) if callable(tensors) else tensors)
-        return {
-            "model.embed_tokens.weight": "W_e",
-            **inner,
-            **{n: o for n, o in OUTER.items() if o not in inner.values()},
-        }
+        inner: dict[str, Any] = {**of_layer, **(tensors(*model) if callable(tensors) else tensors)}
+        outer = {name: ours for name, ours in OUTER.items() if ours not in inner.values()}
+        return {"model.embed_tokens.weight": "W_e", **inner, **outer}
 
     of_all = [
         *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),

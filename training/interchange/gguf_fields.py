@@ -2,149 +2,115 @@
 
 Most keys are fields under another name; a table for each architecture has these. Two functions have the rest: one
 returns the other fields, from the metadata and the fields found so far; the other, ``of_…``, the other metadata, from
-all fields. Defaults are llama.cpp's.
+all fields. Defaults are llama.cpp's. A layer whose number of heads of keys is 0 is a recurrence (`granitehybrid`,
+`kimi-linear`); in `qwen3next` and `qwen35`, every n-th layer has attention.
 """
 
 from typing import Any
 
-from training.interchange.experts import SHARED
-from training.interchange.gguf_file import Metadata
-from training.interchange.gguf_hybrids import by_heads, heads_of_layers, interval_of, rows_of_values
-from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in, with_rotary
+from training.interchange.experts import QWEN, SHARED
+from training.interchange.gguf_file import Metadata, keys
+from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
+from training.interchange.hybrids import LINEAR
 from training.interchange.llama4 import CHUNKED
+from training.interchange.rotary import FULL
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func, and the weights of experts that they mean."""
 
-MIXTRAL = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-CHOICE = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-WIDTH = {"expert_feed_forward_length": "moe_intermediate_size"}
-WINDOW = {"attention.sliding_window": "sliding_window"}
-CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-GPT_OSS = {"expert_feed_forward_length": "intermediate_size", **ROTARY, **WINDOW, **MIXTRAL}
-COHERE = {**OF_SIZES, **WINDOW, "attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
-STARCODER2 = {**OF_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"}
-ERNIE_MOE = {
-    **ROTARY,
-    **WIDTH,
-    "expert_count": "moe_num_experts",
-    "expert_used_count": "moe_k",
-    "expert_shared_count": "moe_num_shared_experts",
-}
-FACTORS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-MINIMAX = {"expert_feed_forward_length": "intermediate_size", **ROTARY, **MIXTRAL}
-LLAMA4 = {
-    **ROTARY,
-    **MIXTRAL,
-    "feed_forward_length": "intermediate_size_mlp",
-    "expert_feed_forward_length": "intermediate_size",
-    "interleave_moe_layer_step": "interleave_moe_layer_step",
-}
-LATENTS = {
-    **{key: ROTARY[key] for key in ("context_length", "embedding_length", "block_count", "attention.head_count")},
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "rope.dimension_count": "qk_rope_head_dim",
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_count": "n_shared_experts",
-    **WIDTH,
-}
-LATENTS_OPTIONAL = {
-    "feed_forward_length": ("intermediate_size", None),
-    "leading_dense_block_count": ("first_k_dense_replace", 0),
-    "attention.q_lora_rank": ("q_lora_rank", None),
-    "expert_weights_scale": ("routed_scaling_factor", 1.0),
-    "expert_group_count": ("n_group", 1),
-    "expert_group_used_count": ("topk_group", 1),
-}
-DEEPSEEK_OPTIONAL = {
-    **{key: field for key, (field, _) in LATENTS_OPTIONAL.items()},
-    "attention.value_length_mla": "v_head_dim",
-    "expert_weights_norm": "norm_topk_prob",
-}
-DELTA = {
-    **ROTARY,
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-}
-_WITH_SHARED = {**CHOICE, **WIDTH, SHARED_LENGTH: "shared_expert_intermediate_size"}
+MIXTRAL = keys("expert_count num_local_experts  expert_used_count num_experts_per_tok")
+CHOICE = keys("expert_count num_experts  expert_used_count num_experts_per_tok")
+WIDTH = keys("expert_feed_forward_length moe_intermediate_size")
+SAME_WIDTH = keys("expert_feed_forward_length intermediate_size=null")
+WINDOW = keys("attention.sliding_window sliding_window")
+OPTIONAL_WINDOW = keys("attention.sliding_window sliding_window=null")
+CAP_OF_LOGITS = keys("final_logit_softcapping final_logit_softcapping=null")
+CAPS = keys("attn_logit_softcapping attn_logit_softcapping  final_logit_softcapping final_logit_softcapping")
+LLAMA = (
+    ROTARY | OPTIONAL_WINDOW | keys("expert_count num_local_experts=null expert_used_count num_experts_per_tok=null")
+)
+GPT_OSS = SAME_WIDTH | ROTARY | WINDOW | MIXTRAL
+MINIMAX = SAME_WIDTH | ROTARY | MIXTRAL
+COHERE = OF_SIZES | WINDOW | keys("attention.layer_norm_epsilon layer_norm_eps  logit_scale logit_scale")
+STARCODER2 = OF_SIZES | keys("attention.layer_norm_epsilon norm_epsilon")
+OLMO = OF_SIZES | keys("attention.clamp_kqv clip_qkv=null")
+ERNIE_MOE = {**ROTARY, **WIDTH} | keys("""
+    expert_count moe_num_experts                    expert_used_count moe_k
+    expert_shared_count moe_num_shared_experts      leading_dense_block_count moe_layer_start_index=0
+""")
+FACTORS = keys("""
+    attention.scale attention_multiplier            embedding_scale embedding_multiplier
+    residual_scale residual_multiplier              logit_scale logits_scaling
+""")
+GRANITE_MOE = {**ROTARY, **FACTORS, **MIXTRAL, **keys(f"{SHARED_LENGTH} {SHARED}=null")}
+LLAMA4 = {**ROTARY, **MIXTRAL} | keys("""
+    feed_forward_length intermediate_size_mlp       expert_feed_forward_length intermediate_size
+    interleave_moe_layer_step interleave_moe_layer_step
+""")
+_GROUPS = keys("""
+    expert_weights_scale routed_scaling_factor=1.0  leading_dense_block_count first_k_dense_replace=0
+    expert_group_count n_group=1                    expert_group_used_count topk_group=1
+""")
+_ROUTED = WIDTH | keys("""
+    expert_count n_routed_experts                   expert_used_count num_experts_per_tok
+    expert_shared_count n_shared_experts            expert_weights_norm norm_topk_prob=false
+""")
+_LATENTS = keys("""
+    context_length max_position_embeddings          embedding_length hidden_size
+    block_count num_hidden_layers                   attention.head_count num_attention_heads
+    attention.layer_norm_rms_epsilon rms_norm_eps   attention.kv_lora_rank kv_lora_rank
+    rope.dimension_count qk_rope_head_dim           attention.q_lora_rank q_lora_rank=null
+""")
+DEEPSEEK = {**_LATENTS, **_ROUTED, **_GROUPS} | keys("""
+    feed_forward_length intermediate_size=null      attention.value_length_mla v_head_dim=null
+""")
+KIMI = {**_LATENTS, **WIDTH, **_GROUPS} | keys("""
+    context_length model_max_length                 feed_forward_length intermediate_size
+    expert_count num_experts                        expert_used_count num_experts_per_token
+    expert_shared_count num_shared_experts          expert_group_count num_expert_group=1
+    ssm.conv_kernel linear_conv_kernel_dim          kda.head_dim linear_head_dim
+""")
+GLM4_MOE = {**ROTARY, **_ROUTED, **_GROUPS}
+DELTA = ROTARY | keys("""
+    ssm.conv_kernel linear_conv_kernel_dim          ssm.state_size linear_key_head_dim
+    ssm.group_count linear_num_key_heads            ssm.time_step_rank linear_num_value_heads
+""")
+_WITH_SHARED = {**CHOICE, **WIDTH, **keys(f"{SHARED_LENGTH} {QWEN}")}
 QWEN2_MOE = ROTARY | _WITH_SHARED
 QWEN3_NEXT = DELTA | _WITH_SHARED
 QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_forward_length"}
-MAMBA = {
-    **{key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"},
-    **FACTORS,
-    "ssm.conv_kernel": "mamba_d_conv",
-    "ssm.state_size": "mamba_d_state",
-    "ssm.group_count": "mamba_n_groups",
-    "ssm.time_step_rank": "mamba_n_heads",
-}
-KIMI = {
-    **{key: field for key, field in LATENTS.items() if not key.startswith("expert_") or key in WIDTH},
-    "context_length": "model_max_length",
-    "feed_forward_length": "intermediate_size",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_token",
-    "expert_shared_count": "num_shared_experts",
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "kda.head_dim": "linear_head_dim",
-}
-KIMI_OPTIONAL = {
-    **{key: of for key, of in LATENTS_OPTIONAL.items() if key != "feed_forward_length"},
-    "expert_group_count": ("num_expert_group", 1),
-}
-GLM4_MOE = {
-    **ROTARY,
-    **WIDTH,
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_count": "n_shared_experts",
-}
-GLM4_MOE_OPTIONAL = {
-    **{key: of for key, of in LATENTS_OPTIONAL.items() if of[0] not in ("intermediate_size", "q_lora_rank")},
-    "expert_weights_norm": ("norm_topk_prob", False),
-}
-GPT2 = {
-    "context_length": "n_positions",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "block_count": "n_layer",
-    "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-}
+MAMBA = (
+    {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"}
+    | FACTORS
+    | keys("""
+    ssm.conv_kernel mamba_d_conv                    ssm.state_size mamba_d_state
+    ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
+""")
+)
+GPT2 = keys("""
+    context_length n_positions                      embedding_length n_embd
+    feed_forward_length n_inner                     block_count n_layer
+    attention.head_count n_head                     attention.layer_norm_epsilon layer_norm_epsilon
+""")
 
 State = dict[str, Any]
 """The fields of a config.json."""
 
 
-def experts_in(m: Metadata, names: dict[str, str], base: float = 10_000.0, **defaults: float) -> State:
-    """Return the fields of a model whose experts are as wide as its MLPs would be, unless the file says otherwise."""
-    return with_rotary(m, names, base, intermediate_size=m.integer("feed_forward_length"), **defaults)
-
-
 def llama(m: Metadata, found: State) -> State:
     """Return Llama's fields; those of Mistral with windows, and of Mixtral with experts."""
-    window = m.get("attention.sliding_window")
-    more = {"model_type": "mistral", "sliding_window": window} if window else {}
-    return more | ({"model_type": "mixtral", **m.fields(MIXTRAL)} if m.has("blk.0.ffn_gate_inp.weight") else {})
+    if found["num_local_experts"]:
+        return {"model_type": "mixtral"}
+    return {"model_type": "mistral"} if found["sliding_window"] else {}
 
 
 def olmo2(m: Metadata, found: State) -> State:
     """Return OLMo's fields; a file with windows is OLMo 3's, whose frequencies are not scaled in them."""
-    window, rotary = m.get("attention.sliding_window"), found["rope_parameters"]
-    if not window:
+    rotary = found["rope_parameters"]
+    if not found["sliding_window"]:
         return {}
-    rotary = _in_windows(rotary, rotary["rope_theta"])
-    return {"model_type": "olmo3", "sliding_window": window, **rotary, **_layer_types(m, 4)}
+    return {"model_type": "olmo3", **_in_windows(rotary, rotary["rope_theta"]), **_layer_types(m, 4)}
 
 
 def _in_windows(rotary: State, base: float) -> State:
@@ -162,14 +128,16 @@ def olmo(m: Metadata, found: State) -> State:
     """Return the first OLMo's fields, whose ε is always the same."""
     if m.number("attention.layer_norm_epsilon", 1e-5) != 1e-5:
         raise m.wrong("attention.layer_norm_epsilon", "1e-5")
-    return {"clip_qkv": m.get("attention.clamp_kqv") or None}
+    return {}
 
 
 def exaone4(m: Metadata, found: State) -> State:
     """Return EXAONE 4's fields: only the model with 64 layers has windows in llama.cpp, in three of four."""
-    if m.layers() != 64:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * m.layers()}
-    return {"sliding_window": m.get("attention.sliding_window", 4096), **_layer_types(m, 4)}
+    if m.layers() == 64:
+        return {"sliding_window": m.get("attention.sliding_window", 4096), **_layer_types(m, 4)}
+    if found["sliding_window"]:
+        raise m.wrong("attention.sliding_window", "none in a model of other than 64 layers")
+    return {"layer_types": ["full_attention"] * m.layers()}
 
 
 def ernie_moe(m: Metadata, found: State) -> State:
@@ -177,7 +145,7 @@ def ernie_moe(m: Metadata, found: State) -> State:
     width = found["moe_num_shared_experts"] * found["moe_intermediate_size"]
     if m.integer(SHARED_LENGTH, width) != width or m.integer("interleave_moe_layer_step", 1) != 1:
         raise m.wrong(f"{SHARED_LENGTH} and interleave_moe_layer_step", f"{width} and 1")
-    return {"moe_layer_start_index": m.get("leading_dense_block_count", 0)}
+    return {}
 
 
 def minimax(m: Metadata, found: State) -> State:
@@ -212,21 +180,22 @@ def deepseek(m: Metadata, found: State) -> State:
     """Return DeepSeek's fields, of V3 if the weights of experts are sigmoids. Without groups in the file, a token
     chooses among all experts, as in llama.cpp.
     """
-    found = found | _of_optional(m, LATENTS_OPTIONAL)
     gate, rotary = m.get("expert_gating_func") or SOFTMAX, rotary_in(m, found["qk_rope_head_dim"], 10_000.0)
     if gate not in (SOFTMAX, SIGMOID):
         raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
     if gate == SIGMOID:
-        found |= {"model_type": "deepseek_v3", "norm_topk_prob": m.get("expert_weights_norm", False)}
+        more: State = {"model_type": "deepseek_v3"}
+    elif found["norm_topk_prob"]:
+        raise m.wrong("expert_weights_norm", "false with the softmax")
     else:
         method = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
-        found |= {"model_type": "deepseek_v2", "topk_method": method}
+        more = {"model_type": "deepseek_v2", "topk_method": method}
     if rotary["rope_type"] == "yarn":
         mscale = round(10 * m.number("rope.scaling.yarn_log_multiplier"), 6)
         rotary |= {"mscale": mscale, "mscale_all_dim": mscale}
     is_one_head = m.raw("attention.key_length_mla") is not None
     H_kv = {"head_count_kv": 1 if is_one_head else found["num_attention_heads"]}
-    return {**found, **_heads_of_latents(m, found, H_kv, is_one_head=is_one_head), "rope_parameters": rotary}
+    return {**more, **_heads_of_latents(m, found, H_kv, is_one_head=is_one_head), "rope_parameters": rotary}
 
 
 def glm4_moe(m: Metadata, found: State) -> State:
@@ -234,24 +203,19 @@ def glm4_moe(m: Metadata, found: State) -> State:
     _check_sigmoids(m)
     later = m.get("nextn_predict_layers", 0)
     sizes = {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
-    return sizes | _of_optional(m, GLM4_MOE_OPTIONAL) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
+    return sizes | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
 
 
 def kimi(m: Metadata, found: State) -> State:
     """Return Kimi Linear's fields: recurrences have as many heads as attentions, and the weights of experts are
     sigmoids, divided by their sum.
     """
-    (types, _), H = by_heads(m), found["num_attention_heads"]
+    (types, _), H = _by_heads(m), found["num_attention_heads"]
     _check_sigmoids(m)
     if not m.get("expert_weights_norm", True):
         raise m.wrong("expert_weights_norm", "true")
-    sizes = _of_optional(m, KIMI_OPTIONAL) | _heads_of_latents(m, found, {}, is_one_head=True)
-    return sizes | {"layer_types": types, "linear_num_heads": H, "num_key_value_heads": H}
-
-
-def _of_optional(m: Metadata, names: dict[str, tuple[str, Any]]) -> State:
-    """Return the fields, with a default, of keys that a file may lack."""
-    return {field: m.get(key) or default for key, (field, default) in names.items()}
+    sizes = {"linear_num_heads": H, "num_key_value_heads": H}
+    return {"layer_types": types, **sizes, **_heads_of_latents(m, found, {}, is_one_head=True)}
 
 
 def _heads_of_latents(m: Metadata, found: State, sizes: dict[str, int], *, is_one_head: bool) -> State:
@@ -269,10 +233,39 @@ def _heads_of_latents(m: Metadata, found: State, sizes: dict[str, int], *, is_on
     }
 
 
+def _rows_of_values(m: Metadata, n: int) -> int:
+    """Return how many rows each of n heads of values has."""
+    inner = m.integer("ssm.inner_size")
+    if inner % n:
+        raise m.wrong("ssm.inner_size", f"a multiple of ssm.time_step_rank = {n}")
+    return inner // n
+
+
+def _by_heads(m: Metadata) -> tuple[list[str], int]:
+    """Return the kind of each layer, and the number of heads of keys in those with attention."""
+    counts, L = m.raw("attention.head_count_kv"), m.layers()
+    counts = [counts] * L if isinstance(counts, int) else counts
+    fits = isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)
+    if not fits or len({*counts} - {0}) != 1:
+        raise m.wrong("attention.head_count_kv", f"a number for each of {L} layers: 0, and the same in all others")
+    return [FULL if n else LINEAR for n in counts], max(counts)
+
+
+def _heads_of_layers(state: State, n: int) -> dict[str, Any]:
+    """Return the metadata on which layers have attention, with n heads of keys."""
+    return {"attention.head_count_kv": [n if kind == FULL else 0 for kind in state["layer_types"]]}
+
+
+def _interval_of(state: State) -> dict[str, Any]:
+    """Return the metadata on which layers have attention; what they do not say differs when they are read back."""
+    types = state["layer_types"]
+    return {"full_attention_interval": types.index(FULL) + 1 if FULL in types else len(types) + 1}
+
+
 def delta(m: Metadata, found: State) -> State:
     """Return Qwen3-Next's fields: every n-th layer has attention."""
     return {
-        "linear_value_head_dim": rows_of_values(m, found["linear_num_value_heads"]),
+        "linear_value_head_dim": _rows_of_values(m, found["linear_num_value_heads"]),
         "full_attention_interval": m.integer("full_attention_interval", 4),
     }
 
@@ -292,21 +285,19 @@ def _sections(d: int) -> list[int]:
 
 def granite_hybrid(m: Metadata, found: State) -> State:
     """Return Granite 4's fields: without experts, the shared MLP is the only one."""
-    types, H_kv = by_heads(m)
+    types, H_kv = _by_heads(m)
     more = {"num_key_value_heads": H_kv, "layer_types": types, "num_local_experts": 0}
-    more["mamba_d_head"] = rows_of_values(m, found["mamba_n_heads"])
+    more["mamba_d_head"] = _rows_of_values(m, found["mamba_n_heads"])
     more["attention_bias"] = any(m.has(f"blk.{l}.attn_q.bias") for l in range(len(types)))
     if m.get("rope.scaling.finetuned", True):
         more["position_embedding_type"] = "rope"
     more[SHARED] = found["intermediate_size"]
-    return more | (m.fields({**MIXTRAL, SHARED_LENGTH: SHARED}) if m.raw("expert_count") else {})
+    return more | (m.fields(MIXTRAL | keys(f"{SHARED_LENGTH} {SHARED}")) if m.raw("expert_count") else {})
 
 
 def granite_moe(m: Metadata, found: State) -> State:
     """Return the fields of a Granite with experts, and with an MLP that every token takes if there is one."""
-    if m.raw(SHARED_LENGTH):
-        return {"model_type": "granitemoeshared", SHARED: m.integer(SHARED_LENGTH)}
-    return {}
+    return {"model_type": "granitemoeshared"} if found[SHARED] else {}
 
 
 def gemma2(m: Metadata, found: State) -> State:
@@ -317,8 +308,7 @@ def gemma2(m: Metadata, found: State) -> State:
 def gemma3(m: Metadata, found: State) -> State:
     """Return Gemma 3's fields: every sixth layer attends to all tokens, and has other frequencies than the rest."""
     rotary = _in_windows(found["rope_parameters"], m.number("rope.freq_base_swa", 10_000.0))
-    caps = {"final_logit_softcapping": m.get("final_logit_softcapping") or None}
-    return rotary | caps | _windows(m, found, 6, largest=62)
+    return rotary | _windows(m, found, 6, largest=62)
 
 
 def _windows(m: Metadata, found: State, pattern: int, *, largest: int) -> State:
@@ -358,8 +348,7 @@ def of_olmo(state: State) -> dict[str, Any]:
 
 def of_olmo_1(state: State) -> dict[str, Any]:
     """Return the first OLMo's metadata."""
-    clip = {} if state["clip_qkv"] is None else {"attention.clamp_kqv": state["clip_qkv"]}
-    return {"attention.layer_norm_epsilon": 1e-5, **clip}
+    return {"attention.layer_norm_epsilon": 1e-5}
 
 
 def of_ernie_moe(state: State) -> dict[str, Any]:
@@ -399,7 +388,7 @@ def _of_latents(state: State) -> dict[str, Any]:
 def of_delta(state: State) -> dict[str, Any]:
     """Return Qwen3-Next's metadata."""
     inner = state["linear_num_value_heads"] * state["linear_value_head_dim"]
-    return {"ssm.inner_size": inner, **interval_of(state)}
+    return {"ssm.inner_size": inner, **_interval_of(state)}
 
 
 def of_qwen35(state: State) -> dict[str, Any]:
@@ -409,26 +398,19 @@ def of_qwen35(state: State) -> dict[str, Any]:
 
 def of_granite_hybrid(state: State) -> dict[str, Any]:
     """Return Granite 4's metadata."""
-    found = heads_of_layers(state, state["num_key_value_heads"])
+    found = _heads_of_layers(state, state["num_key_value_heads"])
     found |= {"ssm.inner_size": state["mamba_n_heads"] * state["mamba_d_head"]}
     found |= {"rope.scaling.finetuned": state["position_embedding_type"] == "rope"}
     if state["num_local_experts"]:
-        found |= {key: state[field] for key, field in MIXTRAL.items()}
+        found |= {key: state[field] for key, (field, _) in MIXTRAL.items()}
         found[SHARED_LENGTH] = state[SHARED]
     return found
-
-
-def of_granite_moe(state: State) -> dict[str, Any]:
-    """Return the metadata of a Granite with experts."""
-    return {SHARED_LENGTH: state[SHARED]} if state.get(SHARED) else {}
 
 
 def of_kimi(state: State) -> dict[str, Any]:
     """Return Kimi Linear's metadata: latents as in DeepSeek's, and how many of the first layers have an MLP."""
     return {
-        **{key: state[name] for key, (name, _) in KIMI_OPTIONAL.items() if state.get(name) is not None},
-        **heads_of_layers(state, 1),
-        "leading_dense_block_count": state["mlp_layer_types"].count("dense"),
+        **_heads_of_layers(state, 1),
         **_of_latents(state),
         "attention.value_length_mla": state["v_head_dim"],
         "expert_gating_func": SIGMOID,

@@ -7,6 +7,7 @@ or hostile file is rejected at once with a one-sentence error. The tensors stay 
 
 import collections
 import importlib
+import json
 import math
 import struct
 from collections.abc import Callable
@@ -263,6 +264,21 @@ def _shown(name: str) -> str:
     return repr(name if len(name) <= 60 else f"{name[:57]}...")
 
 
+Keys = dict[str, tuple[str, Any]]
+"""Fields of config.json by the keys of the metadata that have them, each with its default."""
+REQUIRED = object()
+"""In place of a default, of a key that a file must have."""
+
+
+def keys(text: str) -> Keys:
+    """Return the keys of a table, each with its field, and a default after "=" if a file may lack it."""
+    words = [word.partition("=") for word in text.split()]
+    return {
+        key: (field, json.loads(default) if said else REQUIRED)
+        for (key, *_), (field, said, default) in zip(words[::2], words[1::2], strict=True)
+    }
+
+
 class Metadata:
     """A file's metadata on its model; records which keys were read."""
 
@@ -309,11 +325,13 @@ class Metadata:
             raise self.wrong(name, "a number above 0")
         return float(value)
 
-    def fields(self, names: dict[str, str], **defaults: float) -> dict[str, Any]:
-        """Return fields of config.json by the keys that have them; `defaults` by field."""
-        ends = "epsilon", "capping", "scale"
-        read: Any = {key: self.number if key.endswith(ends) else self.integer for key in names}
-        return {field: read[key](key, defaults.get(field)) for key, field in names.items()}
+    def fields(self, table: Keys, **defaults: float) -> dict[str, Any]:
+        """Return fields of config.json by the keys that have them; `defaults` by field, of those without their own."""
+        found = {}
+        for key, (field, default) in table.items():
+            read: Any = self.number if key.endswith(("epsilon", "capping", "scale")) else self.integer
+            found[field] = read(key, defaults.get(field)) if default is REQUIRED else self.get(key) or default
+        return found
 
     def wrong(self, name: str, expected: str) -> InterchangeError:
         """Return the error about a value."""

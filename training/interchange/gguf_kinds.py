@@ -1,10 +1,11 @@
 """The architectures of GGUF files: one table of how each stores our parameters, and the fields of a config.json.
 
 What GGUF changes is undone when a tensor is read: the order of the rows of q and k, since its rotary positions rotate
-adjacent rows (`llama`, `smollm3`), and the 1 added to the scales of norms (`gemma`).
+adjacent rows (`llama`, `smollm3`), and the 1 added to the scales of norms (`gemma`). In place of the logarithm a of a
+recurrence, a file has −e^a; in `qwen35`, heads of values that share keys do not follow one another: the first of each
+key come first, then the second of each.
 """
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -15,8 +16,7 @@ import numpy as np
 from training.interchange import gguf_fields as fields
 from training.interchange.description import Model, entries_in
 from training.interchange.gguf_fields import State
-from training.interchange.gguf_file import Metadata
-from training.interchange.gguf_hybrids import flat, with_rates, with_values_by_keys
+from training.interchange.gguf_file import Keys, Metadata
 from training.interchange.gguf_rotary import ROTARY, with_rotary
 from training.interchange.mapping import Entry, Shape
 
@@ -47,8 +47,8 @@ LAYER = _table("""
 """Tensors that most architectures have."""
 _SECOND = _table("ffn_norm.* -  post_attention_norm.* norm2.*")
 _LATENT = _table("""
-    attn_q.* attention.*_q&*_qr:W_c          attn_q_a.* attention.*_cq             attn_q_a_norm.* attention.norm_q.*
-    attn_q_b.* attention.*_q&*_qr:W_c        attn_kv_a_mqa.* attention.*_c+*_kr    attn_kv_a_norm.* attention.norm_c.*
+    attn_q.* attention.*_q&*_qr:W_c!W_cq     attn_q_a.* attention.*_cq             attn_q_a_norm.* attention.norm_q.*
+    attn_q_b.* attention.*_q&*_qr:W_cq       attn_kv_a_mqa.* attention.*_c+*_kr    attn_kv_a_norm.* attention.norm_c.*
     attn_k_b.weight ^attention.W_k:W_c       attn_v_b.weight attention.W_v/W_v:W_c
     attn_kv_b.* attention.*_k&*_v:W_c
 """)
@@ -71,16 +71,26 @@ _MAMBA = _RATES | _table("""
 """)
 
 
+FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+"""Arrays that are one column here, whatever axes they have in a file."""
+TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+"""The taps of convolutions: matrices here."""
+FLOAT32 = (*FLAT, *TAPS)
+"""Tensors that llama.cpp reads in float32."""
+OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
+"""Tensors with rows, or columns (`ssm_out`), of value heads; `attn_qkv` and the taps have others before them."""
+
+
 class Kind(NamedTuple):
     """GGUF's storage of one architecture."""
 
-    names: dict[str, str] = ROTARY  # keys of the metadata → the fields of config.json that they are
+    names: Keys = ROTARY  # keys of the metadata → the fields of config.json that they are
     rest: Callable[[Metadata, State], State] = lambda m, found: {}  # the metadata, and those → the other fields
-    # the fields of config.json → the metadata that are in neither `names`, `optional` nor `of_heads`
+    # the fields of config.json → the metadata that are neither in `names` nor in `of_heads`
     derived: Callable[[State], dict[str, Any]] = lambda state: {}
     types: tuple[str, ...] = ()  # its kinds of checkpoints, if not the one with the architecture's name
-    optional: dict[str, str] = NOTHING  # further keys that are fields, which `rest` reads
-    read: Callable[[Metadata, dict[str, str]], State] = with_rotary  # the metadata, and `names` → their fields
+    base: float | None = 10_000.0  # the default of that of rotary positions; None: `rest` reads them
+    defaults: dict[str, float] = NOTHING  # of the fields in `names` that have none there
     constants: State = NOTHING  # the fields that are so in all files, as in llama.cpp
     layer: dict[str, str] = NOTHING  # the tensors of a layer that are not as in `LAYER`
     permuted: bool = False  # whether the rows of q and k have another order
@@ -94,15 +104,18 @@ class Kind(NamedTuple):
     # the shapes in a file of what `flat` shapes here, by the fields of config.json, if they are others
     shapes: dict[str, Callable[[State], Shape]] = NOTHING
 
+    def fields(self, m: Metadata) -> State:
+        """Return the fields of config.json that the metadata of a model says."""
+        read = m.fields(self.names, **self.defaults) if self.base is None else None
+        found = {**(read or with_rotary(m, self.names, self.base or 0.0, **self.defaults)), **self.constants}
+        return found | self.rest(m, found)
+
     def entries(self, model: Model, names: Sequence[str] = ()) -> list[Entry]:
         """Return the tensors of a model that a file has; `names`: of those of a file that is read."""
         joined = any(name.endswith("attn_kv_b.weight") for name in names)  # before April 2025
         left = ("attn_k_b.weight", "attn_v_b.weight") if joined else ("attn_kv_b.*",)
-        q_in_latents = any(getattr(line, "d_q", None) for line in model.config.variant.attentions)
-        of_layer = {**LAYER, **self.layer}
-        for name in (*left, "attn_q.*" if q_in_latents else "attn_q_b.*"):
-            of_layer.pop(name, None)
-        table = {f"blk.#.{n}": re.sub(r"^(\^?)", r"\1layers.", ours) for n, ours in of_layer.items() if ours != "-"}
+        of_layer = {name: ours for name, ours in {**LAYER, **self.layer}.items() if ours != "-" and name not in left}
+        table = {f"blk.#.{name}": re.sub(r"^(\^?)", r"\1layers.", ours) for name, ours in of_layer.items()}
         return entries_in({**OUTER, **table}, model)
 
     def written(self, model: Model) -> list[Entry]:
@@ -118,8 +131,8 @@ class Kind(NamedTuple):
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
         if self.permuted and heads:
             return _reordered(array, state[heads], write=write)
-        array = with_rates(array, write=write) if part == "ssm_a" else array
-        array = with_values_by_keys(part, array, state, write=write) if self.by_keys else array
+        array = _with_rates(array, write=write) if part == "ssm_a" else array
+        array = _with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         if self.shifted and part.endswith("norm") and part != "ssm_norm":
             return array.astype(np.float32) + np.float32(1 if write else -1)
         return array.reshape(self.shape(name, array.shape, state, write=write))
@@ -128,7 +141,7 @@ class Kind(NamedTuple):
         """Return the shape of a tensor as our entries have it, or to `write` as a file has it."""
         part = part_of(name)
         if not write:
-            return flat(part, shape)
+            return _flat(part, shape)
         return np.broadcast_to(0, shape).reshape(self.shapes[part](state)).shape if part in self.shapes else shape
 
 
@@ -145,6 +158,33 @@ def _reordered(array: np.ndarray, H: int, *, write: bool) -> np.ndarray:
     return array.reshape(H, *pairs, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
+def _flat(part: str, shape: Shape) -> Shape:
+    """Return the shape here of a tensor in a file."""
+    if part in FLAT:
+        return (int(np.prod(shape)),)
+    if part == "ffn_gate_inp_shexp":
+        return (1, shape[-1])
+    return (int(np.prod(shape[:-1])), shape[-1]) if part in TAPS and len(shape) > 1 else shape
+
+
+def _with_rates(array: np.ndarray, *, write: bool) -> np.ndarray:
+    """Return −e^a in place of a, to `write`, or the other way round."""
+    array = array.astype(np.float32)
+    return -np.exp(array) if write else np.log(-array)
+
+
+def _with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *, write: bool) -> np.ndarray:
+    """Return a tensor with the heads of values in the order of `qwen35`, to `write`, or the other way round."""
+    n, n_keys = (state[f"linear_num_{kind}_heads"] for kind in ("value", "key"))
+    axis, first = int(part == "ssm_out"), 2 * n_keys * state["linear_key_head_dim"] * (part in ("attn_qkv", *TAPS))
+    if part not in OF_VALUES or (array.shape[axis] - first) % n or n % n_keys:
+        return array  # the mapping reports a wrong shape
+    before, values = np.split(np.moveaxis(array, axis, 0), [first])
+    heads = (n_keys, n // n_keys) if write else (n // n_keys, n_keys)
+    values = values.reshape(*heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    return np.moveaxis(np.concatenate([before, values]), 0, axis)
+
+
 _QWEN35 = Kind(
     fields.DELTA,
     fields.qwen35,
@@ -156,18 +196,17 @@ _QWEN35 = Kind(
 )
 KINDS: dict[str, Kind] = {
     "llama": Kind(
-        rest=fields.llama,
+        fields.LLAMA,
+        fields.llama,
         types=("llama", "mistral", "mixtral"),
-        optional={**fields.WINDOW, **fields.MIXTRAL},
         permuted=True,
     ),
     "smollm3": Kind(permuted=True),
     "granite": Kind({**ROTARY, **fields.FACTORS}, permuted=True),
     "granitemoe": Kind(
-        {**ROTARY, **fields.FACTORS, **fields.MIXTRAL},
+        fields.GRANITE_MOE,
         fields.granite_moe,
-        fields.of_granite_moe,
-        ("granitemoe", "granitemoeshared"),
+        types=("granitemoe", "granitemoeshared"),
         permuted=True,
     ),
     "arcee": Kind(permuted=True),
@@ -178,11 +217,10 @@ KINDS: dict[str, Kind] = {
         fields.ernie_moe,
         fields.of_ernie_moe,
         ("ernie4_5_moe",),
-        {"leading_dense_block_count": "moe_layer_start_index"},
     ),
     "hunyuan-dense": Kind(types=("hunyuan_v1_dense",)),
-    "olmo": Kind(fields.OF_SIZES, fields.olmo, fields.of_olmo_1, permuted=True),
-    "exaone4": Kind(rest=fields.exaone4, optional=fields.WINDOW),
+    "olmo": Kind(fields.OLMO, fields.olmo, fields.of_olmo_1, permuted=True),
+    "exaone4": Kind(ROTARY | fields.OPTIONAL_WINDOW, fields.exaone4),
     "starcoder2": Kind(fields.STARCODER2),
     "qwen2": Kind(),
     "qwen2moe": Kind(fields.QWEN2_MOE, types=("qwen2_moe",)),
@@ -191,11 +229,10 @@ KINDS: dict[str, Kind] = {
         fields.glm4_moe,
         fields.of_sigmoids,
         ("glm4_moe",),
-        {key: field for key, (field, _) in fields.GLM4_MOE_OPTIONAL.items()},
         layer=_SECOND,
     ),
     "qwen3": Kind(),
-    "olmo2": Kind(ROTARY, fields.olmo2, fields.of_olmo, ("olmo2", "olmo3"), fields.WINDOW, repeats=True),
+    "olmo2": Kind(ROTARY | fields.OPTIONAL_WINDOW, fields.olmo2, fields.of_olmo, ("olmo2", "olmo3"), repeats=True),
     "glm4": Kind(layer=_table("ffn_gate.* -  ffn_up.* mlp.*_gate+*_mlp1")),
     "cohere2": Kind(fields.COHERE, fields.cohere2, ties=True),
     "minimax-m2": Kind(
@@ -203,7 +240,6 @@ KINDS: dict[str, Kind] = {
         fields.minimax,
         fields.of_sigmoids,
         ("minimax_m2",),
-        read=fields.experts_in,
         repeats=True,
     ),
     "llama4": Kind(fields.LLAMA4, fields.llama4, fields.of_llama4, ("llama4_text",)),
@@ -217,35 +253,33 @@ KINDS: dict[str, Kind] = {
         fields.GPT_OSS,
         fields.gpt_oss,
         types=("gpt_oss",),
-        read=functools.partial(fields.experts_in, base=150_000.0, sliding_window=128),
+        base=150_000.0,
+        defaults={"sliding_window": 128},
         layer=_SECOND,
         repeats=True,
     ),
     "deepseek2": Kind(
-        fields.LATENTS,
+        fields.DEEPSEEK,
         fields.deepseek,
         fields.of_deepseek,
         ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
-        fields.DEEPSEEK_OPTIONAL,
-        read=Metadata.fields,
+        base=None,
         layer=_LATENT,
     ),
     "gemma": Kind(shifted=True, ties=True),
     "gemma2": Kind(
         {**ROTARY, **fields.WINDOW, **fields.CAPS},
         fields.gemma2,
-        read=functools.partial(
-            with_rotary, sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
-        ),
+        defaults={"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         shifted=True,
         ties=True,
     ),
     "gemma3": Kind(
-        {**ROTARY, **fields.WINDOW},
+        {**ROTARY, **fields.WINDOW, **fields.CAP_OF_LOGITS},
         fields.gemma3,
         types=("gemma3_text",),
-        optional=fields.CAPS,
-        read=functools.partial(with_rotary, base=1_000_000.0, sliding_window=1024),
+        base=1_000_000.0,
+        defaults={"sliding_window": 1024},
         shifted=True,
         ties=True,
     ),
@@ -277,7 +311,7 @@ KINDS: dict[str, Kind] = {
         fields.kimi,
         fields.of_kimi,
         ("kimi_linear",),
-        read=Metadata.fields,
+        base=None,
         layer=_KIMI,
         repeats=True,
         shapes={
@@ -289,7 +323,7 @@ KINDS: dict[str, Kind] = {
     ),
     "gpt2": Kind(
         fields.GPT2,
-        read=Metadata.fields,
+        base=None,
         layer=_table("attn_q.* -  attn_k.* -  attn_v.* -  attn_qkv.* attention.heads.*_q+*_k+*_v"),
     ),
 }

@@ -52,8 +52,7 @@ def state_of(file: Any, architecture: str) -> dict[str, Any]:
     """Return the fields of config.json for a GGUFFile. Raises InterchangeError for a key that is not understood."""
     metadata = Metadata(file, architecture)
     kind = KINDS[architecture]
-    found = {**kind.read(metadata, kind.names), **kind.constants}
-    found |= kind.rest(metadata, found)
+    found = kind.fields(metadata)
     if not metadata.has(TOKENS):
         raise InterchangeError(f"{file.path} has no tensor {TOKENS}, so it is not a language model")
     metadata.get("vocab_size")  # which its shape says

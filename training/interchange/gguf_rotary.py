@@ -8,26 +8,22 @@ import numpy as np
 
 from algorithms.lines import Llama3, Rotary, Yarn
 from training.interchange.errors import InterchangeError
-from training.interchange.gguf_file import Metadata
+from training.interchange.gguf_file import Keys, Metadata, keys
 from training.interchange.rotary import rotary_fields
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The divisor of each frequency: the only trace of Llama 3's scaling in a file."""
 
-OF_SIZES = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-}
-ROTARY = {**OF_SIZES, "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-"""Keys of the metadata, and the fields that they are."""
+OF_SIZES = keys("""
+    context_length max_position_embeddings          embedding_length hidden_size
+    feed_forward_length intermediate_size           block_count num_hidden_layers
+    attention.head_count num_attention_heads        attention.head_count_kv num_key_value_heads
+    attention.key_length head_dim
+""")
+ROTARY = OF_SIZES | keys("attention.layer_norm_rms_epsilon rms_norm_eps")
 
 
-def with_rotary(m: Metadata, names: dict[str, str], base: float = 10_000.0, **defaults: float) -> dict[str, Any]:
+def with_rotary(m: Metadata, names: Keys, base: float = 10_000.0, **defaults: float) -> dict[str, Any]:
     """Return the fields of a model with rotary positions, by `names`; `base` is the default of theirs."""
     d_e, H = m.integer("embedding_length"), m.integer("attention.head_count")
     found = m.fields(names, num_key_value_heads=H, head_dim=max(d_e // H, 1), **defaults)

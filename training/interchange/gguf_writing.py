@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from algorithms.lines import Experts, Llama3, Rotary
-from training.interchange import gguf_hybrids, mapping
+from training.interchange import mapping
 from training.interchange.description import CYCLE, Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_fields import of_heads
 from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_kinds import KINDS, part_of
+from training.interchange.gguf_kinds import FLOAT32, KINDS, part_of
 from training.interchange.gguf_models import TIED, state_of
 from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
 
@@ -59,8 +59,7 @@ def draft(
     architecture = OF_TYPE[state["model_type"]]
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
-    keys = {**kind.names, **kind.optional}
-    found = {key: state[name] for key, name in keys.items() if state.get(name) is not None}
+    found = {key: state[name] for key, (name, _) in kind.names.items() if state.get(name) is not None}
     found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}
@@ -69,7 +68,7 @@ def draft(
     tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
     for entry in kind.written(model):
         name, shape = entry.name, kind.shape(entry.name, entry.shape(shapes), state, write=True)
-        is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name or part_of(name) in gguf_hybrids.EXACT
+        is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name or part_of(name) in FLOAT32
         form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
         if quantize and not is_exact and EXACT[1] not in name:
             form = quantize
