@@ -12,7 +12,7 @@ from algorithms.model.latent import Latent as Latent
 from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer
-from algorithms.model.mlp import MLP as MLP
+from algorithms.model.mlp import MLP as MLP, XIELU as XIELU
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
 from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn

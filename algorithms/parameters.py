@@ -81,7 +81,7 @@ class MHAttentionParams(NamedTuple):
 class MLPParams(NamedTuple):
     """W_mlp1, b_mlp1, W_mlp2, b_mlp2 (W_mlp3 … b_mlp4 in the decoder of Algorithm 8).
 
-    The gate and the norm of the output are not in the paper.
+    The gate, the norm of the output, and the parameters of an activation are not in the paper.
     """
 
     W_mlp1: Array
@@ -91,6 +91,8 @@ class MLPParams(NamedTuple):
     W_gate: Array | None = None
     b_gate: Array | None = None
     norm_out: LayerNormParams | None = None
+    alpha_p: Array | None = None
+    alpha_n: Array | None = None
 
 
 @serializable

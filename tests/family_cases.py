@@ -156,6 +156,7 @@ DECODERS += (
     "QWEN2_MOE",
     "SEED_OSS",
     "ARCEE",
+    "APERTUS",
     "ERNIE4_5",
     "STARCODER2",
     "KIMI_LINEAR",

@@ -1,7 +1,8 @@
 """Line 8 of Algorithm 10, line 7 of Algorithm 9, and lines 7 and 18 of Algorithm 8: the MLP."""
 
 import dataclasses
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from algorithms.machinery.record import Count, Positive
 from algorithms.machinery.sharding import shard_hidden_units
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
-from algorithms.ops.activation import activate
+from algorithms.ops.activation import activate, xielu
 from algorithms.ops.dropout import dropout
 from algorithms.ops.linear import linear
 from algorithms.parameters import MLPParams
@@ -65,18 +66,38 @@ class MLP(Line):
         """The MLP, with this activation f."""
         U = linear(W.W_mlp1, X, W.b_mlp1)  # inside
         G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate)
-        hidden = self.hidden(U, G, activation)  # inside
+        hidden = self.hidden(U, G, activation, W)  # inside
         hidden = dropout(shard_hidden_units(hidden))
         Y = linear(W.W_mlp2, hidden, W.b_mlp2)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 
-    def hidden(self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, activation: Activation) -> Any:
+    def hidden(
+        self, U: Float[Array, "*units"], G: Float[Array, "*units"] | None, activation: Activation, W: Any = None
+    ) -> Any:
         """``f(U)``, or with a gate ``f(G) ⊙ U``."""
         if G is None:
             return activate(activation, U)
         if self.clip is not None:
             U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
         return activate(activation, G) * U
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class XIELU(MLP):
+    """``W_mlp2 f(W_mlp1 X + b_mlp1 1ᵀ) + b_mlp2 1ᵀ``, where f is xIELU with its own α_p and α_n, as in Apertus."""
+
+    activation: ClassVar[None] = None
+    gated: ClassVar[bool] = False
+    clip: ClassVar[None] = None
+
+    def shapes(self) -> MLPParams:
+        """The shapes of its parameters; f starts with softplus(α_p) = ½ + softplus(α_n) = 0.8."""
+        alpha_p, alpha_n = (array("", start=math.log(math.expm1(value))) for value in (0.8, 0.3))
+        return super().shapes()._replace(alpha_p=alpha_p, alpha_n=alpha_n)
+
+    def hidden(self, U: Float[Array, "*units"], G: None, activation: Activation, W: Any = None) -> Any:
+        """``f(U)``."""
+        return xielu(U, W.alpha_p, W.alpha_n)
 
 
 def of_hidden_units(line: MLP) -> Any:

@@ -9,9 +9,9 @@ from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.experts import Experts
 from algorithms.model.latent import Latent
 from algorithms.model.mamba import Mamba2
-from algorithms.model.mlp import MLP
+from algorithms.model.mlp import MLP, XIELU
 from algorithms.model.norm import LayerNorm, RMSNorm
-from algorithms.model.positions import Rotary, Temperature, Yarn
+from algorithms.model.positions import Llama3, Rotary, Temperature, Yarn
 from algorithms.model.rg_lru import RGLRU
 from algorithms.model.variant import VARIANTS, Variant
 
@@ -95,6 +95,16 @@ SEED_OSS = QWEN2.but(attention=Attention(positions=Rotary(base=10_000_000.0), bi
 
 ARCEE = LLAMA.but(mlp=MLP(activation="relu_squared", biases=False))
 """Arcee AI 2025 (AFM-4.5B): LLAMA with ReLU² and no gate."""
+
+APERTUS = LLAMA.but(
+    attention=Attention(
+        positions=Rotary(base=12_000_000.0, scaling=Llama3(factor=8.0)),
+        biases=False,
+        normalize_heads=RMSNorm(epsilon=1e-5),
+    ),
+    mlp=XIELU(biases=False),
+)
+"""Swiss AI 2025 (Apertus): LLAMA with normalized queries and keys, and xIELU without a gate."""
 
 ERNIE4_5 = LLAMA.but(
     attention=Attention(positions=Rotary(base=500_000.0, pairs="neighbors"), biases=False),

@@ -139,6 +139,18 @@ _FUNCTIONS = {
 }
 
 
+def xielu(x: Float[Array, "*shape"], alpha_p: Float[Array, ""], alpha_n: Float[Array, ""]) -> Float[Array, "*shape"]:
+    """``softplus(α_p) x² + x/2`` where x > 0, and ``(½ + softplus(α_n)) (e^x − 1 − x) + x/2`` elsewhere.
+
+    Source: Huang and Schlag 2024, "Deriving Activation Functions Using Integration".
+    """
+    dtype = accumulation_dtype(x.dtype)
+    y, alpha_p, alpha_n = x.astype(dtype), *map(jax.nn.softplus, (alpha_p.astype(dtype), alpha_n.astype(dtype)))
+    negative = jnp.minimum(y, 0)  # where an overflow would poison the gradient
+    Y = jnp.where(y > 0, alpha_p * y * y, (1 / 2 + alpha_n) * (jnp.expm1(negative) - negative)) + y / 2
+    return Y.astype(x.dtype)
+
+
 def activate(name: str, X: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The activation of this name, elementwise."""
     return _FUNCTIONS[name][0](X) if as_printed() else _activate(name, X)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from training.oracle.lines import weights_of_experts
+from training.oracle.lines import weights_of_experts, xielu
 
 from .formulas import sigmoid
 from .run import Key, Named, Run
@@ -168,7 +168,9 @@ class Parts(Run):
             key("W_mlp1 X + b_mlp1"), lambda: self.linear(W1, b1, X.value, "mlp1_bias", place, "mlp1_square"), [X]
         )
         if Wg is None:
-            A = self.line(key("activated"), lambda: self._activated(place, U.value), [U])
+            own = [self.p(f"{prefix}alpha_{sign}") for sign in "pn"]
+            f = self._activated if own[0] is None else lambda place, U: self.rounded(xielu(U, *own))
+            A = self.line(key("activated"), lambda: f(place, U.value), [U])
         else:
             G = self.line(key("W_gate X"), lambda: self.linear(Wg, bg, X.value, "gate_bias", place), [X])
             A = self.line(key("activated"), lambda: self._gated(place, G.value, U.value), [U, G])

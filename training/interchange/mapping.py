@@ -63,7 +63,7 @@ class Entry(NamedTuple):
         array there; the shape of a row; and that of the whole, before it is transposed.
         """
         leaves, field = self.of_leaves(shapes), self.leaves[0].rpartition(".")[2]
-        row = () if field.startswith(("b_", "gamma", "beta")) or field in ("s", "a", "D") else leaves[0][-1:]
+        row = () if field.startswith(("b_", "gamma", "beta", "alpha")) or field in ("s", "a", "D") else leaves[0][-1:]
         interleaved = leaves[0][: len(leaves[0]) - len(row)] if self.of_experts and len(leaves) > 1 else ()
         interleaved = shapes[self.heads][len(self.at) :][:1] if self.heads else interleaved
         groups, experts = math.prod(interleaved), leaves[0][: int(self.of_experts)]

@@ -12,7 +12,6 @@ _KINDS = {
     "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 stablelm",
     "a matrix and a norm before the unembedding of a decoder": "modernbert-decoder",
     "a short convolution between two gates as a mixer": "lfm2 lfm2_moe lfm3",
-    "an activation with parameters of its own (xIELU)": "apertus",
     "an embedding size that differs from that of the layers": "rembert",
     "an indexer, which chooses the tokens that latent attention reads": "deepseek_v32 glm_moe_dsa",
     "attention and a recurrence side by side": "falcon_h1",

@@ -11,6 +11,7 @@ boolean [l_z, l_x]; `x_positions` [l_x], `z_positions` [l_z]; `bidirectional`: w
 T5's tables [H, num_buckets].
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -40,6 +41,13 @@ def gelu_sigmoid(x: Array) -> Array:
 def relu_squared(x: Array) -> Array:
     """Return max(0, x)^2 (So et al. 2021, "Primer", section 3; nanochat)."""
     return relu(x) * relu(x)
+
+
+def xielu(x: Array, alpha_p: float, alpha_n: float) -> Array:
+    """Return softplus(alpha_p) x^2 + x/2 for x > 0, else (1/2 + softplus(alpha_n)) (e^x - 1 - x) + x/2 (Apertus)."""
+    p, n = np.log1p(np.exp(alpha_p)), np.log1p(np.exp(alpha_n)) + 1 / 2
+    below = np.where(np.real(x) > 0, 0, x)
+    return np.where(np.real(x) > 0, p * x * x, n * (np.exp(below) - 1 - below)) + x / 2
 
 
 ACTIVATIONS = {
@@ -128,8 +136,10 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     Agarwal et al. 2025).
 
     `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
-    [d_e].
+    [d_e]. Where there are alpha_p and alpha_n, the activation is xIELU.
     """
+    if part(W, "alpha_p") is not None:
+        f = functools.partial(xielu, alpha_p=W.alpha_p, alpha_n=W.alpha_n)
     U = linear(W.W_mlp1, part(W, "b_mlp1"), X)
     W_gate = part(W, "W_gate")
     if W_gate is None:

@@ -218,7 +218,10 @@ def test_further_fields(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"llama.expert_count": 8}, "needs what this library does not have: llama.expert_count = 8"),
+        (
+            {"llama.expert_weights_norm": True},
+            "needs what this library does not have: llama.expert_weights_norm = True",
+        ),
         ({"llama.attention.head_count": [6, 3]}, "layers of different sizes"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count: expected an integer of at least 1, got 0"),
         ({"llama.attention.value_length": 3}, "llama.attention.value_length: expected the 4 .*, got 3"),
