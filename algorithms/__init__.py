@@ -30,6 +30,7 @@ from algorithms.alg08_ed_transformer import ed_encoding as ed_encoding, ed_decod
 from algorithms.alg08_ed_transformer import ed_logits as ed_logits
 from algorithms.alg09_e_transformer import e_encoding as e_encoding, e_hidden_state as e_hidden_state, e_logits as e_logits
 from algorithms.alg10_d_transformer import d_hidden_state as d_hidden_state, d_logits as d_logits
+from algorithms.alg14_inference import e_inference as e_inference
 from algorithms.cache import context_cache as context_cache, empty_cache as empty_cache, read_tokens as read_tokens
 from algorithms.losses import d_token_losses as d_token_losses, e_token_losses as e_token_losses, ed_token_losses as ed_token_losses
 from algorithms.ops.activation import gelu as gelu, gelu_tanh as gelu_tanh, relu as relu
@@ -68,9 +69,9 @@ from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT
 from algorithms.model.variants import GPT_OSS as GPT_OSS, MIXTRAL as MIXTRAL, OLMOE as OLMOE, QWEN3_MOE as QWEN3_MOE
 from algorithms.model.variants import MISTRAL as MISTRAL, NANOCHAT as NANOCHAT, NEOX as NEOX, OLMO2 as OLMO2, OPT as OPT, PAPER as PAPER
 from algorithms.model.variants import QWEN2 as QWEN2, QWEN3 as QWEN3, ROBERTA as ROBERTA, T5 as T5, VASWANI as VASWANI
-from algorithms.model.variants import LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT, OLMO_HYBRID as OLMO_HYBRID
+from algorithms.model.variants import LLADA as LLADA, LLAMA4 as LLAMA4, MODERNBERT as MODERNBERT, OLMO_HYBRID as OLMO_HYBRID
 from algorithms.model.variants import QWEN3_5 as QWEN3_5, QWEN3_5_MOE as QWEN3_5_MOE, QWEN3_NEXT as QWEN3_NEXT
-from algorithms.model.variants import ARCEE as ARCEE, ERNIE4_5 as ERNIE4_5, GLM4_MOE as GLM4_MOE
+from algorithms.model.variants import APERTUS as APERTUS, ARCEE as ARCEE, ERNIE4_5 as ERNIE4_5, GLM4_MOE as GLM4_MOE
 from algorithms.model.variants import GLM4_MOE_LITE as GLM4_MOE_LITE, QWEN2_MOE as QWEN2_MOE, SEED_OSS as SEED_OSS
 from algorithms.model.variants import ERNIE4_5_MOE as ERNIE4_5_MOE, EXAONE4 as EXAONE4, HUNYUAN as HUNYUAN
 from algorithms.model.variants import MINISTRAL3 as MINISTRAL3, OLMO as OLMO, STARCODER2 as STARCODER2

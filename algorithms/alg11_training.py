@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Integer, Key
+from jaxtyping import Float, Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
@@ -89,7 +89,7 @@ def e_training(
     *,
     N_epochs: Epochs,
     eta: Rate,
-    p_mask: Probability,
+    p_mask: Probability | None,
     key: Key[Array, ""],
     length: Lengths = None,
     **options: Unpack[Choice],
@@ -98,7 +98,8 @@ def e_training(
 
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t∈T̃} log P(θ)[x[t], t]``, a sum over the masked
     tokens. Each token is masked with probability ``p_mask``; epoch i draws those of sequence n with
-    ``fold_in(fold_in(key, i), n)``.
+    ``fold_in(fold_in(key, i), n)``. With None, masked diffusion (Nie et al. 2025, "Large Language Diffusion Models"),
+    each sequence draws a probability, by `drawn_p_mask`, and its loss is divided by that.
     Departures: none; the data are one padded array, and the loss is computed from log P.
 
     Example:
@@ -117,13 +118,14 @@ def e_training(
         def theta_i(n, theta):
             l = _length(x, length, n)  # line 3
             x_n, key_n = as_ids(x[n]), jax.random.fold_in(jax.random.fold_in(key, i), n)
-            x_tilde = jnp.where(draw(key_n, p_mask), mask, x_n)  # lines 4-6
+            p, key_n = drawn_p_mask(key_n) if p_mask is None else (p_mask, key_n)
+            x_tilde = jnp.where(draw(key_n, p), mask, x_n)  # lines 4-6
             T_tilde = (x_tilde == mask) & (t < l)  # line 7
 
             def loss(theta):
                 X = e_hidden_state(x_tilde, theta, length=l)  # line 8, up to the softmax
                 loss = losses_of(X, theta, x_n, T_tilde).sum()  # line 9
-                return loss
+                return loss / p if p_mask is None else loss
 
             theta = descend(loss, theta, eta)  # line 10
             return theta
@@ -131,6 +133,12 @@ def e_training(
         return theta_i
 
     return theta_hat
+
+
+def drawn_p_mask(key: Key[Array, ""]) -> tuple[Float[Array, ""], Key[Array, ""]]:
+    """A probability of masking, uniform in [1/1000, 1), and the key of what is masked."""
+    of_p, of_tokens = jax.random.split(key)
+    return by_own_key(functools.partial(jax.random.uniform, minval=1e-3))(of_p), of_tokens
 
 
 @algorithm(13, "DTraining")

@@ -14,12 +14,14 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer, Key
 
 from algorithms.alg08_ed_transformer import ed_hidden_state
+from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
+from algorithms.layers import zero_padding
 from algorithms.loops import for_each, repeat_while
 from algorithms.machinery.arrays import AnyArray, accumulation_dtype
-from algorithms.machinery.contract import algorithm
-from algorithms.model.theta import DTransformerParams, EDTransformerParams
-from algorithms.notation import Choice, ContextLength, Count, Temperature, bos_token, eos_token
+from algorithms.machinery.contract import algorithm, compiled
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.notation import Choice, ContextLength, Count, Length, Temperature, bos_token, eos_token, mask_token
 from algorithms.ops.dropout import by_own_key, fold_in
 from algorithms.ops.softmax import log_softmax, shifted
 
@@ -102,6 +104,50 @@ def ed_inference(
         return x_hat, y, l + 1
 
     return x_hat, length_of(x_hat, eos)
+
+
+@compiled
+def e_inference(
+    x: Integer[AnyArray, "*batch l"],
+    theta: ETransformerParams,
+    *,
+    steps: Count,
+    tau: Temperature,
+    key: Key[Array, "*batch"],
+    mask: int | None = None,
+    length: Length = None,
+    **options: Unpack[Choice],
+) -> Integer[Array, "*batch l"]:
+    """Fills the masked tokens of x with Algorithm 9, the most confident first, as in masked diffusion.
+
+    Step i = 0 … steps − 1 draws a token for each of the m that are still masked from ``q ∝ p^{1/τ}``, as in Algorithm
+    14, and keeps the ⌈m/(steps − i)⌉ with the largest p, the first if tied. The token at t is drawn with
+    ``fold_in(fold_in(key, i), t)``, and is never the masked one: ``mask``, by default mask_token.
+
+    Example:
+        >>> theta = init_e_transformer(jax.random.key(0), ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
+        >>> x = jnp.array([[3, 0, 1, 4]])
+        >>> theta_hat = e_training(x, theta, N_epochs=200, eta=0.05, p_mask=None, key=jax.random.key(1))
+        >>> e_inference(jnp.array([3, 2, 2, 4]), theta_hat, steps=2, tau=0.0, key=jax.random.key(2)).tolist()
+        [3, 0, 1, 4]
+
+    Source: Nie et al. 2025, "Large Language Diffusion Models", section 2.4 (low-confidence remasking).
+    """
+    unknown, t = mask_token(theta.W_e.shape[1]) if mask is None else mask, jnp.arange(x.shape[-1])
+
+    @for_each(steps, x.astype(jnp.int32))
+    def x_hat(i, x):
+        masked = (x == unknown) & (zero_padding(jnp.ones_like(x), length) > 0)
+        X = e_hidden_state(x, theta, length=length)
+        log_p = log_softmax(theta.variant.unembedding.logits(X, theta).at[unknown].set(-jnp.inf))
+        keys = jax.vmap(lambda t: fold_in(fold_in(key, i), t), out_axes=key.ndim)(t)
+        y = sample(log_p, jnp.broadcast_to(jnp.asarray(tau)[..., None], x.shape), keys)
+        confidence = jnp.take_along_axis(log_p, y[None], axis=0)[0]
+        rank = jnp.argsort(jnp.argsort(jnp.where(masked, -confidence, jnp.inf), axis=-1), axis=-1)
+        n = -(-masked.sum(axis=-1, keepdims=True) // (steps - i))
+        return jnp.where(masked & (rank < n), y, x)
+
+    return x_hat
 
 
 def with_room(x: Integer[Array, "*batch l"], n: int) -> Integer[Array, "*batch l_x"]:

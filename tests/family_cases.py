@@ -184,6 +184,7 @@ RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not variant.is_o
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
 EVERY = NAMED | COVERING
 ENCODERS = {f"encoder{i}": variant_of(row) for i, row in enumerate(covering_array(BOTH_WAYS))}
+ENCODERS["LLADA"] = (small(algorithms.LLADA), 1, True)
 ENCODERS["MODERNBERT"] = (small(algorithms.MODERNBERT), 2, True)
 ENCODER_DECODERS = {f"encoder_decoder{i}": variant_of(row) for i, row in enumerate(covering_array(ACROSS))}
 SINK_LINES = tuple(Sinks(biases="qkv", cap=0.5, scale=0.7, positions=ALiBi(), window=w) for w in (None, 3))

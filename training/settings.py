@@ -13,7 +13,7 @@ VARIANTS = (
     "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "MINISTRAL3",
     "QWEN2", "SEED_OSS", "ARCEE", "APERTUS", "ERNIE4_5", "STARCODER2", "QWEN3", "HUNYUAN", "OLMO", "OLMO2", "OLMO3",
     "OLMO_HYBRID", "GRANITE", "GRANITE_HYBRID", "GEMMA", "GEMMA2", "GEMMA3", "RECURRENT_GEMMA", "GLM4", "NANOCHAT",
-    "COHERE2", "EXAONE4", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "MODERNBERT", "BART", "T5", "MARIAN", "MIXTRAL",
+    "COHERE2", "EXAONE4", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "MODERNBERT", "LLADA", "BART", "T5", "MARIAN", "MIXTRAL",
     "QWEN2_MOE", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "OLMOE", "MINIMAX_M2", "LLAMA4", "GPT_OSS",
     "DEEPSEEK", "ERNIE4_5_MOE", "GLM4_MOE", "GLM4_MOE_LITE", "KIMI_LINEAR",
 )  # fmt: skip
@@ -123,7 +123,10 @@ class Settings:
         False, "whether names of control tokens, such as <|im_end|>, in messages become these tokens", common=False
     )
     masking: str = _setting(
-        "paper", "how tokens are masked: by Algorithm 12's rule or BERT's", common=False, choices=("paper", "bert")
+        "paper",
+        "how tokens are masked: by Algorithm 12's rule, BERT's, or with a probability drawn for each sequence",
+        common=False,
+        choices=("paper", "bert", "diffusion"),
     )
     p_mask: float = _setting(0.15, "probability of masking a token", common=False)
     pairs: tuple[str, ...] = _setting(

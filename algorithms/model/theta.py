@@ -277,9 +277,9 @@ def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
         return ETransformerParams(
             **shapes,
             layers=_shapes_of_layers(TransformerLayerParams, variant, "L", numbers[0]),
-            W_f=array("d_f d_e", variant.head),
-            b_f=array("d_f", variant.head),
-            norm=variant.norm.shapes("d_f") if variant.head else None,
+            W_f=array("d_f d_e", variant.head is True),
+            b_f=array("d_f", variant.head is True),
+            norm=variant.norm.shapes("d_f") if variant.head is True else None,
             W_t=array(f"{embedding.W_e.axes.split()[0]} N_types", role="embedding"),
             W_pool=array("d_e d_e", variant.pooler),
             b_pool=array("d_e", variant.pooler),

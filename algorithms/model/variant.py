@@ -85,7 +85,8 @@ class Variant(Record):
             no.
         unembedding: the last line.
         shared_layers: number of consecutive layers that share parameters, in ALBERT all; they are one layer of θ.
-        head: whether Algorithm 9 has lines 10 and 11; a bare encoder does not.
+        head: whether Algorithm 9 has lines 10 and 11, and the last; a bare encoder has not. ``"unembedding"``: the last
+            alone, as in LLaDA.
         pooler: whether Algorithm 9 has W_pool and b_pool, which BERT's classifiers apply to the first token's encoding.
     """
 
@@ -102,7 +103,7 @@ class Variant(Record):
     final_norm: bool | None = None
     unembedding: Unembedding = Unembedding()
     shared_layers: Count = 1
-    head: bool = True
+    head: bool | Literal["unembedding"] = True
     pooler: bool = False
 
     def __post_init__(self) -> None:

@@ -308,6 +308,14 @@ MODERNBERT = BERT.but(
 )
 """Warner et al. 2024: BERT with norms first, rotary positions, a gated MLP and windows in two of three layers."""
 
+LLADA = LLAMA.but(
+    attention=Attention(positions=Rotary(base=500_000.0), biases=False),
+    order="norm_first",
+    final_norm=True,
+    head="unembedding",
+)
+"""Nie et al. 2025 (LLaDA): LLAMA's lines in Algorithm 9, whose tokens attend both ways, without its lines 10 and 11."""
+
 BART = PAPER.but(
     embedding=Embedding(normalized=True, first_position=2, context_positions=True),
     norm=LayerNorm(epsilon=1e-5),

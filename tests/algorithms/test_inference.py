@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from algorithms import DTransformerConfig, EDTransformerConfig, bos_token, d_inference, ed_inference, eos_token
+from algorithms import (
+    DTransformerConfig,
+    EDTransformerConfig,
+    ETransformerConfig,
+    bos_token,
+    d_inference,
+    e_inference,
+    ed_inference,
+    eos_token,
+)
 from algorithms.alg14_inference import sample, tempered
 from algorithms.ops.dropout import seed_of
 from tests import cases
@@ -23,6 +32,7 @@ prompt = cases.random_tokens(5)
 z = cases.random_tokens(7, seed=1)
 ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)
 D = DTransformerConfig(L=1, **cases.SHARED)
+E = ETransformerConfig(L=1, **cases.SHARED)
 drawn_with = jax.jit(jax.vmap(sample, (None, None, 0)))
 
 
@@ -40,6 +50,25 @@ def test_greedy_continuations_are_the_oracles(seed):
     assert y.shape == (11,)
     assert y.dtype == prompt.dtype
     np.testing.assert_array_equal(y, oracle.d_inference(prompt, oracle.unstack(theta), 11, 0, None))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("steps", "tau"), [(3, 0.0), (3, 0.7), (1, 1.0), (9, 0.7)])
+def test_masks_are_filled_as_by_the_oracle(steps, tau):
+    """The most confident first; 5 masks in 3 steps are 2, 2 and 1. Padding that looks like a mask stays."""
+    theta, mask = cases.random_theta(E), 4
+    x = np.array([[3, mask, mask, 1, mask, mask, mask], [mask, 0, 2, 1, mask, 5, 1]])
+    keys, lengths = jax.random.split(KEY), (7, 4)
+    filled = e_inference(x, theta, steps=steps, tau=tau, key=keys, mask=mask, length=np.array(lengths))
+
+    for row, key, l, y in zip(x, keys, lengths, filled, strict=True):
+
+        def sample(q, i, key=key, l=l):
+            of_token = jax.random.fold_in(jax.random.fold_in(key, i // l), i % l)
+            return jax.random.categorical(of_token, jnp.log(jnp.asarray(q)))
+
+        expected = oracle.e_inference(row[:l], oracle.unstack(theta), steps, tau, sample, mask_token=mask)
+        assert y.tolist() == [*expected, *row[l:].tolist()]
 
 
 @pytest.mark.sampled(1)

@@ -28,7 +28,7 @@ MACHINES = {
     "CPU": ("cpu", (), ()),
 }
 KERNELS = {"gpu": "cudnn", "tpu": "pallas"}
-ENCODERS = ("BERT", "ROBERTA", "ALBERT", "MODERNBERT")
+ENCODERS = ("BERT", "ROBERTA", "ALBERT", "MODERNBERT", "LLADA")
 TRANSLATORS = ("VASWANI", "BART", "T5", "MARIAN", "FSMT")
 # of the published models, where heads have more than 64 rows, or keys and values other sizes
 HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "RECURRENT_GEMMA"), 256) | {
@@ -36,10 +36,8 @@ HEADS = dict.fromkeys(("GEMMA", "GEMMA2", "GEMMA3", "QWEN3_NEXT", "QWEN3_5", "QW
 }
 HEADS |= dict.fromkeys(("GPT3", "BLOOM", "GPT_NEO", "GOPHER"), 128)
 HEADS |= dict.fromkeys(("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "OLMO2", "OLMO3", "GLM4", "NANOCHAT", "COHERE2"), 128)
-HEADS |= dict.fromkeys(
-    ("GRANITE", "OLMO_HYBRID", "SEED_OSS", "ARCEE", "APERTUS", "ERNIE4_5", "STARCODER2", "QWEN2_MOE"), 128
-)
-HEADS |= dict.fromkeys(("HUNYUAN", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE"), 128)
+HEADS |= dict.fromkeys(("GRANITE", "OLMO_HYBRID", "SEED_OSS", "ARCEE", "ERNIE4_5", "STARCODER2", "QWEN2_MOE"), 128)
+HEADS |= dict.fromkeys(("HUNYUAN", "LLADA", "APERTUS", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE"), 128)
 HEADS |= {"NEOX": 96, "GLM4_MOE": 128, "GLM4_MOE_LITE": 192}
 HEADS |= dict.fromkeys(("OPT", "MIXTRAL", "QWEN3_MOE", "OLMOE", "MINIMAX_M2", "LLAMA4", "DEEPSEEK", "KIMI_LINEAR"), 128)
 B, l = 2, 1024

@@ -58,18 +58,20 @@ def test_d_training_is_the_oracles():
 
 
 @pytest.mark.end_to_end
-def test_e_training_is_the_oracles_with_the_masks_of_its_keys():
-    """Epoch i masks sequence n with fold_in(fold_in(key, i), n)."""
-    theta, key, p_mask = cases.random_theta(E), jax.random.key(2), 0.5
-    masked = [
-        [
-            np.asarray(jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), n), p_mask, (5,)))
-            for n in range(3)
-        ]
-        for i in range(2)
-    ]
-    assert len({tuple(m) for epoch in masked for m in epoch}) == 6  # no mask is drawn twice
-    expected = oracle.e_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA, masked)
+@pytest.mark.parametrize("p_mask", [0.5, None])
+def test_e_training_is_the_oracles_with_the_masks_of_its_keys(p_mask):
+    """Epoch i masks sequence n with fold_in(fold_in(key, i), n), which None splits to draw a probability, too."""
+    theta, key = cases.random_theta(E), jax.random.key(2)
+    keys = [[jax.random.fold_in(jax.random.fold_in(key, i), n) for n in range(3)] for i in range(2)]
+    p = [[p_mask] * 3] * 2
+    if p_mask is None:
+        of_p = [[jax.random.split(one) for one in epoch] for epoch in keys]
+        p = [[float(jax.random.uniform(first, minval=1e-3)) for first, _ in epoch] for epoch in of_p]
+        keys = [[second for _, second in epoch] for epoch in of_p]
+    masked = [[np.asarray(jax.random.bernoulli(keys[i][n], p[i][n], (5,))) for n in range(3)] for i in range(2)]
+    assert p_mask is None or len({tuple(m) for epoch in masked for m in epoch}) == 6  # no mask is drawn twice
+    drawn = p if p_mask is None else None
+    expected = oracle.e_training(cut(x, x_lengths), oracle.unstack(theta), 2, ETA, masked, drawn)
     for filler in (0, -1, alg.mask_token(N_V)):
         options = {"N_epochs": 2, "eta": ETA, "p_mask": p_mask, "key": key, "length": x_lengths}
         assert_trained(alg.e_training(with_padding(x, x_lengths, filler), theta, **options), expected, theta)

@@ -5,6 +5,7 @@ classifier labels them.
     scripts/generate.py runs/docs --prompt "The " --n 3 --tau 0.7 --top-p 0.9 --json
     echo "transformer" | scripts/generate.py runs/words --beam-size 4      # one line in, one line out
     scripts/generate.py runs/masked --prompt "to be or [MASK] to be"
+    scripts/generate.py runs/diffusion --prompt "to be or" --l_gen 8 --steps 4         # masked diffusion
     scripts/generate.py runs/docs --interactive                       # continues each line that you type; see /help
     scripts/generate.py runs/smollm2 --chat --prompt "What is the capital of France?"
     scripts/generate.py runs/smollm2 --chat --interactive --system "You answer in verse."
@@ -59,7 +60,16 @@ def parser() -> Parser:
     add("--json", action="store_true", help="print one JSON object per prompt")
     for flag, kind, text in (
         ("--n", int, "answers per prompt, or candidates per mask (default: 1)"),
-        ("--l_gen", int, "maximum tokens of an answer (default: 200; with --chat, all that fit)"),
+        (
+            "--l_gen",
+            int,
+            "maximum tokens of an answer (default: 200; with --chat, all that fit), or masks after a text",
+        ),
+        (
+            "--steps",
+            int,
+            "fill an encoder's masks in N steps, the most confident first (default with --l_gen: one each)",
+        ),
         ("--l_max", int, "maximum tokens of a translation (default: the model's l_max)"),
         ("--tau", float, "temperature; 0 is greedy (default: 0.7, for translations 0)"),
         ("--top-k", int, "sample from the N likeliest tokens only"),

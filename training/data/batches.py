@@ -360,12 +360,13 @@ class MaskedTokens(Source):
     """Sequences with masked tokens to recover, from disjoint chunks: {"x", "x_masked", "loss_mask", "length"}. By the
     rule "paper", every token, including bos and eos, becomes mask_token with probability p_mask; the loss is on those.
     By "bert", every token but bos and eos is chosen with probability p_mask; of the chosen, on which the loss is, 80 %
-    become mask_token, 10 % a random ordinary token, and 10 % stay.
+    become mask_token, 10 % a random ordinary token, and 10 % stay. By "diffusion", every sequence draws its own p_mask,
+    uniform in [1/1000, 1), and the loss is divided by it: "loss_mask" has 1/p_mask.
     """
 
     def __init__(self, store: TokenStore, *, l_max: int, p_mask: float = 0.15, rule: str = "paper") -> None:
-        if rule not in ("paper", "bert"):
-            raise DataError(f"there is no masking rule {rule!r}; choose paper or bert")
+        if rule not in ("paper", "bert", "diffusion"):
+            raise DataError(f"there is no masking rule {rule!r}; choose paper, bert or diffusion")
         if not 0 < p_mask < 1:
             raise DataError(f"p_mask: expected a probability between 0 and 1, got {p_mask}")
         self.store, self.p_mask, self.rule = _checked(store, l_max), p_mask, rule
@@ -380,13 +381,18 @@ class MaskedTokens(Source):
         )[rows]
         starts, lengths = _located(self._chunks, indices[rows])
         x = _padded(self.store, starts, lengths, self.l_max)
-        loss_mask = (chosen < self.p_mask) & (np.arange(self.l_max) < lengths[:, None])
+        of_sequences = np.full((len(lengths), 1), self.p_mask)
+        if self.rule == "diffusion":
+            of_sequences = rng.uniform(1e-3, 1, (len(indices), 1))[rows]
+        loss_mask = (chosen < of_sequences) & (np.arange(self.l_max) < lengths[:, None])
         special = [self.store.special_token(name) for name in ("mask", "bos", "eos")]
         replacement = np.full_like(x, special[0])
         if self.rule == "bert":
             loss_mask &= ~np.isin(x, special)
             replacement = np.where(action < 0.8, replacement, np.where(action < 0.9, others, x))
-        return {"x": x, "x_masked": np.where(loss_mask, replacement, x), "loss_mask": loss_mask, "length": lengths}
+        x_masked = np.where(loss_mask, replacement, x)
+        loss_mask = np.float32(loss_mask / of_sequences) if self.rule == "diffusion" else loss_mask
+        return {"x": x, "x_masked": x_masked, "loss_mask": loss_mask, "length": lengths}
 
 
 class SequencePairs(Source):

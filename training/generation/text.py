@@ -12,11 +12,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from algorithms import d_hidden_state
+from algorithms import d_hidden_state, e_inference
 from algorithms.inside import At, intervene
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling, Translator
-from training.generation.buckets import padded_rows
+from training.generation.buckets import bucketed, padded_rows
 from training.generation.gato import of_text
 from training.generation.generating import LENGTH_PENALTY
 from training.generation.pieces import Ends, Pieces, pieces_of
@@ -41,7 +41,8 @@ class Options:
     """Settings of an answer; None is the run's default."""
 
     n: int | None = None  # answers to each text, or likeliest tokens for each mask
-    l_gen: int | None = None  # most tokens of a continuation
+    l_gen: int | None = None  # most tokens of a continuation, or masks behind a text
+    steps: int | None = None  # fill masks in so many steps, the most confident first
     l_max: int | None = None  # most tokens of a translation
     tau: float | None = None  # temperature
     top_k: int | None = None  # draw from the k likeliest tokens only
@@ -135,7 +136,7 @@ class Continuer(Answerer):
     converses = True
     model = "a decoder"
     verb = "continue"
-    applicable = tuple(name for name in OPTIONS if name not in ("l_max", "beam_size", "length_penalty"))
+    applicable = tuple(name for name in OPTIONS if name not in ("l_max", "steps", "beam_size", "length_penalty"))
 
     def __init__(self, run: Run, options: Options) -> None:
         super().__init__(run, options)
@@ -296,15 +297,32 @@ class _MaskFiller(Answerer):
 
     model = "an encoder"
     verb = "fill"
-    applicable = ("n",)
+    applicable = ("n", "l_gen", "steps", "tau", "seed")
+
+    def __init__(self, run: Run, options: Options) -> None:
+        super().__init__(run, options)
+        self.steps = options.steps or options.l_gen
+        if self.steps is None and (options.tau, options.seed) != (None, None):
+            raise AnswerError("--tau and --seed: expected --steps or --l_gen with them; add one, or leave them out")
 
     def _encoded(self, text: str) -> list[int]:
-        if MASK not in text:
-            raise AnswerError(f"there is no {MASK} to be filled in the text {text[:60]!r}")
-        return masked(text, self.tokenizer)
+        if MASK not in text and not self.options.l_gen:
+            raise AnswerError(f"there is no {MASK} to be filled in the text {text[:60]!r}; add it, or --l_gen N")
+        return masked(text, self.tokenizer) + [self.tokenizer.mask_token] * (self.options.l_gen or 0)
+
+    def _by_confidence(self, x: np.ndarray, lengths: np.ndarray, first: int) -> list[list[Answer]]:
+        """Return n answers to each sequence, whose masks are filled in several steps."""
+        x, lengths = x.repeat(self.n, axis=0), lengths.repeat(self.n)
+        keys = keys_of(jax.random.key(self.options.seed or 0), len(x), (first - 1) * self.n)
+        options = {"steps": self.steps, "tau": self.options.tau or 0.0, "key": keys, "mask": self.tokenizer.mask_token}
+        filled = np.asarray(e_inference(bucketed(x, self.config.l_max), self._run.theta, length=lengths, **options))
+        each = [{"text": self.tokenizer.decode(row[:l])} for row, l in zip(filled, lengths, strict=True)]
+        return [each[i : i + self.n] for i in range(0, len(each), self.n)]
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         x, lengths = self._sequences(texts, first)
+        if self.steps:
+            return self._by_confidence(x, lengths, first)
         mask = self.tokenizer.mask_token
         filled = fill_masks(self._run.theta, x, lengths=lengths, config=self.config, n=self.n, mask=mask)
         answers = []

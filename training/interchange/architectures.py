@@ -9,6 +9,7 @@ from training.interchange import (
     granite,
     griffin,
     hybrids,
+    llada,
     llama4,
     llama_like,
     modernbert,
@@ -19,7 +20,7 @@ ARCHITECTURES = {
     kind: architecture
     for module in (
         *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, llama4),
-        *(encoders, modernbert, embedding_gemma, encoder_decoder, torch_transformer),
+        *(encoders, modernbert, embedding_gemma, llada, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()
 }

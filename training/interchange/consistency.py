@@ -11,7 +11,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import Fields, Model
 from training.interchange.errors import InterchangeError
 
-LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|blk|block|layer|layers|albert_layer_groups)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|blk|blocks?|layer|layers|albert_layer_groups)\.(\d+)\.")
 SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
 SIGNS = (

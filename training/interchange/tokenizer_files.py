@@ -134,7 +134,7 @@ def special_tokens(path: Path, fields: Fields, model: Model, inner: library.Toke
         others.add(padding)
     return SpecialTokens(
         model.config.N_V,
-        named.by_text("mask_token"),
+        named.by_number("mask_token_id") if (mask := named.by_text("mask_token")) is None else mask,
         bos,
         eos,
         tuple(before),
@@ -282,6 +282,8 @@ def write(path: Path, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
     special = special_of(tokenizer, model)
     ends = [special.eos, *special.ends] if special.ends else special.eos
     fields: dict[str, Any] = {"bos_token_id": special.bos, "eos_token_id": ends}
+    if model.task == "e" and special.mask is not None:
+        fields["mask_token_id"] = special.mask
     if model.task == "ed":
         fields |= {"decoder_start_token_id": special.bos, "forced_eos_token_id": None}
     if isinstance(tokenizer, NumberTokenizer):

@@ -16,7 +16,7 @@ _KINDS = {
     "an indexer, which chooses the tokens that latent attention reads": "deepseek_v32 glm_moe_dsa",
     "attention and a recurrence side by side": "falcon_h1",
     "layers of one mixer or one MLP alone": "nemotron_h",
-    "no mask in a decoder, and inference by filling masks": "dream llada",
+    "logits one token late in masked diffusion": "dream",
     "normalized values, keys and values shared by layers, and embeddings of every layer": "gemma3n_text gemma4_text",
     "an encoder and a decoder that normalize before each step": "blenderbot m2m_100 mbart pegasus",
     "an encoder that normalizes before each step": "megatron-bert",

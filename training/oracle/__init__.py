@@ -30,14 +30,14 @@ from .components import (
     token_embedding,
     unembedding,
 )
-from .inference import d_inference, ed_inference
+from .inference import d_inference, e_inference, ed_inference
 from .parameters import flatten, rebuild, unstack
 from .training import complex_step_gradient, d_loss, d_training, e_loss, e_training, ed_loss, ed_training
 from .transformers import d_transformer, e_transformer, ed_transformer
 
 __all__ = [
-    "attention", "complex_step_gradient", "d_inference", "d_loss", "d_training", "d_transformer", "e_loss",
-    "e_training", "e_transformer", "ed_inference", "ed_loss", "ed_training", "ed_transformer", "flatten", "gelu",
+    "attention", "complex_step_gradient", "d_inference", "d_loss", "d_training", "d_transformer", "e_inference",
+    "e_loss", "e_training", "e_transformer", "ed_inference", "ed_loss", "ed_training", "ed_transformer", "flatten", "gelu",
     "layer_norm", "mh_attention", "positional_embedding", "rebuild", "relu", "rms_norm", "single_query_attention",
     "sinusoidal_positional_embedding", "softmax", "token_embedding", "unembedding", "unstack",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .components import Array, Tokens
-from .transformers import d_transformer, ed_transformer
+from .transformers import d_transformer, e_transformer, ed_transformer
 
 Sample = Callable[[Array, int], int]
 
@@ -63,6 +63,32 @@ def d_inference(
         x = [*x, y]  # line 6
     y: Any = x[l : l + l_gen]  # return
     return y
+
+
+def e_inference(
+    x: Tokens,
+    theta: Any,
+    steps: int,
+    tau: float,
+    sample: Sample | None,
+    transformer: Callable[[Tokens, Any], Array] = e_transformer,
+    mask_token: int | None = None,
+) -> list[int]:
+    """Return x with its masked tokens filled by Algorithm 9, those first whose drawn token is likeliest.
+
+    `sample`: draws token t of step i as number i l + t. Nie et al. 2025 (LLaDA), low-confidence remasking.
+    """
+    x, l = list(x), len(x)
+    mask_token = theta.W_e.shape[1] - 3 if mask_token is None else mask_token
+    for i in range(steps):
+        P = transformer(x, theta)
+        P[mask_token] = 0
+        P = P / P.sum(axis=0)
+        y = {t: draw(tempered(P[:, t], tau), i * l + t, tau, sample) for t in range(l) if x[t] == mask_token}
+        likeliest = sorted(y, key=lambda t: (-P[y[t], t], t))
+        for t in likeliest[: math.ceil(len(y) / (steps - i))]:
+            x[t] = y[t]
+    return x
 
 
 def ed_inference(z: Tokens, theta: Any, tau: float, sample: Sample | None, l_max: int) -> list[int]:

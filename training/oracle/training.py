@@ -82,11 +82,17 @@ def ed_training(z: Sequence[Tokens], x: Sequence[Tokens], theta: Any, N_epochs: 
 
 
 def e_training(
-    x: Sequence[Tokens], theta: Any, N_epochs: int, eta: float, masked: Sequence[Sequence[Sequence[bool] | Array]]
+    x: Sequence[Tokens],
+    theta: Any,
+    N_epochs: int,
+    eta: float,
+    masked: Sequence[Sequence[Sequence[bool] | Array]],
+    p: Sequence[Sequence[float]] | None = None,
 ) -> Any:
     """Return Algorithm 12: training of the encoder-only transformer, with the masking already drawn.
 
-    `masked`: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by mask_token.
+    `masked`: masked[i][n][t] says if, in epoch i, token t of sequence n is replaced by mask_token; `p`: the drawn
+    probabilities p[i][n] of that, by which losses are divided (Nie et al. 2025).
     """
     N_data = len(x)
     mask_token = theta.W_e.shape[1] - 3
@@ -95,7 +101,7 @@ def e_training(
             l = len(x[n])  # line 3
             x_tilde = [mask_token if masked[i][n][t] else x[n][t] for t in range(l)]  # line 5
             loss = partial(e_loss, x[n], x_tilde)  # line 9
-            theta = descend(loss, theta, eta)  # line 10
+            theta = descend(loss, theta, eta if p is None else eta / p[i][n])  # line 10
     theta_hat: Any = theta  # return
     return theta_hat
 

@@ -68,7 +68,9 @@ E = Task(
     objective=Objective(
         columns=_e_columns, weights=lambda batch: batch["loss_mask"].astype(jnp.float32), routed={"7": in_sequence()}
     ),
-    flops=lambda c, l: layer_flops(c, c.L, l) + embedding_flops(c, l) + 2 * c.d_f * (c.d_e + c.N_V) * l,
+    flops=lambda c, l: (
+        layer_flops(c, c.L, l) + embedding_flops(c, l) + 2 * c.d_f * ((c.variant.head is True) * c.d_e + c.N_V) * l
+    ),
     settings=("L", "d_in", "masking", "p_mask"),
     defaults={"tokenizer": "characters", "l_max": 64, "variant": "BERT", "L": 2, "init": "glorot"}
     | {"steps": 1000, "batch_size": 64},

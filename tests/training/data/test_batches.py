@@ -251,6 +251,18 @@ def test_the_papers_rule_masks_every_token_alike():
     assert (masked != (data.batch(1)["x_masked"] == 97)).any()
 
 
+def test_diffusion_masks_each_sequence_with_a_probability_of_its_own_and_divides_by_it():
+    batch = batched(MaskedTokens, masked_store(), l_max=50, batch_size=400, rule="diffusion").batch(0)
+    some = batch["loss_mask"].any(axis=1)
+    masked, weights = batch["x_masked"][some] == 97, batch["loss_mask"][some]
+    p = 1 / weights.max(axis=1)
+    np.testing.assert_allclose(weights, masked / p[:, None])
+    assert (np.abs(masked.mean(axis=1) - p) < 5 * np.sqrt(p * (1 - p) / 50) + 1e-6).all()
+    assert abs(masked.sum() / (400 * 50) - 0.5) < 5 * np.sqrt((1 / 12 + 1 / 6 / 50) / 400)  # of u, and of bits given u
+    assert some.mean() > 0.9
+    assert abs(batch["loss_mask"].mean() - 1) < 0.1
+
+
 def test_berts_rule_masks_80_changes_10_keeps_10_percent():
     batch = batched(MaskedTokens, masked_store(), l_max=50, batch_size=400, rule="bert").batch(0)
     x, x_masked, chosen = batch["x"], batch["x_masked"], batch["loss_mask"]

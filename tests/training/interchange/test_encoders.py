@@ -1,16 +1,30 @@
 """Encoders of transformers, at random: outputs, gradients by name, both directions."""
 
 import functools
+import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
+from scipy.special import softmax
 
-from algorithms import ALBERT, BERT, GEMMA3, MODERNBERT, ROBERTA, ETransformerConfig, e_encoding, e_hidden_state
+from algorithms import (
+    ALBERT,
+    BERT,
+    GEMMA3,
+    LLADA,
+    MODERNBERT,
+    ROBERTA,
+    ETransformerConfig,
+    e_encoding,
+    e_hidden_state,
+    e_logits,
+)
 from algorithms.lines import MLP
 from tests import interchange_cases as cases
 from tests.cases import random_theta
-from training.interchange import InterchangeError, load_pretrained, save_pretrained
+from training.interchange import InterchangeError, load_model, load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
 
@@ -145,6 +159,60 @@ def test_embedding_gemma_of_our_own_opens_in_transformers(tmp_path):
         read = np.arange(11) < LENGTHS[:, None]
         cases.assert_same(np.asarray(ours(x, theta, config))[read], expected[read], "rounded", "hidden states")
         (tmp_path / "out").rename(tmp_path / f"out{line.window}")
+
+
+PUBLISHED_LLADA = {"model_type": "llada", "block_type": "llama", "layer_norm_type": "rms", "rope": True, "alibi": False}
+PUBLISHED_LLADA |= {"d_model": 12, "n_heads": 3, "n_kv_heads": 3, "n_layers": 3, "mlp_hidden_size": 7, "mlp_ratio": 4}
+PUBLISHED_LLADA |= {"embedding_size": 17, "vocab_size": 17, "max_sequence_length": 16, "mask_token_id": 9}
+PUBLISHED_LLADA |= {"rms_norm_eps": 0.1, "rope_theta": 100.0, "activation_type": "silu", "weight_tying": False}
+PUBLISHED_LLADA |= {"include_bias": False, "include_qkv_bias": False, "scale_logits": False, "input_emb_norm": False}
+
+
+def test_llada_is_the_oracles_of_its_published_tensors(tmp_path):
+    """transformers does not have it: rows and names are those of its own code, whose blocks are Llama's."""
+    rng, d, each = np.random.default_rng(0), 12, {}
+    matrices = {"q_proj": (d, d), "k_proj": (d, d), "v_proj": (d, d), "attn_out": (d, d)}
+    matrices |= {"ff_proj": (7, d), "up_proj": (7, d), "ff_out": (d, 7), "attn_norm": (d,), "ff_norm": (d,)}
+    for l in range(3):
+        each |= {f"blocks.{l}.{name}": shape for name, shape in matrices.items()}
+    each |= {"wte": (17, d), "ff_out": (17, d), "ln_f": (d,)}
+    tensors = {f"model.transformer.{name}.weight": rng.normal(size=shape) for name, shape in each.items()}
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED_LLADA))
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    run = load_model(tmp_path)
+    assert run.config.variant.but(norm=LLADA.norm, attention=LLADA.attention) == LLADA
+    assert run.tokenizer.mask_token == 9
+
+    def heads(W):
+        return W.reshape(3, 4, d)
+
+    def norm(X, gamma):
+        return X / np.sqrt((X**2).mean(axis=0) + 0.1) * gamma[:, None]
+
+    def layer(X, W):
+        Y = norm(X, W["attn_norm"])
+        Q, K, V = (rotated(heads(W[f"{a}_proj"]) @ Y) if a != "v" else heads(W["v_proj"]) @ Y for a in "qkv")
+        A = softmax(np.swapaxes(K, 1, 2) @ Q / 2, axis=1)
+        X = X + W["attn_out"] @ (V @ A).reshape(d, -1)
+        Y = norm(X, W["ff_norm"])
+        G = W["ff_proj"] @ Y
+        return X + W["ff_out"] @ (G / (1 + np.exp(-G)) * (W["up_proj"] @ Y))
+
+    def rotated(X):
+        angles = 100.0 ** -(np.arange(2) / 2)[:, None] * np.arange(X.shape[-1])
+        turn = np.exp(1j * angles) * (X[:, :2] + 1j * X[:, 2:])
+        return np.concatenate([turn.real, turn.imag], axis=1)
+
+    of = {name.removeprefix("model.transformer.").removesuffix(".weight"): a for name, a in tensors.items()}
+    x = np.array([3, 9, 9, 1, 16, 9, 0])
+    X = of["wte"].T[:, x]
+    for l in range(3):
+        X = layer(X, {name: of[f"blocks.{l}.{name}"] for name in matrices})
+    expected = of["ff_out"] @ norm(X, of["ln_f"])
+    np.testing.assert_allclose(e_logits(x, run.theta), expected, rtol=1e-9)
+    save_pretrained(tmp_path / "out", run.theta, run.config)
+    cases.assert_bits(cases.tensors_of(tmp_path / "out"), tensors)
+    assert load_pretrained(tmp_path / "out")[1] == run.config
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_logits_and_cached_greedy_tokens_are_those_of_transformers(name, whole, 
     ("changes", "message"),
     [
         ({"expert_gating_func": 3}, r"expert_gating_func: expected 1 \(softmax\) or 2 \(sigmoid\), got 3"),
-        ({"expert_gating_func": 1}, "does not have: deepseek2.expert_weights_norm = True"),
+        ({"expert_gating_func": 1}, "deepseek2.expert_weights_norm: expected false with the softmax, got True"),
         ({"rope.scaling.yarn_log_multiplier": None}, "yarn_log_multiplier: expected a number above 0, got None"),
         ({"rope.scaling.yarn_attn_factor": 1.5}, "does not have: deepseek2.rope.scaling.yarn_attn_factor = 1.5"),
         ({"attention.head_count_kv": 6}, "head_count_kv: expected 1, got 6"),
