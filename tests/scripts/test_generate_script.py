@@ -13,6 +13,7 @@ import pytest
 
 from algorithms import d_inference, d_transformer, e_transformer, ed_inference
 from tests.run_cases import LABELS, LETTERS, make_run
+from training import oracle
 from training.command_line.terminal import show
 from training.commands import generate
 from training.data.special_tokens import SpecialTokens
@@ -173,6 +174,14 @@ def test_an_encoder_fills_masks(answered, runs):
     assert answer["text"] == LETTERS.decode(whole)
     assert answered("e", "--prompt", text) == LETTERS.decode(whole) + "\n"
     assert answered("e", "--prompt", text, "--n", 3).count("mask 2: ") == 3
+
+
+def test_an_encoder_fills_masks_after_a_text_step_by_step(answered, runs):
+    tokens = [LETTERS.bos_token, *LETTERS.encode("ab"), *[LETTERS.mask_token] * 3, LETTERS.eos_token]
+    own = [load_run(runs["e"]).theta, 2, 0.0, None, lambda x, theta: np.array(e_transformer(jnp.asarray(x), theta))]
+    expected = LETTERS.decode(oracle.e_inference(tokens, *own))
+    assert answered("e", "--prompt", "ab", "--l_gen", 3, "--steps", 2) == f"{expected}\n"
+    assert len(answered("e", "--prompt", "ab", "--l_gen", 3, "--tau", 0.5, "--n", 2).splitlines()) == 2
 
 
 def test_a_classifier_names_the_class(answered, runs):

@@ -49,7 +49,8 @@ def few(variant: Variant) -> Variant:
         rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
         positions = a.positions.but(n=3) if _is(a.positions, lines.Temperature) else a.positions
         if getattr(positions, "temperature", None) is not None:
-            positions = positions.but(temperature=positions.temperature.but(n=3))
+            scaling = positions.scaling and positions.scaling.but(l_original=3)  # one number in Ministral 3's files
+            positions = positions.but(temperature=positions.temperature.but(n=3), scaling=scaling)
         return dataclasses.replace(a, **rows, window=None if a.window is None else 5, positions=positions)
 
     def mlp(m: Any) -> Any:

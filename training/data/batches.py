@@ -391,7 +391,7 @@ class MaskedTokens(Source):
             loss_mask &= ~np.isin(x, special)
             replacement = np.where(action < 0.8, replacement, np.where(action < 0.9, others, x))
         x_masked = np.where(loss_mask, replacement, x)
-        loss_mask = np.float32(loss_mask / of_sequences) if self.rule == "diffusion" else loss_mask
+        loss_mask = (loss_mask / of_sequences).astype(np.float32) if self.rule == "diffusion" else loss_mask
         return {"x": x, "x_masked": x_masked, "loss_mask": loss_mask, "length": lengths}
 
 

@@ -214,7 +214,7 @@ def write(path: Path, tensors: Iterator[tuple[str, np.ndarray]]) -> None:
     for name, array in tensors:
         if held and sum(a.nbytes for a in held.values()) + array.nbytes > SHARD_BYTES:
             flush()
-        held[name] = np.ascontiguousarray(array)
+        held[name] = np.asarray(array, order="C")  # which, unlike `ascontiguousarray`, keeps scalars
         total += array.nbytes
     flush()
     if len(shards) == 1:

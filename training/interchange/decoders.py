@@ -147,7 +147,8 @@ def of_lines(
     }
 
     def whole(*model: Any) -> dict[str, Any]:
-        inner: dict[str, Any] = {**of_layer, **(tensors(*model) if callable(tensors) else tensors)}
+        own: Any = tensors(*model) if callable(tensors) else tensors
+        inner: dict[str, Any] = {**of_layer, **own}
         outer = {name: ours for name, ours in OUTER.items() if ours not in inner.values()}
         return {"model.embed_tokens.weight": "W_e", **inner, **outer}
 

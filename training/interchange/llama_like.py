@@ -6,11 +6,11 @@ They differ in a few fields of config.json, in where their norms are, and in the
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from algorithms.lines import MLP, XIELU, Embedding, LayerNorm, RMSNorm, Rotary
-from training.interchange.containers import Tensors
 from training.interchange.decoders import FACTORS, LINE, OF_ALL, VARIANT, Norms, of_lines, window
-from training.interchange.description import Field, Fields, Gate, Layers, Model, Need, every, written
-from training.interchange.errors import InterchangeError
+from training.interchange.description import Field, Fields, Gate, Layers, Need, every, written
 from training.interchange.experts import First, of_shared_mlp
 from training.interchange.mapping import HIDDEN
 from training.interchange.rotary import FULL, SHARE, SLIDING, Positions
@@ -85,13 +85,6 @@ def _read_minimax(fields: Fields, found: dict[str, Any], names: Sequence[Any], k
     if rotated is not None and fields.get(SHARE, said.get(SHARE)) is None:
         share = fields.integer("rotary_dim") / found["d_attn"]
         found["attention.positions"] = found["attention.positions"].but(share=share)
-
-
-def _check_xielu(tensors: Tensors, model: Model) -> None:
-    """Raise InterchangeError if a file has another slope of xIELU at 0 than 1/2, its default in transformers."""
-    for name in tensors.names:
-        if name.endswith("act_fn.beta") and tensors.read(name).item() != 0.5:
-            raise InterchangeError(f"{tensors.path}: {name}: expected 0.5, got {tensors.read(name).item()}")
 
 
 _FIRST_OF_ERNIE = First(1, 12_288, "moe_layer_start_index")
@@ -275,10 +268,12 @@ _ROWS = [
         variant=VARIANT.but(mlp=XIELU(biases=False)),
         norms=Norms("attention_layernorm", "feedforward_layernorm"),
         mlp=("up_proj down_proj", HIDDEN),
-        tensors={f"model.layers.#.mlp.act_fn.alpha_{sign}": f"layers.mlp.alpha_{sign}" for sign in "pn"},
+        tensors={
+            **{f"model.layers.#.mlp.act_fn.alpha_{sign}": f"layers.mlp.alpha_{sign}" for sign in "pn"},
+            "model.layers.#.mlp.act_fn.beta": 0.5,
+            "model.layers.#.mlp.act_fn.eps": float(np.float32(-1e-6)),
+        },
         epsilon=1e-5,
-        rearrange=_check_xielu,
-        ignored=("*.act_fn.beta", "*.act_fn.eps"),
     ),
     of_lines(
         "seed_oss",

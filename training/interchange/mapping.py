@@ -27,8 +27,8 @@ class Entry(NamedTuple):
     """A tensor of a checkpoint."""
 
     name: str  # the checkpoint's
-    # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which is then written as
-    # zeros of the shape `lead`
+    # the dotted names of our arrays, stacked by rows; none if our model has no such tensor, which then has the shape
+    # `lead` and `value` everywhere
     leaves: tuple[str, ...]
     layer: int | None = None  # the layer's row in our arrays; None for those that are not stacked over layers
     transposed: bool = False  # whether its rows are our columns
@@ -43,6 +43,8 @@ class Entry(NamedTuple):
     # whether it has all experts, or heads, on an axis in front; our arrays then alternate row by row
     of_experts: bool = False
 
+    value: float = 0.0
+
     @property
     def at(self) -> tuple[int, ...]:
         """The place of the tensor in arrays that are stacked over layers, or over layers and experts."""
@@ -54,6 +56,8 @@ class Entry(NamedTuple):
 
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the tensor."""
+        if not self.leaves:
+            return self.lead
         *_, stacked = self._stacked(shapes)
         *rows, last = (*stacked[:-2], *(stacked[:-3:-1] if self.transposed else stacked[-2:]))
         return (*self.lead, *rows, *self.inner, last, *self.behind)
@@ -89,7 +93,7 @@ class Entry(NamedTuple):
 
 TABLES = ("W_e", "W_p", "W_t", "encoder_distances", "decoder_distances")
 """Our tables, whose columns are rows of a checkpoint's."""
-Table = Mapping[str, str | Shape]
+Table = Mapping[str, str | Shape | float]
 HEADS, HIDDEN = "heads.*_q heads.*_k heads.*_v *_o", "*_mlp1 *_mlp2"
 """The linear maps of an attention and of an MLP, as in a `Table`."""
 
@@ -120,7 +124,8 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; in ``A/A`` and after ``^`` the
     heads have an axis in front, and after ``^`` matrices are transposed. After ``:`` comes an array that a layer with
     this tensor has, too, after ``!`` one that it has not. A tied W_u is another name of W_e. Instead of ours, a table
-    may have the shape of zeros to write. With `conv1d`, the layers' matrices are transposed.
+    may have the shape of zeros, or the number that a tensor always has. With `conv1d`, the layers' matrices are
+    transposed.
     """
     known = [entry for names, ours in table.items() for entry in _in_row(names, ours, conv1d=conv1d)]
     names = {_STACK.sub(r"\1.", name) for name in shapes}
@@ -131,7 +136,7 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     found: list[Entry] = []
     for prefix, group in itertools.groupby(has, lambda entry: "#" in entry.name and entry.name.partition("#")[0]):
         entries = list(group)
-        rows = [shapes[entry.leaves[0]][0] for entry in entries if entry.leaves[0] in shapes] if prefix else []
+        rows = [shapes[leaf][0] for entry in entries for leaf in entry.leaves[:1] if leaf in shapes] if prefix else []
         of_layers = [(None, l) for l in range(max(rows))] if rows else places if prefix else ()
         found += [one for l, at in enumerate(of_layers) for entry in entries for one in _in_layer(entry, l, at, shapes)]
         found += [] if prefix else entries
@@ -140,8 +145,8 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
 
 def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
     """Return the tensors of a row of a table, a weight and a bias if there is a ``*``."""
-    if isinstance(ours, tuple):
-        return [Entry(names, (), lead=ours)]
+    if not isinstance(ours, str):
+        return [Entry(names, (), lead=ours) if isinstance(ours, tuple) else Entry(names, (), value=ours)]
     found = []
     for field, letter, of_norm in (("weight", "W", "gamma"), ("bias", "b", "beta"))[: 1 + ("*" in names)]:
         name, *aliases = names.replace("*", field).split("|")
@@ -169,6 +174,8 @@ def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
 def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Mapping[str, Shape]) -> list[Entry]:
     """Return the tensors of a layer, of a row of a stack that may lack this array."""
     stack, l = at
+    if not entry.leaves:
+        return [entry._replace(name=entry.name.replace("#", str(number)))]
     if stack is not None:
         *leaves, heads, beside, unless = (
             leaf.replace(".", f".{stack}.", 1) for leaf in (*entry.leaves, entry.heads, entry.beside, entry.unless)
@@ -206,9 +213,12 @@ def read(
     the number of tensors read since the last call, and the total. Raises InterchangeError if tensors are missing,
     unexpected, or of another shape or type.
     """
-    entries = [entry for entry in entries if entry.leaves]
     shapes = {name: tuple(leaf.shape) for name, leaf in flatten(template).items()}
     found = lookup(tensors, entries, prefix)
+    for name, value in ((name, entry.value) for entry in entries if not entry.leaves for name in found[entry.name]):
+        if not np.allclose(tensors.read(name).astype(float), value, rtol=2**-8, atol=0):  # as rounded to bfloat16
+            raise InterchangeError(f"{tensors.path}: {name}: expected {value:g}, got another number")
+    entries = [entry for entry in entries if entry.leaves]
     _check_names(tensors, entries, shapes, found, ignored)
     leaves: dict[str, np.ndarray] = {}
     for entry in entries:
@@ -283,6 +293,6 @@ def write(entries: Iterable[Entry], leaves: Mapping[str, Any]) -> Iterator[tuple
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     for entry in entries:
         if not entry.leaves:
-            yield entry.name, np.zeros(entry.lead, next(iter(leaves.values())).dtype)
+            yield entry.name, np.full(entry.lead, entry.value, next(iter(leaves.values())).dtype)
             continue
         yield entry.name, entry.join([np.asarray(leaves[leaf][entry.at]) for leaf in entry.leaves], shapes)
