@@ -344,7 +344,7 @@ CHANGES: tuple[Change, ...] = (
     Change("mlp", MLP, {"ReLU|GELU": "xIELU"},
            "xIELU(x) = softplus(α_p^l) x² + x/2 where x > 0, else (½ + softplus(α_n^l)) (e^x − 1 − x) + x/2",
            lambda v: type(_mlp(v)).__name__ == "XIELU"),
-    Change("head", {9: "10 11"}, {"←.*": "← X"}, value=lambda v: v.head == "unembedding", left_out=True),
+    Change("head", {9: "10 11"}, {"←.*": "← X"}, value=lambda v: v.head == "unembedding"),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ VALUE(\1 | γ_l^out)"},
            value=lambda v: all(_with_norm(v.mlps_in_turn)) and _norm(v)),
     Change("mlp.normalize_output", MLP, {r"\+ (W_mlp.*)$": r"+ norm_l(\1 | γ_l^out)"}, NORMED_IN,

@@ -282,8 +282,7 @@ def e_logits(
     T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, model, base, "norm_last", f, True, **where, **T5)
     X = normalize(X, part(theta, "encoder_norm"), model)  # line 9: not in the paper
-    if part(theta, "W_f") is not None:
-        X = f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
+    X = X if part(theta, "W_f") is None else f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
     X = normalize(X, part(theta, "norm"), model)  # line 11
     return unembed(X, theta, model)
 
