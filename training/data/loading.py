@@ -16,7 +16,7 @@ from training.data.folds import folded
 from training.data.formats import text_files
 from training.data.gato.batches import Modalities
 from training.data.gato.sequences import Vocabulary
-from training.data.mixtures import Mixture, Weighted, mixture, weighted, weights_of
+from training.data.mixtures import Mixture, mixture, weighted, weights_of
 from training.data.records import Corpus, DataError, Document, Kind, Pair, fingerprint, sampled
 from training.data.streams import HUB, streamed
 from training.data.token_store import (
@@ -89,7 +89,8 @@ def load_run_data(
     """
     files = [weighted(name) for name in settings.data]
     weights = weights_of(files)
-    corpus = _corpus(settings, files, TASKS[settings.task].records, cache_dir, counted=bool(weights))
+    paths = [file.path for file in files]
+    corpus = _corpus(settings, paths, TASKS[settings.task].records, cache_dir, counted=bool(weights))
     tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
@@ -146,7 +147,7 @@ def batches_of(settings: Settings, source: Source, tokenizer: Any, noise: Noise 
 
 
 def _corpus(
-    settings: Settings, data: Sequence[Weighted], kind: Kind, cache_dir: Path | None, *, counted: bool = False
+    settings: Settings, data: Sequence[str], kind: Kind, cache_dir: Path | None, *, counted: bool = False
 ) -> Corpus[Any]:
     if not data:
         raise DataError("--data: expected the name of a data set, or files, got nothing; give one")
@@ -160,9 +161,9 @@ def _corpus(
         names[found := streamed(path, kind, cache_dir or default_cache_dir())] = path
         return found
 
-    named = [one.path for one in data if one.path in SOURCES and not Path(one.path).is_file()]
+    named = [path for path in data if path in SOURCES and not Path(path).is_file()]
     if not named:
-        paths, held_out = [file(one.path) for one in data], [file(path) for path in settings.validation_data]
+        paths, held_out = (list(map(file, each)) for each in (data, settings.validation_data))
         return read_corpus(paths, kind, validation_paths=held_out, counted=counted, names=names)
     if len(data) > 1 or counted or settings.validation_data:
         raise DataError(
@@ -180,13 +181,11 @@ def _corpus(
 def _tasks(settings: Settings, cache_dir: Path | None) -> list[Corpus[Pair]]:
     """Return the pairs and labeled texts that a decoder learns in addition to its text."""
     kinds: dict[Kind, tuple[str, ...]] = {"pairs": settings.pairs, "labeled": settings.labeled}
-    given: dict[Kind, list[Weighted]] = {
-        kind: [Weighted(name, None) for name in names] for kind, names in kinds.items() if names
-    }
+    given: dict[Kind, tuple[str, ...]] = {kind: names for kind, names in kinds.items() if names}
     if given and settings.rows != "packed":
         raise DataError(f"--rows: expected packed with --{next(iter(given))}, got {settings.rows}; leave it out")
     plain = dataclasses.replace(settings, validation_data=())
-    return [as_pairs(_corpus(plain, data, kind, cache_dir)) for kind, data in given.items()]
+    return [as_pairs(_corpus(plain, names, kind, cache_dir)) for kind, names in given.items()]
 
 
 def _tokenizer(settings: Settings, corpus: Corpus[Any], tasks: Sequence[Corpus[Pair]]) -> Tokenizer:
