@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,26 +14,8 @@ from training.interchange.errors import InterchangeError
 LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:h|blk|blocks?|layer|layers|albert_layer_groups)\.(\d+)\.")
 SIDES = {"L": None, "L_enc": "encoder", "L_dec": "decoder"}
 HEAD = "classifier.weight"
-SIGNS = (
-    ("gpt2", re.compile(r"(^|\.)wte\.weight$")),
-    ("llama", re.compile(r"(^|\.)layers\.0\.mlp\.gate_proj\.weight$")),
-    ("albert", re.compile(r"(^|\.)embedding_hidden_mapping_in\.weight$")),
-    ("bert", re.compile(r"(^|\.)embeddings\.word_embeddings\.weight$")),
-    ("bart", re.compile(r"(^|\.)decoder\.layernorm_embedding\.weight$")),
-    ("t5", re.compile(r"(^|\.)SelfAttention\.relative_attention_bias\.weight$")),
-    ("marian", re.compile(r"^final_logits_bias$")),
-    ("torch.nn.Transformer", re.compile(r"(^|\.)decoder\.layers\.0\.multihead_attn\.in_proj_weight$")),
-)
-"""The name of a tensor that identifies each kind: no kind before it in this list has one."""
-
 TOLERANCE = 0.01
 """Some tables are stored in bfloat16, and float32 angles are inexact for large positions."""
-
-
-def likely_type(names: Iterable[str]) -> str | None:
-    """Return the `model_type` that the names of a checkpoint's tensors suggest."""
-    names = list(names)
-    return next((kind for kind, sign in SIGNS if any(map(sign.search, names))), None)
 
 
 def later_layers(fields: Fields, model: Model) -> tuple[str, ...]:

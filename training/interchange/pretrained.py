@@ -394,15 +394,13 @@ def _check_files(path: Path) -> None:
 
 
 def _architecture(path: Path, state: dict[str, Any]) -> Architecture:
-    name, known, advice = kind_of(state), ", ".join(ARCHITECTURES), ""
+    name, known = kind_of(state), ", ".join(ARCHITECTURES)
     if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
     if isinstance(name, str) and name in NEEDS:
         raise InterchangeError(f"{path} is a {name}, which needs {NEEDS[name]}; this library supports {known}")
-    if name is None and (likely := consistency.likely_type(containers.Tensors(path).names)):
-        advice = f'; its tensors are named as those of {likely}: add "model_type": "{likely}"'
-    got = "none" if name is None else repr(name)
-    raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {got}{advice}")
+    got = "none; add it" if name is None else repr(name)
+    raise InterchangeError(f"{path / 'config.json'}: model_type: expected one of {known}, got {got}")
 
 
 def _described(
