@@ -18,7 +18,7 @@ from algorithms import PAPER, DTransformerConfig, d_hidden_state, init_d_transfo
 from algorithms.inside import record
 from algorithms.lines import Attention, Embedding, LayerNorm, Rotary
 from training.interpretability import circuits, scores
-from training.interpretability.induction import Repeating, loss_without, losses, measured
+from training.interpretability.induction import RepeatedTokens, loss_without, losses, measured
 
 # Positions are rotary, so only queries and keys depend on them, and the residual stream holds tokens alone.
 ATTENTION_ONLY = PAPER.but(
@@ -38,7 +38,7 @@ def repeating(key):
     period = jax.random.randint(of_period, (B, 1), *PERIODS)
     drawn = jax.random.randint(of_tokens, (B, CONFIG.l_max), 0, CONFIG.N_V)
     t = jnp.arange(CONFIG.l_max)[None]
-    return Repeating(jnp.take_along_axis(drawn, t % period, axis=1), t[:, 1:] > period)
+    return RepeatedTokens(jnp.take_along_axis(drawn, t % period, axis=1), t[:, 1:] > period)
 
 
 @jax.jit

@@ -18,7 +18,7 @@ from training.commands import generate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator
 from training.generation.prefixes import LEAST
-from training.generation.talking import Talker
+from training.generation.talking import Conversation
 from training.generation.text import Options
 from training.runs.trained_model import load_run
 
@@ -77,8 +77,8 @@ def test_a_conversation_goes_on_and_is_not_read_again(told, model, monkeypatch):
         expected.append(answer_of(model, *said, l_gen=3))
         said.append(expected[-1])
     talkers = []
-    original = Talker.hear
-    monkeypatch.setattr(Talker, "hear", lambda self, text: talkers.append(self) or original(self, text))
+    original = Conversation.hear
+    monkeypatch.setattr(Conversation, "hear", lambda self, text: talkers.append(self) or original(self, text))
     anew = answer_of(model, "sat", l_gen=3)
     stdin = "the cat\n\nsat\nthe rat\n/reset\nsat\n"
     assert told("--interactive", "--l_gen", "3", stdin=stdin) == (0, "\n".join([*expected, anew, ""]), "")
@@ -132,7 +132,7 @@ def test_what_cannot_be_said_leaves_the_conversation(told, model):
 
 
 def test_what_was_said_when_it_was_interrupted_is_part_of_the_conversation(model):
-    talker = Talker(model, Options(tau=0.0, l_gen=12))
+    talker = Conversation(model, Options(tau=0.0, l_gen=12))
     talker.hear("the cat")
     pieces = talker.reply()
     said = "".join(next(pieces) for _ in range(4))

@@ -27,8 +27,8 @@ from training.command_line.named_models import model_of
 from training.command_line.running import called
 from training.command_line.terminal import print_json, say, show, waiting
 from training.data.chat import with_markup
-from training.generation.prompting import Voted, few_shot, read_shots
-from training.generation.talking import Talker
+from training.generation.prompting import MajorityVote, few_shot, read_shots
+from training.generation.talking import Conversation
 from training.generation.text import MASK, Answer, Answerer, AnswerError, Options, answerer_for
 from training.interchange.names import MODEL
 from training.interpretability.steering import SteeringError, steered_by
@@ -278,7 +278,7 @@ def converse_once(answerer: Answerer, prompt: str, number: int, *, as_json: bool
     return answers[0]["text"]
 
 
-def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
+def talk(talker: Conversation, lines: Iterable[str], *, as_json: bool) -> None:
     """Answer the lines one by one, as a conversation, with a message for a line that cannot be answered."""
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\n")
@@ -302,7 +302,7 @@ def talk(talker: Talker, lines: Iterable[str], *, as_json: bool) -> None:
             _stream(talker, number)
 
 
-def _stream(talker: Talker, number: int) -> None:
+def _stream(talker: Conversation, number: int) -> None:
     """Stream an answer; Ctrl-C stops it, and the conversation keeps what was printed."""
     with Interrupts() as interrupts:
         pieces = talker.reply(number=number)
@@ -331,12 +331,12 @@ def answerer_of(arguments: argparse.Namespace, options: Options) -> Answerer:
         answerer = answerer_for(run, options)
         if prompted and not answerer.converses:
             raise AnswerError(f"{prompted}: expected a decoder, got {answerer.model}; leave it out")
-        return Voted(answerer, after=arguments.answer_after) if arguments.vote else answerer
+        return MajorityVote(answerer, after=arguments.answer_after) if arguments.vote else answerer
     if run.task != "d":
         raise AnswerError(f"--chat: expected a decoder, got {arguments.run}, a run of task {run.task}")
     if arguments.messages_are_markup:
         run = run._replace(tokenizer=with_markup(run.tokenizer))
-    return Talker(run, options, system=arguments.system)
+    return Conversation(run, options, system=arguments.system)
 
 
 @compilation_cache.command(parser)
@@ -357,7 +357,7 @@ def main(arguments: argparse.Namespace) -> int:
         arguments.prompt = [sys.stdin.readline().removesuffix("\n")]
     several = options.n is not None and options.n > 1 and not arguments.vote
     one_text = len(arguments.prompt) == 1 if arguments.prompt else not (answerer.takes_lines or arguments.shots)
-    if arguments.interactive and isinstance(answerer, Talker):
+    if arguments.interactive and isinstance(answerer, Conversation):
         talk(answerer, typed(converses=True), as_json=arguments.json)
     elif arguments.interactive:
         converse(answerer, as_json=arguments.json, several=several)

@@ -21,7 +21,7 @@ from training.command_line import compilation_cache
 from training.command_line.arguments import Parser, UsageError, add_lines, local
 from training.command_line.terminal import say
 from training.interpretability import induction
-from training.interpretability.induction import Measured
+from training.interpretability.induction import Measurements
 from training.runs.directory import Run
 from training.runs.trained_model import load_run
 
@@ -72,7 +72,7 @@ def find(run: Run, path: Path) -> None:
     print(f"The scores of all heads are in {path}.")
 
 
-def _draw_scores(found: Measured, path: Path) -> None:
+def _draw_scores(found: Measurements, path: Path) -> None:
     figure = Figure(figsize=(8, 4), layout="constrained")
     for axes, of, title in zip(
         figure.subplots(1, 2), (found.previous, found.induction), ("previous token", "induction"), strict=True

@@ -16,7 +16,7 @@ from training.generation import decoding, inputs, layout, prompts, states
 from training.generation.buckets import capacity
 from training.generation.cache import rows_of_parts
 from training.generation.inputs import Lengths, Tokens
-from training.generation.inside import Inside, Reading
+from training.generation.inside import Inside, Recording
 from training.generation.prefixes import Prefixes
 from training.generation.prompts import ROOM, ReadPrompts
 from training.generation.requests import Request, begins_of, check_requests, keys_of, permitting, sampling_arrays
@@ -136,7 +136,7 @@ class Continuation:
         self.likeliest = (np.zeros((B, 0, likeliest), np.int32), np.zeros((B, 0, likeliest)))
         self.starts = np.zeros(B, np.int64)
         self.left = np.zeros(B, np.int64)
-        self._reading = None if model.inside is None else Reading(model.inside)
+        self._recording = None if model.inside is None else Recording(model.inside)
         self._state: Any = None
         if requests:
             self._begin()
@@ -155,7 +155,7 @@ class Continuation:
             last = min(first + min(1 if self._permits else n - done, int(self.left.min())), self.slots - 1)
             if self._permits:
                 sampling = permitting(sampling, self._requests, self._generated())
-            decode = decoding.decode if self._reading is None else self._reading.decode
+            decode = decoding.decode if self._recording is None else self._recording.decode
             begins = self._begins if done in self.starts else None
             options = {"keys": self._keys, "stop": np.int32(last), "sampling": sampling, "begins": begins}
             self._state = decode(self._model.weights, None, self._state, **options)
@@ -230,9 +230,9 @@ class Continuation:
         self._state = self._placed(given, of_state, slot=l_max - left, C=C)
         drawn = self._drawn() - (l_max - left - np.asarray(self._state.first))
         self._state = self._state._replace(drawn=jax.device_put(drawn.astype(np.int32)))
-        if self._reading is not None:
-            self._reading.latest = read.seen if read else []
-            self._reading.choose(of_state.tolist(), beside=True)
+        if self._recording is not None:
+            self._recording.latest = read.seen if read else []
+            self._recording.choose(of_state.tolist(), beside=True)
         self._remember()
 
     def _placed(self, given: list[State], rows: Any, *, slot: int, C: int) -> State:
@@ -262,16 +262,16 @@ class Continuation:
 
     def seen(self) -> list[Recorded]:
         """Return the recorded values of a pass over each request's tokens but the last (past l_max, its window's)."""
-        return [] if self._reading is None else self._reading.seen()
+        return [] if self._recording is None else self._recording.seen()
 
     def _read_windows(self) -> None:
         """Read the windows of all texts, with room for what is still to be generated."""
         before, l_max = self._state, self._model.config.l_max
         read = prompts.read(self._model, self._texts(), more=self._missing)
         self.left = l_max - np.asarray(read.state.lengths)[read.rows].astype(np.int64) + 1
-        if self._reading is not None:
-            self._reading.latest = read.seen
-            self._reading.choose(read.rows)
+        if self._recording is not None:
+            self._recording.latest = read.seen
+            self._recording.choose(read.rows)
         state = read.state
         if self._N or read.rows != list(range(len(state.tokens))):
             state = self._placed([state], read.rows, slot=int(state.slot), C=state.tokens.shape[1])

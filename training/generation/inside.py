@@ -47,7 +47,7 @@ def _of_all_tokens(name: str) -> At:
     return where
 
 
-class Reading:
+class Recording:
     """Values recorded while sequences are generated."""
 
     def __init__(self, inside: Inside) -> None:

@@ -35,7 +35,7 @@ Caches = tuple[KeyValues, ...]
 """The keys and values of one text, of every layer, with that of token t in row t."""
 
 
-class KnownText(NamedTuple):
+class CachedText(NamedTuple):
     """A text, and the keys and values of its tokens."""
 
     tokens: Int[np.ndarray, "n"]
@@ -54,7 +54,7 @@ class Prefixes:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.found = max_bytes, 0
-        self._texts: list[KnownText] = []
+        self._texts: list[CachedText] = []
         self._lock = threading.Lock()
 
     @staticmethod
@@ -107,7 +107,7 @@ class Prefixes:
         with self._lock:
             if n < LEAST or any(_shared(tokens, other.tokens) == n for other in self._texts):
                 return
-            text = KnownText(np.array(tokens), tuple(cache.resized(capacity(n)) for cache in caches))
+            text = CachedText(np.array(tokens), tuple(cache.resized(capacity(n)) for cache in caches))
             if text.nbytes > self.max_bytes:
                 return
             self._texts = [other for other in self._texts if _shared(tokens, other.tokens) < len(other.tokens)]

@@ -72,7 +72,7 @@ def majority(answers: Sequence[Answer], after: str | None) -> Answer:
     return {"text": winner, "votes": n, "voters": counts.total(), "scratchpad": scratchpad}
 
 
-class Voted(Answerer):
+class MajorityVote(Answerer):
     """An answerer that takes a majority vote over n answers to each text."""
 
     def __init__(self, answerer: Answerer, *, after: str | None = None) -> None:

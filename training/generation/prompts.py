@@ -9,7 +9,7 @@ import numpy as np
 from training.generation import prefilling, states
 from training.generation.buckets import bucketed, capacity, padded_rows, to_power_of_two
 from training.generation.cache import rows_of_parts
-from training.generation.inside import Reading
+from training.generation.inside import Recording
 from training.generation.prefixes import Prefixes, read_in_parts
 from training.generation.states import State
 
@@ -55,8 +55,8 @@ def read(model: Any, texts: Sequence[np.ndarray], *, more: int) -> ReadPrompts:
     x = bucketed(x, l_max)
     C = capacity(x.shape[1] + 1 + room)
     if model.inside is not None:
-        reading = Reading(model.inside)
-        return ReadPrompts(reading.prefill(model.theta, x, lengths, C=C, limits=model.limits), rows, reading.latest)
+        recording = Recording(model.inside)
+        return ReadPrompts(recording.prefill(model.theta, x, lengths, C=C, limits=model.limits), rows, recording.latest)
     if model.prefixes is None:
         return ReadPrompts(prefilling.prefill(model.apart, x, lengths, C=C, limits=model.limits), rows, [])
     given, n = [_at_once(model, window) for window in different], rows_of_parts(model.theta, len(different))

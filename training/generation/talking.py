@@ -12,7 +12,7 @@ from training.runs.directory import Run
 ROOM = 4  # oldest turns are dropped until an answer has a quarter of the context, or all the tokens that it may have
 
 
-class Talker(Continuer):
+class Conversation(Continuer):
     """A conversation, in which each turn reads only its new tokens, and answers to single texts."""
 
     model = "a decoder that converses"
@@ -46,7 +46,7 @@ class Talker(Continuer):
 
     def answers(self, texts: Sequence[str], *, first: int = 1) -> list[list[Answer]]:
         """See `Answerer.answers`; each answer may fill the context."""
-        each = (super(Talker, self).answers([text], first=i) for i, text in enumerate(texts, first))
+        each = (super(Conversation, self).answers([text], first=i) for i, text in enumerate(texts, first))
         return [answers for (answers,) in each]
 
     def hear(self, text: str) -> int:

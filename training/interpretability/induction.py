@@ -20,14 +20,14 @@ from training.interpretability import scores
 Heads = Integer[np.ndarray, "n 2"]  # each row is a head's layer and number
 
 
-class Repeating(NamedTuple):
+class RepeatedTokens(NamedTuple):
     """Random tokens that repeat."""
 
     x: Integer[Array, "B l"]  # the tokens
     repeats: Bool[Array, "B n"]  # whether each token after the first is predictable from those before it
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """Losses and attention scores of a decoder on such tokens."""
 
     first: Float[Array, ""]  # the mean loss of the unpredictable tokens, in nats
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     induction: Float[Array, "L H"]  # `scores.induction_scores`
 
 
-def losses(theta: DTransformerParams, tokens: Repeating) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def losses(theta: DTransformerParams, tokens: RepeatedTokens) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the mean losses of the unpredictable tokens, and of those that repeat."""
     x, u = tokens.x, theta.variant.unembedding
     X = d_hidden_state(x[:, :-1], theta)
@@ -49,26 +49,26 @@ def losses(theta: DTransformerParams, tokens: Repeating) -> tuple[Float[Array, "
 
 
 @jax.jit
-def measured(theta: DTransformerParams, tokens: Repeating) -> Measured:
+def measured(theta: DTransformerParams, tokens: RepeatedTokens) -> Measurements:
     """Return the losses, and the scores of all heads."""
     (first, again), seen = record(losses, "A")(theta, tokens)
     x = tokens.x[:, :-1]
-    return Measured(first, again, scores.previous_token_scores(seen["A"]), scores.induction_scores(seen["A"], x))
+    return Measurements(first, again, scores.previous_token_scores(seen["A"]), scores.induction_scores(seen["A"], x))
 
 
 @jax.jit
-def loss_without(theta: DTransformerParams, tokens: Repeating, heads: Integer[Array, "n 2"]) -> Float[Array, ""]:
+def loss_without(theta: DTransformerParams, tokens: RepeatedTokens, heads: Integer[Array, "n 2"]) -> Float[Array, ""]:
     """Return the loss on repeats with these heads ablated."""
     ablated: dict[str, float] = {at("Y@2", layer=layer, head=head): 0.0 for layer, head in heads}
     return intervene(losses, ablated)(theta, tokens)[1]
 
 
-def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> Repeating:
+def twice(tokens: Integer[np.ndarray, "B n"], before: Integer[np.ndarray, "m"]) -> RepeatedTokens:
     """Repeat random sequences once, after the tokens that the model puts before a text, such as bos."""
     B, n = tokens.shape
     x = np.concatenate([np.tile(before, (B, 1)), tokens, tokens], axis=1)
     repeats = np.arange(1, x.shape[1]) > len(before) + n
-    return Repeating(jnp.asarray(x, jnp.int32), jnp.broadcast_to(repeats, (B, x.shape[1] - 1)))
+    return RepeatedTokens(jnp.asarray(x, jnp.int32), jnp.broadcast_to(repeats, (B, x.shape[1] - 1)))
 
 
 def induction_heads(induction: Float[Array, "L H"], least: float) -> Heads:

@@ -26,17 +26,14 @@ from training.serving.exchange import Exchange, Stream
 from training.serving.guards import deadline_guard, host_guard, request_guard
 from training.serving.memory import TooLargeError
 from training.serving.messages import tokenized
-from training.serving.openapi import description
+from training.serving.openapi import REQUESTS, description
 from training.serving.requests import EmbeddingRequest
-from training.serving.served import Decoder, Served
+from training.serving.served import Decoder, ServedModel
 
 T = TypeVar("T")
 RETRY_AFTER = {"Retry-After": "1"}
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-PATHS = (
-    "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/health", "/metrics",
-    "/openapi.json",
-)  # fmt: skip
+PATHS = ("/v1/models", *REQUESTS, "/health", "/metrics", "/openapi.json")
 
 
 class Metrics:
@@ -92,7 +89,7 @@ class Metrics:
 class _Server:
     """Answers requests with one model."""
 
-    def __init__(self, served: Served, engine: Engine | None, clock: Callable[[], float]) -> None:
+    def __init__(self, served: ServedModel, engine: Engine | None, clock: Callable[[], float]) -> None:
         self._served, self._engine, self._clock = served, engine, clock
         self._created = int(clock())
         self.metrics = Metrics(engine)
@@ -134,7 +131,7 @@ class _Server:
     async def chat(self, request: Request) -> Response:
         return await self._generated(request, chat_of)
 
-    async def _generated(self, request: Request, parsed: Callable[[Any, Served], Completion | Chat]) -> Response:
+    async def _generated(self, request: Request, parsed: Callable[[Any, ServedModel], Completion | Chat]) -> Response:
         """Answer a request for generated text, given the function that parses its JSON."""
         model, engine = self._served.model, self._engine
         wanted = await asyncio.to_thread(parsed, await self._body(request), self._served)
@@ -227,7 +224,7 @@ async def _refused(request: Request, wrong: Exception) -> Response:
 
 
 def make_app(
-    served: Served,
+    served: ServedModel,
     engine: Engine | None,
     *,
     clock: Callable[[], float],

@@ -12,7 +12,7 @@ from training.serving.errors import RequestError, invalid
 from training.serving.generating import GenerationPlan, common_fields, escaped, shown
 from training.serving.messages import conversation, speaker
 from training.serving.requests import ChatRequest
-from training.serving.served import Decoder, Served
+from training.serving.served import Decoder, ServedModel
 from training.serving.tools import Tools, grammar_of, tools_of
 
 
@@ -79,7 +79,7 @@ def _read(reader: CallReader | None, text: str, finish: str | None) -> tuple[Del
     return read, "tool_calls" if reader.n and finish == "stop" else finish
 
 
-def chat_of(body: Any, served: Served) -> Chat:
+def chat_of(body: Any, served: ServedModel) -> Chat:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model has no template."""
     request = ChatRequest.read(body, served)
     common = common_fields(request, served)
@@ -99,7 +99,7 @@ def chat_of(body: Any, served: Served) -> Chat:
     return Chat(plan=plan, tokenizer=served.tokenizer, logprobs=logprobs, tools=tools)
 
 
-def _most_tokens(request: ChatRequest, l: int, served: Served) -> int:
+def _most_tokens(request: ChatRequest, l: int, served: ServedModel) -> int:
     """Return the most tokens of an answer to l tokens; by default, as many as the context has room for."""
     l_max = served.config.l_max
     room = l_max - l + 1  # the last token is never read

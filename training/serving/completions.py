@@ -13,7 +13,7 @@ from training.serving.errors import RequestError, errors_of, invalid
 from training.serving.fields import listed
 from training.serving.generating import GenerationPlan, common_fields, escaped, shown
 from training.serving.requests import CompletionRequest
-from training.serving.served import Decoder, Served
+from training.serving.served import Decoder, ServedModel
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,7 +105,7 @@ class Completion:
         return f"bytes:{escaped(spelled)}" if text is None else text
 
 
-def completion_of(body: Any, served: Served) -> Completion:
+def completion_of(body: Any, served: ServedModel) -> Completion:
     """Parse a request's JSON. Raises RequestError if a field is unknown or invalid, or the model is an encoder."""
     request = CompletionRequest.read(body, served)
     if not isinstance(served.model, Decoder):

@@ -8,10 +8,10 @@ import numpy as np
 from training.serving.errors import RequestError, errors_of, invalid
 from training.serving.fields import listed
 from training.serving.requests import EmbeddingRequest
-from training.serving.served import Decoder, Served
+from training.serving.served import Decoder, ServedModel
 
 
-def texts_of(request: EmbeddingRequest, served: Served) -> list[list[int]]:
+def texts_of(request: EmbeddingRequest, served: ServedModel) -> list[list[int]]:
     """Return the tokens of the texts to embed, or raise RequestError."""
     if isinstance(served.model, Decoder):
         raise RequestError("the model is a decoder, which does not embed texts: use /v1/completions")
@@ -21,7 +21,7 @@ def texts_of(request: EmbeddingRequest, served: Served) -> list[list[int]]:
     return [_tokens(i, text, served) for i, text in enumerate(texts)]
 
 
-def _tokens(i: int, text: str | list[int], served: Served) -> list[int]:
+def _tokens(i: int, text: str | list[int], served: ServedModel) -> list[int]:
     l_max = served.config.l_max
     if isinstance(text, str):
         with errors_of("input"):
@@ -36,7 +36,7 @@ def _tokens(i: int, text: str | list[int], served: Served) -> list[int]:
     return framed
 
 
-def embeddings(request: EmbeddingRequest, texts: list[list[int]], served: Served) -> dict[str, Any]:
+def embeddings(request: EmbeddingRequest, texts: list[list[int]], served: ServedModel) -> dict[str, Any]:
     """Return the answer to a request, given the tokens of its texts."""
     assert not isinstance(served.model, Decoder)
     E = np.asarray(served.model(texts), "<f4")

@@ -261,11 +261,8 @@ class Engine:
         return self._budget.fits(batch, map(len, read))
 
     def _group(self, sequences: list[_Sequence]) -> _Group:
-        def parts() -> Iterator[ReadPrompts | None]:  # which begins, and fails if it has to, in `_read_part`
-            text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
-            yield from in_parts(self._generator, text, len(sequences))
-
-        return _Group(sequences, parts())
+        text = np.array([*sequences[0].job.prompt.tokens, *sequences[0].tokens], np.int32)
+        return _Group(sequences, in_parts(self._generator, text, len(sequences)))
 
     def _read_part(self) -> tuple[list[_Sequence], ReadPrompts | None]:
         """Read a part of the next group's prompt, unless nobody waits for it; return the group if that was the last."""

@@ -14,13 +14,13 @@ from training.serving.chat import Chat
 from training.serving.completions import Completion
 from training.serving.engine import Failed, Job, Token
 from training.serving.errors import RequestError, event
-from training.serving.served import Served
+from training.serving.served import ServedModel
 
 
 class Exchange:
     """A request and its answer; the engine generates its `jobs`."""
 
-    def __init__(self, wanted: Completion | Chat, served: Served, created: int, used: Callable[..., None]) -> None:
+    def __init__(self, wanted: Completion | Chat, served: ServedModel, created: int, used: Callable[..., None]) -> None:
         """Begin an answer; `created` is in seconds since 1970, and `used` is called with the token counts."""
         self._wanted, self._served, self._used = wanted, served, used
         self._identity, self._created = f"{wanted.prefix}-{secrets.token_hex(12)}", created

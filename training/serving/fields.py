@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from training.serving.errors import RequestError, check_model
-from training.serving.served import Served
+from training.serving.served import ServedModel
 
 
 class Bounds(NamedTuple):
@@ -126,7 +126,7 @@ class Fields(BaseModel):
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
     @classmethod
-    def read(cls, body: Any, served: Served) -> Self:
+    def read(cls, body: Any, served: ServedModel) -> Self:
         """Return the fields of a request's JSON to this server. Raises RequestError if one is unknown or invalid."""
         limits = served.limits
         N_V, d_e = served.tokenizer.N_V, served.config.d_e

@@ -14,7 +14,7 @@ from training.generation.requests import Prompt
 from training.generation.text import LARGEST_SEED
 from training.serving.errors import RequestError, invalid
 from training.serving.requests import Generation
-from training.serving.served import Served
+from training.serving.served import ServedModel
 
 
 class GenerationPlan(NamedTuple):
@@ -32,7 +32,7 @@ class GenerationPlan(NamedTuple):
     grammar: Grammar | None = None  # what each follows, if not any text will do
 
 
-def common_fields(request: Generation, served: Served) -> dict[str, Any]:
+def common_fields(request: Generation, served: ServedModel) -> dict[str, Any]:
     """Return the fields of `GenerationPlan` except prompts and l_gen. Raises RequestError if one is invalid."""
     stops = [request.stop] if isinstance(request.stop, str) else request.stop
     ends = Ends.of(served.tokenizer, tuple(stops), served.ends)

@@ -5,14 +5,14 @@ from typing import Any
 
 from training.serving.errors import RequestError, errors_of, invalid
 from training.serving.requests import ChatRequest, Message, TokenizeRequest, arguments_of
-from training.serving.served import Decoder, Served
+from training.serving.served import Decoder, ServedModel
 from training.serving.tools import Tools, tools_of
 
 KWARGS = "chat_template_kwargs"
 OWN = ("messages", "tools", "add_generation_prompt")  # variables that other fields set
 
 
-def speaker(served: Served) -> Decoder:
+def speaker(served: ServedModel) -> Decoder:
     """Return the model, if it can answer conversations. Raises RequestError."""
     model = served.model
     if not isinstance(model, Decoder):
@@ -70,7 +70,7 @@ def _wrong(message: str) -> RequestError:
     return RequestError(message, parameter="messages")
 
 
-def tokenized(body: Any, served: Served) -> dict[str, Any]:
+def tokenized(body: Any, served: ServedModel) -> dict[str, Any]:
     """Return the tokens of a prompt or a conversation as the model reads them, in vLLM's format."""
     request, tokenizer = TokenizeRequest.read(body, served), served.tokenizer
     prompt, messages = request.prompt, request.messages

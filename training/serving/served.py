@@ -54,7 +54,7 @@ class Decoder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedModel:
     """A model with its name, tokenizer, sizes and limits."""
 
     name: str
@@ -66,7 +66,7 @@ class Served:
     ends: tuple[int, ...] = ()  # further tokens that end a text, besides the tokenizer's
 
 
-def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> Served:
+def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> ServedModel:
     """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
     run = of_text(run) if run.task == "gato" else run
     if run.task not in ("d", "e"):
@@ -78,7 +78,7 @@ def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] |
     model = _decoder_of(run, limits, weights) if run.task == "d" else _encoder_of(run)
     converses = isinstance(model, Decoder) and model.converse is not None
     ends = ends_of_turn(run.tokenizer) if converses else ()
-    return Served(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits, ends=ends)
+    return ServedModel(name=name, model=model, tokenizer=run.tokenizer, config=run.config, limits=limits, ends=ends)
 
 
 def _decoder_of(run: Run, limits: Limits, weights: Literal["int8"] | None) -> Decoder:

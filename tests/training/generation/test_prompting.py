@@ -3,7 +3,7 @@
 import pytest
 
 from training.data.records import DataError
-from training.generation.prompting import Voted, few_shot, final_answer, majority, read_shots
+from training.generation.prompting import MajorityVote, few_shot, final_answer, majority, read_shots
 from training.generation.text import Answerer
 
 
@@ -74,10 +74,10 @@ class Answering(Answerer):
 
 
 def test_an_answerer_whose_answers_vote():
-    voted = Voted(Answering("4", "5", "5"))
+    voted = MajorityVote(Answering("4", "5", "5"))
     assert [answer["text"] for (answer,) in voted.answers(["2+3=", "1+4="])] == ["5", "5"]
     assert not voted.streams
     assert not voted.takes_lines
     assert voted.n == 3
     with pytest.raises(DataError, match=r"^--vote: expected several answers to vote, got 1; give --n 15"):
-        Voted(Answering("4"))
+        MajorityVote(Answering("4"))

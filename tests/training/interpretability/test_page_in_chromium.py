@@ -9,7 +9,7 @@ import pytest
 from tests.browser import browser, luminance
 from tests.run_cases import make_run
 from training.interpretability.page import look, show
-from training.interpretability.page.look import Attended, Circuits, Look, Patched, Prediction, Written
+from training.interpretability.page.look import AttentionMaps, Circuits, LogitParts, Look, PatchEffects, Prediction
 from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.end_to_end
@@ -61,11 +61,13 @@ def large():
     words = {int(v): f"·word{v}" for v in np.unique(tokens)}
     prediction = Prediction("prompt", [f"layer {l}" for l in range(L + 1)], tokens, p, p[..., 0], p[0, :, 0], "")
     text = [f"·{'w' * (1 + i % 9)}{i}" for i in range(l)]
-    written = Written(rng.normal(size=(L, H, l)), rng.normal(size=(L, l)), rng.normal(size=l), np.zeros(l))
-    patched = Patched(text, rng.normal(size=(L, l)), rng.normal(size=(L, H)), "log P", (1.0, 0.0), is_estimate=True)
+    written = LogitParts(rng.normal(size=(L, H, l)), rng.normal(size=(L, l)), rng.normal(size=l), np.zeros(l))
+    patched = PatchEffects(
+        text, rng.normal(size=(L, l)), rng.normal(size=(L, H)), "log P", (1.0, 0.0), is_estimate=True
+    )
     scores = dict.fromkeys(("previous token", "duplicate token", "induction", "copying"), rng.uniform(size=(L, H)))
     composition = {letter: rng.uniform(size=(L, H, L, H)) for letter in "QKV"}
-    attention = [Attended("Attention", "prompt", "prompt", A)]
+    attention = [AttentionMaps("Attention", "prompt", "prompt", A)]
     circuits = Circuits(scores, composition, "")
     return Look("large", ["decoder"], {"prompt": text}, words, attention, prediction, written, patched, circuits)
 

@@ -1,6 +1,5 @@
 """The engine: who arrives when gets what it gets alone, drawn in its own way."""
 
-import functools
 import queue
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from tests import cases
 from tests.run_cases import LETTERS
-from training.generation import Generator
+from training.generation import Generator, prompts
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
@@ -191,18 +190,18 @@ def test_who_waits_when_it_closes_is_told(model):
     assert all(isinstance(step, Failed) or step.finish for step in last.values())
 
 
-@pytest.mark.parametrize("where", ["in_parts", "Engine._fits"])
-def test_a_job_that_cannot_be_admitted_fails_alone(model, monkeypatch, where):
+@pytest.mark.parametrize(("owner", "name"), [(prompts, "read_in_parts"), (Engine, "_fits")])
+def test_a_job_that_cannot_be_admitted_fails_alone(model, monkeypatch, owner, name):
     """Also if it is among others, which are read and answered after it."""
-    original = functools.reduce(getattr, where.split("."), engine)
+    original = getattr(owner, name)
 
-    def failing(owner, given, *rest, **options):
+    def failing(of, given, *rest):
         tokens = given.job.prompt.tokens if isinstance(given, engine._Sequence) else given
         if len(tokens) == 3:
             raise RuntimeError("no such thing")
-        return original(owner, given, *rest, **options)
+        return original(of, given, *rest)
 
-    monkeypatch.setattr(f"training.serving.engine.{where}", failing)
+    monkeypatch.setattr(owner, name, failing)
     of_model, done = engine_of(model), queue.SimpleQueue()
     of_model.start()
     for _ in range(2):

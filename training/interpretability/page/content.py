@@ -16,7 +16,15 @@ from training.generation import Translator
 from training.generation.gato import of_text
 from training.generation.text import MASK, masked
 from training.interpretability import attribution, circuits, lens, patching, scores
-from training.interpretability.page.look import Attended, Circuits, Look, PageError, Patched, Prediction, Written
+from training.interpretability.page.look import (
+    AttentionMaps,
+    Circuits,
+    LogitParts,
+    Look,
+    PageError,
+    PatchEffects,
+    Prediction,
+)
 from training.interpretability.page.words import readable, readable_tokens, token_text
 from training.runs.directory import Run
 from training.tasks.classify import ClassifierParams, class_probabilities
@@ -32,9 +40,9 @@ class _Pass(NamedTuple):
     """The result of one pass over a text."""
 
     texts: dict[str, np.ndarray]
-    attention: list[Attended]
+    attention: list[AttentionMaps]
     prediction: Prediction | str
-    written: Written | str
+    written: LogitParts | str
 
 
 def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = False, name: str = "the model") -> Look:
@@ -136,14 +144,14 @@ def _decoder(run: Run, x: np.ndarray) -> _Pass:
     prediction = _by_layer(X, theta, x, "prompt", rows)
     answers = jnp.asarray(prediction.tokens[-1, :, 0])
     try:
-        written: Written | str = _written({name: seen[name] for name in attribution.READS}, theta, answers)
+        written: LogitParts | str = _written({name: seen[name] for name in attribution.READS}, theta, answers)
     except ValueError as error:
         written = f"The parts of this model do not add up to its logits ({error})."
     return _Pass({"prompt": x}, _own_attention(run, seen), prediction, written)
 
 
-def _own_attention(run: Run, seen: Any) -> list[Attended]:
-    return [Attended.recorded("Attention", "prompt", "prompt", _of_layers(run, seen["A"]))]
+def _own_attention(run: Run, seen: Any) -> list[AttentionMaps]:
+    return [AttentionMaps.recorded("Attention", "prompt", "prompt", _of_layers(run, seen["A"]))]
 
 
 def _of_layers(run: Run, values: jax.Array) -> jax.Array:
@@ -178,7 +186,7 @@ def _by_layer(X: Any, theta: Any, x: np.ndarray, of: str, rows: list[str]) -> Pr
     return Prediction(of, rows, tokens, p, final, np.append(follows, np.nan), "")
 
 
-def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array) -> Written:
+def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array) -> LogitParts:
     """Return for each column the parts of its own answer's logit, relative to the mean logit."""
     N_V = theta.W_e.shape[1]
 
@@ -195,7 +203,7 @@ def _written(seen: dict[str, jax.Array], theta: Any, answers: jax.Array) -> Writ
 
     found = every(columns, answers, theta)
     heads, mlp, embedding, rest = (np.moveaxis(np.asarray(part, np.float32), 0, -1) for part in found)
-    return Written(heads, mlp, embedding, rest)
+    return LogitParts(heads, mlp, embedding, rest)
 
 
 NORM_LAST = "Not available for this model: it normalizes after each sum, so no head has a separate part in the logits."
@@ -242,9 +250,9 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     f = ed_hidden_state
     _, seen = record(f, "A/5", "A/14", "A/16", "X@19")(z, x, theta)
     blocks = [
-        Attended.recorded("Encoder (line 5)", "prompt", "prompt", seen["A/5"]),
-        Attended.recorded("Decoder (line 14)", "answer", "answer", seen["A/14"]),
-        Attended.recorded("Decoder to encoder (line 16)", "answer", "prompt", seen["A/16"]),
+        AttentionMaps.recorded("Encoder (line 5)", "prompt", "prompt", seen["A/5"]),
+        AttentionMaps.recorded("Decoder (line 14)", "answer", "answer", seen["A/14"]),
+        AttentionMaps.recorded("Decoder to encoder (line 16)", "answer", "prompt", seen["A/16"]),
     ]
     rows = [f"layer {l}" for l in range(config.L_dec)]
     prediction = _by_layer(seen["X@19"], theta, x, "answer", rows)
@@ -252,7 +260,7 @@ def _encoder_decoder(run: Run, z: np.ndarray) -> _Pass:
     return _Pass({"prompt": z, "answer": x}, blocks, prediction._replace(note=note), NORM_LAST)
 
 
-def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
+def patched(run: Run, x: np.ndarray, other: np.ndarray) -> PatchEffects | str:
     """Patch values of x into the run of the other prompt: the residual stream by layer and token, and each head."""
     if run.task == "e" and run.config.variant.head:
         mask = run.tokenizer.mask_token
@@ -288,7 +296,7 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> Patched | str:
     of_heads = np.asarray(_of_layers(run, jnp.asarray(of_heads)))
     words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
-    return Patched(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
+    return PatchEffects(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
 
 
 def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:

@@ -24,7 +24,7 @@ class PageError(ValueError):
     """A text cannot be shown; the message is one sentence that begins with the argument."""
 
 
-class Attended(NamedTuple):
+class AttentionMaps(NamedTuple):
     """The attention of one line of the algorithm, in all layers and heads."""
 
     title: str
@@ -33,9 +33,9 @@ class Attended(NamedTuple):
     A: Float[np.ndarray, "L H l_x l_z"]  # the weights, which sum to 1 over l_z
 
     @staticmethod
-    def recorded(title: str, of: str, to: str, A: Float[Array, "L H l_z l_x"]) -> "Attended":
+    def recorded(title: str, of: str, to: str, A: Float[Array, "L H l_z l_x"]) -> "AttentionMaps":
         """Return recorded weights."""
-        return Attended(title, of, to, np.asarray(jnp.swapaxes(A, 2, 3), np.float32))
+        return AttentionMaps(title, of, to, np.asarray(jnp.swapaxes(A, 2, 3), np.float32))
 
 
 class Prediction(NamedTuple):
@@ -50,7 +50,7 @@ class Prediction(NamedTuple):
     note: str  # shown to the reader
 
 
-class Written(NamedTuple):
+class LogitParts(NamedTuple):
     """Contribution of each part to the logit of the likeliest next token, relative to the mean of all logits."""
 
     heads: Float[np.ndarray, "L H l"]
@@ -59,7 +59,7 @@ class Written(NamedTuple):
     rest: Float[np.ndarray, "l"]  # all biases together
 
 
-class Patched(NamedTuple):
+class PatchEffects(NamedTuple):
     """Share of the prompt's answer that its values restore in the run of another prompt, from 0 to 1."""
 
     other: list[str]  # tokens of the other prompt
@@ -85,10 +85,10 @@ class Look(NamedTuple):
     facts: list[str]  # short descriptions of the model
     texts: dict[str, list[str]]  # the tokens of each text, by its name
     words: dict[int, str]  # the tokens mentioned, by ID
-    attention: list[Attended]  # at least one
+    attention: list[AttentionMaps]  # at least one
     prediction: Prediction | str | None
-    written: Written | str | None
-    patched: Patched | str | None
+    written: LogitParts | str | None
+    patched: PatchEffects | str | None
     circuits: Circuits | str | None
 
     def html(self) -> str:
@@ -165,7 +165,7 @@ def show(seen: Mapping[str, Array], tokens: Sequence[object] | None = None, *, n
             )
         l_z, l_x = A.shape[2:]
         texts |= {_text(l): _named(tokens, l) for l in (l_z, l_x)}
-        blocks.append(Attended.recorded(of, _text(l_x), _text(l_z), jnp.asarray(A)))
+        blocks.append(AttentionMaps.recorded(of, _text(l_x), _text(l_z), jnp.asarray(A)))
     if tokens is not None and _text(len(tokens)) not in texts:
         lengths = " or ".join(text.removeprefix("sequence of ") for text in texts)
         raise PageError(f"tokens: expected {lengths}, as in the attention, got {len(tokens)}")
