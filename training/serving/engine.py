@@ -241,16 +241,9 @@ class Engine:
         """Move waiting jobs to the active ones, in their order, as long as there are rows and memory."""
         self._waiting = [one for one in self._waiting if not one.job.abandoned.is_set()]
         same: dict[tuple[int, ...], list[_Sequence]] = {}
-        while self._waiting and len(self._active) < self._rows:
-            one = self._waiting[0]
-            try:
-                if not self._fits(one):
-                    break
-                same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
-                self._active.append(one)
-            except Exception as error:  # whatever is wrong with it, others may succeed
-                self._fail([one], error)
-            self._waiting.pop(0)
+        while self._waiting and len(self._active) < self._rows and self._fits(one := self._waiting[0]):
+            same.setdefault(tuple(one.job.prompt.tokens), []).append(one)
+            self._active.append(self._waiting.pop(0))
         self._groups += map(self._group, same.values())
 
     def _fits(self, new: _Sequence) -> bool:
@@ -322,6 +315,8 @@ class Engine:
             return slots_for(max(least, min(needed, l_max + 1)), l_max)
 
         continuation.join([one.request() for one in sequences], keep=keep, read=read, slots=slots)
+        for r in range(len(rows), len(keep)):  # padding
+            continuation.drop(r)
         self._running = dict(enumerate([*self._running.values(), *sequences]))
         size = (len(keep), continuation.slots)
         self._untidy |= size not in self._compiled

@@ -137,25 +137,6 @@ def test_repetition_is_that_of_transformers(penalty, ngram):
         np.testing.assert_allclose(found[r], expected[0], rtol=1e-12)
 
 
-@pytest.mark.slow
-def test_greedy_text_is_that_of_transformers(tmp_path):
-    """A prompt and what follows it count, and what an earlier window had."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    interchange = importlib.import_module("training.interchange")
-    sizes = {"vocab_size": 13, "n_positions": 64, "n_embd": 12, "n_layer": 2, "n_head": 2}
-    torch.manual_seed(3)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    model.save_pretrained(tmp_path)
-    theta, config, _ = interchange.load_pretrained(tmp_path)
-    prompt = np.random.default_rng(6).integers(12, size=(1, 9))
-    how = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
-    ids = torch.as_tensor(prompt)
-    expected = model.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=12, pad_token_id=12, **how)
-    generator = Generator(theta, config)
-    tokens = generator.generate(prompt, lengths=np.array([9]), l_gen=40, tau=0.0, eos=12, key=KEY(), **how)
-    np.testing.assert_array_equal(tokens[0][: expected.shape[1] - 9], expected[0, 9:].numpy())
-
-
 def test_no_ngram_comes_twice_whatever_the_window():
     tokens = generated(60, no_repeat_ngram_size=2, eos=N_V - 1)
     for r, l in enumerate(LENGTHS):

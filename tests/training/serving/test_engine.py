@@ -8,6 +8,7 @@ import pytest
 from tests import cases
 from tests.run_cases import LETTERS
 from training.generation import Generator, prompts
+from training.generation.prefixes import read_in_parts
 from training.generation.text import Continuer, Options
 from training.serving import engine
 from training.serving.engine import Engine, Failed, FullError, Job
@@ -177,6 +178,16 @@ def test_who_comes_late_joins_at_the_next_step_and_gets_what_it_gets_alone(model
     assert order.index("greedy") < last
 
 
+@pytest.mark.end_to_end
+def test_rows_that_nobody_reads_begin_no_windows(model, monkeypatch):
+    """Two of four are copies of the first, which ends; they would be full before the second has all its tokens."""
+    read, original = [], prompts.read
+    monkeypatch.setattr(prompts, "read", lambda *given, **how: read.append(given) or original(*given, **how))
+    free = {"sampling": {"tau": 0.0}, "ends": frozenset()}
+    found = steps_of(model, short={"prompt": "abc", "l_gen": 2, **free}, long={"prompt": "j", "l_gen": 38, **free})
+    assert (len(found["long"]), read) == (38, [])
+
+
 def test_who_waits_when_it_closes_is_told(model):
     done, of_model = queue.SimpleQueue(), engine_of(model)
     of_model.submit([job_of(model, prompt, lambda step, i=i: done.put((i, step))) for i, prompt in enumerate(PROMPTS)])
@@ -190,25 +201,21 @@ def test_who_waits_when_it_closes_is_told(model):
     assert all(isinstance(step, Failed) or step.finish for step in last.values())
 
 
-@pytest.mark.parametrize(("owner", "name"), [(prompts, "read_in_parts"), (Engine, "_fits")])
-def test_a_job_that_cannot_be_admitted_fails_alone(model, monkeypatch, owner, name):
+def test_a_prompt_that_cannot_be_read_fails_alone(model, monkeypatch):
     """Also if it is among others, which are read and answered after it."""
-    original = getattr(owner, name)
 
-    def failing(of, given, *rest):
-        tokens = given.job.prompt.tokens if isinstance(given, engine._Sequence) else given
-        if len(tokens) == 3:
+    def failing(of, text):
+        if len(text) == 3:
             raise RuntimeError("no such thing")
-        return original(of, given, *rest)
+        return read_in_parts(of, text)
 
-    monkeypatch.setattr(owner, name, failing)
+    monkeypatch.setattr(prompts, "read_in_parts", failing)
     of_model, done = engine_of(model), queue.SimpleQueue()
     of_model.start()
     for _ in range(2):
         of_model.submit([job_of(model, prompt, done.put, l_gen=1) for prompt in ("ab", "abc")])
         steps = [done.get(timeout=60) for _ in range(2)]
-        assert [step.message for step in steps if isinstance(step, Failed)] == [
-            "the continuation failed: no such thing"
-        ]
+        failed = [step.message for step in steps if isinstance(step, Failed)]
+        assert failed == ["the continuation failed: no such thing"]
     assert (of_model.is_well, of_model.running) == (True, 0)
     of_model.close()
