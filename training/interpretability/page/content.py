@@ -1,6 +1,5 @@
 """Compute the page's content: one pass over the text, what its values show, and what the parameters show."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -272,7 +271,12 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> PatchEffects | str:
         column = len(x) - 1
     else:
         return "Patching is shown for decoders, and for encoders that predict tokens."
-    logits = _logits_at(run, column)
+    f = d_hidden_state if run.task == "d" else e_hidden_state
+
+    def logits(x, theta):
+        X = f(x, theta)[:, column : column + 1]
+        return theta.variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
+
     answer, alternative = (int(logits(tokens, run.theta).argmax()) for tokens in (x, other))
 
     def score(x, theta):
@@ -297,16 +301,6 @@ def patched(run: Run, x: np.ndarray, other: np.ndarray) -> PatchEffects | str:
     words = [f"“{readable(token_text(run.tokenizer, token))}”" for token in (answer, alternative)]
     said = f"log P({words[0]})" + f" − log P({words[1]})" * (answer != alternative)
     return PatchEffects(readable_tokens(run.tokenizer, other), of_tokens, of_heads, said, ends, is_estimate)
-
-
-def _logits_at(run: Run, column: int) -> Callable[[Any, Any], jax.Array]:
-    f = d_hidden_state if run.task == "d" else e_hidden_state
-
-    def logits(x, theta):
-        X = f(x, theta)[:, column : column + 1]
-        return theta.variant.unembedding.logits(X, theta)[:, 0].astype(jnp.float32)
-
-    return logits
 
 
 def circuits_of(run: Run) -> Circuits | str:
