@@ -3,7 +3,6 @@
 import ast
 import doctest
 import importlib
-import importlib.util
 import os
 import pathlib
 import subprocess
@@ -17,7 +16,6 @@ import algorithms
 pytestmark = pytest.mark.end_to_end
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OTHERS = "## In flax.nnx and Equinox"
 FILES = sorted(path for package in ("algorithms", "training") for path in (ROOT / package).rglob("*.py"))
 
 
@@ -47,12 +45,9 @@ EXAMPLES = [f"examples/{name}.py" for name in ("gauss_newton", "sequence_paralle
 def test_examples_in_documents(name, tmp_path):
     """As a reader runs them, ``python -m doctest``, in which their lines are those of a script."""
     text = (ROOT / "docs" / name).read_text("utf-8")
-    compared = all(map(importlib.util.find_spec, ("equinox", "flax")))
     path = tmp_path / pathlib.Path(name).name
-    path.write_text(text if compared else text.partition(OTHERS)[0], "utf-8")
+    path.write_text(text, "utf-8")
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_ENABLE_X64": "0"}
     command = [sys.executable, "-m", "doctest", path]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=os.environ | devices)
     assert done.returncode == 0, done.stdout + done.stderr
-    if name == "research.md" and not compared:
-        pytest.skip("equinox or flax is not installed, so their section was left out: pip install -e .[compare]")

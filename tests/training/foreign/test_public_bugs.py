@@ -49,7 +49,7 @@ def test_the_check_says_what_the_page_has(report):
     case = make_case(**options)
     (departure,) = diagnose(case, observe(case, "float64")).departures
     (row,) = (line for line in PAGE.read_text("utf-8").splitlines() if f"[{report}]" in line)
-    assert row.split(" | ")[2] == f"Algorithm {departure.algorithm}, line {departure.line}"
+    assert row.split(" | ")[2] == f"{departure.algorithm}, {departure.line}"
     assert row.split(" | ")[3].rstrip(" |") == departure.text
 
 
