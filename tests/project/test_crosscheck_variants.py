@@ -7,17 +7,17 @@ import json
 import pytest
 
 import algorithms
-from algorithms.lines import MLP, Attention, Embedding, Experts, LayerNorm, RMSNorm, Rotary, TransformerXL, Unembedding
+from algorithms.lines import MLP, Attention, Embedding, RMSNorm, Rotary, TransformerXL, Unembedding
 from tests.printed_lines import lines_not_printed
 from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.changes import CHANGES, changed_lines
+from training.crosscheck.changes import ARCHITECTURES, changed_lines
 from training.crosscheck.report import as_json, summary
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 
 QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2", "NEOX")
-NOT_LINES = {"dropout": "needs a key", "pooler": "is read by no line"}
+NOT_LINES = {"pooler": "is read by no line"}
 NOT_LINES["mlp.d_mlp"] = "is a size"
 
 
@@ -77,50 +77,50 @@ def test_the_changed_lines_of_llama(llama):
     assert not any(key[0] == 2 for key in llama.lines)  # no positions are embedded
 
 
-def test_the_table_has_every_field():
-    fields = {change.field for change in CHANGES}
+def test_every_field_changes_a_formula():
+    """Of a named variant, or of one below; a field of which no formula knows changes none."""
+    extra = [algorithms.PAPER.but(**variant) for variant, *_ in WITHOUT_A_NAME]
+    variants = [(variant, ARCHITECTURES.get(name, 10)) for name, variant in algorithms.VARIANTS.items()]
+    variants += [(variant, n) for variant, (_, n, *_) in zip(extra, WITHOUT_A_NAME, strict=True)]
+    changes = (change for variant, n in variants for change in changed_lines(variant, n, 2).values())
+    found = {field for change in changes for field in change.fields}
     records = {"": algorithms.Variant, "embedding.": Embedding, "norm.": RMSNorm, "attention.": Attention, "mlp.": MLP,
                "unembedding.": Unembedding}  # fmt: skip
-    whole = {"embedding", "attention", "unembedding"}  # in whose fields the changes are
-    for prefix, record in records.items():
-        named = {prefix + field.name for field in dataclasses.fields(record)}
-        assert named - fields - whole - set(NOT_LINES) == set()
-    assert fields - {"H_kv"} == {f for f in fields if f != "H_kv" and attribute(f)}
-
-
-def attribute(field):
-    """Whether a default record has a field, or the field of a norm or of experts."""
-    value = algorithms.PAPER
-    for name in field.split("."):
-        value = RMSNorm() if isinstance(value, LayerNorm) else Experts(n=2) if isinstance(value, MLP) else value
-        value = getattr(value, name, "none")
-    return value != "none"
+    named = {prefix + field.name for prefix, record in records.items() for field in dataclasses.fields(record)}
+    assert named - found == {*NOT_LINES, "embedding", "unembedding"}
+    assert found - named == {"H_kv", "mlp.shared", "mlp.shared_gate", "mlp.weighted", "norm.beta"}
 
 
 NORMALIZED = Attention(positions=Rotary(share=0.5), normalize_heads=RMSNorm(), scale=2.0)
 
 
-@pytest.mark.parametrize(
-    ("variant", "algorithm", "key", "text"),
-    [
-        ({"order": "no_norm"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
-        ({"order": "norm_last"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
-        ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
-        ({"final_norm": True}, 8, (8, "20"), "end; X ← norm(X)"),
-        ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
-        ({"mlp": None}, 10, (10, "8"), "X ← X"),
-        ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
-        (
-            {"attention": Attention(clip=2.0, positions=TransformerXL(), normalize_heads=RMSNorm())},
-            10,
-            (4, "4"),
-            "S ← clip(rms_norm(K))ᵀ(clip(rms_norm(Q)) + u 1ᵀ)",
-        ),
-        ({"attention": Attention(clip=2.0)}, 10, (4, "return"), "return Ṽ = clip(V) · softmax(S/√d_attn)"),
-        ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦|t − t'| < w⟧)"),
-        ({"attention": NORMALIZED}, 10, (4, "4"), "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))"),
-    ],
-)
+WITHOUT_A_NAME = [
+    (
+        {"first": (MLP(d_mlp=5),)},
+        10,
+        (10, "8"),
+        "X ← X + W_mlp2^l GELU(W_mlp1^l X̃ + b_mlp1^l 1ᵀ) + b_mlp2^l 1ᵀ; for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)",
+    ),
+    ({"order": "no_norm"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
+    ({"order": "norm_last"}, 10, (10, "5"), "for t ∈ [ℓ]: X̃[:,t] ← X[:,t]"),
+    ({"final_norm": False}, 10, (10, "10"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
+    ({"final_norm": True}, 8, (8, "20"), "end; X ← norm(X)"),
+    ({"order": "norm_first"}, 9, (9, "6"), "for t ∈ [ℓ]: X[:,t] ← X[:,t]"),
+    ({"mlp": None}, 10, (10, "8"), "X ← X"),
+    ({"unembedding": Unembedding(tied=True, scaled=True)}, 10, (10, "return"), "return P = softmax(W_eᵀ/√d_e X)"),
+    (
+        {"attention": Attention(clip=2.0, positions=TransformerXL(), normalize_heads=RMSNorm())},
+        10,
+        (4, "4"),
+        "S ← clip(rms_norm(K))ᵀ(clip(rms_norm(Q)) + u 1ᵀ)",
+    ),
+    ({"attention": Attention(clip=2.0)}, 10, (4, "return"), "return Ṽ = clip(V) · softmax(S/√d_attn)"),
+    ({"attention": Attention(window=3)}, 9, (9, "5"), "X ← X + MHAttention(X | 𝓦_l, Mask[t,t'] = ⟦|t − t'| < w⟧)"),
+    ({"attention": NORMALIZED}, 10, (4, "4"), "S ← s √d_attn (R_z rms_norm(K))ᵀ(R_x rms_norm(Q))"),
+]
+
+
+@pytest.mark.parametrize(("variant", "algorithm", "key", "text"), WITHOUT_A_NAME)
 def test_formulas_of_records_without_a_name(variant, algorithm, key, text):
     assert changed_lines(algorithms.PAPER.but(**variant), algorithm)[key].line.text == text
 

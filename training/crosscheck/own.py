@@ -11,7 +11,6 @@ import importlib
 import inspect
 import itertools
 import pathlib
-import re
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +28,6 @@ from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines
 from .comparison import OracleCache, Results
 from .models import family_parameters, options_of
-from .pseudocode import Line
 from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]
@@ -104,14 +102,15 @@ class OwnScenarios(VariantScenarios):
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
         """The lines that the variant changes; custom ones have the first line of their documentation."""
-        n = self.algorithm
-        found = changed_lines(self.variant, n, self.sharing)
-        for name, own in self.own.items():
-            kinds = own if name == "mlp" else tuple(dict.fromkeys(self.variant.attentions))
-            for number in self.numbers(name):
-                before = found.get((n, number))
-                printed = PSEUDOCODE[n].line(number) if before is None else before.line
-                found[n, number] = _changed(name, kinds, printed)
+        lines = {name: self.variant.attentions if name == "attention" else own for name, own in self.own.items()}
+        kinds = {name: {_kind(line): line for line in every} for name, every in lines.items()}
+        names = {name: " or ".join(of) for name, of in kinds.items()}
+        found = changed_lines(self.variant, self.algorithm, self.sharing, names)
+        for name, of in kinds.items():
+            own = {kind: line for kind, line in of.items() if is_own(line)}
+            says = tuple(f"{kind}: {(inspect.getdoc(type(a)) or '').partition(chr(10))[0]}" for kind, a in own.items())
+            for key in ((self.algorithm, number) for number in self.numbers(name)):
+                found[key] = dataclasses.replace(found[key], fields=(name,), notes=says)
         return found
 
     def numbers(self, name: str) -> list[str]:
@@ -141,20 +140,8 @@ def compare_own(scenarios: OwnScenarios, root: pathlib.Path, cache: OracleCache 
     return results
 
 
-def _changed(name: str, lines: tuple[Any, ...], printed: Line) -> ChangedLine:
-    """A line, as printed or as the variant's other fields have it, with the custom class in place of its formula;
-    of attentions in turn, with all classes.
-    """
-    kinds = {type(line).__name__ if is_own(line) else "MHAttention": line for line in lines}
-    kind, text = " or ".join(kinds), printed.text
-    if name == "attention":
-        text = text.replace("MHAttention", kind)
-    else:
-        X, reads = re.findall(r"^(X|Z) ←.*W_mlp\d\^l (X̃|norm\([XZ]\)|X|Z) ?[+)]", text)[0]
-        text = f"{X} ← {X} + {kind}({reads} | 𝓦_l)"
-    own = {kind: line for kind, line in kinds.items() if is_own(line)}
-    says = tuple(f"{kind}: {(inspect.getdoc(type(line)) or '').partition(chr(10))[0]}" for kind, line in own.items())
-    return ChangedLine(dataclasses.replace(printed, text=text), (name,), says, False)
+def _kind(line: Any) -> str:
+    return type(line).__name__ if is_own(line) else "MHAttention"
 
 
 def _own_attention(line: Any) -> dict[str, Any]:
