@@ -17,7 +17,7 @@ from algorithms.ops.attention.scores import scores_by_distance, scores_by_distan
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
 from training.oracle import family
-from training.oracle.parameters import unstack_family
+from training.oracle.parameters import unstack
 from training.oracle.positions import t5_bucket
 
 pytestmark = pytest.mark.sampled(1)
@@ -96,7 +96,7 @@ def test_an_encoder_has_buckets_for_both_directions(implementation):
     P = alg.e_transformer(X, theta, implementation=implementation)
     for b, x in enumerate(family_cases.X):
         options = family_cases.options_of(variant, family_cases.SIZES["L"])
-        expected = family.e_transformer(list(map(int, x)), unstack_family(theta), options)
+        expected = family.e_transformer(list(map(int, x)), unstack(theta), options)
         np.testing.assert_allclose(P[:, b], expected, atol=1e-10)
 
 

@@ -14,7 +14,7 @@ from tests.training.interchange import test_decoders, test_encoders
 from training.crosscheck.models import family_parameters, options_of
 from training.interchange import load_pretrained
 from training.oracle import family
-from training.oracle.parameters import unstack_family
+from training.oracle.parameters import unstack
 
 torch, transformers = libraries()
 LENGTH = 9
@@ -144,11 +144,12 @@ def test_xlnet_has_transformer_xls_scores():
     for l in range(L):
         name = f"transformer.layer.{l}"
         parts = {f"W_{part}": np.moveaxis(weights[f"{name}.rel_attn.{part}"], 0, 2) for part in "qkvr"}
-        heads = SimpleNamespace(**parts, u=weights[f"{name}.rel_attn.r_w_bias"], v=weights[f"{name}.rel_attn.r_r_bias"])
+        relative = {"W_r": parts.pop("W_r"), "u": weights[f"{name}.rel_attn.r_w_bias"]}
+        relative["v"] = weights[f"{name}.rel_attn.r_r_bias"]
         W_o = weights[f"{name}.rel_attn.o"].reshape(d_e, -1)
         mlp = {f"W_mlp{i}": weights[f"{name}.ff.layer_{i}.weight"] for i in (1, 2)}
         mlp |= {f"b_mlp{i}": weights[f"{name}.ff.layer_{i}.bias"] for i in (1, 2)}
-        attention = unstack_family(SimpleNamespace(heads=heads, W_o=W_o, b_o=None))
+        attention = unstack(SimpleNamespace(heads=SimpleNamespace(**parts), **relative, W_o=W_o, b_o=None))
         norms = {"norm1": norm(f"{name}.rel_attn.layer_norm"), "norm2": norm(f"{name}.ff.layer_norm")}
         layers.append(SimpleNamespace(attention=attention, mlp=SimpleNamespace(**mlp), **norms))
     W_e, b_u = weights["transformer.word_embedding.weight"].T, weights["lm_loss.bias"]

@@ -424,7 +424,7 @@ def test_rebuild_inverts_flatten():
         (oracle.attention, [1, 2, 3, 4, 5]),
         (oracle.mh_attention, [1, 2, 3]),
         (oracle.layer_norm, [1, 2]),
-        (oracle.rms_norm, [1, 2]),
+        (oracle.rms_norm, [2]),  # m = 0
         (oracle.unembedding, [1]),
         (oracle.ed_transformer, [*range(1, 9), *range(10, 20)]),  # line 9 is an end
         (oracle.e_transformer, [*range(1, 9), 10, 11]),

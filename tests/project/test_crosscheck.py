@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import algorithms
 from tests.mutations import located
@@ -23,7 +24,7 @@ from training.commands.crosscheck import ROOT
 from training.crosscheck import values
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import compare
-from training.crosscheck.report import as_json, summary
+from training.crosscheck.report import as_json, print_results, summary
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.tags import Tag, numbers, read
 
@@ -129,6 +130,26 @@ def test_a_line_without_counterpart_is_reported(cache):
     results = locate(Planted(without_tag, 4, "2"), ROOT, 0, cache, (4,))
     assert [(r.algorithm, r.line.number, r.verdict) for r in results.failures] == [(4, "2", "missing")]
     assert not results.ok
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(("deviation", "verdict"), [("e - m", "equal"), ("e + m", "different")])
+def test_a_line_in_one_step_with_the_next_is_judged_by_what_the_step_gives(deviation, verdict, cache, capsys):
+    file = "algorithms/alg06_layer_norm.py"
+    text = (ROOT / file).read_text("utf-8")
+    first, last = text.index("    m = e.mean("), text.index("# line 2") + len("# line 2")
+    mean = "e.mean(axis=0, keepdims=True)"
+    step = f"    m = {mean}\n    v = jnp.square({deviation}).mean(axis=0, keepdims=True)  # lines 1-2"
+    fused = Edit(file, "layer_norm", "2", text[first:last], step, at=(first, last))
+    results = locate(Planted(fused, 6, "2"), ROOT, 0, cache, (6,))
+    verdicts = {line.line.number: line.verdict for line in results.lines.values()}
+    assert verdicts == {"1": "within", "2": verdict, "return": verdict}
+    assert results.ok == (verdict == "equal")
+    assert (results.first or ())[:2] == (() if results.ok else (6, "2"))
+    assert [line["step"] for line in as_json(results)["lines"]] == [("1", "2"), ("1", "2"), ("return",)]
+    print_results(results, Console(width=200))
+    assert "in step 1–2" in (printed := capsys.readouterr().out)
+    assert ("2 equal, 1 in a step that is equal;" in printed) == results.ok
 
 
 def test_an_error_is_reported_with_its_line(cache):

@@ -12,7 +12,7 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `values`       from tracers and lists to arrays that can be compared
 * `scenarios`    what is run: inputs and parameters of every algorithm
 * `variants`     the same of the published models, and `own` of models with custom lines
-* `changes`      which lines such a model changes, and how, by its record
+* `formulas`     the formulas that its record decides; `changes`: which of these are not the paper's
 * `comparison`   matching the two records, and the verdicts
 * `report`       tables and JSON
 

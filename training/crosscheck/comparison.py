@@ -61,7 +61,7 @@ class LineResult:
     """The result for a line of the pseudocode."""
 
     algorithm: int  # its algorithm
-    line: Line  # the line
+    number: str  # the number of the line
     places: list[Place] = dataclasses.field(default_factory=list)  # the code that executes it
     group: tuple[str, ...] = ()  # the lines that this code executes together
     # the comparisons, by variable, in the runs of the line's own algorithm
@@ -74,7 +74,12 @@ class LineResult:
     @property
     def printed(self) -> Line:
         """The line as the paper has it."""
-        return PSEUDOCODE[self.algorithm].line(self.line.number)
+        return PSEUDOCODE[self.algorithm].line(self.number)
+
+    @property
+    def line(self) -> Line:
+        """The line as the variant has it."""
+        return self.printed if self.change is None else self.change.line
 
     @property
     def every_cell(self) -> list[Cell]:
@@ -171,7 +176,7 @@ def compare(
     """
     cache, (first, *others) = {} if cache is None else cache, algorithms
     shown = (first, *scenarios.called, *others)
-    lines = {(n, line.number): LineResult(n, line) for n in shown for line in PSEUDOCODE[n].lines}
+    lines = {(n, line.number): LineResult(n, line.number) for n in shown for line in PSEUDOCODE[n].lines}
     results = kept or Results(lines, {}, {"seed": scenarios.seed, "implementation": scenarios.implementation})
     for n in (n for n in (first, *others) if n not in results.done):
         differences: list[_Difference] = []

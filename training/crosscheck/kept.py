@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from .algorithms import PSEUDOCODE
 from .comparison import Cell, LineResult, Place, Results
 
 __all__ = ["Kept"]
@@ -20,16 +19,11 @@ class Kept:
 
     def __init__(self, folder: pathlib.Path, root: pathlib.Path, settings: dict[str, Any]) -> None:
         """`folder`: the directory; `root`: the root of the repository; `settings`: what the results depend on."""
-        files = sorted(
-            path
-            for part in ("algorithms", "training/crosscheck", "training/oracle")
-            for path in (root / part).rglob("*.py")
-        )
+        parts = (root / "algorithms", root / "training" / "crosscheck", root / "training" / "oracle")
+        files = sorted(path for part in parts for path in part.rglob("*.py"))
         about = json.dumps([settings, jax.__version__]).encode()
-        self.folder, self.of = (
-            folder,
-            hashlib.sha256(b"".join([about, *(path.read_bytes() for path in files)])).hexdigest(),
-        )
+        self.folder = folder
+        self.of = hashlib.sha256(b"".join([about, *(path.read_bytes() for path in files)])).hexdigest()
 
     def read(self, name: str, changed: dict[Any, Any] | None = None) -> Results | None:
         """Return what is kept under a name, or None; `changed` are the lines that a variant changes."""
@@ -37,7 +31,7 @@ class Kept:
             data = json.loads((self.folder / f"{name}.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return _results(data, changed or {}) if data.get("of") == self.of else None
+        return _results(data, changed or {}) if data.pop("of", None) == self.of else None
 
     def write(self, name: str, results: Results) -> None:
         """Keep results under a name."""
@@ -49,39 +43,25 @@ class Kept:
 
 def _data(results: Results) -> dict[str, Any]:
     """Results as JSON has them, without what follows from the code."""
-    lines = []
-    for (n, number), result in results.lines.items():
-        found = {"places": list(map(dataclasses.asdict, result.places)), "group": result.group, "within": result.within}
-        found["cells"] = list(map(dataclasses.asdict, result.cells.values()))
-        found["elsewhere"] = [[of, list(map(dataclasses.asdict, cells))] for of, cells in result.elsewhere.items()]
-        lines.append([n, number, found])
+    lines = (dataclasses.replace(line, change=None, elsewhere=dict(line.elsewhere)) for line in results.lines.values())
     whole = {name: getattr(results, name) for name in ("settings", "first", "done", "picture")}
-    return {**whole, "lines": lines, "errors": list(results.errors.items()), "taken": sorted(results.taken)}
+    errors, taken = list(results.errors.items()), sorted(results.taken)
+    return {**whole, "lines": list(map(dataclasses.asdict, lines)), "errors": errors, "taken": taken}
 
 
 def _results(data: dict[str, Any], changed: dict[Any, Any]) -> Results:
-    lines = {}
-    for n, number, found in data["lines"]:
-        change = changed.get((n, number))
-        lines[n, number] = LineResult(
-            n,
-            PSEUDOCODE[n].line(number) if change is None else change.line,
-            places=[Place(**place) for place in found["places"]],
-            group=tuple(found["group"]),
-            cells={cell["variable"]: _cell(cell) for cell in found["cells"]},
-            within=found["within"],
-            change=change,
-            elsewhere=defaultdict(list, {of: list(map(_cell, cells)) for of, cells in found["elsewhere"]}),
-        )
-    return Results(
-        lines,
-        {n: tuple(error) for n, error in data["errors"]},
-        data["settings"],
-        first=data["first"] and tuple(data["first"]),
-        taken=set(data["taken"]),
-        done=data["done"],
-        picture=data["picture"],
-    )
+    lines = [_line(line) for line in data.pop("lines")]
+    for line in lines:
+        line.change = changed.get((line.algorithm, line.number))
+    errors, first = {n: tuple(error) for n, error in data.pop("errors")}, data.pop("first")
+    whole: dict[str, Any] = {**data, "first": first and tuple(first), "taken": set(data["taken"])}
+    return Results({(line.algorithm, line.number): line for line in lines}, errors, **whole)
+
+
+def _line(data: dict[str, Any]) -> LineResult:
+    elsewhere = {int(n): [_cell(cell) for cell in cells] for n, cells in data["elsewhere"].items()}
+    data |= {"elsewhere": defaultdict(list, elsewhere), "cells": {n: _cell(cell) for n, cell in data["cells"].items()}}
+    return LineResult(**data | {"places": [Place(**place) for place in data["places"]], "group": tuple(data["group"])})
 
 
 def _cell(data: dict[str, Any]) -> Cell:

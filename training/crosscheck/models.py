@@ -3,12 +3,11 @@
 import dataclasses
 import sys
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from algorithms import Variant, lines
 from training.oracle import family
-from training.oracle.parameters import unstack_family
+from training.oracle.parameters import STACKED, IsWhole, unstack
 
 __all__ = ["YARN", "family_parameters", "few", "one_or_all", "options_of", "small"]
 
@@ -99,37 +98,14 @@ def small(variant: Variant) -> Variant:
     return variant.but(attention=attention, mlp=mlp, unembedding=unembedding, **factors)
 
 
-def family_parameters(theta: Any) -> Any:
-    """Parameters as the oracle has them: in lists, and the norms of what a layer adds beside those of what it reads."""
-    unstacked = _unstacked(theta)
-    for layer in (*getattr(unstacked, "layers", ()), *getattr(unstacked, "encoder", ())):
-        _of_heads(layer.attention)
-        layer.norm1_out, layer.norm2_out = (getattr(part, "norm_out", None) for part in (layer.attention, layer.mlp))
-    for layer in getattr(unstacked, "decoder", ()):
-        _of_heads(layer.self_attention)
-        parts = layer.self_attention, layer.cross_attention, layer.mlp
-        layer.norm3_out, layer.norm4_out, layer.norm5_out = (getattr(part, "norm_out", None) for part in parts)
-    return unstacked
-
-
-def _unstacked(theta: Any) -> Any:
-    fields = {name: getattr(theta, name) for name in ("layers", "encoder", "decoder") if hasattr(theta, name)}
-    several = {name: stacks for name, stacks in fields.items() if type(stacks) is tuple}
-    unstacked = unstack_family(theta._replace(**{name: stacks[0] for name, stacks in several.items()}))
-    for name, stacks in several.items():
-        of_stacks = [unstack_family(SimpleNamespace(layers=stack)).layers for stack in stacks]
-        of = sys.modules[type(theta).__module__]  # a mutated copy has its own
-        at = of.places(theta.variant, of.count_layers(stacks, theta.variant))
-        setattr(unstacked, name, [of_stacks[stack][row] for stack, row in at])
-    return unstacked
-
-
-def _of_heads(attention: Any) -> None:
-    """Give each head its own relative positions, which the parameters have for all heads together."""
-    for h, head in enumerate(getattr(attention, "heads", ())):
-        for name in ("W_r", "u", "v"):
-            values = getattr(attention, name, None)
-            setattr(head, name, None if values is None else values[h])
+def family_parameters(theta: Any, is_whole: IsWhole = lambda l, name: False) -> Any:
+    """Parameters as the oracle has them; the arguments are those of `unstack`."""
+    of = sys.modules[type(theta).__module__]  # a mutated copy has its own
+    stacks = {name: getattr(theta, name) for name in STACKED if type(getattr(theta, name, None)) is tuple}
+    layers = {
+        name: of.places(theta.variant, of.count_layers(of_name, theta.variant)) for name, of_name in stacks.items()
+    }
+    return unstack(theta, layers, is_whole)
 
 
 def options_of(variant: Variant, L: int) -> dict[str, Any]:

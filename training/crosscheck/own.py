@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import pathlib
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,6 @@ import numpy as np
 from algorithms.lines import MLP, RGLRU, Attention, Experts, GatedDelta, KimiDelta, Latent, Mamba2
 from algorithms.machinery.options import using
 from algorithms.model.mixer import MixerMetadata
-from algorithms.model.theta import count_layers, places, stacks_of
 from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
@@ -72,33 +70,12 @@ class OwnScenarios(VariantScenarios):
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of custom lines with their own names."""
-        variant, names = self.variant, [name for name in ("layers", "encoder", "decoder") if hasattr(theta, name)]
-        stacks: dict[str, Any] = {name: stacks_of(getattr(theta, name)) for name in names}
-        own = [field for field in ("attention", "self_attention", "cross_attention", "mlp")
-               if field.rpartition("_")[2] in self.own]  # fmt: skip
-        fields = {name: [field for field in own if hasattr(of[0], field)] for name, of in stacks.items()}
 
-        def without(stack, run, fields):
-            theirs = [
-                field for field in fields if field == "mlp" or all(is_own(layer.attention) for layer in run.layers)
-            ]
-            return stack._replace(**dict.fromkeys(theirs))
+        def is_whole(l: int, name: str) -> bool:
+            of = name.rpartition("_")[2]
+            return of in self.own and (of == "mlp" or is_own(self.variant.attention_of(l)))
 
-        found: dict[str, Any] = {}
-        for name, of in stacks.items():
-            runs = itertools.chain(*variant.parts(count_layers(of, variant)))
-            rest = tuple(without(*both, fields[name]) for both in zip(of, runs, strict=True))
-            found[name] = rest if type(getattr(theta, name)) is tuple else next(iter(rest))
-        unstacked = family_parameters(theta._replace(**found))
-        for name, of in stacks.items():
-            at = places(variant, count_layers(of, variant))[:: variant.shared_layers]
-            for l, (layer, (stack, row)) in enumerate(zip(getattr(unstacked, name), at, strict=True)):
-                for field in fields[name]:
-                    if field != "mlp" and not is_own(variant.attention_of(l)):
-                        continue
-                    W, i = getattr(of[stack], field), row // variant.shared_layers
-                    setattr(layer, field, jax.tree.map(lambda a, i=i: np.asarray(a[i], np.float64), W))
-        return unstacked
+        return family_parameters(theta, is_whole)
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
         """The lines that the variant changes; custom ones have the first line of their documentation."""

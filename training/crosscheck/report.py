@@ -11,7 +11,7 @@ from .backward import Rule
 from .comparison import Cell, LineResult, Results
 from .values import TOLERANCE
 
-__all__ = ["as_json", "print_results", "summary"]
+__all__ = ["as_json", "escaped", "print_results", "summary", "table_of"]
 
 
 def print_results(results: Results, console: Console, *, tables: bool = True) -> None:
@@ -146,20 +146,23 @@ def _why(result: LineResult) -> str:
     return f" by {result.worst:.1e} ({result.where})" if result.verdict == "different" else ""
 
 
+def table_of(n: int, prefix: str = "") -> Table:
+    """An algorithm's table, without columns."""
+    return Table(
+        title=f"{prefix}Algorithm {n}  {PSEUDOCODE[n].text}", title_justify="left", title_style="bold", expand=True
+    )
+
+
 def _table(n: int, results: list[LineResult], variant: str) -> Table:
-    algorithm = PSEUDOCODE[n]
-    title = f"{f'{variant}: ' if variant else ''}Algorithm {n}  {algorithm.text}"
-    table = Table(title=title, title_justify="left", title_style="bold", expand=True)
+    table = table_of(n, f"{variant}: " if variant else "")
     table.add_column("line", justify="right", no_wrap=True)
-    table.add_column("formula", ratio=5)
-    table.add_column("code", ratio=6)
-    table.add_column("variable, shape", ratio=3)
+    for name, ratio in (("formula", 5), ("code", 6), ("variable, shape", 3)):
+        table.add_column(name, ratio=ratio)
     table.add_column("values", justify="right", no_wrap=True)
     table.add_column("largest difference", justify="right", max_width=10)
     table.add_column("verdict", no_wrap=True)
     for result in results:
-        style = "red" if result.verdict in ("different", "missing") else None
-        table.add_row(*_row(result), style=style)
+        table.add_row(*_row(result), style="red" if result.verdict in ("different", "missing") else None)
     return table
 
 
@@ -167,16 +170,16 @@ def _formula(result: LineResult) -> str:
     """The line; where a variant changes it, marked, with the paper's below."""
     indent = "  " * result.line.depth
     if result.change is None:
-        return _escaped(indent + result.line.text)
-    notes = "".join(f"\n{indent}  [dim]{_escaped(note)}[/]" for note in result.change.notes)
+        return escaped(indent + result.line.text)
+    notes = "".join(f"\n{indent}  [dim]{escaped(note)}[/]" for note in result.change.notes)
     return (
-        f"[bold]{_escaped(f'{indent}≠ {result.line.text}')}[/]{notes}\n"
-        f"{indent}  [dim]paper: {_escaped(result.printed.text)}[/]"
+        f"[bold]{escaped(f'{indent}≠ {result.line.text}')}[/]{notes}\n"
+        f"{indent}  [dim]paper: {escaped(result.printed.text)}[/]"
     )
 
 
 def _row(result: LineResult) -> tuple[str, ...]:
-    code = "\n".join(f"[dim]{p.file}:{p.line}[/]\n{_escaped(p.text)}" for p in result.places) or "—"
+    code = "\n".join(f"[dim]{p.file}:{p.line}[/]\n{escaped(p.text)}" for p in result.places) or "—"
     cells = list(result.cells.values())
     variables = "\n".join(f"{cell.variable}, {shape_text(result, cell)}" for cell in cells)
     values = "\n".join(str(cell.visits) for cell in cells)
@@ -188,5 +191,6 @@ def _row(result: LineResult) -> tuple[str, ...]:
     return result.line.number, formula, code, variables, values, worst, verdict
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A text whose brackets are no markup."""
     return text.replace("[", r"\[")

@@ -176,5 +176,4 @@ def compare_variant(
     results.lines = {key: result for key, result in results.lines.items() if key[0] in called}
     for key, result in results.lines.items():
         result.change = changed.get(key)
-        result.line = result.line if result.change is None else result.change.line
     return results

@@ -5,11 +5,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rich.console import Console
-from rich.table import Table
 
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import Place
 from training.crosscheck.pseudocode import Line
+from training.crosscheck.report import escaped, table_of
 
 from .checking import WORST, Report, merged
 from .evidence import Departure
@@ -54,14 +54,12 @@ def print_report(report: Report, console: Console) -> None:
     """Print a table of the lines for each algorithm, then the departures."""
     rows = verdicts(report)
     for n in dict.fromkeys(row.algorithm for row in rows):
-        table = Table(
-            title=f"Algorithm {n}  {PSEUDOCODE[n].text}", title_justify="left", title_style="bold", expand=True
-        )
+        table = table_of(n)
         for name, ratio in (("line", 1), ("formula", 6), ("where the code holds its values", 6), ("verdict", 2)):
             table.add_column(name, ratio=ratio)
         for row in (row for row in rows if row.algorithm == n):
             holders = "\n".join(row.holders[:4]) + ("\n…" if len(row.holders) > 4 else "")
-            texts = (text.replace("[", r"\[") for text in ("  " * row.line.depth + row.line.text, holders))
+            texts = map(escaped, ("  " * row.line.depth + row.line.text, holders))
             style = "red" if row.verdict in ("DIFFERS", "differs", "behind") else None
             table.add_row(row.line.number, *texts, row.verdict, style=style)
         console.print(table)

@@ -11,7 +11,7 @@ from training.crosscheck.models import options_of
 
 __all__ = ["choices_of", "named_choices", "paper_name", "paper_names"]
 
-SINUSOIDS = {"neighbors": "neighbours, 2i/d", "halves": "halves, 2i/d", "fairseq": "halves, 2i/(d−2)"}
+SINUSOIDS = {"neighbors": "neighbours, 2i/d", "halves": "halves, 2i/d"}
 WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}

@@ -23,7 +23,6 @@ from .components import (
     mh_attention,
     positional_embedding,
     relu,
-    rms_norm,
     single_query_attention,
     sinusoidal_positional_embedding,
     softmax,
@@ -31,6 +30,7 @@ from .components import (
     unembedding,
 )
 from .inference import d_inference, e_inference, ed_inference
+from .lines import rms_norm
 from .parameters import flatten, rebuild, unstack
 from .training import complex_step_gradient, d_loss, d_training, e_loss, e_training, ed_loss, ed_training
 from .transformers import d_transformer, e_transformer, ed_transformer

@@ -139,15 +139,6 @@ def layer_norm(e: Array, gamma: Array, beta: Array) -> Array:
     return e_hat
 
 
-def rms_norm(e: Array, gamma: Array) -> Array:
-    """Return Algorithm 6 with m = beta = 0: root mean square normalization of one token, e_hat [d_e]."""
-    d_e = len(e)
-    m = 0.0  # line 1
-    v = sum((e[i] - m) * (e[i] - m) for i in range(d_e)) / d_e  # line 2
-    e_hat: Array = (e - m) / np.sqrt(v) * gamma  # return
-    return e_hat
-
-
 def unembedding(e: Array, W_u: Array) -> Array:
     """Return Algorithm 7: the distribution over the vocabulary, p [N_V]."""
     p: Array = softmax(W_u @ e)  # line 1

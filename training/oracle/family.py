@@ -1,12 +1,11 @@
-"""Algorithms 8 to 10, and the losses of 11 to 13, with the lines that published models change.
+"""Algorithms 8 to 10, with the lines that published models change.
 
 A model is a mapping of options. `PAPER` lists them all, with the paper's own values; {**PAPER, ...} is another model:
 
     positions        line 2, added to embeddings: {"kind": "learned", "first": 0}: W_p, the first token reads column
-                     "first"; {"kind": "sinusoidal", "base", "rows": see `sinusoid`, "first"}; {"kind": "paper_sinusoidal", "l_max"}; None
+                     "first"; {"kind": "sinusoidal", "base", "rows": see `sinusoid`, "first"}; None
     embedding_scale  line 2: what multiplies a token's embedding; "sqrt_d_e" for the root of the embedding's rows,
                      "sqrt_d_e_bfloat16" for that rounded to the 8 significant bits of bfloat16 (RecurrentGemma)
-    W_in_reads       line 3: W_in maps the "sum" of token, position and type (ALBERT) or "tokens" alone (OPT-350m)
     norm             "layer_norm" or "rms_norm"
     epsilon          what norms add to the variance, or to the mean square
     norm_offset      what "rms_norm" adds to gamma
@@ -29,10 +28,10 @@ A model is a mapping of options. `PAPER` lists them all, with the paper's own va
 
 What θ holds is not said again: a norm, bias, gate or matrix that is None or missing is not there. θ is what the paper's
 algorithms in `transformers.py` take, and where there: embedding_norm, W_t [d, N_types], W_in [d_e, d_in] and b_in,
-W_out [d_f, d_e], b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances, decoder_distances), context,
-encoder_norm (8 and 9) and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in a layer norm1_out and norm2_out (decoder of 8:
-norm3_out, norm4_out, norm5_out); in an mlp W_gate and b_gate; in an attention groups, gamma_q and gamma_k, and in its
-heads W_r, u and v: see `lines.mh_attention`. `parameters.unstack_family` makes all this from stacked parameters.
+b_u [N_V], distances [H, num_buckets] (in Algorithm 8 encoder_distances, decoder_distances), context,
+encoder_norm (8 and 9) and decoder_norm (8), norm (9 and 10), W_f and b_f (9); in an attention or mlp norm_out; in an mlp
+W_gate and b_gate; in an attention groups, gamma_q, gamma_k, W_r, u and v: see `lines.mh_attention`.
+`parameters.unstack` makes all this from stacked parameters.
 
 Arguments that no function explains: `z`, `x`: context and primary sequence, token IDs; `positions` [l]: of the tokens;
 counted, in each document, unless given; `mask`: in place of the algorithm's own, boolean [l_z, l_x]; `length`,
@@ -48,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-from .components import Array, Tokens, positional_embedding, sinusoidal_positional_embedding, softmax, token_embedding
+from .components import Array, Tokens, positional_embedding, softmax, token_embedding
 from .lines import (
     ACTIVATIONS,
     after,
@@ -71,7 +70,6 @@ Model = Mapping[str, Any]
 PAPER: Model = {
     "positions": {"kind": "learned", "first": 0},
     "embedding_scale": 1.0,
-    "W_in_reads": "sum",
     "norm": "layer_norm",
     "epsilon": 0.0,
     "norm_offset": 0.0,
@@ -100,10 +98,9 @@ def in_bfloat16(x: float) -> float:
 def embed(x: Tokens, theta: Any, model: Model, positions: Positions, types: Tokens | None) -> list[Array]:
     """Return line 2 of Algorithms 9 and 10, which is also line 11 of Algorithm 8.
 
-    e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in; or
-    with W_in_reads = "tokens" e_t = W_in (s W_e[:, x[t]]) + b_in + W_p[:, first + p_t]. Sources: s: Vaswani et al.
-    2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan et al. 2020,
-    section 3.1, OPT-350m. Result: e_1, ..., e_l [d_e].
+    e_t = s W_e[:, x[t]] + W_p[:, first + p_t] + W_t[:, type_t], then the embedding's norm, then W_in e_t + b_in. Sources:
+    s: Vaswani et al. 2017, section 3.4, Gemma; first: RoBERTa and OPT (2); types and norm: Devlin et al. 2019; W_in: Lan
+    et al. 2020, section 3.1. Result: e_1, ..., e_l [d_e].
     """
     rule: Model = model["positions"] or {"kind": None}
     root = math.sqrt(theta.W_e.shape[0])
@@ -112,8 +109,6 @@ def embed(x: Tokens, theta: Any, model: Model, positions: Positions, types: Toke
     )
     W_in, W_t, l = part(theta, "W_in"), part(theta, "W_t"), len(x)
     X = np.stack([s * token_embedding(x[t], theta.W_e) for t in range(l)], axis=1)
-    if W_in is not None and model["W_in_reads"] == "tokens":
-        X = linear(W_in, part(theta, "b_in"), X)
     d = X.shape[0]
     P = None
     if rule["kind"] == "learned":
@@ -122,14 +117,11 @@ def embed(x: Tokens, theta: Any, model: Model, positions: Positions, types: Toke
     elif rule["kind"] == "sinusoidal":
         first, base = rule.get("first", 0), rule.get("base", 10_000.0)
         P = np.stack([sinusoid(first + positions[t], d, base, rule["rows"]) for t in range(l)], axis=1)
-    elif rule["kind"] == "paper_sinusoidal":
-        W_p = sinusoidal_positional_embedding(d, rule["l_max"])
-        P = np.stack([W_p[:, positions[t]] for t in range(l)], axis=1)
     X = X if P is None else X + P
     if W_t is not None:
         X = X + np.stack([W_t[:, 0 if types is None else types[t]] for t in range(l)], axis=1)
     X = normalize(X, part(theta, "embedding_norm"), model)
-    if W_in is not None and model["W_in_reads"] == "sum":
+    if W_in is not None:
         X = linear(W_in, part(theta, "b_in"), X)
     return list(X.T)
 
@@ -188,13 +180,13 @@ def through_layers(
         def attention(X: Array, W: Any = W, mask: Array = mask, line: Any = line, model: Model = model) -> Array:
             where = {"x_positions": positions, "z_positions": positions, "bidirectional": bidirectional}
             Y = mh_attention(X, X, W.attention, mask, line, model, **where, distances=distances)
-            return model["residual_scale"] * normalize(Y, part(W, "norm1_out"), model)
+            return model["residual_scale"] * normalize(Y, part(W.attention, "norm_out"), model)
 
         def feed_forward(X: Array, W: Any = W, model: Model = model, f: Any = f) -> Array:
             if part(W, "mlp") is None:
                 return np.zeros_like(X)
             own = mlp_of(model, f, W.mlp)
-            return model["residual_scale"] * normalize(own(X, W.mlp), part(W, "norm2_out"), model)
+            return model["residual_scale"] * normalize(own(X, W.mlp), part(W.mlp, "norm_out"), model)
 
         norm1 = part(W, "norm1")
         norm2 = part(W, "norm2") if part(W, "mlp") is not None else None
@@ -214,14 +206,13 @@ def through_layers(
 
 
 def unembed(X: Array, theta: Any, model: Model) -> Array:
-    """Return the logits of Algorithm 7: cap(s W_u (W_out X) + b_u), W_u = W_e^T where theta has none.
+    """Return the logits of Algorithm 7: cap(s W_u X + b_u), W_u = W_e^T where theta has none.
 
-    Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; W_out: OPT-350m; s: T5, d_e^(-1/2) where tied;
+    Sources: b_u: Devlin et al. 2019 and document 003, section 12.3.4; s: T5, d_e^(-1/2) where tied;
     cap: Gemma 2.
     """
     s = 1 / math.sqrt(X.shape[0]) if model["logit_scale"] == "rsqrt_d_e" else model["logit_scale"]
-    W_out, W_u = part(theta, "W_out"), part(theta, "W_u")
-    X = X if W_out is None else W_out @ X
+    W_u = part(theta, "W_u")
     return cap(linear(s * (theta.W_e.T if W_u is None else W_u), part(theta, "b_u"), X), model["logit_cap"])
 
 
@@ -315,15 +306,15 @@ def decode(
         there = {"x_positions": x_positions, "z_positions": z_positions, "bidirectional": True}
         X_tilde = before(X, norm3, order, model)
         Y = mh_attention(X_tilde, X_tilde, W.self_attention, self_mask, line, model, **here)
-        X = X + s * normalize(Y, part(W, "norm3_out"), model)  # line 14
+        X = X + s * normalize(Y, part(W.self_attention, "norm_out"), model)  # line 14
         X = after(X, norm3, order, model)  # line 15
         Y = mh_attention(before(X, norm4, order, model), Z, W.cross_attention, cross_mask, across, model, **there)
-        X = X + s * normalize(Y, part(W, "norm4_out"), model)  # line 16
+        X = X + s * normalize(Y, part(W.cross_attention, "norm_out"), model)  # line 16
         X = after(X, norm4, order, model)  # line 17
         if part(W, "mlp") is not None:
             own = mlp_of(model, f, W.mlp)
             Y = own(before(X, norm5, order, model), W.mlp)
-            X = X + s * normalize(Y, part(W, "norm5_out"), model)  # line 18
+            X = X + s * normalize(Y, part(W.mlp, "norm_out"), model)  # line 18
             X = after(X, norm5, order, model)  # line 19
     X = normalize(X, part(theta, "decoder_norm"), model)  # line 20: not in the paper
     return X
@@ -382,22 +373,3 @@ def ed_transformer(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **whe
     """Return Algorithm 8: softmax of `ed_logits`, which takes the further arguments `where`."""
     P: Array = softmax(ed_logits(z, x, theta, model, **where))  # return
     return P
-
-
-def d_loss(x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 13, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l - 1."""
-    P = d_transformer(x, theta, model, **where)
-    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
-
-
-def e_loss(x: Tokens, x_masked: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 12, -sum of log P[x[t], t] where x_masked has mask_token, in nats."""
-    mask_token = theta.W_e.shape[1] - 3
-    P = e_transformer(x_masked, theta, model, **where)
-    return -sum(np.log(P[x[t], t]) for t in range(len(x)) if x_masked[t] == mask_token)
-
-
-def ed_loss(z: Tokens, x: Tokens, theta: Any, model: Model = PAPER, **where: Any) -> Any:
-    """Return the loss of Algorithm 11, -sum_t log P[x[t + 1], t], in nats; document 003's mean is this over l_x - 1."""
-    P = ed_transformer(z, x, theta, model, **where)
-    return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))

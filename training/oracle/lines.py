@@ -84,7 +84,7 @@ def layer_norm(e: Array, gamma: Array, beta: Array | None, epsilon: float) -> Ar
     return e_hat
 
 
-def rms_norm(e: Array, gamma: Array, epsilon: float, offset: float) -> Array:
+def rms_norm(e: Array, gamma: Array, epsilon: float = 0.0, offset: float = 0.0) -> Array:
     """Return Algorithm 6 with m = beta = 0.
 
     Sources: Zhang and Sennrich 2019; Gopher, document 004; T5, Llama; Gemma, with offset 1.
@@ -279,12 +279,12 @@ def attention(
         Q = Q * np.array([1 + grow["c"] * math.log(1 + (t + grow["first"]) // grow["n"]) for t in x_positions])
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
     is_relative = positions["kind"] == "transformer_xl"
-    Q_u = Q + W.heads[h].u[:, None] if is_relative else Q
+    Q_u = Q + W.u[h][:, None] if is_relative else Q
     s = 1.0 if line.get("scale") is None else line["scale"] * math.sqrt(d_attn)
     S = s * np.array([[K[:, t_z] @ Q_u[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)])  # line 4
     if is_relative:
         base = positions.get("base", 10_000.0)
-        S = S + s * transformer_xl_distances(Q, W.heads[h], x_positions, z_positions, base)
+        S = S + s * transformer_xl_distances(Q, W.W_r[h], W.v[h], x_positions, z_positions, base)
     S = S + math.sqrt(d_attn) * added_by_distance(h, H, positions, x_positions, z_positions, bidirectional, distances)
     S = cap(S, None if line.get("cap") is None else line["cap"] * math.sqrt(d_attn))
     S = np.array([[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in range(l_x)] for t_z in range(l_z)])  # line 5
@@ -325,8 +325,8 @@ def mh_attention(
 ) -> Array:
     """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
 
-    `W`: heads (H of W_q, b_q?, and W_r, u, v for Transformer-XL), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
-    each head has these), gamma_q?, gamma_k?, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
+    `W`: heads (H of W_q, b_q?), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
+    each head has these), gamma_q?, gamma_k?, W_r, u, v [H, ...] for Transformer-XL, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
     W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a
     mapping of "kind": "rotary", "temperature", "transformer_xl", "distances", "alibi", and numbers of that kind), "clip"
     (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and keys

@@ -4,7 +4,7 @@ A tree is an array, None, a list or tuple of trees, or an object with named attr
 NamedTuple or a SimpleNamespace). The attribute `variant` of such an object is not a tree, and is left out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,8 @@ from .components import Array
 STACKED = ("layers", "encoder", "decoder")  # their arrays have a leading axis
 OF_A_GROUP = ("W_k", "b_k", "W_v", "b_v")  # of heads: one for all heads that share keys and values
 OF_ALL_HEADS = ("gamma_q", "gamma_k")
+Places = Sequence[tuple[int, int]]
+IsWhole = Callable[[int, str], bool]
 
 
 def fields(tree: Any) -> dict[str, Any] | None:
@@ -54,57 +56,66 @@ def rebuild(theta: Any, arrays: Mapping[str, Array], path: str = "") -> Any:
     return arrays[path]
 
 
-def heads_as_list(heads: Any) -> dict[str, Any]:
-    """Return what `unstack` puts in place of `heads`."""
-    return {"heads": unstack_axis(heads)}
+def unstack(theta: Any, places: Mapping[str, Places] | None = None, is_whole: IsWhole = lambda l, name: False) -> Any:
+    """Return parameters with lists of layers and heads from parameters that stack them on leading axes.
 
+    The arrays under `layers`, `encoder` or `decoder` carry a leading axis for the layers, and those under `heads` one for
+    the heads behind it; W_k, b_k, W_v and b_v may have fewer rows, one for each group of heads that share them, and
+    gamma_q and gamma_k are of all heads. Result: A tree of SimpleNamespace objects with float64 arrays, in which those
+    are lists; groups, if there are any, and gamma_q and gamma_k are beside the heads.
 
-def unstack(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> Any:
-    """Return parameters with lists of heads and layers from parameters that stack them on leading axes.
+    `places`: where a name stands for several stacks, the stack of each layer and its row there; `is_whole`: whether a
+    part of layer l, such as "attention", keeps its own types and the axes of its heads.
 
-    The arrays under `heads` carry a leading axis for the heads, and those under `layers`, `encoder` or `decoder` one
-    more, in front, for the layers. Result: A tree of SimpleNamespace objects with float64 arrays, in which those are
-    lists.
+    Raises:
+        ValueError: if the arrays of a stack disagree about its axis, or there is none.
     """
     named = fields(theta)
     if named is None:
         return None if theta is None else np.asarray(theta, dtype=np.float64)
     children: dict[str, Any] = {}
     for name, child in named.items():
-        stacked = unstack_axis if name in STACKED else unstack
-        children |= of_heads(child) if name == "heads" else {name: stacked(child, of_heads)}
+        if name == "heads":
+            children |= unstack_heads(child)
+        elif name in STACKED:
+            stacks = child if type(child) is tuple else (child,)
+            at = (places or {}).get(name) or [(0, row) for row in range(rows_of(stacks[0]))]
+            children[name] = [unstack_layer(row_of(stacks[of], row), l, is_whole) for l, (of, row) in enumerate(at)]
+        else:
+            children[name] = unstack(child)
     return SimpleNamespace(**children)
 
 
-def unstack_axis(theta: Any, of_heads: Callable[[Any], dict[str, Any]] = heads_as_list) -> list[Any]:
-    """Return the slices of a tree along the leading axis of all its arrays, as unstacked trees.
-
-    Raises:
-        ValueError: if the arrays disagree about the axis, or there is none.
-    """
-    arrays = flatten(theta)
-    lengths = {path: W.shape[:1] for path, W in arrays.items()}
-    if len(set(lengths.values())) != 1 or () in lengths.values():
-        raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
-    (length,) = next(iter(lengths.values()))
-    return [unstack(rebuild(theta, {path: W[i] for path, W in arrays.items()}), of_heads) for i in range(length)]
-
-
-def unstack_family(theta: Any) -> Any:
-    """Return parameters with lists of layers, heads and groups from parameters that stack them on leading axes.
-
-    Of the arrays under `heads`, W_k, b_k, W_v and b_v are [H_kv, ...], gamma_q and gamma_k have no such axis, and all
-    others, whether in `heads` or in `heads.relative`, are [H, ...]. Result: As of `unstack`; what belongs to a group of
-    heads is in `groups`, beside `heads`, and gamma_q and gamma_k are beside them, too.
-    """
-    return unstack(theta, unstack_heads)
+def unstack_layer(layer: Any, l: int, is_whole: IsWhole) -> Any:
+    """Return a layer as `unstack` has it."""
+    named = fields(layer) or {}
+    return SimpleNamespace(**{name: W if is_whole(l, name) else unstack(W) for name, W in named.items()})
 
 
 def unstack_heads(heads: Any) -> dict[str, Any]:
-    """Return what `unstack_family` puts in place of `heads`: "heads", "groups", "gamma_q" and "gamma_k"."""
-    named = dict(fields(heads) or {})
-    named.update(fields(named.pop("relative", None)) or {})
-    mine = {k: W for k, W in named.items() if k not in OF_A_GROUP + OF_ALL_HEADS}
-    shared = {k: named.get(k) for k in OF_A_GROUP}
-    norms = {k: unstack(named.get(k)) for k in OF_ALL_HEADS}
-    return {"heads": unstack_axis(SimpleNamespace(**mine)), "groups": unstack_axis(SimpleNamespace(**shared)), **norms}
+    """Return what `unstack` puts in place of `heads`."""
+    named = fields(heads) or {}
+    H = max(len(W) for name, W in named.items() if W is not None and name not in OF_ALL_HEADS)
+    shared = {k for k in OF_A_GROUP if named.get(k) is not None and len(named[k]) < H}
+    found = {k: unstack(named[k]) for k in OF_ALL_HEADS if k in named}
+    for name, own in (("heads", set(named) - shared - set(OF_ALL_HEADS)), ("groups", shared)):
+        part = SimpleNamespace(**{k: W for k, W in named.items() if k in own})
+        found |= {name: [unstack(row_of(part, i)) for i in range(rows_of(part))]} if own else {}
+    return found
+
+
+def rows_of(theta: Any) -> int:
+    """Return the length of the leading axis of all arrays of a tree."""
+    lengths = {path: W.shape[:1] for path, W in flatten(theta).items()}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
+        raise ValueError(f"stacked arrays must have one and the same leading axis, but have {lengths}")
+    return next(iter(lengths.values()))[0]
+
+
+def row_of(theta: Any, i: int) -> Any:
+    """Return row i of all arrays of a tree, as a tree of the same types."""
+    named = fields(theta)
+    if named is None:
+        return None if theta is None else np.asarray(theta[i], dtype=np.float64)
+    rows = {name: row_of(child, i) for name, child in named.items()}
+    return theta._replace(**rows) if hasattr(theta, "_replace") else SimpleNamespace(**rows)

@@ -21,21 +21,15 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
 
     "neighbors": e[2i] = sin(t / base^(2i/d_e)), e[2i + 1] = cos(same), as in Vaswani et al. 2017, section 3.5, and
     document 003, section 12.3.1; "halves": the same sines first, then the cosines, as in tensor2tensor, Transformer-XL
-    (Dai et al. 2019) and Marian; "fairseq": likewise with base^(2i/(d_e - 2)), as in the code of tensor2tensor and
-    fairseq (Ng et al. 2019). The base is 10,000 in all these publications.
+    (Dai et al. 2019) and Marian. The base is 10,000 in all these publications.
     """
     e = np.empty(d_e)
     for i in range(d_e // 2):
-        angle = t / base ** (2 * i / (d_e - 2 if rows == "fairseq" else d_e))
+        angle = t / base ** (2 * i / d_e)
         row_sin, row_cos = (2 * i, 2 * i + 1) if rows == "neighbors" else (i, i + d_e // 2)
         e[row_sin] = math.sin(angle)
         e[row_cos] = math.cos(angle)
     return e
-
-
-def linear_frequencies(theta: list[float], factor: float) -> list[float]:
-    """Return theta_i / factor: positions divided by a factor (Chen et al. 2023, "position interpolation")."""
-    return [theta_i / factor for theta_i in theta]
 
 
 def llama3_frequencies(
@@ -118,8 +112,8 @@ def rotary_frequencies(d: int, rotary: Mapping[str, Any]) -> tuple[list[float], 
     """Return theta_i = base^(-2i/d) for every pair i of d rotated rows (Su et al. 2021, section 3.2.2), scaled.
 
     `d`: number of rotated rows, even; `rotary`: "base" (10,000 unless given) and "scaling": None or a mapping with
-    "kind" ("linear", "llama3", "yarn") and the arguments of the function of that name above ("yarn": also those of
-    `yarn_attention_factor`). Result: Frequencies [d / 2], and what multiplies cosines and sines.
+    "kind" ("linear" with "factor", "llama3", "yarn") and the arguments of the function of that name above ("yarn": also
+    those of `yarn_attention_factor`). Result: Frequencies [d / 2], and what multiplies cosines and sines.
 
     Raises:
         ValueError: if d is odd, or the scaling unknown.
@@ -133,7 +127,7 @@ def rotary_frequencies(d: int, rotary: Mapping[str, Any]) -> tuple[list[float], 
     if kind is None:
         return theta, 1.0
     if kind == "linear":
-        return linear_frequencies(theta, **scaling), 1.0
+        return [theta_i / scaling["factor"] for theta_i in theta], 1.0  # Chen et al. 2023, "position interpolation"
     if kind == "llama3":
         return llama3_frequencies(theta, **scaling), 1.0
     if kind == "yarn":
@@ -170,14 +164,16 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
     return turned
 
 
-def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_positions: Positions, base: float) -> Array:
+def transformer_xl_distances(
+    Q: Array, W_r: Array, v: Array, x_positions: Positions, z_positions: Positions, base: float
+) -> Array:
     """Return scores by distance (Dai et al. 2019, "Transformer-XL", section 3.3; Rae et al. 2021, Gopher).
 
     S[t_z, t_x] = k_{t_z}^T (q_{t_x} + u) + (W_r r_delta)^T (q_{t_x} + v), delta = t_x - t_z; r_delta is the sinusoid
     of the distance, the sines before the cosines. Biases of queries and keys are part of q and k. This is the second
     summand; the first is line 4 with queries to which u is added.
 
-    `Q`: queries of one head [d_attn, l_x]; `head`: W_r [d_attn, d_e] and v [d_attn]; `x_positions`: [l_x];
+    `Q`: queries of one head [d_attn, l_x]; `W_r`: [d_attn, d_e]; `v`: [d_attn]; `x_positions`: [l_x];
     `z_positions`: [l_z]; `base`: of the sinusoid. Result: [l_z, l_x], not yet scaled.
     """
     l_x, l_z = len(x_positions), len(z_positions)
@@ -185,8 +181,8 @@ def transformer_xl_distances(Q: Array, head: Any, x_positions: Positions, z_posi
     for t_z in range(l_z):
         row = []
         for t_x in range(l_x):
-            r = sinusoid(x_positions[t_x] - z_positions[t_z], head.W_r.shape[1], base, "halves")
-            row.append((head.W_r @ r) @ (Q[:, t_x] + head.v))
+            r = sinusoid(x_positions[t_x] - z_positions[t_z], W_r.shape[1], base, "halves")
+            row.append((W_r @ r) @ (Q[:, t_x] + v))
         rows.append(row)
     return np.array(rows)
 
