@@ -63,6 +63,7 @@ from algorithms import lines as lines
 from algorithms.model.variant import VARIANTS as VARIANTS, Variant as Variant
 from algorithms.model.variants import ALBERT as ALBERT, BART as BART, BERT as BERT, BLOOM as BLOOM
 from algorithms.model.variants import COHERE2 as COHERE2, GRANITE as GRANITE, GRANITE_HYBRID as GRANITE_HYBRID
+from algorithms.model.variants import DEEPSEEK_V32 as DEEPSEEK_V32, GLM5 as GLM5
 from algorithms.model.variants import DEEPSEEK as DEEPSEEK, GLM4 as GLM4, MINIMAX_M2 as MINIMAX_M2, OLMO3 as OLMO3
 from algorithms.model.variants import GEMMA as GEMMA, GEMMA2 as GEMMA2, GEMMA3 as GEMMA3, GOPHER as GOPHER
 from algorithms.model.variants import GPT2 as GPT2, GPT3 as GPT3, GPT_NEO as GPT_NEO, LLAMA as LLAMA, MARIAN as MARIAN
@@ -75,6 +76,8 @@ from algorithms.model.variants import APERTUS as APERTUS, ARCEE as ARCEE, ERNIE4
 from algorithms.model.variants import GLM4_MOE_LITE as GLM4_MOE_LITE, QWEN2_MOE as QWEN2_MOE, SEED_OSS as SEED_OSS
 from algorithms.model.variants import ERNIE4_5_MOE as ERNIE4_5_MOE, EXAONE4 as EXAONE4, HUNYUAN as HUNYUAN
 from algorithms.model.variants import MINISTRAL3 as MINISTRAL3, OLMO as OLMO, STARCODER2 as STARCODER2
+from algorithms.model.variants import LFM2 as LFM2, LFM2_MOE as LFM2_MOE
+from algorithms.model.variants import NEMOTRON3 as NEMOTRON3, NEMOTRON_H as NEMOTRON_H
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA
 
 # For programs around them

@@ -8,6 +8,7 @@ from algorithms.model.delta import GatedDelta as GatedDelta, KimiDelta as KimiDe
 from algorithms.model.distances import ALiBi as ALiBi, Distances as Distances, TransformerXL as TransformerXL
 from algorithms.model.embedding import Embedding as Embedding
 from algorithms.model.experts import Experts as Experts
+from algorithms.model.indexer import Indexer as Indexer
 from algorithms.model.latent import Latent as Latent
 from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
@@ -17,4 +18,5 @@ from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
 from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn
 from algorithms.model.rg_lru import RGLRU as RGLRU
+from algorithms.model.short_convolution import ShortConvolution as ShortConvolution
 from algorithms.model.embedding import Unembedding as Unembedding

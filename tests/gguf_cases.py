@@ -64,6 +64,12 @@ def _norm(config):
     )
 
 
+def names_in(architecture, L):
+    """The names of gguf's tensors by those of transformers' modules, in L layers."""
+    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(number, L)
+
+
 def write(path, model, *, kind=None, fields=(), tensors=()):
     """Write a model.
 
@@ -73,8 +79,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
     config = model.config
     others = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense"}
     architecture = others.get(config.model_type, config.model_type.removesuffix("_text"))
-    number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = names_in(architecture, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, value in {**{f"{architecture}.{k}": v for k, v in settings_of(config).items()}, **dict(fields)}.items():
         add_field(writer, key, value)

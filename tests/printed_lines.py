@@ -141,7 +141,7 @@ class _Walk:
 
     def attention(self, line: Line, layer: Any, options: Any) -> Formula:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
-        if options.keys() & {"own", "latent", "delta", "mamba", "lru"}:
+        if options.keys() & {"own", "latent", "delta", "mamba", "lru", "short_convolution"}:
             return _is_own
         reads, context, kind = re.findall(r"MHAttention\((X̃|\w)(, Z)? \| 𝓦_l\^?([\w/]*)", line.text)[0]
         W, X = getattr(layer, ATTENTIONS[kind]), self.latest[line.variable]

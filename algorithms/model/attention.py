@@ -50,6 +50,7 @@ class QKV(NamedTuple):
     own: Any = None  # argument of `Attention.weights`: arrays ``[H, …]`` or, of each sequence, ``[H, …, *batch, …]``
     uncached: "QKV | None" = None  # for whole sequences, if a cache stores something else than keys and values
     result: Callable[[Any], Any] | None = None  # maps a weighted sum of cached values to that of ``uncached``'s
+    chosen: Callable[[Mask, Any], Mask] | None = None  # of a mask, and cached keys: the mask of the tokens to read
     sequences: Any = None  # the axis of sequences in each array of ``own``, or None; set by `Attention`
 
 
@@ -291,6 +292,8 @@ class _Steps(Steps):
             sinks = None if line.replaces_softmax else of.own
             says = f"{type(line).__name__} has custom weights"
             options["weights"] = Weights(line.weights, of.own, says, sinks, of.sequences)
+        if self.cache is None and self.new_cache.chosen is not None:
+            options["chosen"] = functools.partial(self.new_cache.chosen, K=self.new_cache.K)
         if self.cache is None and of.U is not None:
             l_x, l_z = Q.shape[-1], K.shape[-1]
             options["by_distance"] = of.U, of.P(indices(l_z + l_x) - (l_x - 1))
@@ -340,6 +343,7 @@ class KeyValueSlots(NamedTuple):
             mask = line.windowed(StructuralMask(unidirectional=True, first=at[..., 0]), np.arange(C), at)
         else:
             mask = _among(mask, line, metadata, C)
+        mask = mask if read.chosen is None else read.chosen(mask, K)
 
         def attend(s):
             of_sequence = functools.partial(_from_slots, s, read.P)

@@ -11,6 +11,7 @@ from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Range, serializable
 from algorithms.model.attention import QKV, At, Attention
+from algorithms.model.indexer import Indexer, IndexerParams
 from algorithms.model.norm import RMSNorm
 from algorithms.model.positions import Rotary
 from algorithms.ops.linear import linear
@@ -23,7 +24,8 @@ Rows = Annotated[int, Range("a number of rows >= 1", lambda d: d >= 1)]
 class LatentParams(NamedTuple):
     """𝓦 of latent attention: the projections to the latents, with their norms, and from them; and of the output.
 
-    W_qr and W_kr give the rotated rows. Without a latent of the queries there are no W_cq and norm_q.
+    W_qr and W_kr give the rotated rows. Without a latent of the queries there are no W_cq and norm_q, and ``index`` are
+    the parameters of the indexer, if there is one.
     """
 
     W_cq: Array | None
@@ -36,6 +38,7 @@ class LatentParams(NamedTuple):
     W_k: Array
     W_v: Array
     W_o: Array
+    index: IndexerParams | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,8 @@ class Latent(Attention):
 
     Queries are ``[W_q^h q; R W_qr^h q]``, where ``q = norm(W_cq X)``, or X. R rotates by the positions. A cache stores
     ``[c; R W_kr Z]`` alone, for all heads: ``(W_k c)ᵀ W_q q = cᵀ W_kᵀ W_q q``, so queries are multiplied by W_kᵀ, and
-    the sum of latents by W_v. Whole sequences compute the keys and values, which takes fewer operations there.
+    the sum of latents by W_v. Whole sequences compute the keys and values, which takes fewer operations there. With an
+    indexer, the cache has its keys, too, as further rows.
 
     Attributes:
         positions: of the rotated rows. If scaled by `Yarn`, the scores are, too. None: nothing is rotated.
@@ -52,6 +56,7 @@ class Latent(Attention):
         d_r: rows of queries and keys that are rotated, besides the d_attn that are not.
         d_q: rows of the latent of queries; None: they have none.
         norm: of the latents.
+        indexer: chooses which tokens a token reads; None: it reads all.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", §2.1.
     """
@@ -62,6 +67,7 @@ class Latent(Attention):
     d_r: Rows
     d_q: Rows | None = None
     norm: RMSNorm = RMSNorm(epsilon=1e-6)
+    indexer: Indexer | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -73,6 +79,8 @@ class Latent(Attention):
                 self.refuse(name, f"{expected}, since latent attention has none")
         if self.positions is not None:
             self.positions.rows(self.d_r)
+        if self.indexer is not None and (self.d_q is None or self.indexer.d < self.d_r):
+            self.refuse("indexer", f"one of at least d_r = {self.d_r} rows, and a d_q, or None")
 
     def shapes(self) -> LatentParams:
         """The shapes of 𝓦."""
@@ -88,11 +96,13 @@ class Latent(Attention):
             W_k=array("H d_attn d_c"),
             W_v=array("H d_mid d_c"),
             W_o=array("d_e H*d_mid"),
+            index=self.indexer and self.indexer.shapes(),
         )
 
     def sizes(self) -> dict[str, int]:
         """The numbers of rows of the latents, and of what is rotated."""
-        return {"d_c": self.d_c, "d_r": self.d_r} | ({} if self.d_q is None else {"d_q": self.d_q})
+        sizes = {"d_c": self.d_c, "d_r": self.d_r} | ({} if self.d_q is None else {"d_q": self.d_q})
+        return sizes | ({} if self.indexer is None else {"N_index": self.indexer.n, "d_index": self.indexer.d})
 
     @numbered
     def inputs(self, at: At) -> tuple[Any, Any, MHAttentionParams]:
@@ -112,10 +122,21 @@ class Latent(Attention):
         Q = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, W.W_q.shape[1] + self.d_r))
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 
-        Q_c = jnp.einsum("hac,ha...->hc...", W.W_k, Q_c)
-        of_latents = scaled(jnp.concatenate([Q_c, Q_r], axis=1), self._factor(W, self.d_c + self.d_r))
-        latents = jnp.concatenate([c[None], K_r], axis=1)
-        return QKV(of_latents, latents, latents[:, :0], uncached=QKV(Q, K, V), result=lambda Y: self._values(Y, W))
+        of_latents = [jnp.einsum("hac,ha...->hc...", W.W_k, Q_c), Q_r]
+        latents, chosen = [c[None], K_r], None
+        if self.indexer is not None:
+            where = W.index, self.positions, self.d_r
+            latents.append(self.indexer.keys(at.Z, *where, at.t_z))
+            of_latents.append(jnp.zeros((len(Q_r), *latents[-1].shape[1:2], *Q_r.shape[2:]), Q_r.dtype))
+            index = self.indexer.index(q, at.X, *where, at.t_x)
+
+            def chosen(mask, K):
+                return self.indexer.chosen(mask, K[0, self.d_c + self.d_r :], index)
+
+        latents, of_latents = (jnp.concatenate(rows, axis=1) for rows in (latents, of_latents))
+        of_latents = scaled(of_latents, self._factor(W, latents.shape[1]))
+        cached = QKV(of_latents, latents, latents[:, :0], uncached=QKV(Q, K, V), chosen=chosen)
+        return cached._replace(result=lambda Y: self._values(Y, W))
 
     def _factor(self, W: Any, rows: int) -> float:
         """The factor of queries with this many rows, whose scores will be divided by its root."""

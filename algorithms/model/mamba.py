@@ -1,7 +1,7 @@
 """Mamba-2: line 6 of Algorithm 10 as a state space model, whose state does not grow with the sequence."""
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns, of_all_heads
 from algorithms.machinery.contract import array
+from algorithms.machinery.record import Range
 from algorithms.model.mixer import MixerMetadata
 from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
@@ -45,11 +46,16 @@ class Mamba2(Recurrence):
 
         S_t = e^{−Δ_t e^a} S_{t−1} + Δ_t k_t v_tᵀ
 
-    with ``Δ_t = softplus(W_a x_t + b_a)``. The norm is over the heads that share keys, together. The rest is that of
-    `Recurrence`.
+    with ``Δ_t = max(softplus(W_a x_t + b_a), Δ_min)``. The norm is over the heads that share keys, together. The rest
+    is that of `Recurrence`.
+
+    Attributes:
+        delta_min: Δ_min, the smallest Δ, as in Nemotron-H; 0: any.
 
     Source: Dao and Gu 2024, "Transformers are SSMs", §6 and §7, with the layer of Granite 4.
     """
+
+    delta_min: Annotated[float, Range("a number >= 0", lambda delta: delta >= 0)] = 0.0
 
     name: ClassVar[str] = "mamba"
     divided: ClassVar[tuple[str, ...]] = ("N_mamba", "N_mamba_keys", "N_mamba*d_mamba_v")
@@ -71,7 +77,7 @@ class Mamba2(Recurrence):
         """Values times Δ, and α."""
         dtype = accumulation_dtype(X.dtype)
         Q, K, V = (Y.astype(dtype) for Y in (Q, K, V))
-        delta, log_alpha = softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)
+        delta, log_alpha = softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype, self.delta_min)
         return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha[:, None], None)
 
     def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, metadata: MixerMetadata) -> Any:

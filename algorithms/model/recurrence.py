@@ -147,10 +147,11 @@ def _taps(W: Any) -> tuple[Any, Any, Any]:
     return W.C_q, W.C_k, W.C_v
 
 
-def softplus_rates(Y: Any, W: Any, dtype: Any) -> tuple[Any, Any]:
-    """``Δ = softplus(Y + b_a)``, and ``log α = −e^a Δ``, of heads, or of each of their rows."""
+def softplus_rates(Y: Any, W: Any, dtype: Any, least: float = 0.0) -> tuple[Any, Any]:
+    """``Δ = softplus(Y + b_a)``, or the least Δ, and ``log α = −e^a Δ``, of heads, or of each of their rows."""
     b_a, a = (as_columns(b.astype(dtype), Y) for b in (W.b_a, W.a))
     delta = jax.nn.softplus(Y.astype(dtype) + b_a)
+    delta = jnp.maximum(delta, least) if least else delta
     return delta, -jnp.exp(a) * delta
 
 

@@ -7,12 +7,14 @@ from algorithms.model.delta import GatedDelta, KimiDelta
 from algorithms.model.distances import ALiBi, Distances, TransformerXL
 from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.experts import Experts
+from algorithms.model.indexer import Indexer
 from algorithms.model.latent import Latent
 from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP, XIELU
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import Llama3, Rotary, Temperature, Yarn
 from algorithms.model.rg_lru import RGLRU
+from algorithms.model.short_convolution import ShortConvolution
 from algorithms.model.variant import VARIANTS, Variant
 
 PAPER = Variant()
@@ -184,6 +186,28 @@ GRANITE_HYBRID = GRANITE.but(
 )
 """IBM 2025 (Granite 4.0 H Micro): GRANITE with Mamba-2 in nine of ten layers, and no positions in the tenth."""
 
+_NEMOTRON_MAMBA = Mamba2(n=128, n_keys=8, d_key=128, d_value=64, delta_min=0.001, norm=RMSNorm(epsilon=1e-5))
+_NEMOTRON_MLP = MLP(activation="relu_squared", biases=False)
+
+NEMOTRON_H = LLAMA.but(
+    attention=(*[_NEMOTRON_MAMBA] * 5, Attention(biases=False)),
+    mlp=(*[_NEMOTRON_MLP] * 4, None, _NEMOTRON_MLP),
+)
+"""NVIDIA 2025 (Nemotron-H 8B): ARCEE without positions; Mamba-2 in five of six layers, of which one has no MLP.
+
+The published model numbers attentions, recurrences and MLPs as layers of their own, and begins with a shorter cycle.
+"""
+
+_NEMOTRON_EXPERTS = Experts(
+    n=128, k=6, activation="relu_squared", biases=False, scores="sigmoid", factor=2.5, choice_bias=True, shared=2
+)
+
+NEMOTRON3 = NEMOTRON_H.but(
+    attention=(*[_NEMOTRON_MAMBA.but(n=64)] * 3, Attention(biases=False)),
+    mlp=(_NEMOTRON_EXPERTS, _NEMOTRON_EXPERTS, None, _NEMOTRON_EXPERTS),
+)
+"""NVIDIA 2025 (Nemotron 3 Nano 30B-A3B): NEMOTRON_H with 6 of 128 MLPs by sigmoids, and shorter cycles."""
+
 _GEMMA_NORM = RMSNorm(epsilon=1e-6, offset=1.0)
 
 GEMMA = LLAMA.but(
@@ -230,6 +254,14 @@ RECURRENT_GEMMA = GEMMA.but(
     unembedding=Unembedding(tied=True, cap=30.0),
 )
 """Botev et al. 2024: GEMMA with RG-LRUs in two of three layers, a window in the third, biases, and capped logits."""
+
+_LFM2_ATTENTION = Attention(positions=Rotary(base=1_000_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-5))
+
+LFM2 = LLAMA.but(
+    attention=(*[ShortConvolution(d=2048)] * 2, _LFM2_ATTENTION),
+    unembedding=Unembedding(tied=True),
+)
+"""Liquid AI 2025 (LFM2-1.2B): QWEN3 with short convolutions in two of three layers, tied; the published ends faster."""
 
 GLM4 = LLAMA.but(
     attention=Attention(
@@ -455,10 +487,18 @@ DEEPSEEK = LLAMA.but(
 All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the first layers.
 """
 
+DEEPSEEK_V32 = DEEPSEEK.but(attention=DEEPSEEK.attentions[0].but(indexer=Indexer(n=64, d=128, k=2048)))
+"""DeepSeek-AI 2025 (V3.2): DEEPSEEK with an indexer, which chooses the 2,048 tokens that a token reads."""
+
 ERNIE4_5_MOE = ERNIE4_5.but(
     mlp=Experts(n=64, k=6, activation="silu", gated=True, biases=False, choice_bias=True, shared=2, balance=0.0)
 )
 """Baidu 2025 (Ernie 4.5 21B-A3B): ERNIE4_5 with 6 of 64 MLPs by the softmax; the published adds ``first=(…,)``."""
+
+LFM2_MOE = LFM2.but(
+    mlp=Experts(n=32, k=4, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True)
+)
+"""Liquid AI 2025 (LFM2-8B-A1B): LFM2 with 4 of 32 MLPs by sigmoids; the published model adds ``first=(…,) * 2``."""
 
 GLM4_MOE = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0, share=0.5), biases="qkv"), mlp=_of_256(n=128)
@@ -474,6 +514,19 @@ GLM4_MOE_LITE = DEEPSEEK.but(
     mlp=_of_256(n=64, k=4, factor=1.8),
 )
 """Z.ai 2026 (GLM-4.7-Flash): DEEPSEEK with 4 of 64 MLPs and no groups; the published model adds ``first=(…,)``."""
+
+GLM5 = DEEPSEEK_V32.but(
+    norm=RMSNorm(epsilon=1e-5),
+    attention=Latent(
+        d_c=512,
+        d_r=64,
+        d_q=2048,
+        positions=Rotary(base=1_000_000.0, pairs="neighbors"),
+        indexer=Indexer(n=32, d=128, k=2048, pairs="neighbors"),
+    ),
+    mlp=_of_256(factor=2.5),
+)
+"""Z.ai 2026 (GLM-5): DEEPSEEK_V32 without groups of experts; the published model adds ``first=(…,) * 3``."""
 
 KIMI_LINEAR = DEEPSEEK.but(
     norm=RMSNorm(epsilon=1e-5),

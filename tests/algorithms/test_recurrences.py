@@ -1,4 +1,4 @@
-"""The gated delta rules, Mamba-2 and the RG-LRU: at once, token by token and by steps, against loops of NumPy."""
+"""Recurrences and a short convolution: at once, token by token and by steps, against loops of NumPy."""
 
 import importlib
 import math
@@ -21,20 +21,24 @@ from algorithms import (
     padding,
     read_tokens,
 )
-from algorithms.lines import RGLRU, Attention, GatedDelta, KimiDelta, Mamba2, MixerMetadata, RMSNorm
+from algorithms.lines import RGLRU, Attention, GatedDelta, KimiDelta, Mamba2, MixerMetadata, RMSNorm, ShortConvolution
 from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
 from tests import cases
 from tests.cases import assert_close, assert_trees_close, by
 from tests.interchange_cases import libraries, randomized
-from training.oracle.lines import gated_delta, mamba2, rg_lru
+from training.oracle.lines import gated_delta, mamba2, rg_lru, short_convolution
 
 pytestmark = pytest.mark.sampled(1, tests=4)
 
 SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
-LINES = {"delta": (GatedDelta(**SIZES, beta_factor=1.5), gated_delta), "mamba": (Mamba2(**SIZES), mamba2)}
+LINES = {
+    "delta": (GatedDelta(**SIZES, beta_factor=1.5), gated_delta),
+    "mamba": (Mamba2(**SIZES, delta_min=0.6), mamba2),
+}
 LINES["kimi"] = (KimiDelta(**SIZES, rank=2), gated_delta)
 LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))
+LINES["convolution"] = (ShortConvolution(d=5, biases=True), lambda X, W, mask, _: short_convolution(X, W, mask))
 D_E, B, L = 7, 2, 13
 NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
 RULES = ("paper", "auto")
@@ -61,7 +65,8 @@ def case(request):
     def by_loops(X, mask):
         dense = np.broadcast_to(mask.dense(X.shape[-1], X.shape[-1]), (B, *(X.shape[-1],) * 2))
         arrays = SimpleNamespace(**{name: np.asarray(a) for name, a in W._asdict().items()})
-        options = {"epsilon": SIZES["norm"].epsilon, "beta_factor": getattr(line, "beta_factor", None)}
+        options = {"epsilon": SIZES["norm"].epsilon}
+        options |= {name: getattr(line, name, None) for name in ("beta_factor", "delta_min")}
         return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], options) for b in range(B)], axis=1)
 
     return line, W, by_loops
@@ -232,7 +237,7 @@ def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
 
 def test_a_model_of_no_sequences_and_one_without_gamma(case):
     line = case[0]
-    attention = (line if isinstance(line, RGLRU) else line.but(norm=RMSNorm(gamma=False)), Attention())
+    attention = (line.but(norm=RMSNorm(gamma=False)) if hasattr(line, "norm") else line, Attention())
     config = DTransformerConfig(N_V=7, l_max=8, L=2, H=2, d_e=8, d_mlp=8, variant=PAPER.but(attention=attention))
     theta, none = cases.random_theta(config), jnp.zeros((0, 4), int)
     logits, _ = read_tokens(theta, empty_cache(config, 0), none, 0)
@@ -250,13 +255,11 @@ def test_what_is_refused(case):
     for mask in (jnp.ones((L, L), bool), padding(3), UNIDIRECTIONAL & padding(3) & np.ones((L, L), bool)):
         with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
             line.whole(X, W, mask, metadata())
-    wrong, sentence = (
-        ("n", "RGLRU.n: expected a number >= 1, got 0")
-        if isinstance(line, RGLRU)
-        else ("n_keys", r"\w+.n_keys: expected a divisor of n = 4, got 3")
-    )
-    with pytest.raises(ValueError, match=sentence):
-        line.but(**{wrong: 3 * (wrong == "n_keys")})
+    wrong, sentence = ({"n_keys": 3}, "n_keys: expected a divisor of n = 4, got 3")
+    if not hasattr(line, "n_keys"):
+        wrong, sentence = {"d": 0}, "d: expected a number >= 1, got 0"
+    with pytest.raises(ValueError, match=rf"\w+.{sentence}"):
+        line.but(**wrong)
 
 
 @pytest.mark.parametrize("method", ["rates", "output"])

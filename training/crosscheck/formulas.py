@@ -26,6 +26,7 @@ RECURRENCES = {
     f"q, k, v: {CONVOLVED}",
     "RGLRU": "RGLRU: in every row h ← αh + √(1 − α²) i u; of all, W_out (h ⊙ GELU_tanh(W_y X̃ + b_y)) + b_out; u: of W_x X̃ + "
     "b_x after a convolution over the last tokens; i = σ(W_i u + b_i), α = exp(−8 σ(W_r u + b_r) softplus(a))",
+    "ShortConvolution": "ShortConvolution: W_out (W_y X̃ ⊙ U), U: of W_i X̃ ⊙ W_x X̃ after a convolution over the last tokens",
 }
 BY_DISTANCE = {
     "TransformerXL": (
@@ -43,6 +44,7 @@ ORDERS = {
     "one_norm": "attention and MLP read the same columns, with one norm",
 }
 XIELU = "xIELU(x) = softplus(α_p^l) x² + x/2 where x > 0, else (½ + softplus(α_n^l)) (e^x − 1 − x) + x/2"
+INDEX = "Σ_h w_h ReLU(k[:,t]ᵀ q_h[:,t']), of queries W_q^h q, keys layer_norm(W_k X̃) and weights W_w X̃ of the indexer"
 CAUSAL = "t ≤ t', "
 NORMED = "norm: that of the next line, of what is read"
 
@@ -58,7 +60,7 @@ class _Formulas:
     def __init__(self, variant: Any, algorithm: int, own: Mapping[str, str]) -> None:
         self.v, self.n, self.own = variant, algorithm, own
         # the attentions among its mixers; if there are none, the paper's, which changes nothing
-        attentions = tuple(line for line in variant.attentions if hasattr(line, "biases"))
+        attentions = tuple(line for line in variant.attentions if hasattr(line, "normalize_heads"))
         self.attentions = attentions or type(variant)().attentions
         self.mlps = tuple(filter(None, variant.mlps_in_turn))
         self.mlp: Any = next(iter(self.mlps), None)
@@ -308,6 +310,10 @@ class _Formulas:
             if kind in kinds:
                 name = name.replace("MHAttention", kind if kinds == {kind} else f"{kind} or MHAttention")
                 self.notes.append(RECURRENCES[kind])
+        least = max(getattr(line, "delta_min", 0) for line in self.v.attentions)
+        if least and self.n == 10:
+            name = name.replace("Mamba2", "Mamba2_Δ")
+            self.notes.append(f"Mamba2_Δ: with Δ of at least {least:g}")
         if self.n == 10 and hasattr(self.attentions[0], "d_q"):
             name = name.replace("MHAttention", "LatentAttention")
             self.notes.append(f"LatentAttention: {self.latent()}")
@@ -317,6 +323,8 @@ class _Formulas:
         """The formulas of latent attention, in place of Algorithm 5."""
         q = "X̃" if self.attentions[0].d_q is None else "q"
         norms = "c = rms_norm(W_c X̃)" + ("" if q == "X̃" else ", q = rms_norm(W_cq X̃)")
+        indexer = self.attentions[0].indexer
+        norms += "" if indexer is None else f"; of the {indexer.k:,} tokens with the largest {INDEX}"
         rotation, R = self.rotation().replace("d_attn", "d_r"), "R " if self.rotation() else ""
         told = f"queries [W_q^h {q}; {R}W_qr^h {q}], keys [W_k^h c; {R}W_kr X̃], values W_v^h c; {norms}"
         return f"{told}; R rotates {rotation}" if rotation else told
@@ -330,6 +338,8 @@ class _Formulas:
         text = f"{X} ← {X}"
         if self.mlp:
             text = self.total(X, self.added(self.v.mlps_in_turn, lambda: self.of_mlp(i[0], j[0], reads)))
+        alone = _in_turn([line is None for line in self.v.mlps_in_turn])
+        text += f"; not for l = {alone}" if alone else ""
         text = text.replace("X ← X", "X ← X + Y") if self.order in ORDERS else text
         if self.v.first and self.n == 10:
             text += f"; for l ≤ {len(self.v.first)}: X ← X + MLP(X̃ | 𝓦_l^first)"
@@ -372,7 +382,7 @@ class _Formulas:
         share = ", divided by their sum" if m.renormalized else ""
         factor = "" if m.factor == 1 else f", times {m.factor:g}"
         told = f"{scores} in the {m.k} rows i of {m.n} with the largest of {by}{within}{share}{factor}; 0 in the others"
-        layers = _in_turn([hasattr(m, "router_bias") for m in self.v.mlps_in_turn])
+        layers = _in_turn([m is None or hasattr(m, "router_bias") for m in self.v.mlps_in_turn])
         return told if layers is None else f"{told}; only layers l = {layers} have experts, and the others one MLP"
 
 

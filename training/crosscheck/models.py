@@ -31,21 +31,28 @@ def _is(record: Any, kind: type) -> bool:
     return (kind.__module__, kind.__qualname__) in own
 
 
+FEW: dict[type, dict[str, int]] = {
+    lines.KimiDelta: {"n": 4, "n_keys": 4, "d_key": 3, "d_value": 3, "rank": 3},  # transformers has one number of rows
+    lines.GatedDelta: {"n": 4, "n_keys": 2, "d_key": 3, "d_value": 5},
+    lines.Mamba2: {"n": 4, "n_keys": 2, "d_key": 3, "d_value": 6},  # transformers has only a multiple of d_e rows
+    lines.RGLRU: {"n": 4, "d": 3},
+    lines.ShortConvolution: {"d": 24},  # transformers has d_e rows
+}
+"""The sizes of mixers that are no attentions."""
+
+
 def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
-        if _is(a, lines.KimiDelta):
-            return a.but(n=4, n_keys=4, d_key=3, d_value=3, rank=3)  # transformers has only one number of rows
-        if _is(a, lines.GatedDelta):
-            return a.but(n=4, n_keys=2, d_key=3, d_value=5)
-        if _is(a, lines.Mamba2):
-            return a.but(n=4, n_keys=2, d_key=3, d_value=6)  # transformers has only a multiple of d_e rows
-        if _is(a, lines.RGLRU):
-            return a.but(n=4, d=3)
+        of_mixer = next((sizes for kind, sizes in FEW.items() if _is(a, kind)), None)
+        if of_mixer:
+            return a.but(**of_mixer)
         if not _is(a, lines.Attention):
             return a
-        rows = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
+        rows: dict[str, Any] = {"d_c": 6, "d_r": 4, "d_q": a.d_q and 9} if _is(a, lines.Latent) else {}
+        if rows and a.indexer:
+            rows["indexer"] = a.indexer.but(n=5, d=7, k=4)
         positions = a.positions.but(n=3) if _is(a.positions, lines.Temperature) else a.positions
         if getattr(positions, "temperature", None) is not None:
             scaling = positions.scaling and positions.scaling.but(l_original=3)  # one number in Ministral 3's files
@@ -71,6 +78,8 @@ def small(variant: Variant) -> Variant:
     """The same with caps, clips, scales, factors and bases that matter at the tests' sizes."""
 
     def line(a: Any) -> Any:
+        if _is(a, lines.Mamba2):
+            return a.but(delta_min=a.delta_min and 0.6)
         if not _is(a, lines.Attention):
             return a
         scaling: Any = getattr(a.positions, "scaling", None)
@@ -148,14 +157,17 @@ def _line(a: Any) -> dict[str, Any]:
         gate = {"gate": "sigmoid"} if isinstance(a, lines.KimiDelta) else {}
         return {"delta": True, "epsilon": a.norm.epsilon, "beta_factor": a.beta_factor, **gate}
     if isinstance(a, lines.Mamba2):
-        return {"mamba": True, "epsilon": a.norm.epsilon}
+        return {"mamba": True, "epsilon": a.norm.epsilon, "delta_min": a.delta_min}
     if isinstance(a, lines.RGLRU):
         return {"lru": True}
+    if isinstance(a, lines.ShortConvolution):
+        return {"short_convolution": True}
     if not isinstance(a, lines.Attention):
         return {"positions": None, "window": None}
     if type(a) is lines.Latent:
         scores = getattr(getattr(a.positions, "scaling", None), "scores", 0.0)
-        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": scores}
+        indexer = a.indexer and {"k": a.indexer.k, "pairs": a.indexer.pairs}
+        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": scores, "indexer": indexer}
         return {"positions": _positions(a.positions), "window": a.window, "chunked": a.chunked, **latent}
     norm = a.normalize_heads
     heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"

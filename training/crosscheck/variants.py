@@ -86,7 +86,9 @@ class VariantScenarios(Scenarios):
         )
         self.variant = with_numbers_that_matter(self.record)
         self.hidden = {
-            type(line) for line in self.variant.attentions if hasattr(line, "d_q") or not hasattr(line, "biases")
+            type(line)
+            for line in self.variant.attentions
+            if hasattr(line, "d_q") or not hasattr(line, "normalize_heads")
         }
         if self.hidden == set(map(type, self.variant.attentions)):  # none calls Algorithm 5
             self.called = WITHOUT_ATTENTION

@@ -1,6 +1,7 @@
 """Algorithms 3, 4 and 5 with slots: queries, keys and values, what positions do to them, scores, weights."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ __all__ = ["Attention"]
 
 LATER = ("after", "exponentials")
 """Places after the scores at which the mask may be applied."""
+INDEXER = "W_cq gamma_cq index/W_q index/W_k index/gamma_k index/beta_k index/W_w"
 
 
 class Attention(Parts):
@@ -43,6 +45,7 @@ class Attention(Parts):
             mask = np.ones((l_x, l_x), bool)
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
         Q, K, V = self._read(place, X, Z, prefix, embedded) if W_c is None else self._latent(place, X, prefix)
+        mask = mask if W_c is None else self._chosen(place, X.value[0], prefix, mask)
         self.use("heads", place, Key(place, 4, "4"))
         Q, K, V = (self._in_heads(place, Y, Q.value.shape[-3]) for Y in (Q, K, V))
         H, d, d_e = *Q.value.shape[-3:-1], X.value.shape[-2]
@@ -213,6 +216,28 @@ class Attention(Parts):
         Q = self.line(Key(place, 4, "1"), queries, [C_q], parts=True)
         K = self.line(Key(place, 4, "2"), keys, [C, K_r], parts=True)
         return Q, K, self.line(Key(place, 4, "3"), lambda: part("W_v", C), [C], parts=True)
+
+    def _chosen(self, place: str, X: Any, prefix: str, mask: Any) -> Any:
+        """The mask of the tokens that an indexer chooses, if there is one."""
+        arrays = {name: self.p(f"{prefix}{name}") for name in INDEXER.split()}
+        k = self.use("index_k", place, Key(place, 4, "5"))
+        if k is None or arrays["index/W_q"] is None or len(mask) <= k:
+            return mask
+        W_cq, gamma_cq, W_q, W_k, gamma_k, beta_k, W_w = (np.real(arrays[name][0]) for name in INDEXER.split())
+        pairs, X = self.use("index_pairs", place, Key(place, 4, "5")), np.real(X)
+        name = re.sub("^(halves|neighbours)", pairs, self.name("rotation", place))
+        turn, scaling = choice("rotation", name).do, self.use("rotation_scaling", place)
+        t, d_r = np.arange(X.shape[-1]), self.p(f"{prefix}W_kr").shape[-2]
+
+        def turned(Y: Any) -> Any:
+            return np.concatenate([turn(Y[..., :d_r, :], t, d_r, scaling), Y[..., d_r:, :]], axis=-2)
+
+        C, E = W_cq @ X, W_k @ X
+        C = C / self.use("norm_epsilon", f"{place}/c")((C * C).mean(0)) * gamma_cq[:, None]
+        E = (E - E.mean(0)) / np.sqrt(E.var(0) + 1e-6) * gamma_k[:, None] + beta_k[:, None]
+        S = np.maximum(np.swapaxes(turned(E[None]), -1, -2) @ turned(W_q @ C), 0)
+        I = np.where(mask, np.einsum("hx,hzx->zx", W_w @ X, S), -np.inf)
+        return mask & (np.sort(I, axis=0)[-int(k)] <= I)
 
     def _scores(self, place: str, Q: Named, K: Named, times: float, prefix: str, distances: str) -> Named:
         """KᵀQ, and what distances and a cap do to it; `times`: a variant's scale times √d_attn."""

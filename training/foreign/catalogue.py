@@ -375,6 +375,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "delta_corrected": _rows(
         ("β", "β Sᵀk is subtracted from what is written", lambda b: b), ("none", "Sᵀk is not subtracted from what is written", lambda b: 0 * b), ("1", "Sᵀk is subtracted without β", lambda b: 1 + 0 * b)),
     "mamba_skip": _rows(("D", "D times the values is added", lambda D: D), ("none", "D times the values is left out", lambda D: 0 * D)),
+    **{f"gate_{where}": _rows(("gate", f"the gate {where} the convolution multiplies", lambda G: G), ("none", f"there is no gate {where} the convolution", lambda G: 1 + 0 * G)) for where in ("before", "behind")},
+    "delta_min": {"0": Choice("Δ has no smallest value", 0.0)},
+    "index_k": {"all": Choice("a token reads all tokens", None)},
+    "index_pairs": _rows(("halves", "the indexer rotates rows i and i + d/2", "halves"), ("neighbours", "the indexer rotates rows 2i and 2i + 1", "neighbours")),
     "experts": {"none": Choice("there is one MLP", None)},
     "shared_gate": _rows(("σ", "the shared expert is multiplied by σ(w_s X)", True), ("none", "the shared expert is not gated", False)),
     "activation": _rows(
@@ -434,7 +438,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "temperature": _temperature,
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
-    "mlp_clip": _number("gate and MLP are cut at VALUE"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
+    "mlp_clip": _number("gate and MLP are cut at VALUE"), "delta_min": _number("Δ is at least VALUE"), "index_k": _number("a token reads the VALUE tokens that the indexer scores highest"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
     "residual": _residual, "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),

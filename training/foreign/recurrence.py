@@ -1,4 +1,6 @@
-"""Recurrences in place of Algorithm 5, token by token: the gated delta rule, Mamba-2 and the RG-LRU."""
+"""Recurrences in place of Algorithm 5, token by token: the gated delta rule, Mamba-2, the RG-LRU and a short
+convolution.
+"""
 
 from typing import Any
 
@@ -12,6 +14,7 @@ __all__ = ["Recurrence"]
 
 OF_HEADS = "W_z W_z1 W_z2 W_b W_a W_a1 W_a2 b_a a D gamma W_out"
 RG_LRU = "W_x b_x W_y b_y C b_c W_i b_i W_r b_r a W_out b_out"
+SHORT = "W_x b_x W_i b_i W_y b_y C b_c W_out b_out"
 
 
 class Recurrence(Attention):
@@ -39,6 +42,7 @@ class Recurrence(Attention):
         def through_time() -> Any:
             rows = through("a") if of_rows else self.product(W["W_a"], X.value)
             rate = np.log(1 + np.exp(self.sum(rows, W["b_a"][..., None])))
+            rate = np.maximum(rate, self.use("delta_min", place)) if is_mamba else rate
             rate = rate if of_rows else rate[..., None, :]
             alpha, q, k = self.rounded(np.exp(-np.exp(W["a"][..., None, None]) * rate)), Q, K
             beta: Any = 0.0 * rate[..., 0, :]
@@ -102,6 +106,26 @@ class Recurrence(Attention):
             return self.sum(product, W["b_out"][..., None] + 0 * product)
 
         return self.line(Key(place, 10, "6", "RGLRU"), written, [h, X])
+
+    def short_convolution(self, place: str, X: Named, prefix: str) -> Named:
+        """A short convolution between two gates."""
+        W = {n: self.p(prefix + n) for n in SHORT.split()}
+
+        def column(name: str, M: Any) -> Any:
+            return M if W[name] is None else self.sum(M, W[name][..., None] + 0 * M)
+
+        def read() -> Any:
+            rows, gate = (column(f"b_{n}", self.product(W[f"W_{n}"], X.value)) for n in "xi")
+            gated = self.rounded(self.use("gate_before", place)(gate) * rows)
+            return self.rounded(column("b_c", self._taps(gated, W["C"])))
+
+        U = self.line(Key(place, 10, "6", "U after its convolution"), read, [X])
+
+        def written() -> Any:
+            gate = self.use("gate_behind", place)(column("b_y", self.product(W["W_y"], X.value)))
+            return column("b_out", self.product(W["W_out"], self.rounded(gate * U.value)))
+
+        return self.line(Key(place, 10, "6", "ShortConvolution"), written, [U, X])
 
     def _by_tokens(self, q: Any, k: Any, v: Any, alpha: Any, beta: Any) -> Any:
         """S ← α ⊙ S; S ← S + k (v − β Sᵀk)ᵀ; Sᵀq."""

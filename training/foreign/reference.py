@@ -87,6 +87,8 @@ class Reference(Recurrence):
             def attend(X: Named, pa: str = pa, prefix: str = prefix) -> Named:
                 if self.p(f"{prefix}W_r") is not None and self.p(f"{prefix}W_y") is not None:
                     return self.rg_lru(pa, X, prefix)
+                if self.p(f"{prefix}C") is not None:
+                    return self.short_convolution(pa, X, prefix)
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, prefix)
                 distances = "distances" if algorithm != 8 else "encoder_distances"

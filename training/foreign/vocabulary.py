@@ -16,8 +16,15 @@ WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
-        "experts": "experts/", "shared": "shared/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
-NORMS = {"embedding_norm": "_e", "encoder_norm": "_enc", "decoder_norm": "_dec", "norm_q": "_cq", "norm_c": "_c"}
+        "experts": "experts/", "shared": "shared/", "index": "index/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
+NORMS = {
+    "embedding_norm": "_e",
+    "encoder_norm": "_enc",
+    "decoder_norm": "_dec",
+    "norm_q": "_cq",
+    "norm_c": "_c",
+    "norm_k": "_k",
+}
 STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec"}
 
 
@@ -44,7 +51,9 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
-    recurrences = [line for line in options["attention"] if line.keys() & {"delta", "mamba", "lru"}]
+    recurrences = [
+        line for line in options["attention"] if line.keys() & {"delta", "mamba", "lru", "short_convolution"}
+    ]
     epsilon = next((line["epsilon"] for line in recurrences if "epsilon" in line), None)
     found |= {} if epsilon is None else {"norm_epsilon@l*/6/o": f"+{epsilon:g}"}
     found |= {"delta_rate": "2σ"} if any(line.get("beta_factor") == 2 for line in recurrences) else {}
@@ -73,6 +82,7 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
     found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
     found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
     found |= {"qk_norm": "late"} if line.get("positions_first") else {}
+    found |= {"delta_min": f"{line['delta_min']:g}"} if line.get("delta_min") else {}
     found |= {"state_gate": line["gate"]} if line.get("gate") else {}
     kind = "chunk" if line.get("chunked") else "window"
     found |= {"mask": f"{kind} {line['window']}"} if line.get("window") is not None else {}
@@ -89,6 +99,8 @@ def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
         found |= dict.fromkeys(("distances@enc*/5", "distances@dec*/14") if algorithm == 8 else ("distances",), told())
     if line.get("latent"):
         found["norm_epsilon@l*/6/c"] = f"+{line['epsilon']:g}"
+        indexer = line["indexer"] or {}
+        found |= {f"index_{name}": str(value).replace("neighbors", "neighbours") for name, value in indexer.items()}
         scaling = at.get("scaling") or {}
         if line["scores"] and scaling:
             found["scale"] = f"yarn {line['scores']:g} {scaling['factor']:g}"

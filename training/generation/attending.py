@@ -70,7 +70,7 @@ def of_rows(
     H, _, B = s.Q.shape
 
     def printed():
-        K, V = (a.reshape(-1, B, *a.shape[1:]).transpose(0, 3, 1, 2) for a in values_too(whole(cache)))
+        K, V = (by_sequences(a, B) for a in values_too(whole(cache)))
         D, seen, R = None if of_distances is None else of_distances(), permitted, K.shape[3]
         if slot is not None:  # the oldest token first, as in a whole sequence
             turned = jnp.where(slot < R, 0, -(slot + 1) % R)
@@ -83,6 +83,11 @@ def of_rows(
         return printed()
     Y = attend_cached(s.divided_by_root().Q, cache, permitted, s.cap, of_distances, slot, window, sinks)
     return beside(Y.reshape(H, -1, B), printed)
+
+
+def by_sequences(rows: Float[Array, "HB R d"], B: int) -> Float[Array, "H d B R"]:
+    """Return the rows of a cache of B sequences as columns."""
+    return rows.reshape(-1, B, *rows.shape[1:]).transpose(0, 3, 1, 2)
 
 
 class CachedAttention(NamedTuple):
@@ -101,6 +106,8 @@ class CachedAttention(NamedTuple):
         if line.window is not None:
             first = self.t[:, None] % line.window if line.chunked else line.window - 1
             permitted &= -first <= distances[None]
+        if read.chosen is not None:
+            permitted = read.chosen(permitted[..., None], by_sequences(whole(cache).K, len(permitted)))[..., 0]
 
         def of_distances(start: int = 0, n: int | None = None) -> Array:
             return scores_of_distances(read.U, self.P, distances[start:][:n])

@@ -9,17 +9,19 @@ from training.interchange import (
     granite,
     griffin,
     hybrids,
+    lfm,
     llada,
     llama4,
     llama_like,
     modernbert,
+    nemotron,
     torch_transformer,
 )
 
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, llama4),
+        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, lfm, llama4, nemotron),
         *(encoders, modernbert, embedding_gemma, llada, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

@@ -26,9 +26,9 @@ def later_layers(fields: Fields, model: Model) -> tuple[str, ...]:
     return tuple(f"{stack}.{l}.*" for l in range(L, L + n) for stack in ("*layers", "blk"))
 
 
-def check(fields: Fields, model: Model, tensors: Tensors) -> None:
-    """Check the numbers of layers and classes in config.json. Raises InterchangeError if the tensors have others, or if
-    the classes are not named one by one.
+def check(fields: Fields, model: Model, tensors: Tensors, *, counts_mlps: bool = False) -> None:
+    """Check the numbers of layers and classes in config.json, where MLPs may be layers of their own. Raises
+    InterchangeError if the tensors have others, or if the classes are not named one by one.
     """
     later = later_layers(fields, model)
     names = [name for name in tensors.names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in later)]
@@ -37,6 +37,7 @@ def check(fields: Fields, model: Model, tensors: Tensors) -> None:
         expected = 1 + max((int(number) for part, number in found if side in (None, part)), default=-1)
         of_layers = getattr(model.config, size, None)
         described = expected if of_layers is None else of_layers // model.config.shared_layers
+        described += counts_mlps * sum(model.config.variant.lines(l).mlp is not None for l in range(of_layers or 0))
         if described != expected:
             of_side = f"of the {side} " if side else ""
             raise InterchangeError(

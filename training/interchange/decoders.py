@@ -16,8 +16,8 @@ SIZES = "N_V l_max L H d_e d_mlp"
 OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
 """Our names of sizes, and the fields', which have no defaults."""
 WITHOUT_MLP = fields_of(SIZES.removesuffix(" d_mlp"), OF_SIZES.removesuffix(" intermediate_size"))
-OUTER = {"model.norm.*": "norm.*", "lm_head.weight": "W_u"}
-"""The tensors after the layers."""
+OUTER = {"model.embed_tokens.weight": "W_e", "model.norm.*": "norm.*", "lm_head.weight": "W_u"}
+"""The tensors besides those of layers."""
 FACTORS = [
     Field("embedding_multiplier", "embedding.factor", 1.0),
     Field("residual_multiplier", "residual_factor", 1.0),
@@ -117,7 +117,7 @@ def of_lines(
         modules: the names of attention and MLP.
         of_heads: the names of the norms of queries and of keys.
         mlp: the names of an MLP's matrices, and ours.
-        tensors: others, and what replaces those of the arguments above; or a function of a model and its config.json.
+        tensors: others, in place of those with the same arrays of ours; or a function of a model and its config.json.
         others: as in `Architecture`.
     """
     layer, norm, plain = "model.layers.#", variant.norm, variant.mlps[0]
@@ -148,9 +148,7 @@ def of_lines(
 
     def whole(*model: Any) -> dict[str, Any]:
         own: Any = tensors(*model) if callable(tensors) else tensors
-        inner: dict[str, Any] = {**of_layer, **own}
-        outer = {name: ours for name, ours in OUTER.items() if ours not in inner.values()}
-        return {"model.embed_tokens.weight": "W_e", **inner, **outer}
+        return {name: ours for name, ours in (OUTER | of_layer).items() if ours not in own.values()} | own
 
     of_all = [
         *written(model_type=kind, architectures=[f"{name}ForCausalLM"]),

@@ -1,12 +1,12 @@
-"""DeepSeek-V2 and V3, GLM-4.7-Flash and Kimi Linear, by changed lines: latent attention and experts, in the first
-layers an MLP; in most of Kimi's layers gated delta rules, and no positions.
+"""DeepSeek-V2, V3, V3.2, GLM-4.7-Flash, GLM-5 and Kimi Linear, by changed lines: latent attention and experts, in the
+first layers an MLP; in most of Kimi's layers gated delta rules, and no positions.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from algorithms.lines import KimiDelta, Latent, RMSNorm
+from algorithms.lines import Indexer, KimiDelta, Latent, RMSNorm
 from training.interchange.decoders import SILU, VARIANT, WITHOUT_MLP, of_lines
 from training.interchange.description import (
     Architecture,
@@ -33,6 +33,12 @@ LATENT = rows(
     "*_q&*_qr:W_c!W_cq *_cq norm_q.* *_q&*_qr:W_cq *_c+*_kr norm_c.* *_k&*_v:W_c",
 )
 """The tensors of latent attention besides that of its output."""
+INDEXER = rows(
+    "model.layers.#.self_attn.indexer",
+    "wq_b wk k_norm weights_proj",
+    "layers.attention.index",
+    "*_q *_k norm_k.* *_w",
+)
 OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"
 """The numbers of Kimi's delta rule: in the object of published files, and in those of transformers."""
 
@@ -50,6 +56,8 @@ def latent_sizes(d_q: int | None) -> list[Any]:
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[Any], kind: str) -> None:
     fields.require("num_key_value_heads", found["H"], "keys shared by heads")
+    if {*fields.get("indexer_types", ["full"])} != {"full"}:
+        fields.needs.append("choices of tokens that layers share (indexer_types)")
     if kind != "deepseek_v2":
         pairs = "neighbors" if fields.flag("rope_interleave", True) else "halves"
         found["attention.positions"] = dataclasses.replace(found["attention.positions"], pairs=pairs)
@@ -70,18 +78,29 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return []
 
 
-def _architecture(kind: str, name: str, first: First, d_q: int = 1536, epsilon: float = 1e-6) -> Architecture:
+def _fields_of(indexer: Indexer | None) -> list[Any]:
+    """Return the fields of an indexer."""
+    if indexer is None:
+        return []
+    ours = " ".join(f"attention.indexer.{size}" for size in "nkd")
+    kinds = written(layer_types=lambda c: ["indexed_attention"] * c.L, indexer_types=lambda c: ["full"] * c.L)
+    return [*fields_of(ours, "index_n_heads index_topk index_head_dim", indexer.n, indexer.k, indexer.d), *kinds]
+
+
+def _architecture(
+    kind: str, name: str, first: First, d_q: int = 1536, epsilon: float = 1e-6, indexer: Indexer | None = None
+) -> Architecture:
     return of_lines(
         kind,
         name,
-        *(*latent_sizes(d_q), first, ALL_ALIKE),
-        attention=Latent(d_c=512, d_r=64),
+        *(*latent_sizes(d_q), first, ALL_ALIKE, *_fields_of(indexer)),
+        attention=Latent(d_c=512, d_r=64, d_q=d_q, indexer=indexer),
         positions=[Positions(pairs="neighbors", scales_scores=True)],
         biases=NO_BIASES,
         sizes=WITHOUT_MLP,
         heads=[],
         epsilon=epsilon,
-        tensors=LATENT,
+        tensors=LATENT if indexer is None else LATENT | INDEXER,
         read=_read,
         write=_write,
     )
@@ -133,9 +152,14 @@ def _of_kimi() -> dict[str, str]:
 
 
 _OF_KIMI = RMSNorm(epsilon=1e-5)
+_INDEXER = Indexer(n=64, d=128, k=2048)
 KINDS = {
     "deepseek_v3": _architecture("deepseek_v3", "DeepseekV3", First(3, 18_432)),
     "deepseek_v2": _architecture("deepseek_v2", "DeepseekV2", First(0, 11_008)),
+    "deepseek_v32": _architecture("deepseek_v32", "DeepseekV32", First(3, 18_432), indexer=_INDEXER),
+    "glm_moe_dsa": _architecture(
+        "glm_moe_dsa", "GlmMoeDsa", First(3, 12_288), 2048, 1e-5, _INDEXER.but(n=32, pairs="neighbors")
+    ),
     "glm4_moe_lite": _architecture("glm4_moe_lite", "Glm4MoeLite", First(1, 10_240), 768, 1e-5),
     "kimi_linear": of_lines(
         "kimi_linear",

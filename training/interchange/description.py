@@ -326,6 +326,11 @@ class Architecture(NamedTuple):
     lines: Mapping[Any, Any] = MappingProxyType({})  # the mixers of its kinds of layers, if there are several
     layers: Layers | None = None  # the field that has the kinds of layers
 
+    @property
+    def counts_mlps(self) -> bool:
+        """Whether files count MLPs as layers."""
+        return not callable(self.tensors) and any("#+" in name for name in self.tensors)
+
     def read_config(self, fields: Fields, names: Sequence[str]) -> Model:
         """Return the model that a config.json describes; `names` are those of the tensors."""
         found: dict[str, Any] = {}
@@ -351,7 +356,7 @@ class Architecture(NamedTuple):
         others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]
-        if None in c.variant.mlps and None not in self.variant.mlps:
+        if None in c.variant.mlps and None not in self.variant.mlps and not self.counts_mlps:
             return {}, ["layers without MLPs"]
         several = [name for name in ("mlp", "order") if isinstance(getattr(c.variant, name), tuple)]
         if several and not self.in_turn:

@@ -166,6 +166,23 @@ GRANITE = Mixture(
     shared_width=(SHARED, 1024),
     stacked="input_linear.weight output_linear.weight",
 )
+_OF_V3 = Mixture(
+    ("n_routed_experts", 256), fields=[_RENORMALIZED, *fields_of(*_GROUPS, 2.5, 8, 4, 1)], others=_SIGMOIDS
+)
+NEMOTRON = Mixture(
+    ("n_routed_experts", 8),
+    2,
+    d_mlp=7688,
+    fields=[
+        Field("mlp_hidden_act", "activation", "relu2"),
+        *(
+            _RENORMALIZED,
+            *fields_of("factor groups chosen_groups", "routed_scaling_factor n_group topk_group", 1.0, 1, 1),
+        ),
+    ],
+    shared_width=("moe_shared_expert_intermediate_size", 7688),
+    others={**_SIGMOIDS, "gated": False},
+)
 MIXTURES = {
     "mixtral": GRANITE._replace(router="gate", parts="w1 w3 w2", stacked="", shared_width=("", 0)),
     "qwen3_moe": Mixture(("num_experts", 128), fields=[_CHOSEN]),
@@ -231,8 +248,20 @@ MIXTURES = {
         others=_SIGMOIDS,
     ),
     "deepseek_v2": Mixture(("n_routed_experts", 64), 2, fields=fields_of(*_GROUPS, 1.0, 1, 1, 2)),
-    "deepseek_v3": Mixture(
-        ("n_routed_experts", 256), fields=[_RENORMALIZED, *fields_of(*_GROUPS, 2.5, 8, 4, 1)], others=_SIGMOIDS
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32"), _OF_V3),
+    "glm_moe_dsa": _OF_V3._replace(fields=[_RENORMALIZED, *fields_of(*_GROUPS, 2.5, 1, 1, 1)]),
+    "lfm2_moe": Mixture(
+        ("num_experts", 32),
+        4,
+        d_mlp=1792,
+        fields=[
+            _RENORMALIZED,
+            *(Field("use_expert_bias", "choice_bias", True), Field("routed_scaling_factor", "factor", 1.0)),
+        ],
+        others={"scores": "sigmoid"},
+        module="feed_forward",
+        choice="expert_bias",
+        parts="w1 w3 w2",
     ),
     "glm4_moe_lite": Mixture(
         ("n_routed_experts", 64), 4, fields=[_RENORMALIZED, *fields_of(*_GROUPS, 1.8, 1, 1, 1)], others=_SIGMOIDS

@@ -12,7 +12,9 @@ from training.interchange.experts import QWEN, SHARED
 from training.interchange.gguf_file import Metadata, keys
 from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
 from training.interchange.hybrids import LINEAR
+from training.interchange.lfm import CONVOLUTION, MOE
 from training.interchange.llama4 import CHUNKED
+from training.interchange.nemotron import DENSE, SPARSE, TYPES
 from training.interchange.rotary import FULL
 
 SHARED_LENGTH = "expert_shared_feed_forward_length"
@@ -80,6 +82,22 @@ _WITH_SHARED = {**CHOICE, **WIDTH, **keys(f"{SHARED_LENGTH} {QWEN}")}
 QWEN2_MOE = ROTARY | _WITH_SHARED
 QWEN3_NEXT = DELTA | _WITH_SHARED
 QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_forward_length"}
+LFM2 = {key: field for key, field in OF_SIZES.items() if key != "attention.head_count_kv"} | keys("""
+    attention.layer_norm_rms_epsilon norm_eps       shortconv.l_cache conv_L_cache
+""")
+LFM2_MOE = {**LFM2, **CHOICE, **WIDTH}
+NEMOTRON = {
+    key: field for key, field in OF_SIZES.items() if not key.endswith(("head_count_kv", "feed_forward_length"))
+} | keys("""
+    attention.layer_norm_rms_epsilon layer_norm_epsilon
+    ssm.conv_kernel conv_kernel                     ssm.state_size ssm_state_size
+    ssm.group_count n_groups                        ssm.time_step_rank mamba_num_heads
+    expert_count n_routed_experts=null              expert_used_count num_experts_per_tok=null
+    expert_feed_forward_length moe_intermediate_size=null
+    expert_shared_feed_forward_length moe_shared_expert_intermediate_size=null
+    expert_weights_norm norm_topk_prob=false        expert_weights_scale routed_scaling_factor=1.0
+    expert_group_count n_group=1                    expert_group_used_count topk_group=1
+""")
 MAMBA = (
     {key: field for key, field in ROTARY.items() if key != "attention.head_count_kv"}
     | FACTORS
@@ -241,14 +259,20 @@ def _rows_of_values(m: Metadata, n: int) -> int:
     return inner // n
 
 
-def _by_heads(m: Metadata) -> tuple[list[str], int]:
-    """Return the kind of each layer, and the number of heads of keys in those with attention."""
-    counts, L = m.raw("attention.head_count_kv"), m.layers()
+def _by_layer(m: Metadata, key: str) -> tuple[list[int], int]:
+    """Return a number for each layer, and that of those in which it is not 0."""
+    counts, L = m.raw(key), m.layers()
     counts = [counts] * L if isinstance(counts, int) else counts
     fits = isinstance(counts, list) and len(counts) == L and all(isinstance(n, int) and n >= 0 for n in counts)
     if not fits or len({*counts} - {0}) != 1:
-        raise m.wrong("attention.head_count_kv", f"a number for each of {L} layers: 0, and the same in all others")
-    return [FULL if n else LINEAR for n in counts], max(counts)
+        raise m.wrong(key, f"a number for each of {L} layers: 0, and the same in all others")
+    return counts, max(counts)
+
+
+def _by_heads(m: Metadata) -> tuple[list[str], int]:
+    """Return the kind of each layer, and the number of heads of keys in those with attention."""
+    counts, n = _by_layer(m, "attention.head_count_kv")
+    return [FULL if count else LINEAR for count in counts], n
 
 
 def _heads_of_layers(state: State, n: int) -> dict[str, Any]:
@@ -295,6 +319,27 @@ def granite_hybrid(m: Metadata, found: State) -> State:
     return more | (m.fields(MIXTRAL | keys(f"{SHARED_LENGTH} {SHARED}")) if m.raw("expert_count") else {})
 
 
+def lfm2(m: Metadata, found: State) -> State:
+    """Return LFM 2's fields: layers without heads of keys are convolutions; the weights of experts are sigmoids."""
+    types, H_kv = _by_heads(m)
+    sizes = {"num_key_value_heads": H_kv, "num_dense_layers": m.get("leading_dense_block_count", 0)}
+    _check_sigmoids(m)
+    return sizes | {"layer_types": [FULL if kind == FULL else CONVOLUTION for kind in types]}
+
+
+def nemotron(m: Metadata, found: State) -> State:
+    """Return Nemotron-H's fields: which layers have attention, and which are MLPs."""
+    (types, H_kv), (units, width) = _by_heads(m), _by_layer(m, "feed_forward_length")
+    m.raw("expert_shared_count")
+    for l, n in enumerate(units):
+        if n:
+            types[l] = SPARSE if m.has(f"blk.{l}.ffn_gate_inp.weight") else DENSE
+    sizes = {"num_key_value_heads": H_kv, "mamba_head_dim": _rows_of_values(m, found["mamba_num_heads"])}
+    biases = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}
+    has = {of: any(name.endswith(f".{part}.bias") for name in m.file.tensors) for of, part in biases.items()}
+    return {TYPES: types, "intermediate_size": width, **sizes, **has}
+
+
 def granite_moe(m: Metadata, found: State) -> State:
     """Return the fields of a Granite with experts, and with an MLP that every token takes if there is one."""
     return {"model_type": "granitemoeshared"} if found[SHARED] else {}
@@ -336,7 +381,7 @@ def of_heads(state: State) -> dict[str, Any]:
     d = state.get("head_dim")
     if d is None:
         return {}
-    turned = int(d * state["rope_parameters"].get("partial_rotary_factor", 1))
+    turned = int(d * state.get("rope_parameters", {}).get("partial_rotary_factor", 1))
     return {"rope.dimension_count": turned, "attention.value_length": d}
 
 
@@ -405,6 +450,24 @@ def of_granite_hybrid(state: State) -> dict[str, Any]:
         found |= {key: state[field] for key, (field, _) in MIXTRAL.items()}
         found[SHARED_LENGTH] = state[SHARED]
     return found
+
+
+def of_lfm2(state: State) -> dict[str, Any]:
+    """Return LFM 2's metadata."""
+    found = _heads_of_layers(state, state["num_key_value_heads"])
+    if state["model_type"] == MOE:
+        found |= {"leading_dense_block_count": state["num_dense_layers"], "expert_gating_func": SIGMOID}
+    return found
+
+
+def of_nemotron(state: State) -> dict[str, Any]:
+    """Return Nemotron-H's metadata."""
+    types, width = state[TYPES], state.get("moe_intermediate_size") or state["intermediate_size"]
+    return {
+        "attention.head_count_kv": [state["num_key_value_heads"] * (kind == FULL) for kind in types],
+        "feed_forward_length": [width * (kind in (DENSE, SPARSE)) for kind in types],
+        "ssm.inner_size": state["mamba_num_heads"] * state["mamba_head_dim"],
+    }
 
 
 def of_kimi(state: State) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from training.interchange.mapping import Entry, Shape
 
 NOTHING: Any = MappingProxyType({})
 TOKENS, W_U = "token_embd.weight", "output.weight"
-OUTER = {TOKENS: "W_e", "position_embd.weight": "W_p", "output_norm.*": "norm.*", W_U: "W_u"}
+OUTER = {TOKENS: "W_e", "position_embd.weight": "W_p", W_U: "W_u"}
 
 
 def _table(text: str) -> dict[str, str]:
@@ -69,11 +69,12 @@ _MAMBA = _RATES | _table("""
     ssm_in.weight attention.W_z+W_v+W_k+W_q+W_a                 ssm_conv1d.weight attention.C_v+C_k+C_q
     ssm_conv1d.bias attention.b_v+b_k+b_q    ssm_d attention.D                     ssm_out.weight attention.W_out
 """)
-
-
+_OF_MLP = {name: ours for name, ours in LAYER.items() if ours.startswith(("mlp.", "norm2."))}
+_ALONE = dict.fromkeys(_OF_MLP, "-") | {f"+.{n.replace('ffn_norm', 'attn_norm')}": ours for n, ours in _OF_MLP.items()}
+"""MLPs that are layers of their own."""
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
 """Arrays that are one column here, whatever axes they have in a file."""
-TAPS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+TAPS = ("conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 """The taps of convolutions: matrices here."""
 FLOAT32 = (*FLAT, *TAPS)
 """Tensors that llama.cpp reads in float32."""
@@ -96,6 +97,7 @@ class Kind(NamedTuple):
     permuted: bool = False  # whether the rows of q and k have another order
     shifted: bool = False  # whether the scales of norms have 1 added
     by_keys: bool = False  # whether the heads of values of recurrences have another order
+    last_norm: str = "output_norm"  # the name of the norm after the last layer
     # what llama.cpp has of models of this kind: no W_u of their own, or one also of those that share W_e; heads that
     # share keys and values
     ties: bool = False
@@ -115,8 +117,9 @@ class Kind(NamedTuple):
         joined = any(name.endswith("attn_kv_b.weight") for name in names)  # before April 2025
         left = ("attn_k_b.weight", "attn_v_b.weight") if joined else ("attn_kv_b.*",)
         of_layer = {name: ours for name, ours in {**LAYER, **self.layer}.items() if ours != "-" and name not in left}
-        table = {f"blk.#.{name}": re.sub(r"^(\^?)", r"\1layers.", ours) for name, ours in of_layer.items()}
-        return entries_in({**OUTER, **table}, model)
+        of_layer = {name if name[0] == "+" else f".{name}": ours for name, ours in of_layer.items()}
+        table = {f"blk.#{name}": re.sub(r"^(\^?)", r"\1layers.", ours) for name, ours in of_layer.items()}
+        return entries_in({**OUTER, f"{self.last_norm}.*": "norm.*", **table}, model)
 
     def written(self, model: Model) -> list[Entry]:
         """Return the tensors to write: W_e once more where llama.cpp asks for W_u."""
@@ -193,6 +196,30 @@ _QWEN35 = Kind(
     layer=_DELTA | _table("ssm_alpha.weight attention.W_a  ssm_beta.weight attention.W_b"),
     shifted=True,
     by_keys=True,
+)
+_LFM2 = Kind(
+    fields.LFM2,
+    fields.lfm2,
+    fields.of_lfm2,
+    constants={"block_auto_adjust_ff_dim": False, "conv_bias": False},
+    layer=_table("""
+        shortconv.in_proj.weight attention.W_i+W_y+W_x
+        shortconv.conv.weight attention.C  shortconv.out_proj.weight attention.W_out
+    """),
+    last_norm="token_embd_norm",
+)
+_NEMOTRON = Kind(
+    fields.NEMOTRON,
+    fields.nemotron,
+    fields.of_nemotron,
+    ("nemotron_h",),
+    constants={"time_step_min": 0.001},  # of published models; llama.cpp has no smallest Δ
+    layer=_MAMBA | _ALONE,
+    permuted=True,
+    shapes={
+        **dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1)),
+        "ssm_norm": lambda state: (state["n_groups"], -1),
+    },
 )
 KINDS: dict[str, Kind] = {
     "llama": Kind(
@@ -306,6 +333,10 @@ KINDS: dict[str, Kind] = {
             "ssm_norm": lambda state: (state["mamba_n_groups"], -1),
         },
     ),
+    "lfm2": _LFM2,
+    "lfm2moe": _LFM2._replace(names=fields.LFM2_MOE, types=("lfm2_moe",)),
+    "nemotron_h_moe": _NEMOTRON,
+    "nemotron_h": _NEMOTRON,
     "kimi-linear": Kind(
         fields.KIMI,
         fields.kimi,

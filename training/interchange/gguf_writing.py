@@ -57,6 +57,7 @@ def draft(
 ) -> Draft:
     """Return a file's metadata on its model, and its tensors' shapes and types; `quantize` is one of `QUANTIZED`."""
     architecture = OF_TYPE[state["model_type"]]
+    architecture += "_moe" * (f"{architecture}_moe" in KINDS and "n_routed_experts" in state)
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
     found = {key: state[name] for key, (name, _) in kind.names.items() if state.get(name) is not None}

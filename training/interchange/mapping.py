@@ -118,7 +118,8 @@ _STACK = re.compile(r"^(layers|encoder|decoder)\.\d+\.")
 def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = False, places: Places = ()) -> list[Entry]:
     """Return the tensors in a table that a model has, and for each of them our arrays.
 
-    In a name, ``#`` is the number of a layer and ``@`` that of an expert; ``*`` is weight or bias, in ours W or b, or
+    In a name, ``#`` is the number of a layer, ``#+`` of its MLP if MLPs are counted as layers, and ``@`` that of an
+    expert; ``*`` is weight or bias, in ours W or b, or
     gamma or beta; the first of alternatives, separated by ``|``, is written. Ours are stacked by ``+`` and interleaved
     head by head by ``&``, in ``A&B/C`` by the heads of C; in ``[`` and ``]`` they have an axis of size 1 in front, and
     in ``<`` and ``>`` before the last, in ``{`` and ``}`` two in front and one behind; in ``A/A`` and after ``^`` the
@@ -138,7 +139,11 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
         entries = list(group)
         rows = [shapes[leaf][0] for entry in entries for leaf in entry.leaves[:1] if leaf in shapes] if prefix else []
         of_layers = [(None, l) for l in range(max(rows))] if rows else places if prefix else ()
-        found += [one for l, at in enumerate(of_layers) for entry in entries for one in _in_layer(entry, l, at, shapes)]
+        number = 0
+        for at in of_layers:
+            of_layer = [(entry.name, _in_layer(entry, number, at, shapes)) for entry in entries]
+            found += [one for _, ones in of_layer for one in ones]
+            number += 1 + any(ones and "#+" in name for name, ones in of_layer)
         found += [] if prefix else entries
     return found
 
@@ -184,9 +189,12 @@ def _in_layer(entry: Entry, number: int, at: tuple[int | None, int], shapes: Map
     shape = shapes.get(entry.leaves[0])
     if shape is None or (entry.beside and entry.beside not in shapes) or entry.unless in shapes:
         return []
-    name, *aliases = (name.replace("#", str(number)) for name in (entry.name, *entry.aliases))
-    experts, entry = range(shape[1]) if "@" in name else (None,), entry._replace(aliases=tuple(aliases))
-    return [entry._replace(name=name.replace("@", str(expert)), layer=l, expert=expert) for expert in experts]
+    names = [name.replace("#+", str(number + 1)).replace("#", str(number)) for name in (entry.name, *entry.aliases)]
+    found = []
+    for expert in range(shape[1]) if "@" in entry.name else (None,):
+        name, *aliases = (name.replace("@", str(expert)) for name in names)
+        found.append(entry._replace(name=name, aliases=tuple(aliases), layer=l, expert=expert))
+    return found
 
 
 def lookup(tensors: Tensors, entries: Iterable[Entry], prefix: str) -> dict[str, list[str]]:

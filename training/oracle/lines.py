@@ -333,7 +333,7 @@ def mh_attention(
     are normalized without gamma, each head by itself or all together), "positions_first" (these norms follow the
     positions, HunYuan), "own" (in place of all this, a function of X, Z,
     W and the mask), "latent" (see `latent_attention`), "delta" (see `gated_delta`), "mamba" (see `mamba2`), "lru" (see
-    `rg_lru`); `model`: "epsilon" and
+    `rg_lru`), "short_convolution"; `model`: "epsilon" and
     "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?.
     """
     if "own" in line:
@@ -344,6 +344,8 @@ def mh_attention(
         return mamba2(X, W, mask, line)
     if "lru" in line:
         return rg_lru(X, W, mask)
+    if "short_convolution" in line:
+        return short_convolution(X, W, mask)
     if "latent" in line:
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
     heads = []
@@ -365,7 +367,10 @@ def latent_attention(
 
     `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e],
     W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`, or None, with
-    which nothing is rotated, as in Kimi Linear), "epsilon" of the latents' norms, "scores": s.
+    which nothing is rotated, as in Kimi Linear), "epsilon" of the latents' norms, "scores": s, "indexer"?: "k" and
+    "pairs" of an indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", equation 1), whose parameters are `W`.index: W_q [n, d, d_q],
+    W_k [d, d_e], norm_k, W_w [n, d_e]. A token then reads the k tokens z with the largest sum over its heads of (W_w x)
+    ReLU(k_z . q), of those that the mask permits; the first d_r rows of q and k are rotated.
     """
     rotary, epsilon = line["positions"], line["epsilon"]
 
@@ -373,12 +378,28 @@ def latent_attention(
         each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
         return np.stack(each, axis=1)
 
-    def turned(Y: Array, positions: Positions) -> Array:
-        return Y if rotary is None else rotate(Y, positions, rotary)
+    def turned(Y: Array, positions: Positions, **pairs: Any) -> Array:
+        return Y if rotary is None else rotate(Y, positions, {**rotary, **pairs})
 
     C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
     C = normed(W.W_c @ Z, W.norm_c.gamma)
     K_r = turned(W.W_kr @ Z, z_positions)
+    if line.get("indexer"):
+        d_r, pairs = len(K_r), {"pairs": line["indexer"]["pairs"]}
+        K, norm = W.index.W_k @ Z, W.index.norm_k
+        K = np.stack([layer_norm(e, norm.gamma, norm.beta, 1e-6) for e in K.T], axis=1)
+        K = np.concatenate([turned(K[:d_r], z_positions, **pairs), K[d_r:]])
+        I = np.zeros(mask.shape)
+        for h in range(len(W.index.W_q)):
+            Q = W.index.W_q[h] @ C_q
+            Q = np.concatenate([turned(Q[:d_r], x_positions, **pairs), Q[d_r:]])
+            for t_z, t_x in np.ndindex(mask.shape):
+                I[t_z, t_x] += (W.index.W_w[h] @ X[:, t_x]) * relu(K[:, t_z] @ Q[:, t_x])
+        for t_x in range(mask.shape[1]):
+            may = [t_z for t_z in range(mask.shape[0]) if mask[t_z, t_x]]
+            best = sorted(may, key=lambda t_z: -I[t_z, t_x])[: line["indexer"]["k"]]
+            mask = mask.copy()
+            mask[:, t_x] = [t_z in best for t_z in range(mask.shape[0])]
     factor = rotary["scaling"]["factor"] if rotary and rotary.get("scaling") else 1.0
     scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
     heads = []
@@ -410,13 +431,13 @@ def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
     """Return Mamba-2 (Dao and Gu 2024, sections 6 and 7; Granite 4), [d_e, l].
 
     In every head, S <- exp(-exp(a) Delta) S + B (Delta x)^T and y = S^T C + D x, token by token, with Delta =
-    softplus(W_a X + b_a); x, B and C come from a convolution with a bias over the last tokens of the document, and
+    softplus(W_a X + b_a), but at least a smallest Delta (Nemotron-H); x, B and C come from a convolution with a bias over the last tokens of the document, and
     SiLU. S starts as 0 where a document does. The y of the heads that share B and C are multiplied by silu(W_z X), and
     normalized as one column.
 
     `W`: W_q, W_k [H_k, d_k, d_e] of C and B, W_v [H, d_v, d_e] of x, C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], b_q,
     b_k [H_k, d_k], b_v [H, d_v], W_z [H, d_v, d_e], W_a [H, d_e], b_a, a, D [H], gamma [H d_v], W_out [d_e, H d_v];
-    `line`: "epsilon" of the norm.
+    `line`: "epsilon" of the norm, "delta_min".
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
@@ -427,7 +448,7 @@ def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
         x, columns = convolved(W.W_v[h] @ X, W.C_v[h], W.b_v[h], starts), []
         S = np.zeros((len(B), len(x)))
         for t in range(l):
-            delta = np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h]))
+            delta = max(np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])), line["delta_min"])
             S = (0 if starts[t] else np.exp(-np.exp(W.a[h]) * delta)) * S + np.outer(B[:, t], delta * x[:, t])
             columns.append((S.T @ C[:, t] + W.D[h] * x[:, t]) * silu(W.W_z[h] @ X[:, t]))
         groups[g].append(np.stack(columns, axis=1))
@@ -508,6 +529,25 @@ def rg_lru(X: Array, W: Any, mask: Array) -> Array:
             columns.append(h * gelu_tanh(y[:, t]))
         groups.append(np.stack(columns, axis=1))
     return linear(W.W_out, W.b_out, np.concatenate(groups))
+
+
+def short_convolution(X: Array, W: Any, mask: Array) -> Array:
+    """Return a short convolution between two gates (Liquid AI 2025, "LFM2 Technical Report"; LFM 2), [d_e, l].
+
+    u_t is the sum over the last tokens s of the document of C (W_i x_s + b_i) (W_x x_s + b_x), row by row, and b_c; the
+    result W_out ((W_y x_t + b_y) u_t) + b_out.
+
+    `W`: W_x, W_i, W_y [d, d_e], C [d, width], b_x?, b_i?, b_y?, b_c? [d], W_out [d_e, d], b_out? [d_e].
+    """
+    rows, width = linear(W.W_i, part(W, "b_i"), X) * linear(W.W_x, part(W, "b_x"), X), W.C.shape[1]
+    b, columns = 0.0 if part(W, "b_c") is None else W.b_c, []
+    for t in range(X.shape[1]):
+        u, first = np.zeros(len(rows)) + b, max(s for s in range(t + 1) if s == 0 or not mask[s - 1, s])
+        for s in range(max(first, t - width + 1), t + 1):
+            u = u + W.C[:, s - t + width - 1] * rows[:, s]
+        columns.append(u)
+    gate = linear(W.W_y, part(W, "b_y"), X)
+    return linear(W.W_out, part(W, "b_out"), gate * np.stack(columns, axis=1))
 
 
 def join_masks(

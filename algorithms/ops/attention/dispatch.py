@@ -78,6 +78,7 @@ class LazyScores:
     by_distance: ByDistance = ()  # U ``[*heads, d_r, *batch, l_x]`` and P ``[H, d_r, l_z + l_x]`` of scores by distance
     added: Any = None  # numbers added to the scores of a single query of each sequence, ``[H, *batch, l_z]``
     weights: Weights | None = None  # a replacement of the softmax
+    chosen: Callable[[Mask], Mask] | None = None  # narrows the mask
     step: int = 0  # 0: KᵀQ, 1: masked, 2: the weights of the values
     factor: Any = 1.0  # of these weights
     names: tuple[Any, ...] = ()  # the observers of the values of the steps
@@ -86,7 +87,7 @@ class LazyScores:
 
     def where(self, mask: Mask) -> "LazyScores":
         """The scores, −∞ where the mask is False."""
-        return dataclasses.replace(self, mask=mask, step=1)
+        return dataclasses.replace(self, mask=mask if self.chosen is None else self.chosen(mask), step=1)
 
     def __truediv__(self, c: Any) -> "LazyScores":
         changed: Any = {"divisor": self.divisor * c} if self.step < 2 else {"factor": self.factor / c}

@@ -39,6 +39,7 @@ LATENT = {"num_key_value_heads": 6, "n_routed_experts": 8, "first_k_dense_replac
 LATENT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "head_dim": 4}
 GROUPS = {"q_lora_rank": 7, "n_group": 4, "topk_group": 2}
 WITHIN = {"topk_method": "group_limited_greedy"}
+INDEXER = {"index_n_heads": 9, "index_head_dim": 7, "index_topk": 5}
 FIRST = {"first_k_dense_replace": 2, "num_hidden_layers": 5}
 OLMO3 = {"hidden_size": 60, "num_hidden_layers": 5, "sliding_window": 5}
 DEFAULT = {"rope_type": "default", "rope_theta": 100.0}
@@ -54,6 +55,10 @@ MAMBA = {"num_hidden_layers": 5, "layer_types": ["mamba", "mamba", "attention", 
 MAMBA |= {"hidden_size": 24, "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 8}
 MAMBA |= {"mamba_d_conv": 3, "shared_intermediate_size": 19}
 BAMBA = {name: value for name, value in MAMBA.items() if name not in ("layer_types", "shared_intermediate_size")}
+NEMOTRON = {"mamba_num_heads": 6, "n_groups": 3, "ssm_state_size": 5, "mamba_head_dim": 8, "conv_kernel": 3}
+NEMOTRON |= {"layer_norm_epsilon": 1e-3, "num_hidden_layers": None, "time_step_min": 0.6, "mlp_bias": True}
+LFM = {"num_hidden_layers": 5, "norm_eps": 1e-3, "head_dim": 2, "rope_parameters": DEFAULT}
+CONVOLUTIONS = ["conv", "conv", "full_attention"]
 ROTATED = {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
 KIMI = {"num_hidden_layers": 5, "num_key_value_heads": 6, "kv_lora_rank": 10, "num_experts": 8, "head_dim": 4}
 KIMI |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5, "num_shared_experts": 2}
@@ -139,6 +144,8 @@ MODELS = {
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5, **OSS}),
     "deepseek_v3": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS}),
     "deepseek_v3, with first layers": ("deepseek_v3", {**EXPERTS, **LATENT, **GROUPS, **FIRST}),
+    "deepseek_v32": ("deepseek_v32", {**EXPERTS, **LATENT, **GROUPS, **INDEXER, "rope_parameters": MSCALE}),
+    "glm_moe_dsa": ("glm_moe_dsa", {**EXPERTS, **LATENT, **FIRST, **INDEXER, "q_lora_rank": 7}),
     "deepseek_v2": ("deepseek_v2", {**EXPERTS, **LATENT, "q_lora_rank": None, "rope_parameters": MSCALE}),
     "deepseek_v2, within groups": ("deepseek_v2", {**EXPERTS, **LATENT, **GROUPS, **WITHIN}),
     "glm4_moe_lite": (
@@ -175,6 +182,24 @@ MODELS = {
         {"moe_intermediate_size": 11, "moe_k": 2, "moe_num_experts": 5, "moe_layer_start_index": 2, "head_dim": 2},
     ),
     "bamba": ("bamba", {**BAMBA, "attn_layer_indices": [1, 4], "mlp_bias": True, "head_dim": 4}),
+    "nemotron_h": ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-MM-*-*M"}),
+    "nemotron_h, experts": (
+        "nemotron_h",
+        {**NEMOTRON, **EXPERTS, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.7}
+        | {"hybrid_override_pattern": "ME*-M"}
+        | {"moe_shared_expert_intermediate_size": 15, "time_step_min": 0.6, "mlp_bias": False},
+    ),
+    "lfm2": ("lfm2", {**LFM, "full_attn_idxs": [1, 4], "conv_bias": True, "block_multiple_of": 7}),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **LFM,
+            **EXPERTS,
+            "num_experts": 5,
+            "num_dense_layers": 2,
+            "layer_types": ["conv", "full_attention"] * 2 + ["conv"],
+        },
+    ),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
@@ -201,7 +226,7 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, name, dtype):
     path = cases.saved(model, tmp_path, dtype)
     x = np.random.default_rng(1).integers(model.config.vocab_size, size=(2, 19))
     rounded = dtype == "float64" and "gpt2" not in name
-    of_rules = {"linear_num_key_heads", "linear_num_heads", "mamba_n_heads"}
+    of_rules = {"linear_num_key_heads", "linear_num_heads", "mamba_n_heads", "mamba_num_heads"}
     is_recurrent = MODELS[name][1].keys() & of_rules  # which are in float32
     cases.assert_decodes_as_theirs(
         torch, model, path, x, "float32" if is_recurrent else "rounded" if rounded else dtype
@@ -256,7 +281,15 @@ def test_the_spellings_of_transformers_4_are_read(tmp_path):
     llama = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}
     of_windows = {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN}}
     changed = {"olmo3": of_windows}
-    old_fields = {"llama": llama, "gemma3": gemma3, "olmo3": olmo3, "glm4": glm4, "minimax_m2": minimax}
+    nemotron = {"layers_block_type": None, "hybrid_override_pattern": "M-MM-*-*M"}
+    old_fields = {
+        "nemotron_h": nemotron,
+        "llama": llama,
+        "gemma3": gemma3,
+        "olmo3": olmo3,
+        "glm4": glm4,
+        "minimax_m2": minimax,
+    }
     for name, old in old_fields.items():
         path = cases.saved(make(name, **changed.get(name, {})), tmp_path / name)
         expected = load_pretrained(path)[1]
@@ -279,6 +312,10 @@ PUBLISHED = {
     "hunyuan_v1_dense": ("HUNYUAN", 1e4, {"head_dim": 128}),
     "olmo": ("OLMO", 1e4, {}),
     "ernie4_5_moe": ("ERNIE4_5_MOE", 5e5, {}),
+    "lfm2": ("LFM2", 1e6, {"layer_types": CONVOLUTIONS * 3, "hidden_size": 2048, "num_hidden_layers": 9}),
+    "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
+    "glm_moe_dsa": ("GLM5", 1e6, {}),
+    "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
 
 
@@ -391,6 +428,8 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
         ("granite_hybrid", {"mamba_proj_bias": True}, "biases of the projections of a recurrence"),
         ("granite_hybrid", {"time_step_limit": [0.0, 0.1]}, r"limits of Δ \(time_step_limit = \[0.0, 0.1\]\)"),
         ("granite_hybrid", {"layer_types": ["conv"] * 5}, "layer_types: expected linear_attention or full_attention"),
+        ("nemotron_h", {"layers_block_type": ["mamba", *["mlp"] * 8]}, "an MLP that follows neither an attention nor"),
+        ("nemotron_h", {"moe_latent_size": 7}, r"experts of a latent \(moe_latent_size = 7\)"),
         ("kimi_linear", {"layer_types": ["linear_attention"] * 4}, "linear_attention or full_attention for each of 5"),
         ("kimi_linear", {"mlp_layer_types": ["sparse", "dense"] * 2 + ["sparse"]}, "layers without experts after"),
         ("kimi_linear", {"moe_router_activation_func": "softmax"}, "other scores of experts"),
@@ -444,8 +483,9 @@ def test_our_own_models_open_in_transformers(tmp_path, name, tied):
 @pytest.mark.parametrize("name", EVERY)
 def test_greedy_generation_is_that_of_transformers(tmp_path, name):
     """Prompts of several lengths, past the windows."""
-    cached = {"lru_width": SIZES["hidden_size"]} if name == "recurrent_gemma" else {}  # its cache has no other size
-    model = make(name, **cached)
+    # of RecurrentGemma, a cache has no other size; of Nemotron-H, steps from one ignore the smallest Δ
+    kind, cached = MODELS[name][0], {"recurrent_gemma": {"lru_width": 12}, "nemotron_h": {"time_step_min": 1e-9}}
+    model = make(name, **cached.get(kind, {}))
     theta, config, _ = load_pretrained(cases.saved(model, tmp_path))
     prompts = [np.random.default_rng(n).integers(3, config.N_V, n) for n in (1, 4, 9)]
     x = np.array([[*prompt, *[0] * (9 - len(prompt))] for prompt in prompts])

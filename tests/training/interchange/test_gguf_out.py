@@ -63,6 +63,9 @@ def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
 
 
 HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}, "qwen3_5": {}, "qwen3_5_moe": {}}
+HYBRIDS |= {"lfm2": {"conv_bias": False}, "lfm2_moe": {}}
+HYBRIDS["nemotron_h"] = {"time_step_min": 0.001}
+HYBRIDS["nemotron_h, experts"] = {"time_step_min": 0.001, "hybrid_override_pattern": "MEM*E"}
 HYBRIDS |= {name: {"linear_num_heads": 6} for name in ("kimi_linear", "kimi_linear, a latent of queries")}
 
 
@@ -72,13 +75,19 @@ def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
     model = test_decoders.make(name, **HYBRIDS[name])
     file = written(model, tmp_path, atol=1e-6)
     logarithms = {n: a.numpy() for n, a in model.state_dict().items() if n.endswith("A_log")}
-    assert len(logarithms) >= 2
+    assert len(logarithms) >= 2 or "lfm2" in name
     for n, a in logarithms.items():
         found = file.read(f"blk.{n.split('.')[2]}.ssm_a")
         in_order = a.reshape(3, 2).T if name.startswith("qwen3_5") else a  # the first head of each key, then the second
         np.testing.assert_allclose(found.reshape(-1), -np.exp(in_order.reshape(-1)), rtol=1e-6)
-    exact = [info.type for n, info in file.tensors.items() if "conv1d" in n or "ssm_norm" in n]
+    exact = [info.type for n, info in file.tensors.items() if "conv1d" in n or "conv.conv" in n or "ssm_norm" in n]
     assert {*exact} == {"F32"}
+    if name.startswith(("lfm2", "nemotron_h")):
+        names = gguf_cases.names_in(file.metadata["general.architecture"], len(model.model.layers))
+        theirs = [n for n in cases.tensors_of(tmp_path / "theirs") if n.endswith((".weight", ".bias"))]
+        mapped = {names.get_name(n, (".weight", ".bias")) for n in theirs} - {None}
+        assert "blk.1.attn_norm.weight" in mapped
+        assert mapped <= {*file.tensors}
 
 
 @pytest.mark.parametrize("name", ["directory", "model.gguf"])

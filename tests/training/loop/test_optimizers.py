@@ -12,7 +12,7 @@ from jax import Array
 
 import algorithms as alg
 from algorithms import MLPParams
-from algorithms.lines import MLP, RGLRU, Experts, GatedDelta, KimiDelta, Latent, Mamba2, array
+from algorithms.lines import MLP, RGLRU, Experts, GatedDelta, KimiDelta, Latent, Mamba2, ShortConvolution, array
 from algorithms.model.theta import theta_shapes
 from tests import cases
 from tests.cases import random_theta
@@ -230,6 +230,7 @@ ROLES = {  # variant → leading axes of each array's matrices: of layers and ex
             ("kimi", KimiDelta(n=4, n_keys=2, d_key=3, d_value=5, rank=7), dict.fromkeys(("q", "v", "z2", "a2"), 1)),
             ("mamba", Mamba2(n=4, n_keys=2, d_key=3, d_value=5), dict.fromkeys(("q", "k", "v", "z", "a", "out"), 1)),
             ("rg-lru", RGLRU(n=3, d=5), {"x": 1, "y": 1, "i": 2, "r": 2, "out": 1}),
+            ("convolution", ShortConvolution(d=5), {"x": 1, "i": 1, "y": 1, "out": 1}),
         )
     },
     "own": (
@@ -240,7 +241,7 @@ ROLES = {  # variant → leading axes of each array's matrices: of layers and ex
 }
 
 
-THOROUGH = ("kimi", "mamba", "rg-lru")
+THOROUGH = ("kimi", "mamba", "rg-lru", "convolution")
 
 
 @pytest.mark.end_to_end
