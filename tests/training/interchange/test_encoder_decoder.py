@@ -1,4 +1,4 @@
-"""BART, Marian and torch.nn.Transformer, at random: logits, gradients by name, both directions, generation."""
+"""BART, Marian, T5 (and its version 1.1) and torch.nn.Transformer, at random: logits, gradients, files, generation."""
 
 import functools
 import itertools
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from algorithms import ed_hidden_state, ed_transformer
+from algorithms import T5, EDTransformerConfig, ed_hidden_state, ed_transformer
+from algorithms.lines import MLP, Distances
 from tests import interchange_cases as cases
-from tests.cases import quick_of
+from tests.cases import quick_of, random_theta
 from training.interchange import load_pretrained, save_pretrained
 
 torch, transformers = cases.libraries()
@@ -23,12 +24,17 @@ SHARED = {"d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_atte
 SHARED |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7, "max_position_embeddings": 11}
 ONE = {"vocab_size": 29, "pad_token_id": 28, "decoder_start_token_id": 28, "eos_token_id": 0}
 TWO = {**ONE, "decoder_vocab_size": 23, "pad_token_id": 22, "decoder_start_token_id": 22}
+OF_T5 = {"vocab_size": 31, "d_kv": 5, "d_ff": 7, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3}
+OF_T5 |= {"relative_attention_num_buckets": 6, "relative_attention_max_distance": 7, "layer_norm_epsilon": 1e-3}
+OF_T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 MODELS = {
     "bart": ("Bart", {"vocab_size": 29, "scale_embedding": True}),
     "marian": ("Marian", {**ONE, "scale_embedding": True, "activation_function": "swish"}),
     "marian-two": ("Marian", {**TWO, "share_encoder_decoder_embeddings": False, "activation_function": "relu"}),
+    "t5": ("T5", OF_T5),
+    "t5 1.1": ("T5", {**OF_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
-HEADS = {"Bart": "BartForConditionalGeneration", "Marian": "MarianMTModel"}
+HEADS = {"Bart": "BartForConditionalGeneration", "Marian": "MarianMTModel", "T5": "T5ForConditionalGeneration"}
 Z_LENGTHS = np.array([7, 4])
 
 
@@ -42,6 +48,8 @@ def make(kind):
     name, options = MODELS[kind]
     config = getattr(transformers, f"{name}Config")(**{**SHARED, **options, "attn_implementation": "eager"})
     model = getattr(transformers, HEADS[name])(config).double()
+    if kind == "t5 1.1":  # has a matrix of its own for the logits in Google's files
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model = cases.randomized(torch, model)
     with torch.no_grad():
         for n, p in model.named_parameters():
@@ -51,6 +59,13 @@ def make(kind):
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, dtype=torch.float64))
     return model
+
+
+def saved(model, kind, path, dtype="float64"):
+    path = cases.saved(model, path, dtype)
+    if kind == "t5 1.1":
+        cases.change_config(path, tie_word_embeddings=False)
+    return path
 
 
 def data(config):
@@ -67,16 +82,17 @@ def theirs(model, z, x):
 
 def ours(z, x, theta, z_length=Z_LENGTHS):
     X = ed_hidden_state(jnp.asarray(z), jnp.asarray(x), theta, z_length=jnp.asarray(z_length))
-    return cases.column_logits(X, theta)
+    return jnp.moveaxis(theta.variant.unembedding.logits(X, theta), 0, -1)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), quick_of([("bart", "float64")], itertools.product(MODELS, cases.DTYPES)))
 def test_logits_and_gradients_are_those_of_transformers(tmp_path, kind, dtype):
     model = make(kind)
-    path = cases.saved(model, tmp_path, dtype)
+    path = saved(model, kind, tmp_path, dtype)
     theta, config, _ = load_pretrained(path)
     inputs = data(config)
     outputs, expected = functools.partial(ours, *inputs), theirs(model, *inputs)
+    dtype = "rounded" if "t5" in kind and dtype == "float64" else dtype
     compared = cases.assert_as_theirs(torch, model, path, theta, outputs, expected, dtype)
     sinusoids = {n for n, _ in model.named_parameters() if "embed_positions" in n and kind != "bart"}
     assert compared == {name for name, _ in model.named_parameters()} - sinusoids
@@ -86,7 +102,7 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path, kind, dtype):
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_way_there_and_back_is_exact(tmp_path, kind, dtype):
     model = make(kind)
-    path = cases.saved(model, tmp_path / "theirs", dtype)
+    path = saved(model, kind, tmp_path / "theirs", dtype)
     x = data(load_pretrained(path)[1])
     sinusoids = {name for name in cases.tensors_of(path) if kind != "bart" and "embed_positions" in name}
     opened = functools.partial(type(model).from_pretrained, attn_implementation="eager")
@@ -98,10 +114,42 @@ def test_the_way_there_and_back_is_exact(tmp_path, kind, dtype):
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_translations_are_those_of_transformers(tmp_path, kind):
     model = make(kind)
-    path = cases.saved(model, tmp_path)
+    path = saved(model, kind, tmp_path)
     z, _ = data(load_pretrained(path)[1])
     rules = dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id", "bad_words_ids"))
+    rules |= {"use_cache": False} if "t5" in kind else {}  # its cache has as many layers as the encoder
     cases.assert_greedy(torch, model, path, z, Z_LENGTHS, 9, **rules)
+
+
+@pytest.mark.parametrize(("gated", "tied"), [(False, True), (True, False)])
+def test_our_own_t5_opens_in_transformers(tmp_path, gated, tied):
+    mlp = MLP(activation="gelu_tanh", gated=True, biases=False) if gated else T5.mlp
+    variant = T5.but(mlp=mlp, attention=T5.attentions[0].but(positions=Distances(buckets=8, farthest=9)))
+    variant = variant.but(unembedding=variant.unembedding.but(tied=tied, scaled=tied))
+    sizes = {"N_V": 17, "l_max": 23, "L_enc": 2, "L_dec": 3, "H": 4, "d_e": 12, "d_mlp": 13, "d_attn": 8, "d_mid": 8}
+    config = EDTransformerConfig(**sizes, variant=variant)
+    theta = random_theta(config)
+    save_pretrained(tmp_path / "out", theta, config)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out")
+    z, x = data(config)
+    cases.assert_same(ours(z, x, theta), theirs(model, z, x).detach(), "rounded", "logits")
+    assert load_pretrained(tmp_path / "out")[1] == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"feed_forward_proj": "gated-swish2"}, "the activation 'swish2'"),
+        ({"feed_forward_proj": "doubly-gated-gelu"}, "the MLP of feed_forward_proj = 'doubly-gated-gelu'"),
+        ({"architectures": ["T5EncoderModel"]}, "the head of T5EncoderModel"),
+        ({"relative_attention_num_buckets": 5}, "Distances.buckets: expected an even number >= 4, got 5"),
+        ({"relative_attention_max_distance": 2}, "Distances.farthest: expected a distance > 3, half of the buckets"),
+        ({"relative_attention_num_buckets": 8}, "relative_attention_bias.weight"),
+        ({"num_layers": 5}, r"number of layers of the encoder \(L_enc\): expected 2, as"),
+    ],
+)
+def test_what_t5_lacks_or_contradicts_is_said(fields, message, tmp_path):
+    cases.assert_refused(make("t5"), tmp_path, message, **fields)
 
 
 class Seq2Seq(torch.nn.Module):
