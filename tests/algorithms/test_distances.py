@@ -1,6 +1,6 @@
 """Scores by distance: T5's, ALiBi's and Transformer-XL's, in every implementation, with all that attention has.
 
-Values of whole models, and cached decoding, are in ``test_family``, T5 beside transformers' in ``test_encoder_decoder``.
+Values of whole models, and cached decoding, are in ``test_family``; transformers' T5 is in ``test_encoder_decoder``.
 """
 
 import functools

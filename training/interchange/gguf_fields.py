@@ -128,18 +128,13 @@ def olmo2(m: Metadata, found: State) -> State:
     rotary = found["rope_parameters"]
     if not found["sliding_window"]:
         return {}
-    return {"model_type": "olmo3", **_in_windows(rotary, rotary["rope_theta"]), **_layer_types(m, 4)}
+    return {"model_type": "olmo3", **_in_windows(rotary, rotary["rope_theta"]), **layer_types(m, 4)}
 
 
 def _in_windows(rotary: State, base: float) -> State:
     """Return the field rope_parameters of a model whose layers with windows have others, which are not scaled."""
     in_windows = {"rope_type": "default", "rope_theta": base}
     return {"rope_parameters": {"sliding_attention": in_windows, "full_attention": rotary}}
-
-
-def cohere2(m: Metadata, found: State) -> State:
-    """Return Command R7B's fields: every fourth layer attends to all tokens."""
-    return _layer_types(m, 4)
 
 
 def olmo(m: Metadata, found: State) -> State:
@@ -152,7 +147,7 @@ def olmo(m: Metadata, found: State) -> State:
 def exaone4(m: Metadata, found: State) -> State:
     """Return EXAONE 4's fields: only the model with 64 layers has windows in llama.cpp, in three of four."""
     if m.layers() == 64:
-        return {"sliding_window": m.get("attention.sliding_window", 4096), **_layer_types(m, 4)}
+        return {"sliding_window": m.get("attention.sliding_window", 4096), **layer_types(m, 4)}
     if found["sliding_window"]:
         raise m.wrong("attention.sliding_window", "none in a model of other than 64 layers")
     return {"layer_types": ["full_attention"] * m.layers()}
@@ -166,15 +161,11 @@ def ernie_moe(m: Metadata, found: State) -> State:
     return {}
 
 
-def minimax(m: Metadata, found: State) -> State:
-    """Return MiniMax's fields: the weights of experts are sigmoids, divided by their sum."""
-    _check_sigmoids(m)
-    return {}
-
-
-def _check_sigmoids(m: Metadata) -> None:
+def sigmoids(m: Metadata, found: State) -> State:
+    """Return no further fields of a model whose weights of experts are sigmoids."""
     if m.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise m.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)")
+    return {}
 
 
 def llama4(m: Metadata, found: State) -> State:
@@ -218,7 +209,7 @@ def deepseek(m: Metadata, found: State) -> State:
 
 def glm4_moe(m: Metadata, found: State) -> State:
     """Return GLM-4.5's fields: the last of its layers predict the token after the next."""
-    _check_sigmoids(m)
+    sigmoids(m, found)
     later = m.get("nextn_predict_layers", 0)
     sizes = {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
     return sizes | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
@@ -229,7 +220,7 @@ def kimi(m: Metadata, found: State) -> State:
     sigmoids, divided by their sum.
     """
     (types, _), H = _by_heads(m), found["num_attention_heads"]
-    _check_sigmoids(m)
+    sigmoids(m, found)
     if not m.get("expert_weights_norm", True):
         raise m.wrong("expert_weights_norm", "true")
     sizes = {"linear_num_heads": H, "num_key_value_heads": H}
@@ -361,10 +352,10 @@ def _windows(m: Metadata, found: State, pattern: int, *, largest: int) -> State:
     ``largest`` layers divides its scores by √(d_e/H).
     """
     L, d_e, H = (found[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    return {**_layer_types(m, pattern), "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"]}
+    return {**layer_types(m, pattern), "query_pre_attn_scalar": d_e // H if largest == L else found["head_dim"]}
 
 
-def _layer_types(m: Metadata, pattern: int) -> State:
+def layer_types(m: Metadata, pattern: int) -> State:
     """Return which layers have windows: all but every ``pattern``-th, unless the file says otherwise."""
     L, key = m.layers(), "attention.sliding_window_pattern"
     in_window = m.raw(key)  # a number, or whether each layer has a window
@@ -389,21 +380,6 @@ def of_olmo(state: State) -> dict[str, Any]:
     """Return OLMo's metadata: which layers have windows, if there are any."""
     in_window = [kind == "sliding_attention" for kind in state.get("layer_types", ())]
     return {"attention.sliding_window_pattern": in_window} if in_window else {}
-
-
-def of_olmo_1(state: State) -> dict[str, Any]:
-    """Return the first OLMo's metadata."""
-    return {"attention.layer_norm_epsilon": 1e-5}
-
-
-def of_ernie_moe(state: State) -> dict[str, Any]:
-    """Return Ernie's metadata."""
-    return {SHARED_LENGTH: state["moe_num_shared_experts"] * state["moe_intermediate_size"]}
-
-
-def of_sigmoids(state: State) -> dict[str, Any]:
-    """Return the metadata of experts whose weights are sigmoids."""
-    return {"expert_gating_func": SIGMOID}
 
 
 def of_llama4(state: State) -> dict[str, Any]:

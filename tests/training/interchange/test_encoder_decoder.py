@@ -1,4 +1,4 @@
-"""BART, Marian, T5 (and its version 1.1) and torch.nn.Transformer, at random: logits, gradients, files, generation."""
+"""BART, Marian, T5 (also version 1.1) and torch.nn.Transformer, at random: logits, gradients, files, generation."""
 
 import functools
 import itertools
