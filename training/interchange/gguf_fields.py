@@ -314,7 +314,7 @@ def lfm2(m: Metadata, found: State) -> State:
     """Return LFM 2's fields: layers without heads of keys are convolutions; the weights of experts are sigmoids."""
     types, H_kv = _by_heads(m)
     sizes = {"num_key_value_heads": H_kv, "num_dense_layers": m.get("leading_dense_block_count", 0)}
-    _check_sigmoids(m)
+    sigmoids(m, found)
     return sizes | {"layer_types": [FULL if kind == FULL else CONVOLUTION for kind in types]}
 
 

@@ -148,7 +148,7 @@ def entries_of(table: Table, shapes: Mapping[str, Shape], *, conv1d: bool = Fals
     return found
 
 
-def _in_row(names: str, ours: str | Shape, *, conv1d: bool) -> list[Entry]:
+def _in_row(names: str, ours: str | Shape | float, *, conv1d: bool) -> list[Entry]:
     """Return the tensors of a row of a table, a weight and a bias if there is a ``*``."""
     if not isinstance(ours, str):
         return [Entry(names, (), lead=ours) if isinstance(ours, tuple) else Entry(names, (), value=ours)]
