@@ -74,7 +74,7 @@ def ed_encoding(
         Z = f.layer_norm(Z, W.norm2)  # line 8
         return Z
 
-    Z = f.end(Z, theta.encoder_norm)  # line 9
+    Z = f.layer_norm(Z, theta.encoder_norm)  # line 9: end; with a norm, if a model has one here
     return Z
 
 
@@ -119,7 +119,7 @@ def ed_decoder_lines(
         X = f.layer_norm(X, W.norm5)  # line 19
         return X
 
-    X = f.end(X, theta.decoder_norm)  # line 20
+    X = f.layer_norm(X, theta.decoder_norm)  # line 20
     return X
 
 

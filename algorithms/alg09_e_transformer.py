@@ -69,7 +69,7 @@ def e_encoding(
         X = f.layer_norm(X, W.norm2)  # line 8
         return X
 
-    X = f.end(X, theta.encoder_norm)  # line 9
+    X = f.layer_norm(X, theta.encoder_norm)  # line 9: end; with a norm, if a model has one here
     return X
 
 

@@ -197,7 +197,6 @@ def _is_unidirectional(mask: StructuralMask) -> bool:
 
 
 def _cache_shapes(theta: Any, batch: tuple[int, ...], C: int, dtype: Any) -> Cache:
-    """The shapes of the caches of all layers, for C tokens."""
     own = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
     layers, stacks = of_each_layer(own, theta.variant), {}
     for l, (stack, _) in enumerate(places(theta.variant, count_layers(own, theta.variant))):

@@ -101,10 +101,6 @@ class Lines(NamedTuple):
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
         return X if norm is None else shard_residual_stream(self.variant.norm(X, norm))
 
-    def end(self, X: Float[Array, "d_e *columns"], norm: Any = None) -> Float[Array, "d_e *columns"]:
-        """``end`` of the loop over the layers: X, normalized if a model has a norm here, which the paper does not."""
-        return self.layer_norm(X, norm)
-
     def mh_attention(
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Any, context: Any = None
     ) -> Float[Array, "d_e *batch l_x"]:
@@ -113,7 +109,8 @@ class Lines(NamedTuple):
         Padding is masked, too.
         """
         is_own = context is None
-        mask = padded(mask, self.length if is_own else self.z_length)
+        length = self.length if is_own else self.z_length
+        mask = mask if length is None else mask & StructuralMask(length=length)
         caches = self.caches.own if is_own else self.caches.context
         X, W = self._normalized(X, W)
         X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
@@ -309,11 +306,6 @@ def _recomputed(turn: Callable[..., Any], X: Any, *, alone: bool) -> Callable[..
         return by_name(primitive, *arrays, **options) or primitive.name in by_primitive
 
     return jax.checkpoint(turn, prevent_cse=unroll or alone, policy=policy)
-
-
-def padded(mask: Any, length: Integer[Array, "*#batch"] | int | None) -> Any:
-    """The mask, with context tokens from ``length`` on masked, too."""
-    return mask if length is None else mask & StructuralMask(length=length)
 
 
 def zero_padding(

@@ -26,6 +26,7 @@ from algorithms import (
 )
 from algorithms.alg14_inference import sample
 from algorithms.machinery.options import using
+from algorithms.masks import StructuralMask
 from algorithms.model.initialization import MADE_BY
 from algorithms.model.theta import theta_shapes
 from algorithms.ops.attention import blockwise, strips
@@ -56,9 +57,22 @@ def initializer(config: Any) -> Any:
     }[type(config)]
 
 
-def _array(values: Any, dtype: Any) -> jax.Array:
+def array(values: Any, dtype: Any = None) -> jax.Array:
     """These values, without a program for each shape, as ``jnp.asarray`` compiles."""
-    return jax.device_put(np.asarray(values).astype(dtype))
+    return jax.device_put(np.asarray(values, dtype))
+
+
+def keys(seed: int, *shape: int) -> jax.Array:
+    """Typed keys, without a program."""
+    data = np.random.default_rng(seed).integers(2**32, size=(*shape, 2), dtype=np.uint32)
+    return jax.random.wrap_key_data(jax.device_put(data))
+
+
+def documents(numbers: Any) -> StructuralMask:
+    """The mask `algorithms.documents` of these numbers, made by NumPy."""
+    numbers = np.asarray(numbers)
+    runs = np.cumsum(np.diff(numbers, prepend=numbers[..., :1]) != 0, axis=-1, dtype=np.int32)
+    return StructuralMask(documents_z=(of := array(runs)), documents_x=of)
 
 
 def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: float = 0.5) -> Any:
@@ -67,7 +81,7 @@ def random_like(shapes: Any, seed: int = 0, dtype: Any = jnp.float64, scale: flo
 
     def draw(path, leaf):
         is_gamma = any(getattr(entry, "name", None) == "gamma" for entry in path)
-        return _array(is_gamma + scale * rng.standard_normal(leaf.shape), dtype)
+        return array(is_gamma + scale * rng.standard_normal(leaf.shape), dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
@@ -97,12 +111,12 @@ def later(make: Callable[[], Any]) -> Callable[[], Any]:
 
 def random_tokens(*shape: int, seed: int = 0, n: int = N_V) -> jax.Array:
     """Token IDs, the three special ones among them."""
-    return _array(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)
+    return array(np.random.default_rng(seed).integers(n, size=shape), jnp.int32)
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     """A normal array."""
-    return _array(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def padded(rows: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:

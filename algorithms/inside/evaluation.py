@@ -120,8 +120,6 @@ class _Visits:
 
 
 class _Loop(NamedTuple):
-    """An iteration of a loop that is being evaluated."""
-
     turn: Turn
     before: collections.Counter[Site]  # how often each site was visited before the loop, in an iteration around it
     visits: dict[Site, int]  # and is in each iteration of it
@@ -365,7 +363,6 @@ def _is_checkpoint(eqn: Any) -> bool:
 
 
 def _jaxprs_in(eqn: Any) -> Iterator[Jaxpr]:
-    """The programs in an equation's parameters."""
     for value in eqn.params.values():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, (Jaxpr, ClosedJaxpr)):

@@ -356,7 +356,6 @@ def _spec_by_name(axes: list[str], n: int, known: dict[str, Any]) -> PartitionSp
 
 
 def _words_for_array(of: str, dims: str) -> str:
-    """An array of this kind and these axes in a message."""
     return f"{KINDS[of][0]} [{', '.join(axis.replace('#', '') for axis in dims.split())}]"
 
 

@@ -24,8 +24,6 @@ Axes = tuple[str, ...]
 
 
 class _Names(NamedTuple):
-    """The names of mesh axes."""
-
     model: str = "model"
     context: str = "context"
     data: Axes | None = None  # None: all others
@@ -71,11 +69,13 @@ def explicit_mesh(arguments: Any) -> Any:
     Also None inside a ``jax.shard_map`` over other axes where these divide no argument: JAX cannot differentiate
     `with_auto_axes` there.
     """
-    shardings = [jax.typeof(leaf).sharding for leaf in jax.tree.leaves(arguments) if isinstance(leaf, Array)]
-    meshes = (jax.sharding.get_abstract_mesh(), *(sharding.mesh for sharding in shardings))
-    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
-    is_divided = any(entry is not None for sharding in shardings for entry in sharding.spec)
-    return mesh if mesh is None or is_divided or not mesh.manual_axes else None
+    mesh, is_divided = jax.sharding.get_abstract_mesh(), False
+    for leaf in jax.tree.leaves(arguments):
+        if isinstance(leaf, Array):
+            sharding = jax.typeof(leaf).sharding
+            mesh = mesh if mesh.explicit_axes else sharding.mesh
+            is_divided |= not {*sharding.spec} <= {None}
+    return mesh if mesh.explicit_axes and (is_divided or not mesh.manual_axes) else None
 
 
 def spec_of(array: Any) -> tuple[Any, ...]:

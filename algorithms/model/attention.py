@@ -112,7 +112,6 @@ class Attention(Mixer):
     )
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if self.chunked and self.window is None:
             self.refuse("chunked", "False where window = None")

@@ -150,7 +150,6 @@ def _methods(line: Any, W: Any, d_e: int) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _arrays(read: Any) -> dict[str, Any]:
-    """The columns of a `QKV`, by name."""
     whole = (
         {} if read.uncached is None else {f"uncached.{name}": array for name, array in _arrays(read.uncached).items()}
     )

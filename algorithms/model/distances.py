@@ -71,7 +71,6 @@ class Distances(ByDistance):
     farthest: int = 128
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if self.farthest <= self.buckets // 2:
             self.refuse("farthest", f"a distance > {self.buckets // 2}, half of the buckets")

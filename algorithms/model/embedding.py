@@ -44,7 +44,6 @@ class Embedding(Record):
     factored: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if self.scaled and self.factor != 1:
             self.refuse("factor", "1 where scaled = True")

@@ -67,7 +67,6 @@ class Experts(MLP):
     divided: ClassVar[tuple[str, ...]] = ("N_experts", "N_shared*d_mlp", "d_shared")
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if self.n % self.groups:
             self.refuse("groups", f"a divisor of n = {self.n}")

@@ -70,7 +70,6 @@ class Latent(Attention):
     indexer: Indexer | None = None
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         nothing = dict.fromkeys(("normalize_heads", "normalize_output", "clip"))
         no = dict.fromkeys(("biases", "gated", "sinks", "heads_together", "positions_first"), False)

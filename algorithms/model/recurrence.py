@@ -68,7 +68,6 @@ class Recurrence(Mixer, abstract=True):
     norm: RMSNorm = RMSNorm(epsilon=1e-6)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if self.n % self.n_keys:
             self.refuse("n_keys", f"a divisor of n = {self.n}")

@@ -149,8 +149,6 @@ def _root(x: Any) -> Any:
 
 
 def _by_tokens(alpha: Any, v: Any) -> Any:
-    """The recurrence as printed, token by token."""
-
     def token(h, of_token):
         alpha, v = of_token
         h = alpha * h + v

@@ -243,7 +243,6 @@ def _left_out(kind: Any, config: Any) -> list[str]:
 
 
 def _without(names: Iterable[str], shapes: Any) -> Any:
-    """The shapes without these parameters."""
     for name in names:
         field, _, inner = name.partition(".")
         rest = _without([inner], getattr(shapes, field)) if inner else None

@@ -107,7 +107,6 @@ class Variant(Record):
     pooler: bool = False
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         for field in ("attention", "mlp", "order"):
             lines = _in_turn(getattr(self, field))

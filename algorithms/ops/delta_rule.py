@@ -46,7 +46,6 @@ def _begun(K: Any, V: Any) -> Any:
 
 
 def _by_tokens(Q: Any, K: Any, V: Any, log_alpha: Any, beta: Any, document: Any) -> tuple[Any, Any]:
-    """The recurrence as printed, token by token."""
     begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)))
     log_alpha = jnp.where(begins[None, None], -jnp.inf, log_alpha)
 

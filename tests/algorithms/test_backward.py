@@ -48,22 +48,6 @@ def assert_same(actual, expected, tolerance=F64):
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=tolerance, err_msg=name)
 
 
-def assert_matches_differences(f, inputs, tolerance=F64):
-    """An eighth-order central difference along one random direction in each input by itself."""
-    out, gradients = f(inputs)
-    E, step = np.asarray(cases.normal(*out.shape, seed=99)), 2e-3
-    weights = {1: 4 / 5, 2: -1 / 5, 3: 4 / 105, 4: -1 / 280}
-    for seed, name in enumerate(inputs):
-        direction = np.asarray(cases.normal(*inputs[name].shape, seed=100 + seed))
-
-        def value(t, name=name, direction=direction):
-            return float((np.asarray(f({**inputs, name: np.asarray(inputs[name]) + t * direction})[0]) * E).sum())
-
-        slope = sum(w * (value(k * step) - value(-k * step)) for k, w in weights.items()) / step
-        actual = float((np.asarray(gradients[name]) * direction).sum())
-        assert abs(actual - slope) <= tolerance * max(1.0, abs(slope)), (name, actual, slope)
-
-
 def assert_as_printed(found, expected):
     """Values and gradients; returns those found."""
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, atol=1e-13)
@@ -103,7 +87,6 @@ def test_position_wise_rules(name):
     (out, actual), (expected_out, expected) = rule(inputs), printed(inputs)
     np.testing.assert_allclose(out, expected_out, rtol=1e-13, atol=1e-14)
     assert_same(actual, expected)
-    assert_matches_differences(rule, inputs)
     for dtype, bound in (("float32", 2e-6), ("bfloat16", 3e-2)):
         low = {k: np.asarray(a).astype(dtype) for k, a in inputs.items()}
         exact = {k: a.astype("float64") for k, a in low.items()}
@@ -143,7 +126,7 @@ def test_log_loss_never_holds_all_logits(columns):
 
 HOLES = np.random.default_rng(5).random((11, 13)) < 0.6
 HOLES[:, [0, 4]] = False  # wholly masked columns
-BLOCKS = jnp.array([1, 1, 0, 0, 2, 2, 2, 1, 5, 5, 3, 0, 4])
+BLOCKS = cases.array([1, 1, 0, 0, 2, 2, 2, 1, 5, 5, 3, 0, 4])
 MASKS = {
     "none": (alg.BIDIRECTIONAL, 11, 13),
     "unidirectional": (alg.UNIDIRECTIONAL, 13, 13),
@@ -157,13 +140,17 @@ MASKS = {
     "padding": (alg.padding(7), 11, 13),
     "padding of everything": (alg.padding(0), 11, 13),
     "conjunction": (alg.banded(6) & alg.padding(9), 13, 13),
-    "documents": (alg.UNIDIRECTIONAL & alg.documents(jnp.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3])), 13, 13),
+    "documents": (
+        alg.UNIDIRECTIONAL & cases.documents([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]),
+        13,
+        13,
+    ),
     "prefix": (alg.prefix(6), 13, 13),
     "prefix, more context": (alg.prefix(9), 13, 7),
     "prefix, near, with padding": (alg.prefix(6) & alg.near(4) & alg.padding(9), 13, 13),
-    "blocks": (alg.blocks(jnp.arange(13) // 4), 13, 13),
+    "blocks": (alg.blocks(cases.array(np.arange(13) // 4)), 13, 13),
     "blocks in any order, with padding": (alg.blocks(BLOCKS) & alg.padding(9), 13, 13),
-    "holes": (jnp.asarray(HOLES), 11, 13),
+    "holes": (cases.array(HOLES), 11, 13),
     "single token": (alg.UNIDIRECTIONAL, 1, 1),
 }
 QUICK = (
@@ -228,26 +215,6 @@ def test_attention_with_capped_scores(rule):
     assert_as_printed(by(rule), by("paper"))
 
 
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", cases.quick_of(["conjunction"], MASKS))
-def test_a_gradient_of_the_gradient(rule, name):
-    """By each input, of a fixed random weighting of the gradients."""
-    mask, l_z, l_x = MASKS[name]
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def by(how, mask, inputs):
-        def weighted(inputs):
-            gradients = attention_and_gradients(how, mask, inputs)[1]
-            return sum((cases.normal(*gradient.shape, seed=100) * gradient).sum() for gradient in gradients.values())
-
-        return jax.grad(weighted)(inputs)
-
-    inputs = tile(l_z, l_x)
-    assert_same(by(rule, mask, inputs), by("paper", as_array(mask, l_z, l_x), inputs))
-
-
 @pytest.mark.parametrize("rule", ["paper", *RULES])
 @pytest.mark.parametrize(
     ("dtype", "bound", "name"),
@@ -269,37 +236,6 @@ def test_attention_in_low_precision(rule, dtype, bound, name):
 
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("rule", RULES)
-def test_attention_under_vmap(rule):
-    """Each sequence by itself, then all at once, then with one context and length for all."""
-    B, l = 3, 9
-    Q, K, V, E = (cases.normal(B, 3, l, seed=i) for i in (0, 1, 2, 7))
-    lengths = jnp.array([9, 4, 0])
-    masks = [as_array(alg.UNIDIRECTIONAL & alg.padding(n), l, l) for n in lengths]
-
-    def named(gradients):
-        return dict(zip("QKV", gradients, strict=True))
-
-    @jax.jit
-    def of_sequence(mask, Q, K, V, E):
-        return jax.vjp(attend("paper", mask), Q, K, V)[1](E)
-
-    def objective(Q, K, V, length, E):
-        return (attend(rule, alg.UNIDIRECTIONAL & alg.padding(length))(Q, K, V) * E).sum()
-
-    of_one = jax.grad(objective, (0, 1, 2))
-    each = jax.jit(jax.vmap(of_one))(Q, K, V, lengths, E)
-    at_once = jax.jit(jax.grad(lambda *QKV: jax.vmap(objective)(*QKV, lengths, E).sum(), (0, 1, 2)))(Q, K, V)
-    shared = jax.jit(jax.vmap(of_one, (0, None, None, None, 0)))(Q, K[0], V[0], lengths[1], E)
-    expected = [of_sequence(masks[b], Q[b], K[b], V[b], E[b]) for b in range(B)]
-    for gradients in (each, at_once):
-        assert_same(named(gradients), named([np.stack(g) for g in zip(*expected, strict=True)]))
-    expected = [of_sequence(masks[1], Q[b], K[0], V[0], E[b]) for b in range(B)]
-    assert_same(named(shared), named([np.stack(g) for g in zip(*expected, strict=True)]))
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", ["paper", *RULES])
 def test_large_scores_are_finite(rule):
     inputs = {k: a * s for (k, a), s in zip(tile(13, 13).items(), (1e4, 1, 1), strict=True)}
@@ -308,14 +244,3 @@ def test_large_scores_are_finite(rule):
         out, actual = attention_and_gradients(rule, m, inputs)
         assert np.isfinite(out).all()
         assert_same(actual, printed(m, inputs)[1], 1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("l_z", range(1, 11))
-@pytest.mark.parametrize("rule", RULES)
-def test_every_length(rule, l_z):
-    for l_x in range(1, 11):
-        for mask in (alg.BIDIRECTIONAL, alg.UNIDIRECTIONAL, alg.banded(3) & alg.padding(l_z // 2)):
-            inputs = tile(l_z, l_x)
-            assert_same(attention_and_gradients(rule, mask, inputs)[1], printed(mask, inputs)[1])
-    jax.clear_caches()  # XLA's compiler has crashed in a process that kept thousands of compiled functions

@@ -169,31 +169,34 @@ t_1, t_2 = np.indices((L_X, L_X))
 EACH, ONE = np.asarray(MASKS.make(BATCH)), random_mask(L_Z, L_X)
 BATCH_MASKS = {
     "one rule for all": (alg.UNIDIRECTIONAL & alg.banded(4), lambda i: (t_x - 4 < t_z) & (t_z <= t_x)),
-    "a window of all": (alg.near(2) & alg.padding(jnp.asarray(4)), lambda i: (abs(t_x - t_z) < 2) & (t_z < 4)),
-    "one length for all": (alg.padding(jnp.asarray(4)), lambda i: t_z < 4),
+    "a window of all": (
+        alg.near(2) & alg.padding(cases.array(4)),
+        lambda i: (abs(t_x - t_z) < 2) & (t_z < 4),
+    ),
+    "one length for all": (alg.padding(cases.array(4)), lambda i: t_z < 4),
     "a length of each": (
-        alg.UNIDIRECTIONAL & alg.padding(jnp.asarray(OF_LENGTH)),
+        alg.UNIDIRECTIONAL & alg.padding(cases.array(OF_LENGTH)),
         lambda i: (t_z <= t_x) & (t_z < OF_LENGTH[i]),
     ),
     "documents of each": (
-        alg.UNIDIRECTIONAL & alg.documents(jnp.asarray(NUMBERS)),
+        alg.UNIDIRECTIONAL & cases.documents(NUMBERS),
         lambda i: (t_1 <= t_2) & (NUMBERS[i][t_1] == NUMBERS[i][t_2]),
     ),
     "documents of all, a length of each": (
-        alg.documents(jnp.asarray(NUMBERS[0, 0])) & alg.padding(jnp.asarray(OF_LENGTH)),
+        cases.documents(NUMBERS[0, 0]) & alg.padding(cases.array(OF_LENGTH)),
         lambda i: (NUMBERS[0, 0][t_1] == NUMBERS[0, 0][t_2]) & (t_1 < OF_LENGTH[i]),
     ),
     "a first query of each": (
-        StructuralMask(unidirectional=True, first=jnp.asarray(OF_LENGTH)),
+        StructuralMask(unidirectional=True, first=cases.array(OF_LENGTH)),
         lambda i: t_z <= t_x + OF_LENGTH[i],
     ),
     "a prefix of each": (
-        alg.prefix(jnp.asarray(OF_LENGTH)) & alg.near(5),
+        alg.prefix(cases.array(OF_LENGTH)) & alg.near(5),
         lambda i: ((t_z <= t_x) | (t_z < OF_LENGTH[i])) & (abs(t_x - t_z) < 5),
     ),
-    "blocks of each": (alg.blocks(jnp.asarray(NUMBERS)), lambda i: NUMBERS[i][t_1] <= NUMBERS[i][t_2]),
-    "an array for all": (jnp.asarray(ONE), lambda i: ONE),
-    "an array of each": (jnp.asarray(EACH), lambda i: EACH[i]),
+    "blocks of each": (alg.blocks(cases.array(NUMBERS)), lambda i: NUMBERS[i][t_1] <= NUMBERS[i][t_2]),
+    "an array for all": (cases.array(ONE), lambda i: ONE),
+    "an array of each": (cases.array(EACH), lambda i: EACH[i]),
 }
 
 
@@ -328,38 +331,6 @@ def test_the_loss_of_nothing_is_0(implementation, shape):
     assert loss == 0
     assert dX.shape == (11, *shape)
     np.testing.assert_array_equal(dW_u, np.zeros(W_U.shape))
-
-
-MODELS = {
-    "d": (D, lambda theta, x, z, l, **options: alg.d_hidden_state(x, theta, **options)),
-    "e": (E, lambda theta, x, z, l, **options: alg.e_hidden_state(x, theta, length=l, **options)),
-    "ed": (ED, lambda theta, x, z, l, **options: alg.ed_hidden_state(z, x, theta, z_length=l, **options)),
-}
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("architecture", "implementation"),
-    cases.quick_of([("d", "auto")], itertools.product(MODELS, ("auto", *cases.IMPLEMENTATIONS))),
-)
-def test_the_gradient_of_a_batch_is_the_sum_of_its_sequences_gradients(architecture, implementation):
-    theta, hidden_state = MODELS[architecture]
-
-    @jax.jit
-    def gradient(theta, x, z, l):
-        def loss(theta):
-            X = hidden_state(theta, x, z, l, implementation=implementation)
-            return alg.log_loss(X, theta.W_u, jnp.roll(x, -1, axis=-1), implementation=implementation)
-
-        return jax.grad(loss)(theta)
-
-    x, z, l = (a.make((3,)) for a in (tokens(L_X), tokens(L_Z, seed=1), lengths(L_Z)))
-    each = [gradient(theta, x[b], z[b], l[b]) for b in range(3)]
-    cases.assert_trees_close(gradient(theta, x, z, l), jax.tree.map(lambda *g: sum(map(np.asarray, g)), *each))
-    cases.assert_trees_close(
-        jax.jit(jax.vmap(gradient, (None, 0, 0, 0)))(theta, x, z, l), jax.tree.map(lambda *g: np.stack(g), *each)
-    )
 
 
 # What a batch is inside.

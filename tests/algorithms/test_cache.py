@@ -7,17 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    VARIANTS,
-    DTransformerConfig,
-    EDTransformerConfig,
-    context_cache,
-    d_inference,
-    d_logits,
-    ed_encoding,
-    empty_cache,
-    read_tokens,
-)
+import algorithms as alg
 from algorithms.lines import MLP, Attention
 from tests import cases, family_cases
 from tests.own_lines.retention import HYBRID, Retention
@@ -26,7 +16,7 @@ pytestmark = pytest.mark.sampled(2, tests=6)
 
 l = 11
 SIZES = {"N_V": 17, "l_max": 13, "L": 4, "H": 2, "d_e": 12, "d_mlp": 7}
-HYBRIDS = {"HYBRID": DTransformerConfig(**SIZES, variant=HYBRID), "PAPER": DTransformerConfig(**SIZES)}
+HYBRIDS = {"HYBRID": alg.DTransformerConfig(**SIZES, variant=HYBRID), "PAPER": alg.DTransformerConfig(**SIZES)}
 x = np.random.default_rng(0).integers(0, 17, (2, l))
 
 
@@ -38,7 +28,7 @@ def read(theta, cache, x, at):
     """The columns of x, read piece by piece, ``at`` being where these begin."""
     found = []
     for first, end in zip(at, (*at[1:], x.shape[-1]), strict=True):
-        logits, cache = read_tokens(theta, cache, x[..., first:end], first)
+        logits, cache = alg.read_tokens(theta, cache, x[..., first:end], first)
         found.append(logits)
     return jnp.concatenate(found, axis=-1), cache
 
@@ -50,13 +40,13 @@ def test_tokens_read_in_pieces_have_the_columns_of_whole_sequences(name):
     """Also after others were read in their place, further than they reach."""
     config = config_of(name)
     theta = family_cases.theta_of(config)
-    expected = d_logits(x, theta)
-    cache = empty_cache(config, 2)
-    _, cache = read_tokens(theta, cache, (x[:, :8] + 1) % 17, 0)
+    expected = alg.d_logits(x, theta)
+    cache = alg.empty_cache(config, 2)
+    _, cache = alg.read_tokens(theta, cache, (x[:, :8] + 1) % 17, 0)
     logits, cache = read(theta, cache, x, (0, 8, 9, 10))
     cases.assert_close(logits, expected, 1e-11)
-    _, cache = read_tokens(theta, cache, (x[:, 3:] + 5) % 17, 3)
-    again, _ = read_tokens(theta, cache, x[:, 3:], 3)
+    _, cache = alg.read_tokens(theta, cache, (x[:, 3:] + 5) % 17, 3)
+    again, _ = alg.read_tokens(theta, cache, x[:, 3:], 3)
     cases.assert_close(again, expected[..., 3:], 1e-11)
 
 
@@ -67,10 +57,10 @@ def test_each_sequence_continues_where_it_is(name):
     """With two batch axes, and in a cache with room for these tokens alone."""
     config = config_of(name)
     theta, n = family_cases.theta_of(config), jnp.array([[3], [7]])
-    _, cache = read_tokens(theta, empty_cache(config, (2, 1), l_max=l), x[:, None, :8], 0)
+    _, cache = alg.read_tokens(theta, alg.empty_cache(config, (2, 1), l_max=l), x[:, None, :8], 0)
     more = jnp.stack([x[0, 3:7], x[1, 7:11]])[:, None]
-    logits, cache = read_tokens(theta, cache, more, n)
-    whole = d_logits(x[:, None], theta)
+    logits, cache = alg.read_tokens(theta, cache, more, n)
+    whole = alg.d_logits(x[:, None], theta)
     cases.assert_close(logits, jnp.stack([whole[:, 0, :, 3:7], whole[:, 1, :, 7:11]], axis=1), 1e-11)
     assert {a.shape[-3:] for a in jax.tree.leaves(cache)} == {(2, 1, l)}
 
@@ -84,10 +74,10 @@ def test_gradients_are_those_of_whole_sequences(name):
     G, y = cases.normal(17, 2, 10), x[:, :10]  # two pieces of one size are traced once
 
     def in_pieces(theta):
-        return (read(theta, empty_cache(config, 2), y, (0, 5))[0] * G).sum()
+        return (read(theta, alg.empty_cache(config, 2), y, (0, 5))[0] * G).sum()
 
     actual = jax.jit(jax.grad(in_pieces))(theta)
-    cases.assert_trees_close(actual, jax.jit(jax.grad(lambda theta: (d_logits(y, theta) * G).sum()))(theta), 1e-10)
+    cases.assert_trees_close(actual, jax.jit(jax.grad(lambda theta: (alg.d_logits(y, theta) * G).sum()))(theta), 1e-10)
 
 
 @pytest.mark.end_to_end
@@ -98,11 +88,11 @@ def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm
     thetas = jax.tree.map(lambda *a: np.stack(a), *(cases.random_theta(config, seed) for seed in range(3)))
 
     def rollout(theta):
-        logits, cache = read_tokens(theta, empty_cache(config), prompt, 0)
+        logits, cache = alg.read_tokens(theta, alg.empty_cache(config), prompt, 0)
 
         def step(state, n):
             y, cache = state
-            logits, cache = read_tokens(theta, cache, y[None], n)
+            logits, cache = alg.read_tokens(theta, cache, y[None], n)
             return (jnp.argmax(logits[:, -1]), cache), y
 
         return jax.lax.scan(step, (jnp.argmax(logits[:, -1]), cache), 4 + jnp.arange(6))[1]
@@ -110,7 +100,7 @@ def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm
     actual = jax.jit(jax.vmap(rollout))(thetas)
     for i, of_theta in enumerate(np.asarray(actual)):
         theta = jax.tree.map(lambda a, i=i: a[i], thetas)
-        expected = d_inference(prompt, theta, l_gen=6, tau=0.0, key=jax.random.key(0))
+        expected = alg.d_inference(prompt, theta, l_gen=6, tau=0.0, key=jax.random.key(0))
         np.testing.assert_array_equal(of_theta, expected)
 
 
@@ -120,10 +110,10 @@ def test_a_rollout_in_a_scan_by_vmap_over_parameters_has_the_tokens_of_algorithm
 def test_narrow_types_round_as_whole_sequences_do(name):
     config = config_of(name)
     theta, y = family_cases.theta_of(config, "bfloat16"), x[:, :10]
-    exact = np.asarray(d_logits(y, jax.tree.map(lambda a: np.asarray(a, np.float64), theta)))
-    error = np.abs(np.asarray(d_logits(y, theta), np.float64) - exact).max()
+    exact = np.asarray(alg.d_logits(y, jax.tree.map(lambda a: np.asarray(a, np.float64), theta)))
+    error = np.abs(np.asarray(alg.d_logits(y, theta), np.float64) - exact).max()
     for dtype in ("bfloat16", None):
-        logits, _ = read(theta, empty_cache(config, 2, dtype=dtype), y, (0, 5))
+        logits, _ = read(theta, alg.empty_cache(config, 2, dtype=dtype), y, (0, 5))
         assert np.abs(np.asarray(logits, np.float64) - exact).max() < 3 * error + 1e-3 * np.abs(exact).max()
 
 
@@ -131,9 +121,9 @@ def test_columns_of_embeddings_are_read_as_tokens_are():
     config = config_of("LLAMA")
     theta = family_cases.theta_of(config)
     E = cases.normal(10, 2, 3)
-    _, cache = read_tokens(theta, empty_cache(config, 2), E, 0)
-    logits, _ = read_tokens(theta, cache, x[:, :5], 3)
-    whole = d_logits(jnp.concatenate([E, theta.W_e[:, x[:, :5]]], axis=-1), theta)
+    _, cache = alg.read_tokens(theta, alg.empty_cache(config, 2), E, 0)
+    logits, _ = alg.read_tokens(theta, cache, x[:, :5], 3)
+    whole = alg.d_logits(jnp.concatenate([E, theta.W_e[:, x[:, :5]]], axis=-1), theta)
     cases.assert_close(logits, whole[..., 3:], 1e-11)
 
 
@@ -143,13 +133,13 @@ def test_columns_of_embeddings_are_read_as_tokens_are():
 def test_what_has_no_slot_is_nan_and_reaches_nothing(name):
     config = config_of(name)
     theta = family_cases.theta_of(config)
-    cache = empty_cache(config, 2, l_max=8)
-    _, cache = read_tokens(theta, cache, x[:, :7], 0)
-    logits, cache = jax.jit(read_tokens)(theta, cache, jnp.full((2, 3), 99), 6)  # no tokens, and two without slots
+    cache = alg.empty_cache(config, 2, l_max=8)
+    _, cache = alg.read_tokens(theta, cache, x[:, :7], 0)
+    logits, cache = jax.jit(alg.read_tokens)(theta, cache, jnp.full((2, 3), 99), 6)  # no tokens, and two without slots
     assert np.isnan(logits).all()
-    logits, _ = read_tokens(theta, cache, x[:, 6:9], jnp.asarray(6))
+    logits, _ = alg.read_tokens(theta, cache, x[:, 6:9], jnp.asarray(6))
     assert np.isnan(logits[..., 2:]).all()
-    cases.assert_close(logits[..., :2], d_logits(x[:, :8], theta)[..., 6:], 1e-11)
+    cases.assert_close(logits[..., :2], alg.d_logits(x[:, :8], theta)[..., 6:], 1e-11)
 
 
 PARENTS = [-1, 0, 0, 1, 2, 2]
@@ -171,8 +161,8 @@ def test_a_tree_of_drafts_is_verified_in_one_pass(name):
     mask = np.array([[z in branch(x) for x in range(len(PARENTS))] for z in range(len(PARENTS))])
     positions = n[:, None] + np.array([len(branch(i)) - 1 for i in range(len(PARENTS))])
     before = x[:, :5] % config.N_V
-    _, cache = read_tokens(theta, empty_cache(config, 2), before, 0)
-    logits, _ = read_tokens(theta, cache, tree, n, mask=mask, positions=positions.astype(np.uint8))
+    _, cache = alg.read_tokens(theta, alg.empty_cache(config, 2), before, 0)
+    logits, _ = alg.read_tokens(theta, cache, tree, n, mask=mask, positions=positions.astype(np.uint8))
     for b in range(2):
         for leaf in (3, 4, 5):
             text = np.concatenate([before[b, : n[b]], tree[b, branch(leaf)]])
@@ -181,26 +171,26 @@ def test_a_tree_of_drafts_is_verified_in_one_pass(name):
     if name == "PAPER":
         hybrid, bloom = config_of("HYBRID"), config_of("BLOOM")
         with pytest.raises(ValueError, match="mask: expected UNIDIRECTIONAL, since Retention reads tokens in their"):
-            read_tokens(family_cases.theta_of(hybrid), empty_cache(hybrid), tree[0], 0, mask=mask)
+            alg.read_tokens(family_cases.theta_of(hybrid), alg.empty_cache(hybrid), tree[0], 0, mask=mask)
         with pytest.raises(ValueError, match="positions: expected None, since the variant's scores depend on"):
-            read_tokens(family_cases.theta_of(bloom), empty_cache(bloom), tree[0], 0, positions=positions[0])
+            alg.read_tokens(family_cases.theta_of(bloom), alg.empty_cache(bloom), tree[0], 0, positions=positions[0])
 
 
 @pytest.mark.sampled(1, tests=6)
 @pytest.mark.parametrize("name", ["PAPER", "T5", "BART"])
 def test_algorithm_8_continues_from_the_keys_and_values_of_its_context(name):
     sizes = {name: size for name, size in SIZES.items() if name != "L"}
-    variant = VARIANTS[name]
-    theta = cases.random_theta(EDTransformerConfig(**sizes, L_enc=1, L_dec=2, variant=variant))
+    variant = alg.VARIANTS[name]
+    theta = cases.random_theta(alg.EDTransformerConfig(**sizes, L_enc=1, L_dec=2, variant=variant))
     z, z_length = np.random.default_rng(2).integers(0, 17, (2, 5)), np.array([5, 3], np.uint8)
-    Z = ed_encoding(z, theta, z_length=z_length)
-    cache = context_cache(Z, theta, l_max=11, z_length=z_length)
+    Z = alg.ed_encoding(z, theta, z_length=z_length)
+    cache = alg.context_cache(Z, theta, l_max=11, z_length=z_length)
     logits, cache = read(theta, cache, x, (0, 7))
     for b, n in enumerate(z_length):
         expected = family_cases.oracle_logits(x[b], theta, variant, z=z[b, :n])
         cases.assert_close(logits[:, b], expected, 1e-9)
     with pytest.raises(ValueError, match=r"got .*; make it by context_cache\(Z, theta, l_max=…\)"):
-        read_tokens(theta, cache._replace(context=()), x, 0)
+        alg.read_tokens(theta, cache._replace(context=()), x, 0)
 
 
 class Mixing(MLP):
@@ -216,23 +206,27 @@ class Mixing(MLP):
     ("change", "error", "says"),
     [
         (
-            {"cache": lambda c: empty_cache(c, 3)},
+            {"cache": lambda c: alg.empty_cache(c, 3)},
             ValueError,
             r"for theta and sequences \[2\], got .*empty_cache\(config",
         ),
-        ({"cache": lambda c: empty_cache(c, 2, dtype="float32")}, ValueError, "expected float64, as theta, or a wider"),
+        (
+            {"cache": lambda c: alg.empty_cache(c, 2, dtype="float32")},
+            ValueError,
+            "expected float64, as theta, or a wider",
+        ),
         ({"n": -1}, ValueError, "n: expected a number of tokens >= 0, got -1"),
         ({"n": 0.5}, TypeError, "n: expected"),
         ({"x": x[:, :0]}, ValueError, "x: expected at least one token"),
         ({"variant": HYBRID.but(mlp=Mixing())}, ValueError, "Mixing.__call__: expected a column"),
-        ({"cache": lambda c: empty_cache(HYBRIDS["HYBRID"], 2)}, ValueError, "cache: expected arrays"),
+        ({"cache": lambda c: alg.empty_cache(HYBRIDS["HYBRID"], 2)}, ValueError, "cache: expected arrays"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, error, says):
-    config = DTransformerConfig(**SIZES, variant=change.get("variant", HYBRIDS["PAPER"].variant))
-    cache = change.get("cache", functools.partial(empty_cache, batch=2))(config)
+    config = alg.DTransformerConfig(**SIZES, variant=change.get("variant", HYBRIDS["PAPER"].variant))
+    cache = change.get("cache", functools.partial(alg.empty_cache, batch=2))(config)
     with pytest.raises(error, match=says):
-        read_tokens(cases.random_theta(config), cache, change.get("x", x), change.get("n", 0))
+        alg.read_tokens(cases.random_theta(config), cache, change.get("x", x), change.get("n", 0))
 
 
 def test_lines_of_one_stack_that_keep_different_arrays_are_refused():
@@ -240,6 +234,6 @@ def test_lines_of_one_stack_that_keep_different_arrays_are_refused():
         def begin(self, W, B):
             return jnp.zeros((3, B))
 
-    config = DTransformerConfig(**SIZES, variant=HYBRID.but(attention=(Retention(), Other(), Attention())))
+    config = alg.DTransformerConfig(**SIZES, variant=HYBRID.but(attention=(Retention(), Other(), Attention())))
     with pytest.raises(ValueError, match=r"keep arrays of equal shapes, .* got Retention and Other; use d_logits"):
-        empty_cache(config)
+        alg.empty_cache(config)

@@ -11,7 +11,7 @@ from algorithms.ops.delta_rule import delta_rule
 from tests.cases import assert_close, assert_trees_close, by
 
 H, D_K, D_V, B, L = 3, 5, 7, 2, 13
-NUMBERS = jnp.array([[0] * 6 + [1] * 2 + [2] * 5, [0] + [1] * 12])
+NUMBERS = jax.device_put(np.array([[0] * 6 + [1] * 2 + [2] * 5, [0] + [1] * 12]))
 ROWS = {"one decay for a head": 1, "a decay for each row": D_K, "no corrections": 1}
 ORDINARY = 0.5, 0.0
 """Of the decays: how far they spread, and the smallest of −log α."""

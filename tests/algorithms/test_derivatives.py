@@ -27,18 +27,18 @@ L = 5
 D = cases.random_theta(alg.DTransformerConfig(L=1, **cases.TINY))
 E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=2, **cases.TINY))
 ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **cases.TINY))
-x, z = cases.random_tokens(L, n=7), cases.random_tokens(4, n=7, seed=1)
-X, Z, V = (cases.normal(3, l, seed=seed) for seed, l in enumerate((L, 4, 4)))
-W_u, b_u, W_e = cases.normal(7, 3, seed=4), cases.normal(7, seed=5), cases.normal(3, 7, seed=6)
-weights = jnp.array([1.0, 0.5, 0.0, -2.0, 0.0])
+x, z = (np.asarray(cases.random_tokens(l, n=7, seed=seed)) for seed, l in enumerate((L, 4)))
+X, Z, V = (np.asarray(cases.normal(3, l, seed=seed)) for seed, l in enumerate((L, 4, 4)))
+W_u, b_u, W_e = (np.asarray(cases.normal(*of, seed=4 + i)) for i, of in enumerate(((7, 3), (7,), (3, 7))))
+weights = np.array([1.0, 0.5, 0.0, -2.0, 0.0])
 HOLES = jax.device_put((np.random.default_rng(0).random((4, L)) < 0.5) & (np.arange(L) != 3))
 MASKS = {
     "unidirectional": alg.UNIDIRECTIONAL,
     "a band with padding": alg.banded(2) & alg.padding(3),
     "near, with padding": alg.near(2) & alg.padding(3),
-    "documents": alg.documents(jnp.array([0, 0, 1, 1, 2])),
+    "documents": cases.documents([0, 0, 1, 1, 2]),
     "a prefix, near": alg.prefix(3) & alg.near(3),
-    "blocks": alg.blocks(jnp.array([0, 0, 1, 1, 2])),
+    "blocks": alg.blocks(cases.array([0, 0, 1, 1, 2])),
     "holes": HOLES,
     "nothing": alg.padding(0),
 }
@@ -46,12 +46,12 @@ KEY = jax.random.key(0)
 
 
 def both(x):
-    return jnp.stack([x, x[::-1]])
+    return np.stack([x, x[::-1]])
 
 
 def embedding(algorithm, how, theta):
     """Lines 1-3, which the loop over the layers starts from."""
-    return cases.by(how, lambda: lines_of(algorithm, x, theta).embedding(x, theta))
+    return cases.by(how, lambda x: lines_of(algorithm, x, theta).embedding(x, theta), jnp.asarray(x))
 
 
 def of_function(name, *first, **fixed):
@@ -70,9 +70,10 @@ def takes_implementation(name):
 
 
 HEAD, HEADS = head_params(d_x=3, d_z=3), mh_params(d_x=3, d_z=3)
-SEGMENTS = {"segments": jnp.array([0, 0, 1, 1, 1])}
-CACHE = alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY))
-LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": jnp.asarray(0.1)}
+SEGMENTS = {"segments": cases.array([0, 0, 1, 1, 1])}
+CACHE = jax.eval_shape(lambda: alg.empty_cache(alg.DTransformerConfig(L=1, **cases.TINY)))
+CACHE = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), CACHE)
+LOGITS, TRAINED = {"e": X, "W_u": W_u, "b_u": b_u}, {"eta": cases.array(0.1)}
 LOSS = {"X": X, "W_u": W_u, "b_u": b_u}
 # name, and what it is a case of → the floats, the arguments before them, and the others
 OF_FUNCTIONS = {
@@ -96,7 +97,7 @@ OF_FUNCTIONS = {
     "gelu_tanh": ({"x": 3 * X}, (), {}),
     "relu": ({"x": X}, (), {}),
     "d_token_losses": ({"theta": D, "weights": weights}, (x,), {}),
-    "e_token_losses": ({"theta": E}, (x,), {"x_tilde": x.at[1].set(4)}),
+    "e_token_losses": ({"theta": E}, (x,), {"x_tilde": np.where(np.arange(L) == 1, 4, x)}),
     "ed_token_losses": ({"theta": ED}, (x[:3], x), {}),
     "d_token_losses, of columns": (
         {"x": X, "theta": D, "weights": weights},
@@ -131,13 +132,21 @@ OF_FUNCTIONS = {
     "ed_decoding, of columns": ({"Z": Z, "x": X, "theta": ED}, (), {"z_length": 3}),
     "ed_hidden_state, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
     "ed_transformer, of columns": ({"x": X, "theta": ED}, (z,), {"z_length": 3}),
-    "d_training": ({"theta": D, **TRAINED}, (both(x),), {"N_epochs": 1, "length": jnp.array([5, 3], jnp.uint8)}),
+    "d_training": (
+        {"theta": D, **TRAINED},
+        (both(x),),
+        {"N_epochs": 1, "length": np.array([5, 3], np.uint8)},
+    ),
     "e_training": (
         {"theta": E, **TRAINED},
         (both(x),),
-        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "length": jnp.array([5, 3])},
+        {"N_epochs": 1, "p_mask": 0.5, "key": KEY, "length": np.array([5, 3])},
     ),
-    "ed_training": ({"theta": ED, **TRAINED}, (both(z), both(x)), {"N_epochs": 1, "z_length": jnp.array([2, 4])}),
+    "ed_training": (
+        {"theta": ED, **TRAINED},
+        (both(z), both(x)),
+        {"N_epochs": 1, "z_length": np.array([2, 4])},
+    ),
 }
 for name, mask in MASKS.items():
     K, values = (Z, V) if name != "documents" else (X[::-1], 2 * X)

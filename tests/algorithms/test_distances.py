@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sampled(1)
 
 KINDS = {"distances": Distances(buckets=6, farthest=7), "alibi": ALiBi(), "transformer_xl": TransformerXL(base=20.0)}
 SIZES = {"N_V": 19, "l_max": 17, "L": 2, "H": 6, "H_kv": 2, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
-X = jnp.asarray(family_cases.X)
+X = cases.array(family_cases.X)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -18,7 +18,7 @@ def drop(X, rate, key):
 
 
 mask_of = jax.jit(keep_mask, static_argnums=1)
-X = 1 + cases.normal(31, 3, 47) ** 2  # nowhere 0; three sequences side by side
+X = cases.array(1 + np.asarray(cases.normal(31, 3, 47)) ** 2)  # nowhere 0; three sequences side by side
 
 
 def test_what_is_not_dropped_is_divided_by_what_is_kept():

@@ -91,7 +91,7 @@ def test_rotary_positions_of_one_sequence_serve_for_a_batch():
 
 
 W = cases.normal(5, 11)
-TOKENS = jnp.array([[3, 3, 10], [0, 3, 0]])
+TOKENS = cases.array([[3, 3, 10], [0, 3, 0]])
 WEIGHTS = cases.normal(5, 2, 3, seed=1)
 
 

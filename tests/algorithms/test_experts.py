@@ -91,20 +91,6 @@ def test_narrow_types(dtype):
     np.testing.assert_allclose(np.asarray(Y, float), expected, atol=0.05 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("loads", [[40, 0, 0, 0], [0, 3, 0, 37], [10, 11, 9, 10], [0, 0, 0, 0]])
-def test_every_row_has_a_place_in_a_block_of_its_group(loads):
-    outside = 20 if sum(loads) == 0 else 5
-    group = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3, 4], [*loads, outside]))
-    blocks = jax.jit(Blocks.of, static_argnums=1)(group, 4)
-    row, place = np.asarray(blocks.row), np.asarray(blocks.place)
-    of_place = np.repeat(blocks.group, len(row) // len(blocks.group))
-    within = group < 4
-    np.testing.assert_array_equal(row[place[within]], np.flatnonzero(within))
-    np.testing.assert_array_equal(of_place[place[within]], group[within])
-    assert (place[~within] == len(row)).all()
-    assert (row < len(group)).sum() == within.sum()
-
-
 @pytest.mark.parametrize("name", ["MIXTRAL", "OLMOE", "DEEPSEEK", "V2"])
 def test_weights_are_the_oracles(name):
     line, router = LINES[name], np.random.default_rng(1).normal(size=(LINES[name].n, 29))

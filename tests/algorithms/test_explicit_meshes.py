@@ -20,7 +20,7 @@ SIZES = alg.DTransformerConfig(L=2, **TINY)
 D = cases.random_theta(SIZES)
 E = cases.random_theta(alg.ETransformerConfig(L=1, d_f=5, **TINY))
 ED = cases.random_theta(alg.EDTransformerConfig(L_enc=1, L_dec=1, **TINY))
-KEYS = jax.random.split(jax.random.key(1), B)
+KEYS = cases.keys(1, B)
 W = jax.device_put(jax.tree.map(lambda a: np.asarray(a)[0], D.layers.attention))
 H = cases.normal(len(W.W_o), B, L_X)
 

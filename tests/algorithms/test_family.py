@@ -13,21 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    BIDIRECTIONAL,
-    LLAMA,
-    PAPER,
-    VARIANTS,
-    blocks,
-    d_inference,
-    d_logits,
-    d_transformer,
-    e_transformer,
-    ed_inference,
-    ed_transformer,
-    padding,
-    prefix,
-)
+import algorithms as alg
 from algorithms.lines import Attention, LayerNorm
 from algorithms.machinery.record import Record
 from algorithms.masks import StructuralMask
@@ -46,14 +32,14 @@ every_encoder_decoder = pytest.mark.parametrize("name", quick_of(WINDOWED, cases
 every_row = pytest.mark.parametrize(
     "name", quick_of(QUICK + WINDOWED, [*cases.EVERY, *cases.ENCODERS, *cases.ENCODER_DECODERS])
 )
-X, Z = jnp.asarray(cases.X), jnp.asarray(cases.Z)
+X, Z = jax.device_put(np.asarray(cases.X)), jax.device_put(np.asarray(cases.Z))
 
 
 def model_of(name):
     """The function of Algorithm 8, 9 or 10 of the tests' tokens."""
     if name in cases.ENCODER_DECODERS:
-        return functools.partial(ed_transformer, Z, X, z_length=cases.Z_LENGTHS)
-    return functools.partial(e_transformer if name in cases.ENCODERS else d_transformer, X)
+        return functools.partial(alg.ed_transformer, Z, X, z_length=cases.Z_LENGTHS)
+    return functools.partial(alg.e_transformer if name in cases.ENCODERS else alg.d_transformer, X)
 
 
 def context(name, b):
@@ -111,7 +97,7 @@ def test_a_cache_generates_the_tokens_of_algorithm_14(name):
     tokens = generate(theta, cases.X, lengths=np.array([13, 9]), config=config, l_gen=7, tau=0.8, key=key)
     for r, length in enumerate((13, 9)):
         own = jax.random.fold_in(key, r)
-        expected = d_inference(X[r, :length], theta, l_gen=7, tau=0.8, key=own)
+        expected = alg.d_inference(X[r, :length], theta, l_gen=7, tau=0.8, key=own)
         assert tokens[r].tolist() == expected.tolist()
 
 
@@ -123,19 +109,19 @@ def test_a_cache_generates_the_tokens_of_algorithm_15(name):
     options = {"lengths": cases.Z_LENGTHS, "config": config, "l_max": 13, "tau": 0.8, "key": key}
     tokens, _, _ = translate(theta, cases.Z, **options)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
-    expected, _ = ed_inference(Z, theta, tau=0.8, key=keys, l_max=13, z_length=cases.Z_LENGTHS)
+    expected, _ = alg.ed_inference(Z, theta, tau=0.8, key=keys, l_max=13, z_length=cases.Z_LENGTHS)
     np.testing.assert_array_equal(tokens, expected)
 
 
 MASKS = {
     "all ones": np.ones((13, 13), bool),
-    "everything": BIDIRECTIONAL,
-    "a prefix": prefix(6),
-    "blocks": blocks(jnp.arange(13) // 3),
-    "padding": padding(9),
+    "everything": alg.BIDIRECTIONAL,
+    "a prefix": alg.prefix(6),
+    "blocks": alg.blocks(jax.device_put(np.arange(13)) // 3),
+    "padding": alg.padding(9),
     "of each": np.random.default_rng(2).random((2, 13, 13)) < 0.7,
 }
-WINDOW = PAPER.but(attention=(Attention(), Attention(window=4)), norm=LayerNorm(epsilon=1e-3))
+WINDOW = alg.PAPER.but(attention=(Attention(), Attention(window=4)), norm=LayerNorm(epsilon=1e-3))
 CHUNKS = WINDOW.but(attention=(Attention(), Attention(window=4, chunked=True)))
 
 
@@ -146,9 +132,9 @@ CHUNKS = WINDOW.but(attention=(Attention(), Attention(window=4, chunked=True)))
 def test_a_window_narrows_a_mask_of_ones_own_to_both_sides_and_no_attention_to_a_context(name, variant, mask):
     theta, has_context = cases.theta_of(cases.config_of(name, variant=variant, tied=False)), "decoder" in name
     if has_context:
-        P = ed_transformer(X, X, theta, mask=mask, z_mask=mask)
+        P = alg.ed_transformer(X, X, theta, mask=mask, z_mask=mask)
     else:
-        P = (e_transformer if name == "encoder0" else d_transformer)(X, theta, mask=mask)
+        P = (alg.e_transformer if name == "encoder0" else alg.d_transformer)(X, theta, mask=mask)
     dense = np.broadcast_to(mask.dense(13, 13) if isinstance(mask, StructuralMask) else mask, (2, 13, 13))
     for b, x in enumerate(cases.X):
         context = {"z": x, "z_mask": dense[b]} if has_context else {}
@@ -162,7 +148,7 @@ def test_chunks_and_temperatures_count_from_the_first_token_of_each_document(imp
     theta = cases.theta_of(cases.config_of("LLAMA4"))
     segments = np.array([[7] * 11 + [3] * 2, [4] * 4 + [9] * 9])
     with small_blocks(5):
-        found = d_logits(X, theta, segments=segments, implementation=implementation)
+        found = alg.d_logits(X, theta, segments=segments, implementation=implementation)
     for b, x in enumerate(cases.X):
         expected = cases.oracle_logits(x, theta, theta.variant, documents=segments[b].tolist())
         np.testing.assert_allclose(found[:, b], expected, atol=1e-9)
@@ -177,14 +163,14 @@ def test_json_there_and_back(name):
 
 
 def test_every_named_variant_can_be_trained():
-    assert tuple(VARIANTS) == settings.VARIANTS
+    assert tuple(alg.VARIANTS) == settings.VARIANTS
 
 
 def test_a_variant_names_what_it_changes_and_nothing_else():
     changed = {
         name
         for name in ("embedding", "norm", "attention", "mlp", "order", "unembedding")
-        if getattr(LLAMA, name) != getattr(PAPER, name)
+        if getattr(alg.LLAMA, name) != getattr(alg.PAPER, name)
     }
     assert changed == {"embedding", "norm", "attention", "mlp"}
-    assert set(LLAMA.to_json()) - {"record"} == changed
+    assert set(alg.LLAMA.to_json()) - {"record"} == changed

@@ -27,7 +27,7 @@ LINE = Attention(positions=Rotary(base=100.0), biases=False)
 VARIANT = alg.LLAMA.but(mlp=EXPERTS, first=(GATED.but(d_mlp=9),) * N, attention=(LINE.but(window=2), LINE))
 CONFIG = alg.DTransformerConfig(N_V=11, l_max=24, L=L, H=2, d_e=8, d_mlp=6, variant=VARIANT)
 THETA = random_theta(CONFIG)
-X = jnp.array([[1, 3, 4, 2], [5, 5, 0, 7]])
+X = jax.device_put(np.array([[1, 3, 4, 2], [5, 5, 0, 7]]))
 
 
 def mlp_of(theta, l):

@@ -172,10 +172,18 @@ def test_gradients_are_the_differences_of_interventions(implementation):
 
 
 DATA = cases.random_tokens(2, 6, seed=4, n=14)
+DATA_Z = cases.array(np.asarray(DATA)[:, :5])
 MASKED = {"p_mask": 0.4, "key": jax.random.key(3)}
 # Line 8 of Algorithm 12 computes an X, too: X@8/8 is that of Algorithm 9, which it calls.
 TRAINING = {
-    11: (alg.ed_training, alg.ed_transformer, (DATA[:, :5], DATA), ED, {}, ("X@19", at("A/16", layer=0))),
+    11: (
+        alg.ed_training,
+        alg.ed_transformer,
+        (cases.array(np.asarray(DATA)[:, :5]), DATA),
+        ED,
+        {},
+        ("X@19", at("A/16", layer=0)),
+    ),
     12: (alg.e_training, alg.e_transformer, (DATA,), E, MASKED, ("X@8/8", at("A", layer=0))),
     13: (alg.d_training, alg.d_transformer, (DATA,), D, {}, ("X@8", at("A", layer=0))),
 }

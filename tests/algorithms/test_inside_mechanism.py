@@ -8,7 +8,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 import zipfile
 
 import jax
@@ -18,7 +17,7 @@ import pytest
 
 import algorithms
 from algorithms import UNIDIRECTIONAL, alg03_attention, d_transformer, mh_attention
-from algorithms.inside import at, intervene, record
+from algorithms.inside import record
 from algorithms.machinery import naming
 from tests import cases
 from tests.algorithms.test_inside import D, X
@@ -48,41 +47,6 @@ def plainly():
 
 def looked_at():
     return traced(record(program, "A/6", "X@8"))
-
-
-@pytest.mark.thorough
-def test_threads_that_record_intervene_and_do_neither():
-    """All at once, from the first look on: each traces what it asked for."""
-    without = {at("Y@2", layer=1, head=0): 0.0}
-    P, (_, seen) = d_transformer(X, D), record(d_transformer, "A")(X, D)
-    changed = intervene(d_transformer, without)(X, D)
-    naming._with_names.cache_clear()
-    jax.clear_caches()
-    start, failures = threading.Barrier(6), []
-
-    def plain():
-        assert "named" not in str(jax.make_jaxpr(lambda x: d_transformer(x, D))(X))
-        np.testing.assert_array_equal(d_transformer(X, D), P)
-
-    def recording():
-        np.testing.assert_allclose(record(d_transformer, "A")(X, D)[1]["A"], seen["A"], rtol=1e-12)
-
-    def intervening():
-        np.testing.assert_allclose(intervene(d_transformer, without)(X, D), changed, rtol=1e-12)
-
-    def run(f):
-        start.wait()
-        try:
-            f()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(f,)) for f in (plain, recording, intervening) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
 
 
 def lines_run(f):

@@ -1,9 +1,7 @@
 """What is recorded is a dictionary and a pytree, and shows itself, as the list of what can be recorded does."""
 
 import copy
-import html
 import pickle
-import re
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +19,6 @@ KEYS = ("A", "X@6[layer=1]", "X@8")
 
 def of(x):
     return record(d_transformer, *NAMES)(x, D)[1]
-
-
-def rows_of(text):
-    """The cells of an HTML table, row by row, as a reader sees them."""
-    rows = re.findall(r"<tr>(.*?)</tr>", text)
-    return [[html.unescape(cell) for cell in re.findall(r"<t[hd] [^>]*>(.*?)</t[hd]>", row)] for row in rows]
 
 
 def through_scan(x):

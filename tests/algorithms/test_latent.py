@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import DTransformerConfig, d_hidden_state
+from algorithms import DTransformerConfig, d_hidden_state, d_logits, empty_cache, read_tokens
 from algorithms.lines import Latent
-from algorithms.model.distances import DistanceTable
 from algorithms.model.variants import LLAMA
 from tests import cases
 from tests.algorithms.test_sharding import mesh_of
@@ -38,14 +37,14 @@ def computed(dtype, *mesh):
         return jax.device_get(both(theta))
 
 
-def test_a_scale_multiplies_the_queries_and_those_of_latents():
-    theta, t = cases.random_theta(CONFIG), jnp.arange(3)
-    W = jax.tree.map(lambda a: jax.device_put(np.asarray(a)[0]), theta.layers.attention)
-    lines = (Latent(d_c=6, d_r=4, d_q=5, scale=scale) for scale in (None, 0.3))
-    options = {"t_x": t, "t_z": t, "table": DistanceTable(), "implementation": "paper"}
-    plain, scaled = (line.read(cases.normal(8, 3), cases.normal(8, 3), W, **options) for line in lines)
-    cases.assert_close(scaled.Q, 0.3 * 7**0.5 * plain.Q)
-    cases.assert_close(scaled.whole.Q, 0.3 * 7**0.5 * plain.whole.Q)
+def test_a_scale_multiplies_the_scores_of_whole_sequences_and_of_cached_latents():
+    theta = cases.random_theta(CONFIG)
+    scaled = theta._replace(variant=LATENT.but(attention=LATENT.attention.but(scale=0.3)))
+    W = theta.layers.attention
+    by_hand = W._replace(W_q=0.3 * 7**0.5 * W.W_q, W_qr=0.3 * 7**0.5 * W.W_qr)  # queries have 3 + 4 rows
+    expected = d_logits(X, theta._replace(layers=theta.layers._replace(attention=by_hand)))
+    cases.assert_close(d_logits(X, scaled), expected)
+    cases.assert_close(read_tokens(scaled, empty_cache(CONFIG, 2), X, 0)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

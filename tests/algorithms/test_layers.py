@@ -12,7 +12,7 @@ from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from tests import cases
 
-L, TOKENS = 4, jnp.zeros(1, int)
+L, TOKENS = 4, jax.device_put(np.zeros(1, int))
 
 
 def lines(variant=PAPER, **options):
@@ -33,7 +33,9 @@ def test_every_draw_of_every_layer_has_its_own_key():
     assert np.unique(drawn).size == L * 2
 
 
-@pytest.mark.parametrize("stacked", [jnp.arange(4.0), [0.0, 1.0, 2.0, 3.0]], ids=["stacked", "one by one"])
+@pytest.mark.parametrize(
+    "stacked", [jax.device_put(np.arange(4.0)), [0.0, 1.0, 2.0, 3.0]], ids=["stacked", "one by one"]
+)
 def test_the_layers_follow_each_other(stacked):
     f = lines()
 
@@ -46,7 +48,11 @@ def test_the_layers_follow_each_other(stacked):
 
 @pytest.mark.parametrize(
     ("stacked", "unroll"),
-    [(jnp.zeros((7, 1)), False), (jnp.zeros((7, 1)), True), ([jnp.zeros(1)] * 7, False)],
+    [
+        (jax.device_put(np.zeros((7, 1))), False),
+        (jax.device_put(np.zeros((7, 1))), True),
+        ([jax.device_put(np.zeros(1))] * 7, False),
+    ],
     ids=["stacked", "unrolled", "one by one"],
 )
 def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):

@@ -42,27 +42,27 @@ def tiles(l_z=128, l_x=128, d=64, dtype=jnp.float32, d_mid=None, H=2, H_kv=None)
     return [jnp.asarray(rng.normal(size=s), dtype) for s in shapes]
 
 
-NUMBERS = jnp.asarray(np.repeat(np.arange(4), 32), jnp.int32)
-LATER = StructuralMask(unidirectional=True, first=jnp.asarray(3))
-PADDED = alg.UNIDIRECTIONAL & alg.padding(jnp.array([0, 77], jnp.int32))
-OF_EACH = alg.padding(jnp.arange(4, dtype=jnp.int32))
-OF_BOTH = jnp.stack([NUMBERS, NUMBERS // 3 - 7])  # the documents of two sequences
-OTHERS = StructuralMask(documents_z=OF_BOTH, documents_x=OF_BOTH[:, ::-1] + 1)
+NUMBERS = np.repeat(np.arange(4, dtype=np.int32), 32)
+LATER = StructuralMask(unidirectional=True, first=cases.array(3))
+PADDED = alg.UNIDIRECTIONAL & alg.padding(cases.array([0, 77], jnp.int32))
+OF_EACH = alg.padding(jax.device_put(np.arange(4, dtype=jnp.int32)))
+OF_BOTH = np.stack([NUMBERS, NUMBERS // 3 - 7])  # the documents of two sequences
+OTHERS = StructuralMask(documents_z=cases.array(OF_BOTH), documents_x=cases.array(OF_BOTH[:, ::-1] + 1))
 AS_ARRAYS = {
-    "documents": alg.UNIDIRECTIONAL & alg.documents(OF_BOTH),
-    "documents of a whole batch": alg.documents(NUMBERS),
-    "documents in a band, and padding": alg.documents(OF_BOTH) & alg.banded(40) & PADDED,
+    "documents": alg.UNIDIRECTIONAL & cases.documents(OF_BOTH),
+    "documents of a whole batch": cases.documents(NUMBERS),
+    "documents in a band, and padding": cases.documents(OF_BOTH) & alg.banded(40) & PADDED,
     "documents that the context does not have": OTHERS,
-    "a prefix": alg.prefix(jnp.array([9, 100], jnp.int32)),
-    "blocks": alg.blocks(NUMBERS),
-    "a window to both sides": alg.near(9) & alg.padding(jnp.array([0, 77], jnp.int32)),
+    "a prefix": alg.prefix(cases.array([9, 100], jnp.int32)),
+    "blocks": alg.blocks(cases.array(NUMBERS)),
+    "a window to both sides": alg.near(9) & alg.padding(cases.array([0, 77], jnp.int32)),
 }
 OF_CUDNN = {
     "nothing": alg.BIDIRECTIONAL,
     "the future": alg.UNIDIRECTIONAL,
     "the future and padding": PADDED,
     "a window": alg.banded(40),
-    "a window and padding": alg.banded(40) & alg.padding(jnp.array([0, 77], jnp.int32)),
+    "a window and padding": alg.banded(40) & alg.padding(cases.array([0, 77], jnp.int32)),
 }
 MODEL = alg.DTransformerConfig(N_V=97, l_max=128, L=2, H=2, d_e=16, d_mlp=32, variant=alg.GPT2)
 slow = pytest.mark.slow
@@ -86,8 +86,8 @@ def cudnn(monkeypatch):
     ("mask", "sizes"),
     [
         pytest.param(PADDED, {}, id="nothing, and half"),
-        pytest.param(alg.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, id="documents in a band"),
-        pytest.param(alg.documents(OF_BOTH - 1) & PADDED, {}, id="documents and padding"),
+        pytest.param(cases.documents(NUMBERS) & alg.banded(40), {"d_mid": 24}, id="documents in a band"),
+        pytest.param(cases.documents(OF_BOTH - 1) & PADDED, {}, id="documents and padding"),
         pytest.param(OTHERS, {}, id="documents that the context does not have"),
         pytest.param(alg.UNIDIRECTIONAL, {"H": 4, "H_kv": 2, "cap": 0.5}, id="shared keys, capped scores"),
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 256, "l_z": 384}, id="unidirectional", marks=slow),
@@ -95,7 +95,11 @@ def cudnn(monkeypatch):
         pytest.param(alg.UNIDIRECTIONAL, {"l_x": 512, "l_z": 512}, id="pairs of blocks"),
         pytest.param(alg.banded(40), {"l_x": 512}, id="tokens beyond the band", marks=slow),
         pytest.param(alg.near(40), {"l_x": 512, "l_z": 256}, id="tokens beyond a window to both sides"),
-        pytest.param(alg.near(40) & alg.padding(jnp.array([0, 77], jnp.int32)), {}, id="a padded window to both sides"),
+        pytest.param(
+            alg.near(40) & alg.padding(cases.array([0, 77], jnp.int32)),
+            {},
+            id="a padded window to both sides",
+        ),
         pytest.param(alg.BIDIRECTIONAL, {"l_z": 512}, id="bidirectional", marks=slow),
     ],
 )
@@ -213,7 +217,6 @@ def test_second_derivatives_of_the_tpu_kernel(mask, sizes, way, interpreted):
         np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max(), err_msg=name)
 
 
-@pytest.mark.sampled(1, tests=6)
 @jax.numpy_rank_promotion("allow")
 def attention_by_offsets(q, k, v, *, scale, mask_type, qkv_layout, q_seqlen, kv_seqlen, q_offsets, kv_offsets):
     """What cuDNN computes, by JAX's own test of it: documents begin at offsets and have lengths, or are −1."""
@@ -330,7 +333,12 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "d_mid": 129}, "got d_attn = 64 and d_mid = 129"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "dropout": 0.1}, "dropout is not drawn from the key"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_x": 127, "mask": alg.prefix(9)}, "even lengths for such"),
-        (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": jnp.ones((128, 127), bool), "l_x": 127}, "even lengths"),
+        (
+            cudnn_refuses,
+            "gpu",
+            {"dtype": jnp.bfloat16, "mask": jax.device_put(np.ones((128, 127), bool)), "l_x": 127},
+            "even lengths",
+        ),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "l_z": 8194, "mask": alg.near(9)}, "too large for more than 81"),
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": LATER}, "its first query is token 0"),
@@ -340,7 +348,12 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
         (pallas_refuses, "tpu", {"dropout": 0.1}, "no dropout"),
-        (pallas_refuses, "tpu", {"mask": jnp.ones((128, 128), bool)}, "it takes structural masks, not arrays"),
+        (
+            pallas_refuses,
+            "tpu",
+            {"mask": jax.device_put(np.ones((128, 128), bool))},
+            "it takes structural masks, not arrays",
+        ),
     ],
 )
 def test_what_is_not_exact_is_refused(refuses, platform, change, reason):
@@ -440,7 +453,8 @@ def test_products_with_a_models_hessian_lower_for_every_platform(device, platfor
     assert kernel in program(product, device, platform, x64)
 
 
-WIDE = [alg.padding(jnp.array([3, 77], "int64")), alg.documents(NUMBERS.astype("int64"))]
+OF_INT64 = cases.array(NUMBERS, "int64")
+WIDE = [alg.padding(cases.array([3, 77], "int64")), StructuralMask(documents_z=OF_INT64, documents_x=OF_INT64)]
 
 
 @pytest.mark.parametrize("mask", WIDE, ids=["padding", "documents"])

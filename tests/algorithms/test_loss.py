@@ -237,11 +237,3 @@ def test_bfloat16_with_a_transposed_embedding_for_the_unembedding(implementation
     wide = gradients(X_small.astype(jnp.float32), W_e.astype(jnp.float32))
     for narrow, expected_gradient in zip(gradients(X_small, W_e), wide, strict=True):
         np.testing.assert_allclose(np.asarray(narrow, np.float32), expected_gradient, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.end_to_end
-@implementations
-def test_under_vmap_each_sequence_has_its_own(implementation):
-    f = functools.partial(log_loss, implementation=implementation)
-    losses = jax.vmap(f, (0, None, 0))(jnp.stack([X, 2 * X]), W_u, jnp.stack([targets, targets[::-1]]))
-    cases.assert_close(losses, [f(X, W_u, targets), f(2 * X, W_u, targets[::-1])], 1e-13)

@@ -12,7 +12,7 @@ import pytest
 from algorithms import BIDIRECTIONAL, UNIDIRECTIONAL, banded, blocks, documents, near, padding, prefix
 from algorithms.masks import StructuralMask
 
-NUMBERS = jnp.array([4, 4, 0, 0, 0, 9, 9])
+NUMBERS = jax.device_put(np.array([4, 4, 0, 0, 0, 9, 9]))
 
 
 @pytest.mark.parametrize(("l_z", "l_x"), [(1, 1), (7, 5), (5, 7), (7, 7)])
@@ -51,11 +51,11 @@ MASKS = {
     "banded 4": banded(4),
     "near 3": near(3),
     "padding 3": padding(3),
-    "padding 5": padding(jnp.asarray(5)),
+    "padding 5": padding(jax.device_put(np.asarray(5))),
     "prefix 2": prefix(2),
-    "prefix 4": prefix(jnp.asarray(4)),
+    "prefix 4": prefix(jax.device_put(np.asarray(4))),
     "documents": documents(NUMBERS),
-    "other documents": documents(jnp.asarray([5, 5, -1, 5, 5, 5, 2**31 - 1])),
+    "other documents": documents(jax.device_put(np.asarray([5, 5, -1, 5, 5, 5, 2**31 - 1]))),
     "blocks": blocks(NUMBERS),
 }
 

@@ -212,7 +212,7 @@ def test_a_token_outside_of_the_vocabulary_has_no_embedding(token, dtype):
 
 
 X, W_U = cases.normal(3, 5), cases.normal(7, 3, seed=1)
-TARGETS, WEIGHTS = jnp.array([0, 6, 2, 1, 3]), jnp.array([1.0, 0.5, 1.0, 0.0, 2.0])
+TARGETS, WEIGHTS = cases.array([0, 6, 2, 1, 3]), cases.array([1.0, 0.5, 1.0, 0.0, 2.0])
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from tests import cases
 
 x, z = cases.random_tokens(7), cases.random_tokens(5, seed=1)
 # Every position has a token of its own, so that the column of W_e it reads is a gradient by position.
-OWN = jnp.array([3, 1, 4, 0, 5, 9, 2])
+OWN = cases.array([3, 1, 4, 0, 5, 9, 2])
 
 
 def influence(f, theta, tokens):

@@ -10,17 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import (
-    PAPER,
-    UNIDIRECTIONAL,
-    DTransformerConfig,
-    d_logits,
-    d_token_losses,
-    documents,
-    empty_cache,
-    padding,
-    read_tokens,
-)
+import algorithms as alg
 from algorithms.lines import RGLRU, Attention, GatedDelta, KimiDelta, Mamba2, MixerMetadata, RMSNorm, ShortConvolution
 from algorithms.model import recurrence
 from algorithms.model.rg_lru import _root
@@ -40,7 +30,7 @@ LINES["kimi"] = (KimiDelta(**SIZES, rank=2), gated_delta)
 LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))
 LINES["convolution"] = (ShortConvolution(d=5, biases=True), lambda X, W, mask, _: short_convolution(X, W, mask))
 D_E, B, L = 7, 2, 13
-NUMBERS = jnp.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
+NUMBERS = cases.array([[1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6]])
 RULES = ("paper", "auto")
 
 
@@ -53,7 +43,7 @@ def parameters(line, seed=0) -> Any:
     return jax.tree.map(drawn, line.shapes())
 
 
-X = jnp.asarray(np.random.default_rng(1).standard_normal((D_E, B, L)))
+X = cases.array(np.random.default_rng(1).standard_normal((D_E, B, L)))
 
 
 @pytest.fixture(params=LINES)
@@ -91,7 +81,9 @@ def chunk(request, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", RULES)
-@pytest.mark.parametrize("mask", [UNIDIRECTIONAL, UNIDIRECTIONAL & documents(NUMBERS)], ids=["one", "documents"])
+@pytest.mark.parametrize(
+    "mask", [alg.UNIDIRECTIONAL, alg.UNIDIRECTIONAL & alg.documents(NUMBERS)], ids=["one", "documents"]
+)
 def test_the_rule_is_that_of_loops(case, implementation, mask, chunk):
     line, W, by_loops = case
     Y, _ = whole(line, implementation)(X, W, mask)
@@ -101,7 +93,7 @@ def test_the_rule_is_that_of_loops(case, implementation, mask, chunk):
 @pytest.mark.end_to_end
 def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
     line, W, _ = case
-    mask = UNIDIRECTIONAL & documents(NUMBERS)
+    mask = alg.UNIDIRECTIONAL & alg.documents(NUMBERS)
 
     def score(W, X, implementation):
         Y, _ = by(implementation, line.whole, X, W, mask, metadata())
@@ -115,7 +107,7 @@ def test_gradients_of_chunks_are_those_of_tokens(case, chunk):
 def test_narrow_types_round_what_comes_out_and_the_gradients_alone(case, dtype):
     """The rule itself is in float32: within eight roundings of the same numbers in float64, also by steps."""
     line, W, _ = case
-    mask, size = UNIDIRECTIONAL & documents(NUMBERS), float(jnp.finfo(dtype).eps)
+    mask, size = alg.UNIDIRECTIONAL & alg.documents(NUMBERS), float(jnp.finfo(dtype).eps)
     narrow = jax.tree.map(lambda a: a.astype(dtype), (W, X))
 
     def score(W, X):
@@ -142,8 +134,8 @@ def test_narrow_types_round_what_comes_out_and_the_gradients_alone(case, dtype):
 def test_steps_continue_what_was_kept(case, chunk):
     """Prompts of different lengths, also shorter than the convolution."""
     line, W, by_loops = case
-    lengths, expected, next_step = np.array([9, 2]), by_loops(X, UNIDIRECTIONAL), step(line)
-    _, cache = whole(line, cache_length=lengths)(X[..., :10], W, UNIDIRECTIONAL & padding(jnp.asarray(lengths)))
+    lengths, expected, next_step = np.array([9, 2]), by_loops(X, alg.UNIDIRECTIONAL), step(line)
+    _, cache = whole(line, cache_length=lengths)(X[..., :10], W, alg.UNIDIRECTIONAL & alg.padding(jnp.asarray(lengths)))
     for i in range(4):
         x, y = (np.stack([a[:, b, lengths[b] + i] for b in range(B)], axis=1) for a in (np.asarray(X), expected))
         found, cache = next_step(x, W, cache)
@@ -155,10 +147,10 @@ def test_steps_continue_what_was_kept(case, chunk):
 def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(case, implementation, chunk):
     """What is kept is that of the prompts alone, whatever documents follow; so are the columns before."""
     line, W, _ = case
-    lengths, mask = np.array([9, 2]), UNIDIRECTIONAL & documents(NUMBERS)
+    lengths, mask = np.array([9, 2]), alg.UNIDIRECTIONAL & alg.documents(NUMBERS)
     Y, cache = jax.tree.map(np.asarray, whole(line, implementation, lengths)(X, W, mask))
     for b, n in enumerate(lengths):
-        alone = UNIDIRECTIONAL & documents(NUMBERS[b : b + 1, :n])
+        alone = alg.UNIDIRECTIONAL & alg.documents(NUMBERS[b : b + 1, :n])
         expected, state = whole(line, implementation)(X[:, b : b + 1, :n], W, alone)
         assert_close(Y[:, b : b + 1, :n], expected, 1e-10)
         assert_trees_close(jax.tree.map(lambda a, b=b: a[..., b : b + 1], cache), state, 1e-10)
@@ -172,17 +164,17 @@ def test_of_packed_prompts_the_rule_is_computed_once_up_to_their_last_tokens(cas
 
 def test_steps_begin_with_nothing(case):
     line, W, by_loops = case
-    cache, next_step, columns = line.begin(W, B), step(line), by_loops(X[..., :6], UNIDIRECTIONAL)
+    cache, next_step, columns = line.begin(W, B), step(line), by_loops(X[..., :6], alg.UNIDIRECTIONAL)
     for t in range(6):
         y, cache = next_step(X[..., t], W, cache)
         assert_close(y, columns[..., t], 1e-10)
-    _, expected = whole(line)(X[..., :6], W, UNIDIRECTIONAL)
+    _, expected = whole(line)(X[..., :6], W, alg.UNIDIRECTIONAL)
     assert_trees_close(cache, expected, 1e-10)
 
 
 def test_no_token_reads_a_later_one_or_another_document(case):
     line, W, _ = case
-    mask = UNIDIRECTIONAL & documents(NUMBERS[0])
+    mask = alg.UNIDIRECTIONAL & alg.documents(NUMBERS[0])
     of_token = np.asarray(jax.jit(jax.grad(lambda X: line.whole(X, W, mask, metadata())[0][:, 0, 9].sum()))(X))[:, 0]
     assert np.flatnonzero(np.abs(of_token).max(axis=0) > 1e-12).tolist() == [8, 9]
 
@@ -192,20 +184,6 @@ def test_second_derivatives_of_a_root_that_is_cut_off_are_finite():
     second = jax.grad(jax.grad(lambda x: _root(x) ** 2 + _root(x)))  # 2 r'² + (2 r + 1) r'', with r'' = 0 at 0
     np.testing.assert_allclose(jax.vmap(jax.grad(_root))(jnp.array([0.0, 0.25])), [1000.0, 1.0])
     np.testing.assert_allclose(jax.vmap(second)(jnp.array([0.0, 0.25])), [2e6, -2.0])
-
-
-@pytest.mark.end_to_end
-def test_second_derivatives_of_a_recurrence_that_forgets_nothing_are_finite():
-    line = LINES["lru"][0]
-    W = parameters(line)
-    W = W._replace(a=W.a - 1000)  # α is 1
-
-    def score(W):
-        return jnp.sin(line.whole(X, W, UNIDIRECTIONAL, metadata())[0]).sum()
-
-    gradient, v = jax.grad(score), jax.tree.map(jnp.ones_like, W)
-    product = jax.jit(jax.grad(lambda W: sum((a * b).sum() for a, b in zip(gradient(W), v, strict=True))))(W)
-    assert all(np.isfinite(a).all() for a in product)
 
 
 @pytest.mark.end_to_end
@@ -226,9 +204,9 @@ def test_second_derivatives_through_a_scan_are_those_of_the_bounded_root():
 def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
     line, W, _ = case
     columns = np.broadcast_to(np.asarray(X)[:, 0].reshape(D_E, *(1,) * len(batch), L), (D_E, *batch, L))
-    mask = UNIDIRECTIONAL & documents(jnp.broadcast_to(NUMBERS[0], (*batch, L)))
+    mask = alg.UNIDIRECTIONAL & alg.documents(jnp.broadcast_to(NUMBERS[0], (*batch, L)))
     Y, cache = whole(line)(columns, W, mask)
-    expected = whole(line)(X[:, :1], W, UNIDIRECTIONAL & documents(NUMBERS[:1]))[0][:, 0]
+    expected = whole(line)(X[:, :1], W, alg.UNIDIRECTIONAL & alg.documents(NUMBERS[:1]))[0][:, 0]
     assert Y.shape == (D_E, *batch, L)
     assert {a.shape[-1] for a in jax.tree.leaves(cache)} == {math.prod(batch)}
     for of_sequence in np.moveaxis(np.asarray(Y).reshape(D_E, math.prod(batch), L), 1, 0):
@@ -238,21 +216,22 @@ def test_any_number_of_batch_axes_and_none_of_sequences(case, batch):
 def test_a_model_of_no_sequences_and_one_without_gamma(case):
     line = case[0]
     attention = (line.but(norm=RMSNorm(gamma=False)) if hasattr(line, "norm") else line, Attention())
-    config = DTransformerConfig(N_V=7, l_max=8, L=2, H=2, d_e=8, d_mlp=8, variant=PAPER.but(attention=attention))
+    variant = alg.PAPER.but(attention=attention)
+    config = alg.DTransformerConfig(N_V=7, l_max=8, L=2, H=2, d_e=8, d_mlp=8, variant=variant)
     theta, none = cases.random_theta(config), jnp.zeros((0, 4), int)
-    logits, _ = read_tokens(theta, empty_cache(config, 0), none, 0)
+    logits, _ = alg.read_tokens(theta, alg.empty_cache(config, 0), none, 0)
     assert logits.shape == (7, 0, 4)
-    gradient = jax.jit(jax.grad(lambda theta: d_token_losses(none, theta).sum()))(theta)
+    gradient = jax.jit(jax.grad(lambda theta: alg.d_token_losses(none, theta).sum()))(theta)
     assert all(not np.any(a) for a in jax.tree.leaves(gradient))
-    assert np.isfinite(d_token_losses(jnp.arange(4), theta)).all()
+    assert np.isfinite(alg.d_token_losses(jnp.arange(4), theta)).all()
     symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("l"), jnp.int32)
     with pytest.raises(ValueError, match="x: expected a number of tokens, since a recurrence goes through chunks"):
-        jax.export.export(d_logits)(symbolic, theta)
+        jax.export.export(alg.d_logits)(symbolic, theta)
 
 
 def test_what_is_refused(case):
     line, W, _ = case
-    for mask in (jnp.ones((L, L), bool), padding(3), UNIDIRECTIONAL & padding(3) & np.ones((L, L), bool)):
+    for mask in (jnp.ones((L, L), bool), alg.padding(3), alg.UNIDIRECTIONAL & alg.padding(3) & np.ones((L, L), bool)):
         with pytest.raises(ValueError, match=r"mask: expected UNIDIRECTIONAL, with padding\(\) and documents\(\)"):
             line.whole(X, W, mask, metadata())
     wrong, sentence = ({"n_keys": 3}, "n_keys: expected a divisor of n = 4, got 3")
@@ -268,14 +247,14 @@ def test_a_method_that_a_recurrence_lacks_is_named(method):
     kind = type("Short", (GatedDelta,), {method: getattr(recurrence.Recurrence, method)})
     short = kind(**{name: getattr(line, name) for name in SIZES})
     with pytest.raises(NotImplementedError, match=f"Short.{method}: expected a method of its own, got none; define it"):
-        short.whole(X, W, UNIDIRECTIONAL, metadata())
+        short.whole(X, W, alg.UNIDIRECTIONAL, metadata())
 
 
 def test_a_row_that_forgets_nothing_has_finite_gradients():
     """√(1 − α²) is 0 at α = 1, where its derivative is not finite."""
     line, _ = LINES["lru"]
     W = parameters(line)._replace(a=jnp.full((3, 4), -1e3))
-    Y, of_W = jax.jit(jax.value_and_grad(lambda W: line.whole(X, W, UNIDIRECTIONAL, metadata())[0].sum()))(W)
+    Y, of_W = jax.jit(jax.value_and_grad(lambda W: line.whole(X, W, alg.UNIDIRECTIONAL, metadata())[0].sum()))(W)
     assert np.isfinite(Y)
     for gradient in of_W:
         assert np.isfinite(gradient).all()
@@ -303,5 +282,5 @@ def test_mamba_is_the_layer_of_granite():
     X = np.random.default_rng(2).standard_normal((12, 2, 17))
     expected = layer(torch.tensor(np.moveaxis(X, 0, 2))).detach().numpy()
     for implementation in RULES:
-        Y, _ = whole(line, implementation)(jnp.asarray(X), W, UNIDIRECTIONAL)
+        Y, _ = whole(line, implementation)(jnp.asarray(X), W, alg.UNIDIRECTIONAL)
         assert_close(Y, np.moveaxis(expected, 2, 0), 1e-5)

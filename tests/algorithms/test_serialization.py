@@ -18,7 +18,7 @@ from tests.cases import ED, D, E, random_theta
 
 pytest.importorskip("flatbuffers")
 
-x, z = jnp.array([3, 0, 1, 2], jnp.int32), jnp.array([2, 5, 1], jnp.int32)
+x, z = jax.device_put(np.array([3, 0, 1, 2], jnp.int32)), jax.device_put(np.array([2, 5, 1], jnp.int32))
 MODELS = {
     "d": (d_transformer, (x,), D),
     "d, another variant": (d_transformer, (x,), dataclasses.replace(D, d_attn=4, variant=GEMMA2)),

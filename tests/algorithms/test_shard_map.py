@@ -71,11 +71,11 @@ def sum_of_cubes(V_tilde):
 
 
 X, Z = cases.normal(11, B, L_X), cases.normal(13, B, L_Z, seed=1)
-LENGTHS = jnp.asarray(np.random.default_rng(2).integers(1, L_Z + 1, size=B))
-ARRAYS = jnp.asarray(np.random.default_rng(3).random((B, L_Z, L_X)) < 0.6)
+LENGTHS = cases.array(np.random.default_rng(2).integers(1, L_Z + 1, size=B))
+ARRAYS = cases.array(np.random.default_rng(3).random((B, L_Z, L_X)) < 0.6)
 x, z = cases.random_tokens(B, L_X), cases.random_tokens(B, L_Z, seed=1)
 NUMBERS = cases.random_tokens(B, L_X, n=3, seed=2)
-WEIGHTS = jnp.asarray(np.random.default_rng(4).random((B, L_X)))
+WEIGHTS = cases.array(np.random.default_rng(4).random((B, L_X)))
 HEAD, HEADS = head_params(d_x=11, d_z=13), mh_params(d_x=11, d_z=13)
 W_U, GAMMA, BETA = cases.normal(17, 11, seed=4), cases.normal(11, seed=5), cases.normal(11, seed=6)
 
@@ -97,7 +97,7 @@ FUNCTIONS = {
         lambda W, d, given, how: sum_of_cubes(
             alg.mh_attention(d["X"], jnp.stack([W["Z"]] * d["X"].shape[1], 1), W["W"], ARRAYS[0], implementation=how)
         ),
-        ({"W": HEADS, "Z": Z[:, 0]}, {"X": X}, ()),
+        ({"W": HEADS, "Z": cases.array(np.asarray(Z)[:, 0])}, {"X": X}, ()),
     ),
     "scaled_dot_product_attention": (
         lambda W, d, given, how: sum_of_cubes(
@@ -105,7 +105,7 @@ FUNCTIONS = {
             * alg.scaled_dot_product_attention(d["Q"], d["K"], d["V"], CAUSAL & alg.padding(given), implementation=how)
         ),
         (
-            jnp.asarray(1.3),
+            cases.array(1.3),
             {"Q": cases.normal(5, B, L_X), "K": cases.normal(5, B, L_Z, seed=1), "V": cases.normal(7, B, L_Z, seed=2)},
             LENGTHS,
         ),

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
 from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream, split_attention
-from algorithms.masks import StructuralMask, documents
+from algorithms.masks import StructuralMask
 from tests import cases
 from tests.algorithms.test_attention import mh_params
 from training.tasks.objectives import likeliest
@@ -21,18 +21,18 @@ from training.tasks.objectives import likeliest
 pytestmark = pytest.mark.sampled(2)
 
 B, L_X = 4, 12
-LENGTHS, NUMBERS = jnp.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, seed=2)
+LENGTHS, NUMBERS = cases.array([3, 12, 1, 7]), cases.random_tokens(B, L_X, n=3, seed=2)
 MASKS = {
     "unidirectional": alg.UNIDIRECTIONAL,
     "banded": alg.banded(3),
     "near": alg.near(3),
-    "documents": alg.UNIDIRECTIONAL & documents(NUMBERS),
-    "later": StructuralMask(unidirectional=True, first=jnp.asarray(2)),
+    "documents": alg.UNIDIRECTIONAL & cases.documents(NUMBERS),
+    "later": StructuralMask(unidirectional=True, first=cases.array(2)),
     "prefix": alg.prefix(LENGTHS),
     "blocks": alg.blocks(NUMBERS),
     "padding": alg.BIDIRECTIONAL & alg.padding(LENGTHS),
-    "array": jnp.asarray(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
-    "one array": jnp.asarray(np.random.default_rng(4).random((L_X, L_X)) < 0.6),
+    "array": cases.array(np.random.default_rng(3).random((B, L_X, L_X)) < 0.6),
+    "one array": cases.array(np.random.default_rng(4).random((L_X, L_X)) < 0.6),
 }
 
 

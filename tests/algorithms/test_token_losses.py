@@ -14,9 +14,9 @@ from tests.family_cases import oracle_logits
 pytestmark = pytest.mark.sampled(1, tests=6)
 
 SIZES = {"N_V": 11, "l_max": 7, "H": 2, "d_e": 8, "d_mlp": 5}
-X = jnp.array([[1, 4, 2, 7, 10], [5, 0, 3, 6, 9]])
-Z = jnp.array([[3, 1, 2, 0], [2, 2, 7, 0]])
-LENGTHS, Z_LENGTHS = jnp.array([5, 3]), jnp.array([3, 4])
+X = cases.array([[1, 4, 2, 7, 10], [5, 0, 3, 6, 9]])
+Z = cases.array([[3, 1, 2, 0], [2, 2, 7, 0]])
+LENGTHS, Z_LENGTHS = cases.array([5, 3]), cases.array([3, 4])
 
 
 def picked(P, targets):
@@ -99,8 +99,17 @@ def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_the
 
 
 KEY = jax.random.key(5)
-HIDDEN = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
-X_TILDE = jnp.where(HIDDEN, alg.mask_token(SIZES["N_V"]), X[0])
+
+
+def hidden():
+    """Which tokens the first step of Algorithm 12 masks."""
+    return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
+
+
+def x_tilde():
+    return jnp.where(hidden(), alg.mask_token(SIZES["N_V"]), X[0])
+
+
 STEPS = {
     "d": (
         alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2),
@@ -110,7 +119,7 @@ STEPS = {
     "e": (
         alg.ETransformerConfig(**SIZES, L=1, variant=alg.BERT),
         lambda theta, **options: alg.e_training(X[:1], theta, p_mask=0.5, key=KEY, **options),
-        lambda theta: alg.e_token_losses(X[0], theta, x_tilde=X_TILDE, implementation="paper"),
+        lambda theta: alg.e_token_losses(X[0], theta, x_tilde=x_tilde(), implementation="paper"),
     ),
     "ed": (
         alg.EDTransformerConfig(**SIZES, L_enc=1, L_dec=1, variant=alg.T5),
@@ -127,7 +136,7 @@ STEPS = {
 def test_one_step_of_training_descends_their_sum(name, implementation):
     config, train, losses = STEPS[name]
     theta, eta = cases.random_theta(config), 0.1
-    assert 0 < HIDDEN.sum() < 5
+    assert 0 < hidden().sum() < 5
     gradient = jax.jit(jax.grad(lambda theta: losses(theta).sum()))(theta)
     by_hand = jax.tree.map(lambda a, g: np.asarray(a) - eta * np.asarray(g), theta, gradient)
     trained = train(theta, N_epochs=1, eta=eta, implementation=implementation)

@@ -25,8 +25,8 @@ from tests.fuzz.comparing import assert_near, chance, normal, one_of
 __all__ = ["check"]
 
 D, L = 3, 5
-W = jnp.asarray(np.random.default_rng(0).standard_normal((7, D)))
-TARGETS = jnp.array([0, 6, 2, 2, 1])
+W = jax.device_put(np.asarray(np.random.default_rng(0).standard_normal((7, D))))
+TARGETS = jax.device_put(np.array([0, 6, 2, 2, 1]))
 # name → a function of a matrix, a length and the implementation to a number
 FUNCTIONS: dict[str, Callable[[Any, Any, str], Any]] = {
     "attention": lambda X, l, how: jnp.sin(

@@ -45,7 +45,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("cross-attention of X", "ed_decoder_lines.X", "16", "context=Z", "context=+X", 8, "16", None, "4, line 2: keys and values are of X, not of the context"),
         ("norm 4 for norm 5", "ed_decoder_lines.X", "19", "norm5", "norm4", 8, "19", None, "6, line return: it has the γ, β of the norm before"),
         ("context embedded as the sequence", "of_context", "own", "theta.context is None", "True", 2, "return", "BART", "2, line return: the context is embedded with the sequence's parameters"),
-        ("final norm of the encoder dropped", "ed_encoding", "9", "f.end(Z, theta.encoder_norm)", "+Z", 8, "9", "T5", "6, line return: there is no norm here"),
+        ("final norm of the encoder dropped", "ed_encoding", "9", "f.layer_norm(Z, theta.encoder_norm)", "+Z", 8, "9", "T5", "6, line return: there is no norm here"),
     ),
     "alg09_e_transformer.py": (
         ("no residual", "e_encoding.X", "7", "X + f.mlp", "f.mlp", 9, "7", None, "9, line 7: there is no residual"),

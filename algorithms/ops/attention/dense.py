@@ -20,7 +20,6 @@ def _forward_of_tile(Q, K, V, scores):
 
 
 def _whole(Q, K, scores):
-    """All scores, as one block."""
     l_z, l_x = K.shape[1], Q.shape[1]
     return scores.block(Part(0, l_z), Part(0, l_x), l_x)
 

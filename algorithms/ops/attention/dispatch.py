@@ -168,7 +168,6 @@ class LazyScores:
 
     @property
     def _n(self) -> int:
-        """The number of axes of sequences."""
         return self.K.ndim - 2 - self.heads
 
     def _each(self, f: Callable[..., Array], *of: Any, to: int = 0) -> Array:
@@ -303,7 +302,6 @@ def _flat(a: Array, heads: bool, batch: tuple[int, ...]) -> Float[Array, "H d B 
 
 
 def _seeds(key: Key[Array, "*batch"] | None, s: LazyScores) -> Array | None:
-    """The seeds of the dropout of every head and sequence."""
     if key is None:
         return None
     return seed_of(jnp.asarray(jax.vmap(functools.partial(fold_in, key))(jnp.arange(len(s.Q))) if s.heads else key))

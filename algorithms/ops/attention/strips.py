@@ -53,8 +53,6 @@ def _rows_of_strips(l_x: int) -> int:
 
 
 class _Strip(NamedTuple):
-    """The scores of some queries with a range of keys."""
-
     x: Part
     z: Part
     scores: Scores
