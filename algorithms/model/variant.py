@@ -218,7 +218,7 @@ def _parts(variant: Variant, L: int | None) -> tuple[tuple[Run, ...], ...]:
     n, cycle = variant.n_leading, variant.cycle
     L = n + cycle * variant.shared_layers if L is None else L
     if variant.is_one_stack:
-        return (_runs(variant, 0, L, 1),)
+        return ((Run(tuple(map(variant.lines, range(L))), 0, L, 1),),)
     times, rest = divmod(L - n, cycle)
     whole = _runs(variant, n, cycle, times)
     rests = [_runs(variant, n, L - n, 1)] if len(whole) == 1 else [whole, _runs(variant, L - rest, rest, 1)]

@@ -375,28 +375,18 @@ MARIAN = PAPER.but(
 )
 """Junczys-Dowmunt et al. 2018: sinusoidal positions, sines before cosines; SiLU; an output bias."""
 
+_experts = functools.partial(Experts, activation="silu", gated=True, biases=False)
+
 MIXTRAL = LLAMA.but(
     attention=Attention(positions=Rotary(base=1_000_000.0), biases=False),
-    mlp=Experts(n=8, k=2, activation="silu", gated=True, biases=False, balance=0.02),
+    mlp=_experts(n=8, k=2, balance=0.02),
 )
 """Jiang et al. 2024: LLAMA in which each token takes two of eight gated MLPs."""
 
-QWEN2_MOE = QWEN2.but(
-    mlp=Experts(
-        n=60,
-        k=4,
-        activation="silu",
-        gated=True,
-        biases=False,
-        renormalized=False,
-        shared=4,
-        shared_gate=True,
-        balance=0.001,
-    )
-)
+QWEN2_MOE = QWEN2.but(mlp=_experts(n=60, k=4, renormalized=False, shared=4, shared_gate=True, balance=0.001))
 """Qwen Team 2024 (Qwen1.5-MoE-A2.7B): QWEN2 with 4 of 60 MLPs by the whole softmax, and a gated shared one."""
 
-QWEN3_MOE = QWEN3.but(mlp=Experts(n=128, k=8, activation="silu", gated=True, biases=False, balance=0.001))
+QWEN3_MOE = QWEN3.but(mlp=_experts(n=128, k=8, balance=0.001))
 """Yang et al. 2025: QWEN3 in which each token takes 8 of 128 gated MLPs."""
 
 _QWEN3_NEXT_ATTENTION = Attention(
@@ -406,23 +396,21 @@ _QWEN3_NEXT_ATTENTION = Attention(
 QWEN3_NEXT = LLAMA.but(
     norm=_GEMMA_NORM,
     attention=(*[GatedDelta(n=32, n_keys=16, d_key=128, d_value=128)] * 3, _QWEN3_NEXT_ATTENTION),
-    mlp=Experts(n=512, k=10, activation="silu", gated=True, biases=False, shared=1, shared_gate=True, balance=0.001),
+    mlp=_experts(n=512, k=10, shared=1, shared_gate=True, balance=0.001),
 )
 """Qwen Team 2025: gated delta rules in three of four layers, gated attention, 10 of 512 MLPs and a gated shared one."""
 
 QWEN3_5 = QWEN3_NEXT.but(mlp=LLAMA.mlp)
 """Qwen Team 2026 (Qwen 3.5, text): QWEN3_NEXT with one MLP."""
 
-QWEN3_5_MOE = QWEN3_5.but(
-    mlp=Experts(n=256, k=8, activation="silu", gated=True, biases=False, shared=1, shared_gate=True, balance=0.001)
-)
+QWEN3_5_MOE = QWEN3_5.but(mlp=_experts(n=256, k=8, shared=1, shared_gate=True, balance=0.001))
 """Qwen Team 2026 (Qwen3.5-35B-A3B, text): QWEN3_5 with 8 of 256 MLPs and a gated shared one."""
 
 OLMOE = LLAMA.but(
     attention=Attention(
         positions=Rotary(base=10_000.0), biases=False, normalize_heads=RMSNorm(epsilon=1e-5), heads_together=True
     ),
-    mlp=Experts(n=64, k=8, activation="silu", gated=True, biases=False, renormalized=False, balance=0.01),
+    mlp=_experts(n=64, k=8, renormalized=False, balance=0.01),
 )
 """Muennighoff et al. 2024: LLAMA with norms of queries and keys across heads, and 8 of 64 MLPs by the whole softmax."""
 
@@ -434,7 +422,7 @@ MINIMAX_M2 = LLAMA.but(
         normalize_heads=RMSNorm(epsilon=1e-6),
         heads_together=True,
     ),
-    mlp=Experts(n=256, k=8, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True),
+    mlp=_experts(n=256, k=8, scores="sigmoid", choice_bias=True),
 )
 """MiniMax 2025: LLAMA with norms of queries and keys across heads, and 8 of 256 MLPs by sigmoids."""
 
@@ -444,17 +432,7 @@ LLAMA4 = LLAMA.but(
     attention=(*[_LLAMA4_CHUNKS] * 3, Attention(positions=Temperature(), biases=False)),
     mlp=(
         *LLAMA.mlps,
-        Experts(
-            n=128,
-            k=1,
-            activation="silu",
-            gated=True,
-            biases=False,
-            scores="sigmoid",
-            renormalized=False,
-            weighted="inputs",
-            shared=1,
-        ),
+        _experts(n=128, k=1, scores="sigmoid", renormalized=False, weighted="inputs", shared=1),
     ),
 )
 """Meta 2025 (Llama 4 Maverick, text): LLAMA with chunks in three of four layers, and one of 128 MLPs in every second.
@@ -473,9 +451,7 @@ GPT_OSS = LLAMA.but(
 )
 """Agarwal et al. 2025: LLAMA with biases, sinks, windows in alternate layers, and 4 of 32 MLPs with a clipped gate."""
 
-_of_256 = functools.partial(
-    Experts, n=256, k=8, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True, shared=1
-)
+_of_256 = functools.partial(_experts, n=256, k=8, scores="sigmoid", choice_bias=True, shared=1)
 
 DEEPSEEK = LLAMA.but(
     norm=RMSNorm(epsilon=1e-6),
@@ -490,14 +466,10 @@ All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the
 DEEPSEEK_V32 = DEEPSEEK.but(attention=DEEPSEEK.attentions[0].but(indexer=Indexer(n=64, d=128, k=2048)))
 """DeepSeek-AI 2025 (V3.2): DEEPSEEK with an indexer, which chooses the 2,048 tokens that a token reads."""
 
-ERNIE4_5_MOE = ERNIE4_5.but(
-    mlp=Experts(n=64, k=6, activation="silu", gated=True, biases=False, choice_bias=True, shared=2, balance=0.0)
-)
+ERNIE4_5_MOE = ERNIE4_5.but(mlp=_experts(n=64, k=6, choice_bias=True, shared=2, balance=0.0))
 """Baidu 2025 (Ernie 4.5 21B-A3B): ERNIE4_5 with 6 of 64 MLPs by the softmax; the published adds ``first=(…,)``."""
 
-LFM2_MOE = LFM2.but(
-    mlp=Experts(n=32, k=4, activation="silu", gated=True, biases=False, scores="sigmoid", choice_bias=True)
-)
+LFM2_MOE = LFM2.but(mlp=_experts(n=32, k=4, scores="sigmoid", choice_bias=True))
 """Liquid AI 2025 (LFM2-8B-A1B): LFM2 with 4 of 32 MLPs by sigmoids; the published model adds ``first=(…,) * 2``."""
 
 GLM4_MOE = LLAMA.but(
