@@ -62,10 +62,14 @@ def array(values: Any, dtype: Any = None) -> jax.Array:
     return jax.device_put(np.asarray(values, dtype))
 
 
-def keys(seed: int, *shape: int) -> jax.Array:
-    """Typed keys, without a program."""
-    data = np.random.default_rng(seed).integers(2**32, size=(*shape, 2), dtype=np.uint32)
-    return jax.random.wrap_key_data(jax.device_put(data))
+def key(seed: int) -> jax.Array:
+    """``jax.random.key(seed)``, without a program."""
+    return jax.random.wrap_key_data(array([0, seed], np.uint32))
+
+
+def keys(seed: int, n: int) -> jax.Array:
+    """n typed keys, without a program."""
+    return jax.random.wrap_key_data(array(np.random.default_rng(seed).integers(2**32, size=(n, 2)), np.uint32))
 
 
 def documents(numbers: Any) -> StructuralMask:

@@ -183,21 +183,6 @@ KINDS: dict[str, tuple[str, Any, str]] = {
 """jaxtyping's name of a kind of array → its description in error messages, its dtypes, and a hint about its shape."""
 
 
-class _Kinds(NamedTuple):
-    """The types that an annotation allows: all of them, those that are pytrees, and those of arrays."""
-
-    all: tuple[Any, ...]
-    trees: tuple[Any, ...]
-    arrays: tuple[Any, ...]
-
-    @classmethod
-    @functools.cache
-    def of(cls, annotation: Any) -> "_Kinds":
-        kinds = alternatives(annotation)
-        trees = (kind for kind in kinds if _is_tree(kind.type))
-        return cls(kinds, tuple(trees), tuple(kind.type for kind in kinds if is_array(kind.type)))
-
-
 @dataclasses.dataclass
 class Axes:
     """The sizes of the named axes seen so far, and the argument that gave each; that of ``*batch`` is a tuple."""
@@ -210,8 +195,9 @@ class Axes:
 
         Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
-        kinds, trees, arrays = _Kinds.of(annotation)
-        tree = next((kind for kind in trees if isinstance(value, kind.type)), None)
+        kinds = alternatives(annotation)
+        tree = next((kind for kind in kinds if _is_tree(kind.type) and isinstance(value, kind.type)), None)
+        arrays = [kind.type for kind in kinds if is_array(kind.type)]
         if tree is not None and hasattr(value, "__shapes__"):
             shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None) or value.__shapes__()
             sizes = getattr(value, "__sizes__", dict)()

@@ -42,7 +42,7 @@ MASKS = {
     "holes": HOLES,
     "nothing": alg.padding(0),
 }
-KEY = jax.random.key(0)
+KEY = cases.key(0)
 
 
 def both(x):

@@ -27,7 +27,7 @@ from training import oracle
 pytestmark = pytest.mark.sampled(2)
 
 N_V, L_MAX = cases.N_V, cases.L_MAX
-KEY = jax.random.key(0)
+KEY = cases.key(0)
 prompt = cases.random_tokens(5)
 z = cases.random_tokens(7, seed=1)
 ED = EDTransformerConfig(L_enc=1, L_dec=1, **cases.SHARED)

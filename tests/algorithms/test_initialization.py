@@ -17,7 +17,7 @@ ED = alg.EDTransformerConfig(L_enc=2, L_dec=2, **SIZES)
 E = alg.ETransformerConfig(L=2, d_f=37, **SIZES)
 D = alg.DTransformerConfig(L=2, **SIZES)
 LLAMA, GEMMA = (dataclasses.replace(D, variant=variant, d_attn=30, d_mid=30) for variant in (alg.LLAMA, alg.GEMMA))
-KEY = jax.random.key(0)
+KEY = cases.key(0)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from tests.algorithms.test_batch_axes import loss_and_gradients
 pytestmark = pytest.mark.sampled(2)
 
 implementations = pytest.mark.parametrize("implementation", cases.EXACT_AND_DEFAULT)  # one rule for all others
-KEY = jax.random.key(0)
+KEY = cases.key(0)
 N_V = 300  # beyond what 8 bits tell apart
 SIZES = {"N_V": N_V, "l_max": 7, "H": 1, "d_e": 4, "d_mlp": 3, "d_attn": 2, "d_mid": 2}
 D = cases.random_theta(alg.DTransformerConfig(L=1, **SIZES))

@@ -98,7 +98,7 @@ def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_the
             alg.ed_token_losses(z, x, theta, segments=segments)
 
 
-KEY = jax.random.key(5)
+KEY = cases.key(5)
 
 
 def hidden():
