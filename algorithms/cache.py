@@ -111,7 +111,7 @@ def read_tokens(
 
     The tokens before are those that were read into the slots 0 … n − 1; a smaller n goes back, and later slots do not
     matter. It is pure: `jax.jit`, `jax.vmap`, `jax.grad` and `jax.lax.scan` transform it. A column beyond
-    the room of the cache is NaN. A layer that is no attention computes the columns one after another.
+    the room of the cache is NaN. A mixer other than attention computes the columns one after another.
 
     The tokens see those before and, by ``mask``, each other, so that a tree of drafts is verified in one pass: its mask
     has each token's ancestors, its ``positions`` are n and the depth in the tree. With Algorithm 8, where the cache is

@@ -49,7 +49,7 @@ class StructuralMask:
     first: Annotated[Any, Integer[Array, "*#batch"], None] = None
 
     def __repr__(self) -> str:
-        """The rules that it has."""
+        """Its rules."""
         rules = {name: rule for name, rule in vars(self).items() if rule is not None and rule is not False}
         return f"StructuralMask({as_arguments(rules)})"
 

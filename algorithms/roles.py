@@ -117,7 +117,7 @@ def partition_specs(
 
     def of_leaf(path: Any, leaf: Any) -> P:
         row = _row(shapes[path], own, data, model) if path in shapes else ()
-        if len(leaf.shape) < len(row):  # of an optimizer that keeps sums over an axis
+        if len(leaf.shape) < len(row):  # of an optimizer that stores sums over an axis
             return P()
         row = ((),) * (len(leaf.shape) - len(row)) + row
         return P(*(_dividing(names, size, sizes) for names, size in zip(row, leaf.shape, strict=True)))

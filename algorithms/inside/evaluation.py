@@ -94,7 +94,7 @@ def _is_computed_again(eqn: Any) -> bool:
 
 
 class Recording(NamedTuple):
-    """Recorded values, and the number of loops around them that they have already left."""
+    """Recorded values, and the number of enclosing loops whose axes they have."""
 
     value: Array
     loops: int

@@ -74,7 +74,7 @@ class Look(NamedTuple):
 
 
 looking = jax.make_user_context(default_value=None)
-"""The `Look` under which functions are traced; None if nobody observes them."""
+"""The `Look` under which functions are traced; None without an observer."""
 
 
 named_p = Primitive("named")

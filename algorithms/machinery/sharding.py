@@ -2,7 +2,7 @@
 
 The name of a mesh axis says what it divides: ``context`` the tokens of a sequence; ``model`` the heads, the hidden
 units and the vocabulary, and between the steps of a layer also the tokens; any other axis the sequences of a batch.
-`mesh_axes` gives other names these meanings. A size that is not a multiple of the axis stays whole. XLA inserts the
+`mesh_axes` gives other names these meanings. A size that is not a multiple of the axis is not divided. XLA inserts the
 communication. Inside ``jax.shard_map`` nothing is divided here: the caller decides. Axes of type Explicit, which
 ``jax.make_mesh`` makes, are treated as Auto inside a public function (`with_auto_axes`).
 """
@@ -98,7 +98,7 @@ def _divides_a_mapped_axis(axis: str, mesh: Any) -> bool:
     try:
         identity = jax.shard_map(lambda x: x, mesh=mesh, axis_names={axis}, in_specs=P(), out_specs=P())
         jax.eval_shape(identity, jax.ShapeDtypeStruct((), bool))
-    except ValueError:  # no public function tells
+    except ValueError:  # JAX has no public function to ask
         return True
     return False
 

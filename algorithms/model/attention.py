@@ -75,13 +75,13 @@ class Attention(Mixer):
             in Llama 4. Chunks count from the first token of each document.
         biases: whether there are biases: all, none, only b_q, b_k and b_v, or only b_o.
         normalize_heads: a norm of queries and keys, applied before their positions.
-        positions_first: whether it is applied after their positions instead, as in HunYuan.
-        heads_together: whether that norm is over all heads together, as in OLMo 2.
+        positions_first: whether positions are applied before that norm, as in HunYuan.
+        heads_together: whether that norm is over all heads jointly, as in OLMo 2.
         normalize_output: a norm of the result, before it is added to the residual stream.
         sinks: whether each head has a score s of its own, which takes weight in the softmax and has no value:
             ``A[t_z, t_x] = exp S[t_z, t_x] / (exp s + Σ_u exp S[u, t_x])``.
         clip: c: queries, keys and values are clipped to [−c, c], between their norm and their positions; None: not.
-        gated: whether what a head gives is multiplied by σ(W_g X), entry by entry, as in Qwen3-Next.
+        gated: whether the output of each head is multiplied by σ(W_g X), entry by entry, as in Qwen3-Next.
     """
 
     positions: Positions | None = None

@@ -34,15 +34,15 @@ class Experts(MLP):
         n: number of experts.
         k: number of experts that each token chooses, those with the largest scores.
         scores: how ``W_r X + b_r 1ᵀ`` becomes scores: by the softmax over all experts, or by σ, entry by entry.
-        renormalized: whether the weights of the chosen are their scores divided by the sum of these, or their scores.
+        renormalized: whether the weights of the chosen experts, their scores, are divided by their sum.
         factor: factor of the weights.
-        weighted: what the weights multiply: what the experts give, or what they read, as in Llama 4.
+        weighted: what the weights multiply: the experts' outputs, or their inputs, as in Llama 4.
         router_bias: whether there is a b_r.
         choice_bias: whether b_choice is added to the scores by which experts are chosen, and not to the weights.
         groups: number of groups of consecutive experts.
         chosen_groups: number of groups in which a token chooses: those with the largest sums of their best scores.
         best: number of these scores: two, or one as in DeepSeek-V2.
-        shared: s: an MLP of s·d_mlp hidden units, which every token passes through, is added; 0: none.
+        shared: s: adds an MLP of s·d_mlp hidden units for all tokens; 0: none.
         d_shared: the number of its hidden units, if it is not s·d_mlp.
         shared_gate: whether that MLP is multiplied by σ(w_sᵀ X), one number for each token, as in Qwen3-Next.
         balance: coefficient of the balancing loss, which training adds.

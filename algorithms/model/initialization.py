@@ -73,10 +73,10 @@ def count_params(init: Callable, config: TransformerConfig) -> int:
 
 
 def grow_vocabulary(theta: T, n: int, *, first: int | None = None) -> T:
-    """θ with n more tokens, which have the IDs from ``first`` on; those of the tokens behind them grow by n.
+    """θ with n more tokens, whose IDs begin at ``first``; later IDs grow by n.
 
     By default these are the special tokens, which stay the last; ``first=N_V`` appends. A new token has the mean of the
-    columns of W_e, and of the rows of W_u and b_u. Optimizer states are made anew.
+    columns of W_e, and of the rows of W_u and b_u. Optimizer states must be initialized again.
 
     Raises:
         ValueError: if n is negative, or first is not from 0 to N_V.

@@ -19,7 +19,7 @@ from algorithms.ops.delta_rule import delta_rule, one_token
 from algorithms.ops.linear import linear
 
 CHUNK = 64
-"""At most how many tokens are computed together: as many as a key has rows, from 32 on. CPUs take 32 faster."""
+"""The largest chunk of tokens. A chunk has as many as a key has rows, at least 32, which is fastest on CPUs."""
 
 
 class State(NamedTuple):

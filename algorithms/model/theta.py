@@ -319,11 +319,11 @@ MAY_LACK = {
     ETransformerParams: ("W_u", "W_t", "W_f", "b_f", "norm", "b_u", "W_pool", "b_pool"),
     EDTransformerParams: ("W_u", "context"),
 }
-"""What a θ may lack, whatever its variant."""
+"""Parameters that may be None, whatever the variant."""
 
 
 def shapes_of(theta: Any) -> Any:
-    """The shapes of this θ; None for what it may lack, and does. Raises TypeError if its variant is not one."""
+    """The shapes of this θ; None for optional parameters that it lacks. Raises TypeError if it has no `Variant`."""
     if not isinstance(theta.variant, Variant):
         raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
     lacks = [name for name in MAY_LACK[type(theta)] if getattr(theta, name) is None]

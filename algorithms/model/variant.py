@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 VARIANTS: dict[str, "Variant"] = {}
-"""Name → variant; filled by `algorithms.model.variants`. Variants with the same lines are equal: names are no part."""
+"""Name → variant; filled by `algorithms.model.variants`. Variants with the same lines are equal."""
 
 
 @serializable
@@ -73,13 +73,13 @@ class Variant(Record):
         attention: line 6. If there are n, the layers cycle through them: layer l = 0, 1, … has number l mod n. They may
             have different parameters, and need not be attentions.
         mlp: line 8; None for attention-only layers. If there are n, the layers cycle through them, too.
-        first: line 8 of the first layers, one for each, where it is another than in the rest, as in DeepSeek.
+        first: the MLPs of the first layers, if they differ from those of the rest, as in DeepSeek.
         order: order of a layer. ``"norm_first"``: X + f(norm(X)); ``"norm_last"``: norm(X + f(X)); ``"side_by_side"``:
             X + attention(norm(X)) + mlp(norm(X)), where both read the layer's input, and have norms of their own;
             ``"one_norm"``: the same with one norm; ``"no_norm"``: X + f(X). None is the algorithm's own,
             ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10. If there are n, the layers cycle through them,
             too, as in OLMo Hybrid.
-        residual_factor: of what attentions and MLPs add to the residual stream, as in Granite.
+        residual_factor: factor of the outputs of attentions and MLPs, as in Granite.
         first_norm: whether the first layer's attention has a norm; in ModernBERT, Algorithm 9, it has not.
         final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), otherwise
             no.
@@ -134,7 +134,7 @@ class Variant(Record):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __repr__(self) -> str:
-        """Its name, or the named variant from which it differs least, and how."""
+        """Its name; otherwise the nearest named variant, and the differences."""
         name, base = min(VARIANTS.items(), key=lambda named: len(self.changes(named[1])), default=("Variant", None))
         changes = as_arguments(self.changes(base))
         return f"{name}({changes})" if base is None else f"{name}.but({changes})" if changes else name

@@ -1,7 +1,7 @@
 """From the products KᵀQ to the scores: mask, cap, distances, sinks and dropout, and their backward pass.
 
-Every rule takes one record of it, `Scores`, and computes blocks of it, whose shapes are all that differs between
-the rules: all of the scores at once, blocks of them, or strips.
+Every rule reads the same record, `Scores`, and computes it by blocks. Only their shapes differ between the rules: all
+scores at once, square blocks, or strips.
 """
 
 import dataclasses
