@@ -343,7 +343,7 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
         (cudnn_refuses, "gpu", {"dtype": jnp.bfloat16, "mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": LATER}, "its first query is token 0"),
         (pallas_refuses, "tpu", {"mask": alg.prefix(9)}, "does not mask by a prefix"),
-        (pallas_refuses, "tpu", {"mask": alg.blocks(NUMBERS) & alg.near(9)}, "does not mask by a prefix or by blocks"),
+        (pallas_refuses, "tpu", {"mask": AS_ARRAYS["blocks"] & alg.near(9)}, "does not mask by a prefix or by blocks"),
         (pallas_refuses, "cpu", {}, "runs on a TPU, and the platform is cpu"),
         (pallas_refuses, "tpu", {"dtype": jnp.float16}, "bfloat16 or float32 throughout, got float16"),
         (pallas_refuses, "tpu", {"l_x": 130}, "multiples of 128 tokens, got l_x = 130"),
@@ -397,7 +397,7 @@ def test_what_is_exact_is_not_refused():
     assert cudnn_refuses(*half, Scores(alg.UNIDIRECTIONAL & alg.near(3)), "gpu") is None
     assert cudnn_refuses(*tiles(127, dtype=jnp.bfloat16), Scores(alg.banded(3)), "gpu") is None
     assert all(cudnn_refuses(*half, Scores(mask), "gpu") is None for mask in AS_ARRAYS.values())
-    assert pallas_refuses(*tiles(), Scores(alg.UNIDIRECTIONAL & alg.documents(NUMBERS)), "tpu") is None
+    assert pallas_refuses(*tiles(), Scores(alg.UNIDIRECTIONAL & cases.documents(NUMBERS)), "tpu") is None
     assert pallas_refuses(*tiles(), Scores(alg.near(3) & alg.padding(5)), "tpu") is None
     assert automatic(*half, Scores(alg.UNIDIRECTIONAL), "gpu") == "cudnn"
     assert automatic(*tiles(), Scores(alg.UNIDIRECTIONAL), "tpu") == "pallas"

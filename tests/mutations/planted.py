@@ -83,7 +83,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "layers.py": (
         ("layers reversed", "Lines._run", "return", "unroll=static().unroll)", "unroll=static().unroll, reverse=True)", 8, "5", None, "8, line 5: the layers are in reverse"),
         ("bias of W_f skipped", "Lines.projection", "return", "linear(theta.W_f, X, theta.b_f", "linear(theta.W_f, X, 0 * theta.b_f", 9, "10", None, "9, line 10: the bias is not added"),
-        ("padding of the sequence attended", "Lines.mh_attention", "mask", "padded(mask, self.length if is_own else self.z_length)", "mask if is_own else padded(mask, self.z_length)", 11, "4", None, "4, line 5: padding is attended to"),
+        ("padding of the sequence attended", "Lines.mh_attention", "length", "self.length if is_own", "None if is_own", 11, "4", None, "4, line 5: padding is attended to"),
         ("learned positions added to rotary ones", "Lines.at_positions", "X", "X if W_p_t is None else X + W_p_t", "X + 0.1 if W_p_t is None else X + W_p_t", 10, "2", "LLAMA", "10, line 2: 0.1 is added to it"),
         ("activation of the algorithm for the variant's", "Lines.mlp", "name", "line.activation or activation.__name__", "activation.__name__", 10, "8", "LLAMA", "10, line 8: the activation is the exact GELU"),
         ("norm of the embeddings dropped", "Lines.at_positions", "X", "self.layer_norm(X, theta.embedding_norm)", "X", 9, "2", "ALBERT", "6, line return: there is no norm here"),
