@@ -17,7 +17,7 @@ from tests import cases
 H, B, D, L_X, L_Z = 3, 3, 4, 7, 9  # nine tiles: an odd number, so that one is left over
 QUERIES, KEYS, VALUES, E = (cases.normal(H, D, B, l) for l in (L_X, L_Z, L_Z, L_X))
 LENGTHS = cases.array([9, 4, 0])
-KEYS = cases.keys(2, B)
+DROPOUT_KEYS = cases.keys(2, B)
 MASKS = {
     "none": BIDIRECTIONAL,
     "unidirectional": UNIDIRECTIONAL,
@@ -51,7 +51,7 @@ def printed(mask, dropped):
     array = array.dense(L_Z, L_X) if isinstance(array, StructuralMask) else array
     array = jnp.broadcast_to(array, (B, L_Z, L_X))
     with pytest.MonkeyPatch.context() as patch:
-        return value_and_gradients("paper", array, KEYS if dropped else None, 0, patch)
+        return value_and_gradients("paper", array, DROPOUT_KEYS if dropped else None, 0, patch)
 
 
 QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)}
@@ -63,6 +63,6 @@ QUICK = {("lengths", True, 0), ("lengths", True, L_X * L_Z), ("array", False, 0)
 )
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "strips"])
 def test_tiles_in_turn_are_those_side_by_side_and_of_one_head(implementation, mask, dropped, small, monkeypatch):
-    found = value_and_gradients(implementation, MASKS[mask], KEYS if dropped else None, small, monkeypatch)
+    found = value_and_gradients(implementation, MASKS[mask], DROPOUT_KEYS if dropped else None, small, monkeypatch)
     for ours, theirs in zip(found, printed(mask, dropped), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
