@@ -15,11 +15,14 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
+from algorithms.layers import earn_unrolling
 from algorithms.loops import for_each
 from algorithms.losses import losses_of
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
-from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.machinery.options import using
+from algorithms.machinery.platform import platform_of
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, count_layers
 from algorithms.notation import (
     Choice,
     ContextLengths,
@@ -32,7 +35,7 @@ from algorithms.notation import (
 )
 from algorithms.ops.dropout import by_own_key
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Any)
 
 
 @algorithm(11, "EDTraining")
@@ -74,7 +77,7 @@ def ed_training(
                 loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l).sum()  # line 5
                 return loss
 
-            theta = descend(loss, theta, eta)  # line 6
+            theta = descend(loss, theta, eta, N_epochs * N_data)  # line 6
             return theta
 
         return theta_i
@@ -127,7 +130,7 @@ def e_training(
                 loss = losses_of(X, theta, x_n, T_tilde).sum()  # line 9
                 return loss / p if p_mask is None else loss
 
-            theta = descend(loss, theta, eta)  # line 10
+            theta = descend(loss, theta, eta, N_epochs * N_data)  # line 10
             return theta
 
         return theta_i
@@ -176,7 +179,7 @@ def d_training(
                 loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l).sum()  # line 5
                 return loss
 
-            theta = descend(loss, theta, eta)  # line 6
+            theta = descend(loss, theta, eta, N_epochs * N_data)  # line 6
             return theta
 
         return theta_i
@@ -184,9 +187,12 @@ def d_training(
     return theta_hat
 
 
-def descend(loss: Callable[[T], Array], theta: T, eta: Any) -> T:
-    """``θ − η ∇loss(θ)``."""
-    g = jax.grad(loss)(theta)
+def descend(loss: Callable[[T], Array], theta: T, eta: Any, updates: int = 1) -> T:
+    """``θ − η ∇loss(θ)``, one of so many updates, with unrolled layers if these `earn_unrolling`."""
+    names = {"layers", "encoder", "decoder"} & {*theta._fields}
+    L = sum(count_layers(getattr(theta, name), theta.variant) for name in names)
+    with using(unroll=earn_unrolling(updates, L, platform_of(theta.W_e))):
+        g = jax.grad(loss)(theta)
     return jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)
 
 

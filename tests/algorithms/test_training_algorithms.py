@@ -142,3 +142,16 @@ def test_what_is_masked_depends_on_its_own_key(impl):
         cases.assert_trees_close(
             jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], together), train(key=keys[n]), 1e-13
         )
+
+
+@pytest.mark.thorough
+def test_layers_are_unrolled_on_a_gpu_if_the_updates_earn_it():
+    """Of the four loops, the two over the layers go: forward and backward."""
+    theta, sequences = cases.random_theta(alg.DTransformerConfig(L=2, **cases.TINY)), np.zeros((2, 4), np.int32)
+
+    def loops(N_epochs):
+        with alg.for_platform("cuda"):
+            traced = jax.jit(functools.partial(alg.d_training, N_epochs=N_epochs, eta=ETA)).trace(sequences, theta)
+        return traced.lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.while")
+
+    assert loops(1999) == loops(2000) + 2

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from algorithms.layers import EARNED, MOST_UNROLLED, earn_unrolling
 from algorithms.model.sizes import TransformerConfig
 from training.mesh.shape import MeshError, check_sizes
 from training.settings import Settings, SettingsError
@@ -18,9 +19,6 @@ from training.tasks.objectives import variant_of
 SIDE = {"cpu": 2048, "gpu": 8192, "tpu": 8192}
 REPEATS = 4
 LONG = 0.005  # seconds: a larger product would not reach a higher rate
-EARNED = 4000
-"""Updates in which an H200 saves with unrolled layers what these take to compile: 0.24 ms each, and 0.8 s a layer."""
-MOST_UNROLLED = 48  # layers, so that compiling takes a minute at most
 BACKWARD = 3  # the backward pass has two products for each of the forward pass
 
 
@@ -68,7 +66,7 @@ def with_unrolling(settings: Settings, platform: str) -> tuple[Settings, str]:
     """
     sizes = TASKS[settings.task].all_settings().keys() & {"L", "L_enc", "L_dec"}
     layers = sum(getattr(settings, name) for name in sizes)
-    if platform != "gpu" or settings.unroll or settings.steps < EARNED or layers > MOST_UNROLLED:
+    if settings.unroll or not earn_unrolling(settings.steps, layers, platform):
         return settings, ""
     rule = f"{EARNED:,} or more of at most {MOST_UNROLLED} layers"
     note = f"layers are unrolled, for {settings.steps:,} updates on a GPU ({rule}): --no-unroll leaves them"
