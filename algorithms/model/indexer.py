@@ -91,10 +91,10 @@ class Indexer(Record):
             return I + w[..., None, :] * jax.nn.relu(S), None
 
         I = jax.lax.scan(add, jnp.zeros((*K.shape[1:], Q.shape[-1]), dtype), (Q, w.astype(dtype)))[0]
-        mask = mask.dense(K.shape[-1], Q.shape[-1]) if isinstance(mask, StructuralMask) else mask
-        I = jnp.where(mask, I, -jnp.inf)
+        seen = mask.dense(K.shape[-1], Q.shape[-1]) if isinstance(mask, StructuralMask) else mask
+        I = jnp.where(seen, I, -jnp.inf)
         least = jax.lax.top_k(jnp.swapaxes(I, -1, -2), self.k)[0][..., -1]
-        return mask & (least[..., None, :] <= I)
+        return seen & (least[..., None, :] <= I)
 
     def _rotated(self, Y: Any, positions: Rotary | None, d_r: int, t: Any) -> Any:
         if positions is None:

@@ -122,16 +122,13 @@ class Latent(Attention):
         K = jnp.concatenate([K_c, jnp.broadcast_to(K_r, (len(K_c), *K_r.shape[1:]))], axis=1)
 
         of_latents = [jnp.einsum("hac,ha...->hc...", W.W_k, Q_c), Q_r]
-        latents, chosen = [c[None], K_r], None
-        if self.indexer is not None:
+        latents, chosen, indexer = [c[None], K_r], None, self.indexer
+        if indexer is not None:
             where = W.index, self.positions, self.d_r
-            latents.append(self.indexer.keys(at.Z, *where, at.t_z))
+            latents.append(indexer.keys(at.Z, *where, at.t_z))
             of_latents.append(jnp.zeros((len(Q_r), *latents[-1].shape[1:2], *Q_r.shape[2:]), Q_r.dtype))
-            index = self.indexer.index(q, at.X, *where, at.t_x)
-
-            def chosen(mask, K):
-                return self.indexer.chosen(mask, K[0, self.d_c + self.d_r :], index)
-
+            index, first = indexer.index(q, at.X, *where, at.t_x), self.d_c + self.d_r
+            chosen = lambda mask, K: indexer.chosen(mask, K[0, first:], index)  # noqa: E731
         latents, of_latents = (jnp.concatenate(rows, axis=1) for rows in (latents, of_latents))
         of_latents = scaled(of_latents, self._factor(W, latents.shape[1]))
         cached = QKV(of_latents, latents, latents[:, :0], uncached=QKV(Q, K, V), chosen=chosen)

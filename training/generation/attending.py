@@ -107,7 +107,8 @@ class CachedAttention(NamedTuple):
             first = self.t[:, None] % line.window if line.chunked else line.window - 1
             permitted &= -first <= distances[None]
         if read.chosen is not None:
-            permitted = read.chosen(permitted[..., None], by_sequences(whole(cache).K, len(permitted)))[..., 0]
+            chosen: Any = read.chosen(permitted[..., None], by_sequences(whole(cache).K, len(permitted)))
+            permitted = chosen[..., 0]
 
         def of_distances(start: int = 0, n: int | None = None) -> Array:
             return scores_of_distances(read.U, self.P, distances[start:][:n])

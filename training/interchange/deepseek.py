@@ -158,7 +158,7 @@ KINDS = {
     "deepseek_v2": _architecture("deepseek_v2", "DeepseekV2", First(0, 11_008)),
     "deepseek_v32": _architecture("deepseek_v32", "DeepseekV32", First(3, 18_432), indexer=_INDEXER),
     "glm_moe_dsa": _architecture(
-        "glm_moe_dsa", "GlmMoeDsa", First(3, 12_288), 2048, 1e-5, _INDEXER.but(n=32, pairs="neighbors")
+        "glm_moe_dsa", "GlmMoeDsa", First(3, 12_288), 2048, 1e-5, Indexer(n=32, d=128, k=2048, pairs="neighbors")
     ),
     "glm4_moe_lite": _architecture("glm4_moe_lite", "Glm4MoeLite", First(1, 10_240), 768, 1e-5),
     "kimi_linear": of_lines(
