@@ -42,9 +42,9 @@ class Block(nn.Module):
             A = S.exp() / S.exp().sum(-1, keepdim=True).detach()
         Y = (A @ v).transpose(1, 2)
         Y = Y.transpose(1, 2) if self.wrong.get("merge") else Y
-        X = (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
+        before, X = X, (normed if self.wrong.get("residual") else X) + self.proj(Y.reshape(B, T, d))
         X = self.ln1(X) if self.wrong.get("post") else X
-        U = self.fc(self.ln2(X))
+        U = self.fc(self.ln2(before if self.wrong.get("side by side") else X))
         approximate = "tanh" if self.wrong.get("tanh") else "none"
         Z = nn.functional.silu(U) if self.wrong.get("silu") else nn.functional.gelu(U, approximate=approximate)
         if self.wrong.get("derivative"):
@@ -111,7 +111,6 @@ def decoder(**wrong):
         with torch.no_grad():
             load(model, table, case.theta, layers=case.sizes["L"])
             recording.sampled = sample(model, case.sampling, wrong)
-            recording.decoded = decode(model, case.inputs["x"], wrong) if "cache" in wrong else None
         return recording
 
     return observe
@@ -124,18 +123,6 @@ def sample(model, said, wrong):
         logits = model(torch.tensor([x]))[0, -1] / (1 if wrong.get("tau") else said["tau"])
         x.append(int((logits.softmax(-1).cumsum(-1) <= draw).sum()))
     return x[len(said["x"]) :]
-
-
-def decode(model, x, wrong):
-    """Logits of every prefix's last token; as with a cache that is wrong, a token's position may not be counted on."""
-    rows = []
-    for t in range(len(x)):
-        wpe, first = model.wpe.weight.data.clone(), wrong.get("first", 0)
-        if wrong["cache"]:
-            model.wpe.weight.data[:] = wpe[first]
-        rows.append(model(torch.tensor([x[: t + 1]]))[0, -1])
-        model.wpe.weight.data[:] = wpe
-    return torch.stack(rows).double().numpy()
 
 
 def softmax(S, M, axis=0):
@@ -179,7 +166,8 @@ class Modern(nn.Module):
         super().__init__()
         s, eps = case.sizes, case.epsilon
         e, d, self.H, self.H_kv = s["d_e"], s["d_attn"], s["H"], s["H_kv"]
-        self.base, self.wrong, self.d = wrong.get("base", case.rotary_base), wrong, d
+        self.base, self.wrong, self.d, self.kept = wrong.get("base", case.rotary_base), wrong, d, None
+        self.given, self.documents = (case.inputs.get(name) for name in ("positions", "documents"))
         shapes = {"q": (e, self.H * d), "k": (e, self.H_kv * d), "v": (e, self.H_kv * d), "o": (self.H * d, e),
                   "gate": (e, s["d_mlp"]), "up": (e, s["d_mlp"]), "down": (s["d_mlp"], e)}  # fmt: skip
         norms = {"n1": e, "n2": e} | ({"nq": d, "nk": d} if case.variant == "QWEN3" else {})
@@ -192,9 +180,8 @@ class Modern(nn.Module):
         self.ln, self.head = Norm(e, eps, wrong), nn.Linear(e, s["N_V"], bias=False)
 
     def turned(self, x, first=0):
-        angle = torch.arange(first, first + x.shape[-2], dtype=x.dtype)[:, None] * self.base ** (
-            -torch.arange(0, self.d, 2, dtype=x.dtype) / self.d
-        )
+        t = torch.tensor(self.given or range(first, first + x.shape[-2]), dtype=x.dtype)
+        angle = t[:, None] * self.base ** (-torch.arange(0, self.d, 2, dtype=x.dtype) / self.d)
         if self.wrong.get("neighbors"):
             a, b = x[..., ::2], x[..., 1::2]
             return torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1).flatten(-2)
@@ -204,12 +191,18 @@ class Modern(nn.Module):
     def attend(self, of, x, start, cache):
         n, wrong = x.shape[1], self.wrong
         q, k, v = (of[name](x).view(1, n, -1, self.d).transpose(1, 2) for name in "qkv")
+        if wrong.get("per head"):
+            rows = x @ torch.cat([of[name].weight for name in "qkv"]).T
+            q, k, v = (a.transpose(1, 2) for a in rows.view(1, n, self.H, 3, self.d).unbind(3))
         if "nq" in of:
-            q = of["nq"](q, 2 if wrong.get("over tokens") else -1)
-            k = k if wrong.get("keys as they are") else of["nq" if wrong.get("γ of queries") else "nk"](k)
+            q = of["nq"](q, wrong.get("over", -1))
+            keys = of["nq" if wrong.get("γ of queries") else "nk"]
+            k = k if wrong.get("keys as they are") else keys(k, wrong.get("keys over", -1))
         first = 0 if wrong.get("position of the part") else start
         q, k = self.turned(q, first), self.turned(k, first + wrong.get("first key", 0))
         v = self.turned(v, first) if wrong.get("values rotated") else v
+        own, (k, v) = (k, v), (wrong.get("layer before") and self.kept) or (k, v)
+        self.kept = own
         if cache is not None:
             k, v = cache[id(of)] = (
                 [torch.cat(pair, 2) for pair in zip(cache[id(of)], (k, v), strict=True)] if start else [k, v]
@@ -219,18 +212,23 @@ class Modern(nn.Module):
         if "times" in wrong:
             return of["o"](nn.functional.scaled_dot_product_attention(wrong["times"] * q, k, v, is_causal=True)
                            .transpose(1, 2).reshape(1, n, -1))  # fmt: skip
-        S = (q @ k.transpose(-1, -2) / math.sqrt(self.d)).masked_fill(
-            torch.ones(n, start + n).triu(start + 1).bool(), wrong.get("fill", -math.inf)
-        )
+        forbidden = torch.ones(n, start + n).triu(start + 1).bool()
+        if self.documents and not wrong.get("one document"):
+            of_tokens = torch.tensor(self.documents)
+            forbidden |= of_tokens[:, None] != of_tokens
+        S = (q @ k.transpose(-1, -2) / math.sqrt(self.d)).masked_fill(forbidden, wrong.get("fill", -math.inf))
         return of["o"]((S.softmax(-1) @ v).transpose(1, 2).reshape(1, n, -1))
 
     def forward(self, x, start=0, cache=None):
-        X = self.wte(x) * self.wrong.get("embedding", 1)
+        X, self.kept = self.wte(x) * self.wrong.get("embedding", 1), None
+        X = X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-6) if self.wrong.get("embedding normed") else X
         for of in self.layers:
             X = X + self.attend(of, of["n1"](X), start, cache)
             Y = of["n2"](X)
             X = X + of["down"](nn.functional.silu(of["gate"](Y)) * of["up"](Y))
-        return self.wrong.get("logits", lambda Y: Y)(self.head(self.ln(X)[:, self.wrong.get("from", 0) :]))
+        normed = self.ln(X)
+        Y = self.head((X if self.wrong.get("norm unused") else normed)[:, self.wrong.get("from", 0) :])
+        return self.wrong.get("logits", lambda Y: Y)(Y)
 
 
 MODERN = {"wte.weight": "T:W_e", "ln.weight": "gamma", "head.weight": "W_u"}

@@ -38,7 +38,7 @@ from training.foreign.beside import beside
 from training.foreign.cases import Case
 from training.foreign.checking import case_of, check_files, diagnose, observed, recorded
 from training.foreign.huggingface import from_transformers, variant_of
-from training.foreign.making import EDGES, check_edge, config_of, make_case, of_library, write_case
+from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
 from training.foreign.page import write_report
 from training.foreign.recording import Recording
 from training.foreign.report import as_data, as_junit, print_report
@@ -99,7 +99,7 @@ def parser() -> Parser:
                         help="write random parameters, inputs and the value of every line to DIR; with "
                         "--variant all, a case of every algorithm and model")  # fmt: skip
     parser.add_argument("--edge", choices=EDGES, default="", metavar="NAME",
-                        help="with --of and --write-case: an edge case of the paper's model: "
+                        help="with --of and --write-case: an edge case, of any variant that has it: "
                         f"{', '.join(EDGES)}")  # fmt: skip
     parser.add_argument(
         "--junit", type=local, metavar="FILE", help="with --of: write the result as JUnit's XML to FILE"
@@ -202,8 +202,6 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     variant = options.variant[0] if options.variant else own
     algorithm = options.algorithm[0] if options.algorithm else None
     _are_programs(options)
-    if options.of:
-        check_edge(options.edge, algorithm, variant)
     case = make_case(algorithm, variant, options.seed, edge=options.edge, **dict(options.sizes))
     if options.write_case is not None:
         console.print(f"case: {', '.join(map(str, _written(case, options.write_case)))}", markup=False)
@@ -289,7 +287,8 @@ def _write_all(options: argparse.Namespace, console: Console) -> int:
     """Write a case of every algorithm, edge and named variant, each into a folder, and the hashes of all files."""
     cases: list[tuple[str, dict[str, Any]]]
     cases = [(f"algorithm-{n}", {"algorithm": n}) for n in range(4, 11)]
-    cases += [(edge.replace(" ", "-"), {"edge": edge}) for edge in EDGES]
+    of = {"far positions": {"variant": "LLAMA"}}  # the paper's model has learned positions
+    cases += [(edge.replace(" ", "-"), {"edge": edge} | of.get(edge, {})) for edge in EDGES]
     cases += [(name.lower(), {"variant": name}) for name in NAMES]
     for done, (name, options_of_case) in enumerate(cases, 1):
         folder = options.write_case / name

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,22 @@ class Attention(Parts):
         mask: Any,
         *,
         distances: str = "",
-        embedded: Named | None = None,
+        memories: Sequence[Named] = (),
     ) -> Named:
         """Algorithm 5, and Algorithm 4 of every head (alone without W_o).
 
         `prefix`: of the parameters W_q [H, d_attn, d_x] …; `mask`: [l_z, l_x]; `distances`: the name of T5's table;
-        `embedded`: the context before the encoder.
+        `memories`: the context before the encoder, and behind each of its layers.
         """
         self.use("turns", place, Key(place, 4, "1"))
         l_x = X.value.shape[-1]
         if X is not Z and self.name("kv_reads", place) == "X":
             mask = np.ones((l_x, l_x), bool)
         W_g, W_o, b_o, W_c = (self.p(prefix + name) for name in ("W_g", "W_o", "b_o", "W_c"))
-        Q, K, V = self._read(place, X, Z, prefix, embedded) if W_c is None else self._latent(place, X, prefix)
+        Q, K, V = self._read(place, X, Z, prefix, memories) if W_c is None else self._latent(place, X, prefix)
+        before, self.kept = self.kept, (K, V)
+        if self.use("kv_layer", place, Key(place, 4, "4")) and before and X is Z:
+            K, V = before
         mask = mask if W_c is None else self._chosen(place, X.value[0], prefix, mask)
         self.use("heads", place, Key(place, 4, "4"))
         Q, K, V = (self._in_heads(place, Y, Q.value.shape[-3]) for Y in (Q, K, V))
@@ -92,18 +96,21 @@ class Attention(Parts):
             ("divided by the fourth root of d_attn", lambda Q: Q * r, lambda Q: Q / r),
         )
 
-    def _read(self, place: str, X: Named, Z: Named, prefix: str, embedded: Named | None) -> tuple[Named, Named, Named]:
+    def _read(
+        self, place: str, X: Named, Z: Named, prefix: str, memories: Sequence[Named]
+    ) -> tuple[Named, Named, Named]:
         """Queries, keys and values, ready for line 4."""
 
         def project(i: int) -> Any:
             name, letter, reads = self.use("weights", place)[i], "qkv"[i], Z
             if X is not Z:
-                reads = (
-                    (X, Z)[self.use("q_reads", place)] if i == 0 else (Z, X, embedded or Z)[self.use("kv_reads", place)]
-                )
+                slot, of = ("q_reads", (X, Z)) if i == 0 else ("kv_reads", (Z, X, *memories))
+                reads = of[self.use(slot, place)]
             W, b = self.p(f"{prefix}W_{name}"), self.p(f"{prefix}b_{name}")
             how = self.use("split", place)
-            if how != "mixed":
+            if how == "per head":
+                W, b = (None if A is None else self._per_head(prefix, kind, i) for kind, A in (("W", W), ("b", b)))
+            elif how != "mixed":
                 W, b = how(W), None if b is None else how(b[..., None])[..., 0]
             Y = self.linear(W, b, reads.value[:, None], f"{letter}_bias", place, f"{letter}_square")
             if how == "mixed":  # [H, d, l] → [l, H d] → [H, l, d]
@@ -125,8 +132,13 @@ class Attention(Parts):
         if self.name("qk_norm", place) == "late":
             Q, K = (self._normalized(place, Y, of, prefix, late=True) for Y, of in ((Q, "q"), (K, "k")))
         grow = self.use("temperature", place, Q.key)
-        Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(np.arange(Q.value.shape[-1]))))
+        Q = Q if grow is None else Q._replace(value=self.rounded(Q.value * grow(self.positions(Q.value.shape[-1]))))
         return Q, K, V
+
+    def _per_head(self, prefix: str, kind: str, i: int) -> Any:
+        """What is read as head h's queries (`i`: 0), keys or values if the rows of W_q, W_k, W_v are read as [H, 3, d]."""
+        A = np.concatenate([self.p(f"{prefix}{kind}_{letter}") for letter in "qkv"], axis=1)
+        return A.reshape(len(A), -1, 3, *A.shape[2:])[:, :, i]
 
     def _normalized(self, place: str, Y: Named, letter: str, prefix: str, *, late: bool = False) -> Named:
         """Queries or keys, RMS-normalized where they have a γ, of d_attn rows or of all heads' rows."""
@@ -142,7 +154,8 @@ class Attention(Parts):
         def normalized() -> Any:
             self.use("qk_norm", place)
             R, H, d, l = Y.value.shape
-            together = gamma is not None and gamma.shape[-1] != d and how != "each"
+            is_of_all = gamma is not None and gamma.shape[-1] != d
+            together = how == "together" or (is_of_all and how != "each")
             E, at = Y.value.reshape(R, 1, H * d, l) if together else Y.value, f"{place}/{letter}"
             axis, W = self.use("norm_over", at), gamma
             v = (E * E).mean(axis, keepdims=True)
@@ -152,7 +165,8 @@ class Attention(Parts):
                 if self.use("qk_gamma", at) == "other":
                     W = self.need(f"{prefix}gamma_{'k' if letter == 'q' else 'q'}")
                 g = self.use("norm_gamma", at)(W)
-                E = E * (g.reshape(len(g), -1, E.shape[-2]) if g.shape[-1] != d else g[:, None])[..., None]
+                g = np.tile(g, H) if together and not is_of_all else g
+                E = E * (g.reshape(len(g), -1, E.shape[-2]) if is_of_all else g[:, None])[..., None]
             return self.rounded(self.rounded(E.reshape(-1, H, d, l)))  # γ may have replicas that Y has not
 
         return self.line(Key(place, 4, Y.key.line, "normalized"), normalized, [Y], parts=True)
@@ -179,14 +193,14 @@ class Attention(Parts):
 
         def turned() -> Any:
             way = self.use("rotates", place)[on]
-            return self._rotate(place, y, np.arange(y.shape[-1]), way, ("/q", "/k", "")[on]) if way else y
+            return self._rotate(place, y, self.positions(y.shape[-1]), way, ("/q", "/k", "")[on]) if way else y
 
         key = Key(place, 4, Y.key.line, "turned")
         return self.line(key, turned, [Y], parts=True, forms=self._forms(y.shape[-2]))
 
     def _latent(self, place: str, X: Named, prefix: str) -> tuple[Named, Named, Named]:
         """Queries, keys and values of multi-head latent attention."""
-        t, W_cq = np.arange(X.value.shape[-1]), self.p(f"{prefix}W_cq")
+        t, W_cq = self.positions(X.value.shape[-1]), self.p(f"{prefix}W_cq")
 
         def normed(name: str, line: str) -> Named:
             def thunk() -> Any:

@@ -33,7 +33,7 @@ from .formulas import (
 )  # fmt: skip
 
 __all__ = [
-    "BACKWARD", "BIASES", "DECODING", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
+    "BACKWARD", "BIASES", "HARMLESS", "LOADED", "RARE", "SLOTS", "STRUCTURE", "Choice", "choice", "paper", "related",
 ]  # fmt: skip
 
 
@@ -168,11 +168,12 @@ def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:
 
 
 def _anew(what: str) -> list[tuple[str, str, Any]]:
-    """Positions of a second part of the tokens that begin anew, as where a cache's length is not added."""
+    """Positions of a second part that begin anew, as where a cache's length is not added, or that are not those given."""
+    behind = range(2, 7)
     return [
-        (f"anew at {n}", f"{what} count from 0 again behind {n} tokens", lambda t, n=n: np.where(t < n, t, t - n))
-        for n in range(2, 7)
-    ]
+        *((f"anew at {n}", f"{what} count from 0 again behind {n} tokens", lambda t, n=n: np.where(t < n, t, t - n)) for n in behind),
+        ("through", f"{what} count from 0 to ℓ − 1, whatever is given", lambda t: np.arange(len(t))),
+    ]  # fmt: skip
 
 
 def _sharing(what: str) -> dict[str, Choice]:
@@ -214,7 +215,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("-", "positions are subtracted", lambda s, d: -1.0)),
     "context_parameters": _rows(("own", "the context has its own embedding", "context/"), ("sequence", "the context is embedded with the sequence's parameters", "")),
     "embedding_extra": _rows(("none", "nothing else is added", None)),
-    "extra_norm": _rows(("none", "no norm is added", None), ("ones", "a layer norm with γ = 1, β = 0 is added", "layer"), ("rms", "an RMSnorm without γ is added", "rms")),
+    "extra_norm": _rows(("none", "no norm is added", None), ("ones", "a norm with γ = 1, β = 0 is added", "layer"), ("rms", "an RMSnorm without γ is added", "rms")),
     "norm_over": _rows(
         ("features", "each token is normalized by itself", (-2,)), ("tokens", "each row is normalized over the tokens", (-1,)),
         ("everything", "mean and variance are of the whole array, not of each token", (-2, -1))),
@@ -252,6 +253,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("1/√(2d)", "scores are divided by √(2 d_attn)", lambda d, d_e, H: (2 * d) ** -0.5)),
     "mask": {**_rows(
         ("paper", "the mask is the paper's", lambda M, t_z, t_x: M), ("padding", "padding is attended to", lambda M, t_z, t_x: M | ~M.any(1, keepdims=True)), ("none", "there is no mask: every token attends to every other", lambda M, t_z, t_x: np.ones_like(M)),
+        ("documents", "a token attends to the documents before its own, too", lambda M, t_z, t_x: M | (t_z <= t_x)),
         ("causal", "the mask is causal where the paper has none", lambda M, t_z, t_x: t_z <= t_x),
         ("strict", "the mask is strict: a token does not attend to itself (⟦t_z < t_x⟧)", lambda M, t_z, t_x: t_z < t_x),
         ("transposed", "the mask is transposed: a token attends to itself and what follows", lambda M, t_z, t_x: t_z >= t_x),
@@ -291,6 +293,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "split": _rows(
         ("heads", "rows h d … of the product are head h's", lambda W: W),
         ("interleaved", "rows are read as i H + h, so that heads are interleaved", lambda W: np.swapaxes(W.reshape(*W.shape[:-3], W.shape[-2], W.shape[-3], W.shape[-1]), -3, -2)),
+        ("per head", "rows of W_q, W_k, W_v are read as [H, 3, d], each head with its queries, keys and values", "per head"),
         ("not transposed", "[ℓ, H d] is reshaped to [H, ℓ, d] without transposing: tokens and heads are mixed", "mixed")),
     "out": _rows(
         ("W_o", "Ṽ = W_o Y", lambda W: W), ("W_oᵀ", "W_o is transposed", transposed), ("identity", "W_o is not applied", lambda W: np.eye(W.shape[-2], W.shape[-1]) + 0 * W)),
@@ -306,7 +309,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "reads": _rows(("X̃", "it reads what the paper says", 0), ("X", "it reads X, not the normalized X̃", 1), ("before", "it reads X as it was before attention was added", 2)),
     "kv_reads": _rows(
         ("Z", "keys and values are of Z", 0), ("X", "keys and values are of X, not of the context", 1),
-        ("embedded", "keys and values are of the context's embedding, not of the encoder's output", 2)),
+        ("embedded", "keys and values are of the context's embedding, not of the encoder's output", 2),
+        *((f"layer {l}", f"keys and values are of the output of the encoder's layer {l}, not of the last", l + 2) for l in range(1, 7))),
+    "kv_layer": _rows(("own", "keys and values are the layer's own", False), ("before", "keys and values are those of the layer before", True)),
+    "head": _rows(("there", "there is a head", True), ("missing", "there is no head: W_f and its activation are left out", False)),
     "q_reads": _rows(("X", "queries are of X", 0), ("Z", "queries are of the context, not of X", 1)),
     "order": _rows(
         ("paper", "norms are where the paper has them", None), ("norm_first", "the norm comes before the sublayer (pre-norm): X + f(norm(X))", "norm_first"),
@@ -346,6 +352,7 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "rotation_share": {"1": Choice("all rows are rotated", 1.0), **{s: _number("the first VALUE of the rows are rotated")(s) for s in ("0.5", "0.25")}},
     "rotation_scaling": {"none": Choice("frequencies are not scaled", None)},
     "qk_norm": _rows(("γ", "queries and keys are normalized if they have a γ", ""), ("none", "queries and keys are not normalized", "none"), ("q", "only queries are normalized", "q"), ("k", "only keys are normalized", "k"), ("rms", "queries and keys are RMS-normalized, without γ", "rms"),
+        ("together", "queries and keys are normalized over all heads together, not head by head", "together"),
         ("each", "queries and keys are normalized head by head, not all heads together", "each"),
         ("late", "queries and keys are normalized after the rotation, not before", "late")),
     "qk_gamma": _rows(("own", "it has its own γ", "own"), ("other", "queries have the γ of keys, or keys that of queries", "other")),
@@ -448,7 +455,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
 HARMLESS = {"q_bias", "k_bias", "v_bias", "rotation_first"}
 """Slots that may change a line and nothing after it."""
 
-STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns"}  # fmt: skip
+STRUCTURE = {"order", "parallel", "norm_here", "extra_norm", "layer", "rotation", "qk_norm", "shared", "cap", "reads", "position_table", "unembed_bias", "unembed_scale", "distances", "turns", "head"}  # fmt: skip
 """Slots that decide which lines there are."""
 
 RARE = {"parallel", "norm_which", "layer", "turns"}
@@ -464,10 +471,6 @@ BACKWARD = (
     "out",
 )  # fmt: skip
 """Slots whose deviation may be in the backward pass alone."""
-
-DECODING = {"position_index": ("0", "t+1", "t-1"), "mask": ("self only", "strict", "window 2", "window 3", "last key", "first key"),
-            "rotation_first": ("1",), "rotates": ("q", "k"), "rotation": ("none",)}  # fmt: skip
-"""Slots whose deviation may be in decoding with a cache alone."""
 
 
 def choice(slot: str, name: str) -> Choice:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from .evidence import (
     Departure,
     first_nan,
     in_step,
+    is_float32,
     is_halfway,
     is_repeated,
     is_same,
@@ -55,6 +56,12 @@ ERRORS = (KeyError, ValueError, ZeroDivisionError, FloatingPointError, IndexErro
 OF_ATTENTION = (
     "weights", "split", "q_reads", "kv_reads", "q_square", "k_square", "v_square", "scale", "mask", "softmax_axis",
 )  # fmt: skip
+
+SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer")
+"""Slots where code may compute the paper's choice, and then not use it."""
+
+INSERTING = {"extra_norm", "norm_here", "order"}
+"""Slots whose choices add or remove a norm, before lines that may have been found because norms forget a factor."""
 
 Pins = Mapping[str, Seen]
 Trial = tuple[str, str, str]  # slot, place, name
@@ -167,8 +174,7 @@ class Diagnosis:
             if is_tail and self._shows_no_more(run):
                 break
             if self._repair(run, visit):
-                of = [Key(d.where, d.algorithm, d.line, d.what) for d in self.departures if d.kind == "unknown"]
-                if len({key.kind for key in of}) < UNKNOWN:
+                if len({kind_of(d.visit) for d in self.departures if d.kind == "unknown"}) < UNKNOWN:
                     continue
                 self._stop(run, visit)
                 break
@@ -230,26 +236,37 @@ class Diagnosis:
             if again is not None:
                 self._keep(*again)
                 return True
-        trials, window = self._trials(run, start)
-        before = self._hidden(run, start) if self.is_narrow else start
-        earlier = self._trials(run, before)[0] if before < start else []
-        is_loose = {run.lines[other].key.kind for other in window} <= self.loose
-        singles = [(t,) for t in dict.fromkeys([*earlier, *trials])]
-        best = self._best(singles, pins, index, run) or self._exchanged(run, pins, index)
-        if best is None and self.is_mixed and not is_loose:
-            best = self._loosened(run, pins, index, window, singles)
-            if best == {}:
-                return True
-        best = best or self._fitted(run, start, index, trials, pins)
-        taken = None
-        if best is None:
-            best, taken = self._rather(run, start, index, trials, pins)
+        best, taken = self._searched(run, start, index, pins)
         if taken is not None:
             self._keep(*taken)
-        elif best is not None:
+        elif best:
             self.forks += [(self._state_now(), other, run, index) for other in reversed(self.others)]
             self._adopt(best, run, index)
         return best is not None or taken is not None
+
+    def _searched(
+        self, run: Reference, start: int, index: int, pins: Pins
+    ) -> tuple[dict[str, str] | None, Taken | None]:
+        """Choices that explain a line, none of them if float32 does, or a foreign tensor in its place."""
+        trials, window = self._trials(run, start)
+        before = self._hidden(run, start) if self.is_narrow else start
+        earlier = self._trials(run, before)[0] if before < start else []
+        is_strict = self.is_mixed and not {run.lines[other].key.kind for other in window} <= self.loose
+        if is_strict and self._loosened(run, pins, index, window, ()) == {}:
+            return {}, None
+        singles = [(t,) for t in dict.fromkeys([*earlier, *trials])]
+        best = self._best(singles, pins, index, run) or self._unused(run, pins, index)
+        if best is None and is_strict:
+            best = self._loosened(run, pins, index, window, singles)
+        if best is None:
+            best = self._fitted(run, start, index, trials, pins)
+        if best is not None:
+            return best, None
+        best, taken = self._rather(run, start, index, trials, pins)
+        if best is None and taken is None and is_strict:
+            pairs = self._pairs(run, start, index, trials, is_taken=False)
+            best = self._loosened(run, pins, index, window, pairs)
+        return best, taken
 
     def _state_now(self) -> dict[str, Any]:
         """A walk's findings so far."""
@@ -258,13 +275,15 @@ class Diagnosis:
             "loose": set(self.loose), "is_lost": self.is_lost,
         }  # fmt: skip
 
-    def _exchanged(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
-        """Which rows of a fused product are the queries, the keys and the values, if the code has exchanged them."""
-        place = run.lines[list(run.lines)[index]].key.place
-        free = {visit: seen for visit, seen in pins.items() if seen.key.place != place or visit in self.taken}
-        uses = {use for used in run.uses.values() for use in used}
-        slots = [slot for slot in ("weights", "split") if (slot, place) in uses]
-        return self._best([((slot, place, name),) for slot in slots for name in SLOTS[slot]], free, index, run)
+    def _unused(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
+        """A choice by which something else is read than what the code has computed, too, such as a norm without use."""
+        visit = list(run.lines)[index]
+        places = {run.lines[of].key.place for of in (visit, *run.lines[visit].inputs) if of in run.lines}
+        free = {other: seen for other, seen in pins.items() if seen.key.place not in places or other in self.taken}
+        uses = dict.fromkeys(use for used in run.uses.values() for use in used if use[1] in places)
+        return self._best(
+            [((*use, name),) for use in uses if use[0] in SPARE for name in SLOTS[use[0]]], free, index, run
+        )
 
     def _hidden(self, run: Reference, index: int) -> int:
         """First of the lines before one that are in step but not found: rounding may hide a departure in these."""
@@ -305,16 +324,22 @@ class Diagnosis:
         self._depart(seen.key, text, kind)
 
     def _loosened(
-        self, run: Reference, pins: Pins, index: int, window: list[str], singles: list[tuple[Trial, ...]]
+        self, run: Reference, pins: Pins, index: int, window: list[str], singles: Sequence[tuple[Trial, ...]]
     ) -> dict[str, str] | None:
-        """The choices, perhaps none, with which a line may be found in float32, in code that otherwise is in float64."""
+        """Choices, perhaps none, with which a line may be found in float32, in code that otherwise is in float64.
+
+        Without `singles`, a line of the window must have numbers of float32.
+        """
         before = set(self.loose)
         self.loose |= {run.lines[visit].key.kind for visit in window}
-        is_found = score(self.run(self.choices, pins))[0] > index
+        looser = self.run(self.choices, pins)
+        fresh = [visit for visit in window if visit in looser.lines and run.lines[visit].match is None]
+        matches = [match for visit in fresh if (match := looser.lines[visit].match) is not None]
+        is_found = score(looser)[0] > index and (bool(singles) or any(map(is_float32, matches)))
         new = {} if is_found else self._best(singles, pins, index, run)
-        looser = self.run({**self.choices, **(new or {})}, pins)
-        found = {seen.key.kind for visit, seen in looser.lines.items() if visit in window and seen.match is not None}
-        self.loose = before | (set() if new is None else found)
+        looser = self.run({**self.choices, **new}, pins) if new else looser
+        found = {seen.match and seen.key.kind for visit, seen in looser.lines.items() if visit in window}
+        self.loose = before | (set() if new is None else found - {None})
         return new
 
     def _adopt(self, new: Mapping[str, str], run: Reference, index: int) -> None:
@@ -333,6 +358,8 @@ class Diagnosis:
         """Candidates at the places of a line and of the next ones, and these lines."""
         window = list(run.lines)[index : index + 10]
         around = {run.lines[visit].key.place for visit in window[:6]}
+        read = {run.lines[of].key.place for visit in window[:1] for of in run.lines[visit].inputs if of in run.lines}
+        around |= {place for place in read if "/" not in place}  # such as the final norm, of logits
 
         def is_near(place: str) -> bool:
             return any(
@@ -384,14 +411,13 @@ class Diagnosis:
         for combination in combinations:
             if not any(use[:2] in like.asked for use in combination):
                 continue  # what reads it is known from the code
-            new = {f"{slot}@{place}": name for slot, place, name in combination}
+            new, uses = {f"{slot}@{place}": name for slot, place, name in combination}, [c[:2] for c in combination]
+            held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
             try:
-                trial = self.run(
-                    {**choices, **new}, pins, budget, like=like, new=[use[:2] for use in combination], goal=goal
-                )
+                trial = self.run({**choices, **new}, held_to, budget, like=like, new=uses, goal=goal)
             except ERRORS:
                 continue
-            rank = self._rank(trial, base, known, instead)
+            rank = self._rank(trial, list(run.lines)[base], base, known, instead)
             if rank is not None and self._state(run, {**choices, **new}) not in self.been:
                 ties.append((rank, new))
         if not ties:
@@ -403,6 +429,11 @@ class Diagnosis:
         if look:
             self.others = [new for new in every if {*map(_slot, new)} != {*map(_slot, best)}][:FORKS]
         return best
+
+    def _before(self, uses: list[tuple[str, str]], pins: Pins, like: Reference) -> Pins:
+        """The pins of lines before the first that choices at some places change."""
+        ids = list(like.lines)[: min(like.asked[use][1] for use in uses if use in like.asked)]
+        return {visit: seen for visit, seen in pins.items() if visit in ids or visit in self.taken}
 
     def _farthest(self, ties: list[dict[str, str]], choices: Mapping[str, str], pins: Pins) -> dict[str, str]:
         """The new choices that explain most a few departures later; of equals, most if they hold everywhere."""
@@ -435,10 +466,13 @@ class Diagnosis:
             longest = max(longest, gap)
         return max(6, longest + 3) if base > 8 else 16
 
-    def _rank(self, trial: Reference, base: int, known: set[str], instead: Any) -> tuple[int, bool, float] | None:
+    def _rank(
+        self, trial: Reference, visit: str, base: int, known: set[str], instead: Any
+    ) -> tuple[int, bool, float] | None:
         """A trial's score: newly found lines, whether the line itself, and how near they are."""
         first, evidence = score(trial)
         ids = list(trial.lines)
+        base = min(base, ids.index(visit) if visit in ids else base)  # a choice may remove lines before it
         if first <= base or is_halfway(trial, ids[base], self.lost):
             return None
         match = trial.lines[ids[base]].match
@@ -489,7 +523,7 @@ class Diagnosis:
 
     def _simplify(self) -> None:
         """One departure in place of several of Algorithm 4, if it explains as much."""
-        own = [d for d in self.departures if d.algorithm == 4 and d.kind == "named"]
+        own = [d for d in self.departures if d.algorithm == 4 and d.kind == "named" and d.choices]
         if len(own) < 2:
             return
         less = {k: v for k, v in self.choices.items() if not any(k in d.choices for d in own)}
@@ -508,25 +542,32 @@ class Diagnosis:
                 self._depart(key, SLOTS[slot][name].text, "named", "everywhere", {slot: name})
                 return
 
-    def _revise(self) -> None:
-        """Take back each choice without which as much is explained, and widen those that hold in several layers."""
+    def _explained(self, choices: Mapping[str, str]) -> tuple[int, int]:
+        """How many lines a run ends before the last, below 0, and how many are found."""
+        try:
+            run = self.run(choices, self.taken)
+        except ERRORS:
+            return -(10**6), 0
+        first, evidence = score(run)
+        return first - len(run.lines), len(evidence)
 
-        def explained(choices: Mapping[str, str]) -> tuple[int, int]:
-            try:
-                run = self.run(choices, self.taken)
-            except ERRORS:
-                return -(10**6), 0
-            first, evidence = score(run)
-            return first - len(run.lines), len(evidence)
+    def _revise(self) -> None:
+        """Take back what is not needed to explain as much, and widen choices that hold in several layers."""
 
         def is_as_good(choices: Mapping[str, str]) -> bool:
-            return all(new >= own for new, own in zip(explained(choices), most, strict=True))
+            return all(new >= own for new, own in zip(self._explained(choices), most, strict=True))
 
-        most = explained(self.choices)
+        most = self._explained(self.choices)
+        for visit, seen in list(self.taken.items()):
+            del self.taken[visit]
+            if is_as_good(self.choices):
+                self.departures = [d for d in self.departures if d.choices or d.visit != visit]
+            else:
+                self.taken[visit] = seen
         for scope in list(self.choices):
             less = {other: name for other, name in self.choices.items() if other != scope}
             if is_as_good(less):
-                self.choices, most = less, explained(less)
+                self.choices, most = less, self._explained(less)
         for scope, name in list(self.choices.items()):
             slot, _, place = scope.partition("@")
             for wide in (f"{slot}@{kind_of(place)}", slot) if place else ():

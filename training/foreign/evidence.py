@@ -13,7 +13,7 @@ from .reference import Reference
 from .run import LARGE, Key, kind_of
 
 __all__ = [
-    "Departure", "finite_masks", "first_nan", "in_step", "is_halfway", "is_repeated", "is_same", "measured",
+    "Departure", "finite_masks", "first_nan", "in_step", "is_float32", "is_halfway", "is_repeated", "is_same", "measured",
     "needed", "score",
     "seen_in", "without_nan",
 ]  # fmt: skip
@@ -38,6 +38,11 @@ class Departure:
     kind: str  # "named"; "unknown": no choice gives it; "harmless": without effect on what follows; "stopped"
     choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seen_in: str = ""  # the foreign operation, its file and line
+
+    @property
+    def visit(self) -> str:
+        """The id of its line, where it is at one place."""
+        return Key(self.where, self.algorithm, self.line, self.what).id
 
     def is_at(self, place: str) -> bool:
         """Whether it is at a place, which is perhaps one of several."""
@@ -103,6 +108,12 @@ def is_same(one: Match, other: Match) -> bool:
     """Whether two matches are of the same tensors, or of the same rows of copies of them."""
     times = ({tensor.time for tensor in match.tensors} for match in (one, other))
     return len(set(map(frozenset, times))) == 1 or set(one.raw) == set(other.raw)
+
+
+def is_float32(match: Match) -> bool:
+    """Whether a match is of numbers that float32 has."""
+    shown = (np.where(tensor.value < LARGE, LARGE, tensor.value) for tensor in match.tensors)  # but for masked scores
+    return all((value == value.astype(np.float32)).all() for value in shown)
 
 
 def measured(theirs: np.ndarray, mine: np.ndarray, tolerance: float) -> str:

@@ -1,4 +1,4 @@
-"""Checks after the lines of a transformer: loss, gradients, updates, sampled tokens, decoding with a cache."""
+"""Checks after the lines of a transformer: loss, gradients, updates and sampled tokens."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .cases import EPSILON
-from .catalogue import BACKWARD, DECODING, SLOTS, choice
+from .catalogue import BACKWARD, SLOTS, choice
 from .diagnose import Diagnosis
 from .evidence import Departure
 from .match import MARGIN
@@ -58,11 +58,9 @@ class _Learning:
         self.loss: Any = self.case.base.get(self.slot, "sum")
         self.algorithm, self.line, self.step = TRAINING[self.case.algorithm]
 
-    def run(self, choices: Mapping[str, str] | None = None, **options: Any) -> Reference:
-        """A run with the adopted choices, and with others in place of those of the same slots."""
-        new = choices or {}
-        kept = {scope: name for scope, name in self.walk.choices.items() if scope.partition("@")[0] not in new}
-        return Reference(self.case, {**kept, **new}, extras=self.diagnosis.extras, **options).go()
+    def run(self, **options: Any) -> Reference:
+        """A run with the adopted choices."""
+        return Reference(self.case, self.walk.choices, extras=self.diagnosis.extras, **options).go()
 
     def findings(self) -> Iterator[Departure]:
         """Departures, in the order of the paper."""
@@ -82,8 +80,6 @@ class _Learning:
             yield from self._update()
         if self.recording.sampled is not None and self.case.sampling:
             yield from self._sampling()
-        if self.recording.decoded is not None:
-            yield from self._decoding(self.recording.decoded)
 
     def _departure(self, line: str, what: str, text: str, choices: Mapping[str, str] | None) -> Departure:
         return Departure(self.algorithm, line, what, "", text, "unknown" if choices is None else "named", choices or {})
@@ -237,7 +233,9 @@ class _Learning:
                 yield "4", text, giving(case, z_length=None), {}
                 for place, where in (("enc*/5", "in the encoder"), ("dec*/16", "in cross-attention")):
                     yield "4", f"{text} {where}", case, {f"mask@{place}": "padding"}
-            for more in _some_of(range(given.get("length", len(given["x"])), len(given["x"]))):
+            for more in (
+                _some_of(range(given.get("length", len(given["x"])), len(given["x"]))) if "masked" in given else ()
+            ):
                 masked = [*given["masked"], *more]
                 yield "7", "padding that is masked is predicted, too", giving(case, masked=masked), {}
         if self.case.algorithm != 9:
@@ -352,38 +350,6 @@ class _Learning:
             run = Reference(given, self.walk.choices, extras=self.diagnosis.extras, epsilon=self.epsilon).go()
             exact, apart = run.log_P[0], MARGIN * (run.log_P - run.log_P[0])
             yield {do(exact + by, said["tau"], said["draws"], i) for by in (*apart, *-apart)}
-
-    def _decoding(self, theirs: np.ndarray) -> Iterator[Departure]:
-        """Whether decoding with a cache, token by token, gives what the whole sequence does."""
-        theirs = theirs if theirs.shape[-1] == len(self.case.inputs["x"]) else np.swapaxes(theirs, -1, -2)
-        last = [
-            visit
-            for visit in self.walk.run.lines
-            if self.walk.run.lines[visit].key.line == "return" and ":10." in visit
-        ]
-
-        def first_apart(choices: Mapping[str, str] | None = None) -> int | None:
-            run, apart = self.run(choices, epsilon=self.epsilon), []
-            for visit in last:
-                value = run.lines[visit].value
-                for f in (lambda a: a, np.log):
-                    with np.errstate(all="ignore"):
-                        A = f(value)
-                    tolerance = 8 * np.abs(A - A[0]).max() + 1e-12
-                    off = ~(np.abs(A[0] - theirs.reshape(A[0].shape)).max(axis=0) <= tolerance)
-                    apart.append(int(np.argmax(off)) if off.any() else None)
-            return None if None in apart else max(a for a in apart if a is not None)
-
-        t = first_apart()
-        if t is None:
-            return
-        for slot, names in DECODING.items():
-            for name in names:
-                if name != self.walk.run.name(slot, "") and first_apart({slot: name}) is None:
-                    text = f"decoding with a cache is as if {choice(slot, name).text}"
-                    yield Departure(14, "3", "", "", text, "named", {f"decoding {slot}": name})
-                    return
-        yield Departure(14, "3", "", "", f"decoding with a cache differs from token {t + 1} on", "unknown")
 
 
 class _Weighed:

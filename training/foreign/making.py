@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 import algorithms
-from algorithms.lines import Attention, Experts, Unembedding
+from algorithms.lines import Experts
 from algorithms.model.theta import places
-from algorithms.model.variants import PAPER, VARIANTS
+from algorithms.model.variants import VARIANTS
 from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
@@ -28,7 +28,7 @@ from .cases import EPSILON, FORMAT, Case, tolerances
 from .reference import Reference, gradient
 from .vocabulary import choices_of, paper_names
 
-__all__ = ["ALGORITHMS", "EDGES", "check_edge", "make_case", "oracle_lines", "write_case"]
+__all__ = ["ALGORITHMS", "EDGES", "make_case", "oracle_lines", "write_case"]
 
 SIZES = {"N_V": 19, "l_max": 16, "l_x": 7, "l_z": 5, "H": 3, "d_e": 18, "d_mlp": 72, "d_x": 6, "d_z": 8, "d_out": 10}
 """By the paper's names; no axis has the number of tokens, and √d_attn is no whole number, which a factor may be."""
@@ -38,11 +38,20 @@ CALLERS = {11: 8, 12: 9, 13: 10, 14: 10, 15: 8}
 
 ALGORITHMS = (4, 5, 6, 7, 8, 9, 10, *CALLERS)
 EDGES = {
-    "padding": 9, "several sequences": 10, "a column that sees nothing": 5, "window": 10, "tied": 10, "grouped heads": 10,
+    "padding": 10, "several sequences": 10, "packed documents": 10, "far positions": 10,
+    "a column that sees nothing": 5, "window": 10, "tied": 10, "grouped heads": 10,
 }  # fmt: skip
 """Edge cases, which a case has one of, and the algorithm of each if none is given."""
 
-WITH = {"window": PAPER.but(attention=Attention(window=3)), "tied": PAPER.but(unembedding=Unembedding(tied=True))}
+WITH = {
+    "window": lambda variant: variant.but(attention=tuple(_windowed(a) for a in variant.attentions)),
+    "tied": lambda variant: variant.but(unembedding=variant.unembedding.but(tied=True)),
+}
+"""Edge cases of lines: what they make of a variant."""
+
+FAR = 10_000
+"""The first position of the edge case of far positions."""
+
 KINDS = {8: "ED", 9: "E", 10: "D"}
 PADDING = 2
 """Number of padding tokens, if there is padding."""
@@ -70,8 +79,6 @@ def make_case(
     """
     if edge and edge not in EDGES:
         raise ValueError(f"edge: expected one of {', '.join(EDGES)}, got {edge!r}")
-    if edge in (*WITH, "grouped heads") and variant != "PAPER":
-        raise ValueError(f"edge: expected the paper's model with {edge!r}, got the variant {variant}; give one of both")
     algorithm = algorithm or (ARCHITECTURES.get(variant, 10) if variant != "PAPER" else EDGES.get(edge, 10))
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: expected one of {', '.join(map(str, ALGORITHMS))}, got {algorithm}")
@@ -85,13 +92,15 @@ def make_case(
         raise ValueError(
             f"variant: expected PAPER for Algorithm {algorithm}, got {variant!r}; give algorithm=8, 9 or 10"
         )
-    shows = {"padding": (8, 9), "a column that sees nothing": (4, 5)}.get(edge, (8, 9, 10) if edge else (algorithm,))
+    shows = {"a column that sees nothing": (4, 5), "packed documents": (9, 10), "far positions": (9, 10)}.get(
+        edge, (8, 9, 10) if edge else (algorithm,)
+    )
     if algorithm not in shows:
         raise ValueError(f"edge: expected algorithm {', '.join(map(str, shows))} with {edge!r}, got {algorithm}")
     rng = np.random.default_rng([seed, algorithm])
     s = SIZES | sizes
     if algorithm >= 8:
-        record = WITH.get(edge, few(VARIANTS[variant])) if record is None else record
+        record = WITH.get(edge, lambda few: few)(few(VARIANTS[variant])) if record is None else record
         return _with_edge(_of_model(algorithm, variant, record, rng, sizes, edge), edge, rng)
     s = {"d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s | ({"H": 1} if algorithm == 4 else {})
     if algorithm in (4, 5):
@@ -107,17 +116,6 @@ def make_case(
         shapes = {"gamma": (s["d_e"],), "beta": (s["d_e"],)} if algorithm == 6 else {"W_u": (s["N_V"], s["d_e"])}
         inputs = {"e": (0.1 * rng.normal(size=(s["d_e"], s["l_x"])) + 0.05).astype(np.float32)}
     return Case(algorithm, s, {n: _random(rng, n, shape) for n, shape in shapes.items()}, inputs)
-
-
-def check_edge(edge: str, algorithm: int | None, variant: str) -> None:
-    """Refuse an edge case of another algorithm than a decoder's, unless the algorithm or its variant is said.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    n = EDGES.get(edge, 10)
-    if n != 10 and algorithm is None and variant == "PAPER":
-        raise ValueError(f"edge: expected an algorithm with {edge!r}, which is no case of a decoder; give {n}")
 
 
 def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, offset: float = 0.0) -> np.ndarray:
@@ -177,8 +175,21 @@ def _with_edge(case: Case, edge: str, rng: Any) -> Case:
         inputs["length" if padded == "x" else "z_length"] = len(inputs[padded]) - PADDING
     if edge == "several sequences":
         inputs["sequences"] = {n: [inputs[n], rng.permutation(inputs[n]).tolist()] for n in "zx" if n in inputs}
+    l = len(inputs["x"])
+    if edge == "packed documents":
+        inputs |= {"documents": [0] * 3 + [1] * (l - 3), "positions": [*range(3), *range(l - 3)]}
+    if edge == "far positions":
+        if "W_p" in case.theta:
+            raise ValueError(
+                f"edge: expected a variant without learned positions with {edge!r}, got {case.variant}; give one such as LLAMA"
+            )
+        inputs["positions"] = [FAR + t for t in range(l)]
     case = dataclasses.replace(case, inputs=inputs)
-    return dataclasses.replace(case, sampling=_sampled(case, rng))
+    return dataclasses.replace(case, sampling={} if "positions" in inputs else _sampled(case, rng))
+
+
+def _windowed(line: Any) -> Any:
+    return dataclasses.replace(line, window=3) if hasattr(line, "window") else line
 
 
 def config_of(case: Case) -> Any:
@@ -233,7 +244,10 @@ def _sampled(case: Case, rng: Any) -> dict[str, Any]:
         theta, z = oracle.unstack(of_library(case)), case.inputs["z"][: case.inputs.get("z_length")]
         y = oracle.ed_inference(z, theta, tau, sample, case.sizes["l_max"])
         return {"z": z, "tau": tau, "draws": draws, "y": y}
-    x, transformer = case.inputs["x"], functools.partial(family.d_transformer, model=_model(case))
+    x, transformer = (
+        case.inputs["x"][: case.inputs.get("length")],
+        functools.partial(family.d_transformer, model=_model(case)),
+    )
     l_gen = case.sizes["l_max"] - len(x)
     y = oracle.d_inference(x, _of_oracle(case), l_gen, tau, sample, transformer)
     return {"x": x, "tau": tau, "draws": draws[:l_gen], "y": y}
@@ -270,8 +284,10 @@ def _paper(case: Case) -> Any:
         one = (lambda e: oracle.layer_norm(e, theta.gamma, theta.beta)) if n == 6 else (lambda e: oracle.unembedding(e, theta.W_u))  # fmt: skip
         return lambda _: [one(e) for e in np.asarray(given[0], np.float64).T]
     run = {8: family.ed_transformer, 9: family.e_transformer, 10: family.d_transformer}[n]
-    padding = {name: case.inputs[name] for name in ("length", "z_length") if name in case.inputs}
-    return lambda _: run(*given, theta, _model(case), **padding)
+    where = {
+        name: case.inputs[name] for name in ("length", "z_length", "documents", "positions") if name in case.inputs
+    }
+    return lambda _: run(*given, theta, _model(case), **where)
 
 
 def oracle_lines(case: Case) -> dict[str, np.ndarray]:
@@ -319,7 +335,6 @@ def write_case(case: Case, directory: str | pathlib.Path) -> None:
         **{f.name: getattr(case, f.name) for f in dataclasses.fields(case) if f.name not in ("theta", "record")},
     }
     state["inputs"] = {n: np.asarray(v).tolist() for n, v in case.inputs.items()}
-    state["flags"] = _flags(case)
     if case.algorithm >= 8:
         state["loss"] = float(np.real(run.loss("sum")[0]))
         g = gradient(case, "sum")
@@ -349,18 +364,3 @@ def _about(seen: Any, changed: Any, is_numbered: bool, allowed: dict[str, dict[s
         "axes": [*(["H"] if seen.parts else []), *line.shape.split()] if not key.what else None,
         "shape": list(seen.value.shape[1:]), "tolerance": {dtype: of[key.id] for dtype, of in allowed.items()},
     }  # fmt: skip
-
-
-def _flags(case: Case) -> list[str]:
-    """The special features of a case."""
-    s, mask = case.sizes, case.inputs.get("Mask")
-    told = {
-        "a column that sees nothing": mask is not None and not np.all(np.any(mask, axis=0)),
-        "grouped heads": s.get("H_kv", s.get("H")) != s.get("H"),
-        "window": any(name.startswith(("window", "chunk")) for name in case.base.values()),
-        "tied": case.algorithm >= 8 and "W_u" not in case.theta,
-        "masked tokens": "masked" in case.inputs,
-        "padding": "length" in case.inputs or "z_length" in case.inputs,
-        "several sequences": "sequences" in case.inputs,
-    }
-    return [flag for flag, is_so in told.items() if is_so]

@@ -121,7 +121,7 @@ class Parts(Run):
             return self.rounded(W_e[..., self.use("token_index", place)(np.asarray(tokens), W_e.shape[-1])])
 
         def position() -> Any:
-            t, table = self.use("position_index", place)(np.arange(l)), self.use("position_table", place)
+            t, table = self.use("position_index", place)(self.positions(l)), self.use("position_table", place)
             if table is None:
                 W_p = self.need("W_p") if own_p is None else own_p
                 return self.rounded(padded(W_p[..., t % W_p.shape[-1]]))

@@ -53,7 +53,6 @@ class Recording:
         self.gradients: dict[str, np.ndarray] = {}
         self.updated: dict[str, np.ndarray] = {}  # parameters after one step
         self.outputs: list[np.ndarray] = []
-        self.decoded: np.ndarray | None = None  # logits or P token by token, [ℓ, N_V], with a cache
         self.sampled: list[int] | None = None  # tokens drawn with the case's numbers
         self.loss: float | None = None
         self.dtype = "float32"
@@ -63,7 +62,8 @@ class Recording:
     def add(self, operation: str, value: Any, dtype: str, source: tuple[str, int] | None = None) -> None:
         """Keep a tensor."""
         tensor = Observed(operation, np.array(value, np.float64), len(self.tensors), source)
-        self.dtypes.setdefault(dtype, tensor.name)
+        if len(np.unique(tensor.value)) > 2:  # a mask's dtype says nothing
+            self.dtypes.setdefault(dtype, tensor.name)
         if 0 < np.size(value) <= MOST:
             self.tensors.append(tensor)
 
@@ -348,8 +348,8 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
 def record_files(files: Sequence[pathlib.Path], dtype: str | None = None) -> Recording:
     """Tensors that any language wrote: .safetensors, .npz, .npy, .json, or raw numbers as "NAME.2x7x12.f32".
 
-    A name that begins with "parameter:", "gradient:", "updated:", "output:", "loss:", "sampled:" or "decoded:" says what
-    it is; all others are anything. `dtype`: of the numbers (None: the coarsest that the files have).
+    A name that begins with "parameter:", "gradient:", "updated:", "output:", "loss:" or "sampled:" says what it is; all
+    others are anything. `dtype`: of the numbers (None: the coarsest that the files have).
 
     Raises:
         ValueError: if there are no such files, or a raw file does not tell its shape.
@@ -382,8 +382,6 @@ def _put(recording: Recording, name: str, array: np.ndarray) -> None:
         recording.loss = float(array.reshape(-1)[0])
     elif kind == "sampled":
         recording.sampled = array.reshape(-1).astype(int).tolist()
-    elif kind == "decoded":
-        recording.decoded = array.astype(np.float64)
     else:
         recording.outputs += [array.astype(np.float64)] if kind == "output" else []
         recording.add(name, array.astype(np.float64), str(array.dtype))

@@ -114,23 +114,30 @@ class Reference(Recurrence):
             X = self._sublayer(order, X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
             X = self._sublayer(order, X, second, feed, Key(pm, algorithm, mlp)) if has_mlp else X
+            self.outputs.append(X)
         return X
 
     def _d_transformer(self) -> None:
         x = self.case.inputs["x"]
         causal = np.arange(len(x))[:, None] <= np.arange(len(x))[None, :]
         X = self.embed(x, 10, "2")
-        X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), causal, "norm_first")
+        mask = causal & self._together(len(x)) & _unpadded(len(x), len(x), self.case.inputs.get("length"))
+        X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
         self.unembed(self.norm("10", X, ("gamma", "beta")), 10)
+
+    def _together(self, l: int) -> Any:
+        """The mask of tokens of the same document."""
+        documents = np.asarray(self.case.inputs.get("documents", np.zeros(l)))
+        return documents[:, None] == documents[None, :]
 
     def _e_transformer(self) -> None:
         x = self.case.inputs["x"]
         X = self.embed(x, 9, "2")
-        mask = _unpadded(len(x), len(x), self.case.inputs.get("length"))
+        mask = _unpadded(len(x), len(x), self.case.inputs.get("length")) & self._together(len(x))
         X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
         X = self.extra_norm("9", self.norm("9", X, ("gamma_enc", "beta_enc")), 9, "9")
         W_f, b_f, of = self.p("W_f"), self.p("b_f"), X
-        if W_f is not None:
+        if W_f is not None and self.use("head", "10", Key("10", 9, "10")):
             U = self.line(
                 Key("10", 9, "10", "W_f X + b_f"),
                 lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
@@ -145,6 +152,7 @@ class Reference(Recurrence):
         length = self.case.inputs.get("z_length")
         mask = _unpadded(len(z), len(z), length)
         Z = self._layers("enc", embedded, sizes["L_enc"], 8, ("5", "6", "7", "8"), mask, "norm_last")
+        memories = [embedded, *self.outputs]
         Z = self.norm("9", self.extra_norm("9/extra", Z, 8, "9"), ("gamma_enc", "beta_enc"))
         self.pending = [Z.key.id]
         X = self.embed(x, 8, "11", "decoder")
@@ -159,7 +167,7 @@ class Reference(Recurrence):
                 return self._out(place, prefix, "attn", A)
 
             def cross(X: Named, place: str = p16, prefix: str = across) -> Named:
-                return self._out(place, prefix, "attn", self.attention(place, X, Z, prefix, ones, embedded=embedded))
+                return self._out(place, prefix, "attn", self.attention(place, X, Z, prefix, ones, memories=memories))
 
             def feed(X: Named, place: str = p18, prefix: str = prefix) -> Named:
                 return self._out(place, prefix, "mlp", self.mlp(place, X, prefix, "34", 8, "18"))
@@ -175,8 +183,9 @@ class Reference(Recurrence):
     def loss(self, name: str) -> Any:
         """The loss of Algorithm 11, 12 or 13, by the choice with a name."""
         slot = "masked_loss" if self.case.algorithm == 9 else "loss"
-        labels = self.case.inputs.get("labels", self.case.inputs["x"])
-        return choice(slot, name).do(self.log_P, np.asarray(labels), self.case.inputs.get("masked", ()))
+        inputs = self.case.inputs
+        labels = inputs["labels"] if "labels" in inputs else inputs["x"][: inputs.get("length")]
+        return choice(slot, name).do(self.log_P, np.asarray(labels), inputs.get("masked", ()))
 
     def losses(self) -> dict[str, Any]:
         """The loss by every choice."""

@@ -133,6 +133,8 @@ class Run:
         # slot and place → the name of the choice there, and how many lines there were before it was asked for
         self.asked: dict[tuple[str, str], tuple[str, int]] = {}
         self.key: Key | None = None
+        self.outputs: list[Named] = []  # of layers
+        self.kept: tuple[Named, Named] | None = None  # keys and values of the attention before
         self.pending: list[str] = []  # of a run that ends before: the lines that a later one would have read
         self.misses = self.taken_over = 0
         if self.like is not None:
@@ -142,6 +144,11 @@ class Run:
                 self.asked = {use: of for use, of in of_like.items() if use not in self.new}
         elif self.theta is None:
             self.theta = {name: np.asarray(W, np.float64)[None] for name, W in self.case.theta.items()}
+
+    def positions(self, l: int) -> Any:
+        """The positions of l tokens: counted from 0, or those of an edge case."""
+        given = self.case.inputs.get("positions", ())
+        return np.asarray(given) if len(given) == l else np.arange(l)
 
     def noise(self, shape: Sequence[int]) -> Any:
         """Random relative errors, none of replica 0."""

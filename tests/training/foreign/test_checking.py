@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.foreign_code import attention, decoder, modern, softmax, torch
+from training.commands.crosscheck import main
 from training.foreign import check
 from training.foreign.beside import beside
 from training.foreign.checking import diagnose
-from training.foreign.making import make_case
+from training.foreign.making import make_case, write_case
 
 
 def found(observe, algorithm=10, dtype="float64", **options):
@@ -20,7 +21,7 @@ def found(observe, algorithm=10, dtype="float64", **options):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_right_code_departs_nowhere(dtype):
-    report = check(decoder(cache=False), dtype=dtype)
+    report = check(decoder(), dtype=dtype)
     assert set(report.walk.status.values()) <= {"equal", "in step", "not shown"}
     assert list(report.walk.status.values()).count("equal") > 40
 
@@ -79,9 +80,16 @@ FITTED = [
     ("LLAMA", {"values rotated": True}, {(4, "return"): "values are rotated, too"}),
     ("QWEN3", {"keys as they are": True}, {(4, "2"): "only queries are normalized"}),
     ("QWEN3", {"sums": True}, {(6, "2"): "squares are summed, not averaged"}),
-    ("QWEN3", {"over tokens": True}, {(4, "1"): "each row is normalized over the tokens"}),
+    ("QWEN3", {"over": 2}, {(4, "1"): "each row is normalized over the tokens"}),
+    ("QWEN3", {"over": (1, 3), "keys over": (1, 3)},
+     {(4, "1"): "queries and keys are normalized over all heads together, not head by head"}),
+    ("QWEN3", {"embedding normed": True}, {(10, "2"): "a norm with γ = 1, β = 0 is added"}),
+    ("QWEN3", {"norm unused": True}, {(6, "return"): "there is no norm here"}),
+    ("LLAMA", {"layer before": True}, {(4, "4"): "keys and values are those of the layer before"}),
+    ("LLAMA", {"neighbors": True, "base": 7_000.0},
+     {(4, "1"): "queries and keys are rotated, pairs: neighbours, base 7000, exponent 2i/d"}),
     ("QWEN3", {"γ of queries": True}, {(4, "2"): "queries have the γ of keys, or keys that of queries"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.sampled(3)
@@ -90,6 +98,20 @@ def test_numbers_are_fitted_and_norms_of_queries_and_keys_hide_nothing(variant, 
     departures, report = found(modern(**wrong), variant=variant)
     assert departures == told, report
     assert ("only the last token's logits are computed, and equal" in report.notes) == ("from" in wrong)
+
+
+@pytest.mark.parametrize(("options", "wrong", "told"), [
+    ({"H_kv": 4}, {"per head": True},
+     {(4, "1"): "rows of W_q, W_k, W_v are read as [H, 3, d], each head with its queries, keys and values"}),
+    ({"edge": "packed documents"}, {}, {}),
+    ({"edge": "packed documents"}, {"one document": True},
+     {(4, "5"): "a token attends to the documents before its own, too"}),
+    ({"edge": "far positions"}, {"neighbors": True},
+     {(4, "1"): "queries and keys are rotated, pairs: neighbours, base 10000, exponent 2i/d"}),
+])  # fmt: skip
+def test_edges_of_a_variant(options, wrong, told):
+    departures, report = found(modern(**wrong), variant="LLAMA", **options)
+    assert departures == told, report
 
 
 TOKENS, HALVES = [(t, t + 1) for t in range(7)], [(0, 4), (4, 7)]
@@ -122,6 +144,37 @@ def test_two_programs_are_compared(wrong, dtype, first, most):
     assert most is None or result.shares[most] > 0.99
 
 
+whole, in_parts, wrong_scale = modern(), modern(parts=HALVES), modern(times=1.3)
+
+
+@pytest.mark.parametrize(("other", "texts", "status"), [
+    ("in_parts", ["no line differs by more than float64 explains", "log-probabilities of the tokens"], 0),
+    ("wrong_scale", ["the first line that differs:\nAlgorithm 4", "by 1.3/√d_attn", "by Algorithm 4, line 4"], 1),
+])  # fmt: skip
+def test_two_programs_are_compared_by_the_command(other, texts, status, capsys):
+    of = ["--variant", "LLAMA", "--of", f"{__name__}:whole", "--beside", f"{__name__}:{other}"]
+    assert main(of) == status
+    told = capsys.readouterr().out
+    assert all(text in told for text in texts), told
+
+
+def test_two_folders_are_compared_by_the_command(tmp_path, capsys):
+    case = make_case()
+    write_case(case, tmp_path)
+    for name, wrong in (("one", {}), ("other", {"tanh": True})):
+        (tmp_path / name).mkdir()
+        tensors = decoder(**wrong)(case, "float64").tensors
+        np.savez(
+            tmp_path / name / "dump.npz", **{f"{t.time}": t.value for t in tensors}, **{"output:": tensors[-1].value}
+        )
+    assert main(["--of", str(tmp_path / "one"), "--beside", str(tmp_path / "other")]) == 1
+    assert "GELU is its tanh approximation" in capsys.readouterr().out
+    assert main(["--of", str(tmp_path / "one"), "--beside", str(tmp_path / "one")]) == 0
+    assert "are equal to the bit" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--beside", str(tmp_path / "one")])
+
+
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
 def test_in_bfloat16_nothing_else_is_told(wrong):
     """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""
@@ -131,9 +184,14 @@ def test_in_bfloat16_nothing_else_is_told(wrong):
     assert all(texts[name] in text for name, text in zip(wrong, departures.values(), strict=True)), report
 
 
-def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64():
-    departures, report = found(decoder(mixed=True, scale=True))
-    assert departures == {(4, "return"): "scores are not divided by √d_attn"}, report
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"scale": True}, {(4, "return"): "scores are not divided by √d_attn"}),
+    ({"side by side": True}, {(10, "6"): "attention and MLP read the same X, side by side"}),
+])  # fmt: skip
+def test_a_mistake_beside_a_softmax_in_float32_is_named_in_float64(wrong, told):
+    """By its name, and not as what float64 alone explains: that attention is left out."""
+    departures, report = found(decoder(mixed=True, **wrong))
+    assert departures == told, report
     assert any(note.startswith("float32 within float64, first in _to_copy (foreign_code.py:") for note in report.notes)
 
 
@@ -151,7 +209,6 @@ LEARNING = [
         "its decay added to the gradient",
     ),
     ({"tau": True}, (14, "5"), "τ is not used"),
-    ({"cache": True}, (14, "3"), "decoding with a cache is as if every token gets the first position's embedding"),
 ]
 
 

@@ -97,7 +97,6 @@ def test_what_is_told_can_be_declared():
 @pytest.mark.parametrize(("options", "message"), [
     ({"expect": "residual=foo"}, "expected residual to be one of X"),
     ({"sizes": {"de": 24}}, "expected some of H, H_kv"),
-    ({"edge": "padding"}, "which is no case of a decoder; give 9"),
 ])  # fmt: skip
 def test_options_that_are_none_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
