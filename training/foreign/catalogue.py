@@ -60,7 +60,7 @@ def _rotation(name: str) -> Choice:
     """Such as "halves 10000 2i/d", "neighbours 500000 2i/d, backwards"."""
     said, _, way = name.partition(", ")
     pairs, base, exponent = said.split(" ")
-    text = f"queries and keys are rotated, pairs: {pairs}, base {base}, exponent {exponent}{', ' * bool(way)}{way}"
+    text = f"queries and keys are rotated, pairs: {pairs}, base {float(base):.17g}, exponent {exponent}{', ' * bool(way)}{way}"
     return Choice(text, turned(pairs, float(base), exponent, -1 if way == "backwards" else 1, way == "sin for cos"))
 
 
