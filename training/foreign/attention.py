@@ -241,7 +241,7 @@ class Attention(Parts):
         pairs, X = self.use("index_pairs", place, Key(place, 4, "5")), np.real(X)
         name = re.sub("^(halves|neighbours)", pairs, self.name("rotation", place))
         turn, scaling = choice("rotation", name).do, self.use("rotation_scaling", place)
-        t, d_r = np.arange(X.shape[-1]), self.p(f"{prefix}W_kr").shape[-2]
+        t, d_r = self.positions(X.shape[-1]), self.p(f"{prefix}W_kr").shape[-2]
 
         def turned(Y: Any) -> Any:
             return np.concatenate([turn(Y[..., :d_r, :], t, d_r, scaling), Y[..., d_r:, :]], axis=-2)
