@@ -558,7 +558,8 @@ class Diagnosis:
             return all(new >= own for new, own in zip(self._explained(choices), most, strict=True))
 
         most = self._explained(self.choices)
-        for visit, seen in list(self.taken.items()):
+        unknown = {d.visit for d in self.departures if d.kind == "unknown"}
+        for visit, seen in [item for item in self.taken.items() if item[0] in unknown]:
             del self.taken[visit]
             if is_as_good(self.choices):
                 self.departures = [d for d in self.departures if d.choices or d.visit != visit]
