@@ -387,7 +387,8 @@ def latent_attention(
     if line.get("indexer"):
         d_r, pairs = len(K_r), {"pairs": line["indexer"]["pairs"]}
         K, norm = W.index.W_k @ Z, W.index.norm_k
-        K = np.stack([layer_norm(e, norm.gamma, norm.beta, 1e-6) for e in K.T], axis=1)
+        centred = [e - e.sum() / len(e) for e in K.T]
+        K = np.stack([e / np.sqrt((e * e).sum() / len(e) + 1e-6) * norm.gamma + norm.beta for e in centred], axis=1)
         K = np.concatenate([turned(K[:d_r], z_positions, **pairs), K[d_r:]])
         I = np.zeros(mask.shape)
         for h in range(len(W.index.W_q)):
