@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import GPT2, DTransformerConfig, for_platform, init_d_transformer
-from training.benchmarks import decode as decoding
 from training.benchmarks import reference
 from training.benchmarks.accelerators import compilers, programs
 from training.benchmarks.training_step import loss
@@ -82,7 +81,8 @@ def kernels_of_a_token(case, C):
     def generate(weights, state, keys, stop, sampling):
         return decode(weights, None, state, keys, stop=stop, sampling=sampling)
 
-    return decoding.kernels(case.compiled(generate, (weights, state, *drawn, sampling), donate_argnums=(1,)))
+    compiled = case.compiled(generate, (weights, state, *drawn, sampling), donate_argnums=(1,))
+    return programs.kernels_in_loop(compiled.as_text(), depth=2)
 
 
 def columns(report):

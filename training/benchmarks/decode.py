@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, DTransformerParams, init_d_transformer
-from training.benchmarks.accelerators import programs
 from training.benchmarks.timing import Timing, alternate, pytorch, pytorch_device, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.buckets import capacity
@@ -159,7 +158,7 @@ def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any
 
 
 def loop(model: Generator, B: int, context: int) -> Any:
-    """Return the compiled loop of `steps_at`."""
+    """Return the compiled loop of `steps_at`: over the tokens, in a loop over the keys that are drawn at once."""
     state, options = _begun(model, B, context)
     return decoding.decode.lower(model.weights, None, state, **options).compile()
 
@@ -169,13 +168,6 @@ def _begun(model: Generator, B: int, context: int) -> tuple[states.State, dict[s
     greedy = SamplingArrays.of([Sampling(tau=0.0)] * B, model.config.N_V)
     keys = jax.random.split(jax.random.key(0), B)
     return state, {"keys": keys, "stop": jnp.asarray(context, jnp.int32), "sampling": greedy}
-
-
-def kernels(loop: Any) -> tuple[int, int]:
-    """Return how many kernels the compiled `decoding.decode` launches for a token, by its text: greedily, and drawn by
-    top-k and top-p. The loop over the tokens is in a loop over the keys that are drawn at once.
-    """
-    return programs.kernels_in_loop(loop.as_text(), depth=2)
 
 
 def bytes_read(model: Generator, B: int, context: int) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 from algorithms import GPT2, DTransformerConfig
 from training.benchmarks import attention, decode, kernels, reference, rival
+from training.benchmarks.accelerators import programs
 from training.benchmarks.timing import Timing, alternate, machine, table
 from training.command_line.terminal import Bar, say
 from training.commands import scaling
@@ -180,16 +181,10 @@ def decoding(sizes: Sizes, rounds: int) -> str:
         token = alternate({"": decode.steps_at(model, B, l + n, n)}, rounds)[""].of_each(n)
         rate = decode.bytes_read(model, B, l + n // 2) / token.median
         share = f"{rate / chip.bandwidth:.0%}" if chip else "-"
-        kernels = map(str, decode.kernels(decode.loop(model, B, l + n)))
-        further.append([str(B), str(token), *kernels, f"{rate / 1e9:.0f}", share])
-    columns = [
-        "batch",
-        "ms of a further token",
-        "kernels",
-        "drawn by top-k and top-p",
-        "GB/s of weights and cache",
-        "of the memory's bandwidth",
-    ]
+        counts = map(str, programs.kernels_in_loop(decode.loop(model, B, l + n).as_text(), depth=2))
+        further.append([str(B), str(token), *counts, f"{rate / 1e9:.0f}", share])
+    columns = ["batch", "ms of a further token", "kernels", "drawn by top-k and top-p", "GB/s of weights and cache"]
+    columns.append("of the memory's bandwidth")
     return f"{title}\n\n{table([*header, 'tokens/s'], rows)}\n\n{table(columns, further)}"
 
 
