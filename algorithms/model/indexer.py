@@ -92,6 +92,7 @@ class Indexer(Record):
 
         I = jax.lax.scan(add, jnp.zeros((*K.shape[1:], Q.shape[-1]), dtype), (Q, w.astype(dtype)))[0]
         seen = mask.dense(K.shape[-1], Q.shape[-1]) if isinstance(mask, StructuralMask) else mask
+        seen = jnp.broadcast_to(seen, I.shape)
         I = jnp.where(seen, I, -jnp.inf)
         least = jax.lax.top_k(jnp.swapaxes(I, -1, -2), self.k)[0][..., -1]
         return seen & (least[..., None, :] <= I)

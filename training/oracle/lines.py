@@ -369,7 +369,7 @@ def latent_attention(
     W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`, or None, with
     which nothing is rotated, as in Kimi Linear), "epsilon" of the latents' norms, "scores": s, "indexer"?: "k" and
     "pairs" of an indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", equation 1), whose parameters are `W`.index: W_q [n, d, d_q],
-    W_k [d, d_e], norm_k, W_w [n, d_e]. A token then reads the k tokens z with the largest sum over its heads of (W_w x)
+    W_k [d, d_e], norm_k, W_w [n, d_e]. A token then reads the k tokens z, and ties with the last, with the largest sum over its heads of (W_w x)
     ReLU(k_z . q), of those that the mask permits; the first d_r rows of q and k are rotated.
     """
     rotary, epsilon = line["positions"], line["epsilon"]
@@ -398,11 +398,9 @@ def latent_attention(
                 I[t_z, t_x] += (W.index.W_w[h] @ X[:, t_x]) * relu(K[:, t_z] @ Q[:, t_x])
         for t_x in range(mask.shape[1]):
             may = [t_z for t_z in range(mask.shape[0]) if mask[t_z, t_x]]
-            best = sorted(may, key=lambda t_z: -I[t_z, t_x])[: line["indexer"]["k"]]
+            best = sorted((I[t_z, t_x] for t_z in may), reverse=True)[: line["indexer"]["k"]]
             mask = mask.copy()
-            mask[:, t_x] = [t_z in best for t_z in range(mask.shape[0])]
-    factor = rotary["scaling"]["factor"] if rotary and rotary.get("scaling") else 1.0
-    scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
+            mask[:, t_x] = [t_z in may and I[t_z, t_x] >= best[-1] for t_z in range(mask.shape[0])]
     heads = []
     for h in range(len(W.W_q)):
         Q = np.concatenate([W.W_q[h] @ C_q, turned(W.W_qr[h] @ C_q, x_positions)])
