@@ -401,6 +401,8 @@ def latent_attention(
             best = sorted((I[t_z, t_x] for t_z in may), reverse=True)[: line["indexer"]["k"]]
             mask = mask.copy()
             mask[:, t_x] = [t_z in may and I[t_z, t_x] >= best[-1] for t_z in range(mask.shape[0])]
+    factor = rotary["scaling"]["factor"] if rotary and rotary.get("scaling") else 1.0
+    scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
     heads = []
     for h in range(len(W.W_q)):
         Q = np.concatenate([W.W_q[h] @ C_q, turned(W.W_qr[h] @ C_q, x_positions)])
