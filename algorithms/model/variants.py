@@ -1,5 +1,6 @@
 """Published models, as the lines of the pseudocode that they change."""
 
+import dataclasses
 import functools
 
 from algorithms.model.attention import Attention
@@ -203,7 +204,7 @@ _NEMOTRON_EXPERTS = Experts(
 )
 
 NEMOTRON3 = NEMOTRON_H.but(
-    attention=(*[_NEMOTRON_MAMBA.but(n=64)] * 3, Attention(biases=False)),
+    attention=(*[dataclasses.replace(_NEMOTRON_MAMBA, n=64)] * 3, Attention(biases=False)),
     mlp=(_NEMOTRON_EXPERTS, _NEMOTRON_EXPERTS, None, _NEMOTRON_EXPERTS),
 )
 """NVIDIA 2025 (Nemotron 3 Nano 30B-A3B): NEMOTRON_H with 6 of 128 MLPs by sigmoids, and shorter cycles."""
@@ -463,7 +464,7 @@ DEEPSEEK = LLAMA.but(
 All layers are alike; the published model adds ``first=(…,) * 3``, MLPs in the first layers.
 """
 
-DEEPSEEK_V32 = DEEPSEEK.but(attention=DEEPSEEK.attentions[0].but(indexer=Indexer(n=64, d=128, k=2048)))
+DEEPSEEK_V32 = DEEPSEEK.but(attention=dataclasses.replace(DEEPSEEK.attentions[0], indexer=Indexer(n=64, d=128, k=2048)))
 """DeepSeek-AI 2025 (V3.2): DEEPSEEK with an indexer, which chooses the 2,048 tokens that a token reads."""
 
 ERNIE4_5_MOE = ERNIE4_5.but(mlp=_experts(n=64, k=6, choice_bias=True, shared=2, balance=0.0))
