@@ -313,6 +313,7 @@ PUBLISHED = {
     "olmo": ("OLMO", 1e4, {}),
     "ernie4_5_moe": ("ERNIE4_5_MOE", 5e5, {}),
     "lfm2": ("LFM2", 1e6, {"layer_types": CONVOLUTIONS * 3, "hidden_size": 2048, "num_hidden_layers": 9}),
+    "lfm2_moe": ("LFM2_MOE", 1e6, {"layer_types": CONVOLUTIONS * 3, "num_hidden_layers": 9}),
     "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
     "glm_moe_dsa": ("GLM5", 1e6, {}),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
