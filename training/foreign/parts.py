@@ -168,9 +168,7 @@ class Parts(Run):
             key("W_mlp1 X + b_mlp1"), lambda: self.linear(W1, b1, X.value, "mlp1_bias", place, "mlp1_square"), [X]
         )
         if Wg is None:
-            own = [self.p(f"{prefix}alpha_{sign}") for sign in "pn"]
-            f = self._activated if own[0] is None else lambda place, U: self.rounded(xielu(U, *own))
-            A = self.line(key("activated"), lambda: f(place, U.value), [U])
+            A = self.line(key("activated"), lambda: self._activated(place, U.value, prefix), [U])
         else:
             G = self.line(key("W_gate X"), lambda: self.linear(Wg, bg, X.value, "gate_bias", place), [X])
             A = self.line(key("activated"), lambda: self._gated(place, G.value, U.value), [U, G])
@@ -184,7 +182,9 @@ class Parts(Run):
             U = np.where(np.real(U) > c, c, np.where(np.real(U) < -c, -c, U)) + 1
         return self.rounded(self.use("gate", place)(self.use("activation", place), G, U))
 
-    def _activated(self, place: str, U: Any) -> Any:
+    def _activated(self, place: str, U: Any, prefix: str) -> Any:
+        if (alpha_p := self.p(f"{prefix}alpha_p")) is not None:
+            return self.rounded(xielu(U, alpha_p[..., None, None], self.p(f"{prefix}alpha_n")[..., None, None]))
         A = self.use("activation", place)(U)
         return self.off(A, np.abs(A) + np.abs(U) * 0.5) if self.epsilon else A
 
@@ -212,7 +212,10 @@ class Parts(Run):
         def each(prefix: str, X: Any) -> Any:
             W = {n: self.p(prefix + n) for n in ("W_mlp1", "b_mlp1", "W_mlp2", "b_mlp2", "W_gate", "b_gate")}
             U = self.linear(W["W_mlp1"], W["b_mlp1"], X, "mlp1_bias", place)
-            A = self._gated(place, self.linear(W["W_gate"], W["b_gate"], X, "gate_bias", place), U)
+            if W["W_gate"] is None:
+                A = self.rounded(self._activated(place, U, prefix))
+            else:
+                A = self._gated(place, self.linear(W["W_gate"], W["b_gate"], X, "gate_bias", place), U)
             return self.linear(W["W_mlp2"], W["b_mlp2"], A, "mlp2_bias", place)
 
         def total() -> Any:

@@ -113,7 +113,8 @@ class Reference(Recurrence):
                 continue
             X = self._sublayer(order, X, first, attend, Key(pa, algorithm, attention))
             here.append(X)
-            X = self._sublayer(order, X, second, feed, Key(pm, algorithm, mlp)) if has_mlp else X
+            kf = Key(pm, algorithm, mlp)
+            X = self._sublayer(order, X, second, feed, kf) if has_mlp else self.line(kf, lambda X=X: X.value, [X])
             self.outputs.append(X)
         return X
 
@@ -143,7 +144,7 @@ class Reference(Recurrence):
                 lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
                 [of],
             )
-            X = self.line(Key("10", 9, "10"), lambda: self._activated("10", U.value), [U])
+            X = self.line(Key("10", 9, "10"), lambda: self._activated("10", U.value, ""), [U])
         self.unembed(self.norm("11", X, ("gamma", "beta")), 9)
 
     def _ed_transformer(self) -> None:
@@ -234,6 +235,6 @@ def gradient(
     for name, W in case.theta.items():
         count = W.size if at is None else len(at.get(name, ()))
         of_name = values[..., counted : counted + count]
-        found[name] = of_name.reshape(*values.shape[:-1], *(W.shape if at is None else [count]))
+        found[name] = of_name.reshape((*values.shape[:-1], *(W.shape if at is None else [count])))
         counted += count
     return found
