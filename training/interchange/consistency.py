@@ -38,7 +38,9 @@ def check(fields: Fields, model: Model, tensors: Tensors, *, counts_mlps: bool =
         of_layers = getattr(model.config, size, None)
         described = expected if of_layers is None else of_layers // model.config.shared_layers
         if counts_mlps:  # of no more layers than there may be: a file may name a billion
-            described += sum(model.config.variant.lines(l).mlp is not None for l in range(min(of_layers or 0, expected)))
+            described += sum(
+                model.config.variant.lines(l).mlp is not None for l in range(min(of_layers or 0, expected))
+            )
         if described != expected:
             of_side = f"of the {side} " if side else ""
             raise InterchangeError(
