@@ -5,9 +5,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from algorithms.machinery.sharding import match_varying_axes
 
@@ -54,6 +51,8 @@ def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
         >>> jax.grad(lambda x: with_derivative_of(jnp.sin, jnp.float32(0.5), x))(0.0).item()
         1.0
     """
+    from algorithms.machinery.derivative import derived_p
+
     values, tree = jax.tree.flatten(value)
     leaves, of_arguments = jax.tree.flatten(arguments)
 
@@ -61,32 +60,3 @@ def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
         return jax.tree.leaves(f(*of_arguments.unflatten(leaves)))
 
     return tree.unflatten(derived_p.bind(*values, *leaves, f=flat, n=len(values)))
-
-
-derived_p = Primitive("derived")
-"""``derived(*values, *arguments)``: the values, with the derivatives of ``f(*arguments)``.
-
-JAX drops the rule of ``jax.custom_jvp`` when it linearizes a ``jax.lax.scan``.
-"""
-
-
-def _jvp(primals: Any, tangents: Any, *, f: Callable[..., Any], n: int) -> tuple[Any, Any]:
-    values = derived_p.bind(*primals, f=f, n=n)
-    _, found = jax.jvp(f, (*primals[n:],), tuple(map(ad.instantiate_zeros, tangents[n:])))
-    return values, [tangent.astype(value.dtype) for tangent, value in zip(found, values, strict=True)]
-
-
-def _batched(arguments: Any, axes: Any, *, f: Callable[..., Any], n: int) -> tuple[Any, Any]:
-    size = next(a.shape[axis] for a, axis in zip(arguments, axes, strict=True) if axis is not None)
-    first = [a if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(arguments, axes, strict=True)]
-    values = [jnp.broadcast_to(a, (size, *a.shape)) if axes[i] is None else a for i, a in enumerate(first[:n])]
-    of_each = jax.vmap(f, in_axes=tuple(None if axis is None else 0 for axis in axes[n:]), axis_size=size)
-    return derived_p.bind(*values, *first[n:], f=of_each, n=n), [0] * n
-
-
-derived_p.multiple_results = True
-derived_p.def_impl(lambda *arguments, f, n: list(arguments[:n]))
-derived_p.def_abstract_eval(lambda *arguments, f, n: list(arguments[:n]))
-mlir.register_lowering(derived_p, lambda _, *arguments, f, n: list(arguments[:n]))
-ad.primitive_jvps[derived_p] = _jvp
-batching.primitive_batchers[derived_p] = _batched

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from algorithms.machinery.tags import Tag, algorithm_of, of_algorithm, tags_in, tags_of, target_of
 
@@ -77,34 +75,6 @@ looking = jax.make_user_context(default_value=None)
 """The `Look` under which functions are traced; None without an observer."""
 
 
-named_p = Primitive("named")
-"""``named(value)``: the identity. The first ``mapped`` axes come from `jax.vmap`, the outermost first;
-``differentiated`` is whether the observed function differentiates the value."""
-
-beside_p = Primitive("beside")
-"""``beside(value, *others)``: the value. A trace keeps the computation of the others; compilation drops it."""
-
-for primitive in (named_p, beside_p):
-    primitive.def_impl(lambda value, *_, **__: value)
-    primitive.def_abstract_eval(lambda value, *_, **__: value)
-    mlir.register_lowering(primitive, lambda _, value, *__, **___: [value])
-
-
-def _jvp_of_named(primals, tangents, **params):
-    return named_p.bind(*primals, **params | {"differentiated": True}), tangents[0]
-
-
-def _batched_named(values, axes, **params):
-    front = jnp.moveaxis(values[0], axes[0], 0)
-    return named_p.bind(front, **params | {"mapped": params["mapped"] + 1}), 0
-
-
-ad.primitive_jvps[named_p] = _jvp_of_named
-ad.primitive_jvps[beside_p] = lambda primals, tangents: (beside_p.bind(*primals), tangents[0])
-batching.primitive_batchers[named_p] = _batched_named
-batching.primitive_batchers[beside_p] = lambda values, axes: (beside_p.bind(*values), axes[0])
-
-
 def numbered(function: F) -> F:
     """Make the tagged statements of a function, and of functions inside it, name their values while it is observed."""
     plain = inspect.unwrap(function)
@@ -135,6 +105,8 @@ def through_layers(X: Any) -> Iterator[Any]:
     if look is None:
         yield X
         return
+    from algorithms.machinery.named import named_p
+
     site = Site("", look.path, "", None, look.each)
     with looking(look._replace(layers=site)):
         yield named_p.bind(X, site=site, mapped=0, differentiated=False)
@@ -152,6 +124,8 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
     """The value; if the observer requests scores beside it, ``others`` is computed, too."""
     if not shows("beside"):
         return value
+    from algorithms.machinery.named import beside_p
+
     return beside_p.bind(value, *jax.tree.leaves(others()))
 
 
@@ -280,6 +254,8 @@ def _line(
         if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
             return value
         site = Site(symbol, path, place, look.layers, look.each)
+        from algorithms.machinery.named import named_p
+
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
     with looking(look._replace(path=path)):

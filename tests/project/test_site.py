@@ -64,9 +64,9 @@ def test_the_search_works_in_pages_opened_as_files(site, browser, tmp_path):
 
 
 def test_examples_come_along_and_other_code_does_not(site):
-    pages = [(site / f"{name}.html").read_text("utf-8") for name in ("check-your-own", "research")]
+    pages = [(site / f"{name}.html").read_text("utf-8") for name in ("check-your-own", "research", "inside")]
     linked = re.findall(r'href="(examples/[^"]+)"', "".join(pages))
-    assert len(linked) == len(set(linked)) == 6
+    assert len(linked) == len(set(linked)) == 7
     assert all((site / example).is_file() for example in linked)
     code = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
     assert code == {path for path in linked if path.endswith(".py")}
@@ -86,7 +86,7 @@ def test_no_block_is_cut_off_on_a_phone(site, browser, tmp_path):
 def test_prompts_and_results_are_not_copied(site):
     """The theme copies the text that is shown while it marks the block so."""
     page = (site / "research.html").read_text("utf-8")
-    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 80
+    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 60
     assert '<span class="go">(23, 2, 5)</span>' in page
     assert 'href="assets/blocks.css"' in page
     rule = " ".join((site / "assets" / "blocks.css").read_text("utf-8").split())

@@ -28,7 +28,7 @@ REFUSED = {
         ("ed --top-k 2", "abc\n", "--top-k does not apply: the run is an encoder-decoder"),
         ("ed --l_max 41", "abc\n", "l_max: expected at least 1 and at most 40"),
         ("e --prompt abc", "", "there is no [MASK] to be filled in the text 'abc'"),
-        ("e --prompt a[MASK] --tau 1", "", "--tau does not apply: the run is an encoder,"),
+        ("e --prompt a[MASK] --tau 1", "", "--tau and --seed: expected --steps or --l_gen with them"),
         ("e --prompt a[MASK] --n 16", "", "n: expected at least 1 and at most 15"),
         ("e --prompt a[MASK] --weights int8", "", "--weights does not apply: the run is an encoder,"),
         ("classify --seed 1", "abc\n", "--seed does not apply: the run is a classifier, whose options are none"),
