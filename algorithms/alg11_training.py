@@ -15,14 +15,12 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg08_ed_transformer import ed_hidden_state
 from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
-from algorithms.layers import earn_unrolling
+from algorithms.layers import for_updates
 from algorithms.loops import for_each
 from algorithms.losses import losses_of
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
-from algorithms.machinery.options import using
-from algorithms.machinery.platform import platform_of
-from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams, count_layers
+from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import (
     Choice,
     ContextLengths,
@@ -188,10 +186,8 @@ def d_training(
 
 
 def descend(loss: Callable[[T], Array], theta: T, eta: Any, updates: int = 1) -> T:
-    """``θ − η ∇loss(θ)``, one of so many updates, with unrolled layers if these `earn_unrolling`."""
-    names = {"layers", "encoder", "decoder"} & {*theta._fields}
-    L = sum(count_layers(getattr(theta, name), theta.variant) for name in names)
-    with using(unroll=earn_unrolling(updates, L, platform_of(theta.W_e))):
+    """``θ − η ∇loss(θ)``; ``updates``: how many of these a training makes."""
+    with for_updates(updates, theta):
         g = jax.grad(loss)(theta)
     return jax.tree.map(lambda theta, g: theta - (eta * g).astype(theta.dtype), theta, g)
 

@@ -1,6 +1,7 @@
 """The building blocks of Algorithms 8 to 10 for a given variant, and the loop over the layers."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -52,8 +53,15 @@ MOST_UNROLLED = 48  # layers, so that compiling takes a minute at most
 
 
 def earn_unrolling(updates: int, L: int, platform: str) -> bool:
-    """Whether so many updates of L layers save the time in which unrolled layers compile: on a GPU alone."""
+    """Whether unrolling L layers saves more time in this many updates than it takes to compile; only on a GPU."""
     return platform == "gpu" and updates >= EARNED and L <= MOST_UNROLLED
+
+
+def for_updates(updates: int, theta: Any) -> AbstractContextManager[None]:
+    """A context for one of this many updates of θ, in which its layers are unrolled if that saves time."""
+    stacks = (getattr(theta, name, None) for name in ("layers", "encoder", "decoder"))
+    L = sum(count_layers(layers, theta.variant) for layers in stacks if layers is not None)
+    return using(unroll=earn_unrolling(updates, L, platform_of(theta.W_e)))
 
 
 class Lines(NamedTuple):

@@ -248,14 +248,14 @@ def _line(
         caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # the same algorithm: replace its line
         path = (*caller, Line(algorithm, own[-1].last))
 
+    from algorithms.machinery.named import named_p
+
     def name(value: Any, symbol: str) -> Any:
         if hasattr(value, "named"):  # scores that are not computed yet
             return value.named(lambda array: name(array, symbol))
         if not (isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)):
             return value
         site = Site(symbol, path, place, look.layers, look.each)
-        from algorithms.machinery.named import named_p
-
         return named_p.bind(value, site=site, mapped=0, differentiated=False)
 
     with looking(look._replace(path=path)):

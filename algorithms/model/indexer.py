@@ -67,7 +67,7 @@ class Indexer(Record):
     def keys(
         self, Z: Float[Array, "d_e *columns"], W: IndexerParams, positions: Rotary | None, d_r: int, t: Any
     ) -> Float[Array, "1 d *columns"]:
-        """The keys, of which a cache has as many rows more."""
+        """The keys; a cache stores them as d further rows."""
         return self._rotated(NORM(linear(W.W_k, Z), W.norm_k)[None], positions, d_r, t)
 
     def index(self, q: Any, X: Any, W: IndexerParams, positions: Rotary | None, d_r: int, t: Any) -> Index:
@@ -76,12 +76,15 @@ class Indexer(Record):
         return jax.lax.stop_gradient(Index(Q, w))
 
     def chosen(
-        self, mask: Mask, K: Float[Array, "d *batch l_z"], index: Index
+        self, index: Index, mask: Mask, K: Float[Array, "1 rows *batch l_z"]
     ) -> StructuralMask | Bool[Array, "*batch l_z l_x"]:
-        """The mask, False for all but the chosen tokens; Q may lack the axis of columns, if there is one of each."""
+        """The mask, False for all but the chosen tokens. The last d rows of K are the indexer's keys.
+
+        Q may lack the axis of columns, if there is one of each.
+        """
         if K.shape[-1] <= self.k:
             return mask
-        K, (Q, w) = jax.lax.stop_gradient(K), index
+        K, (Q, w) = jax.lax.stop_gradient(K[0, -self.d :]), index
         Q, w = (Q, w) if Q.ndim > K.ndim else (Q[..., None], w[..., None])
         dtype = accumulation_dtype(Q.dtype)
 

@@ -1,6 +1,7 @@
 """Multi-head latent attention, in place of Algorithm 5: all heads' keys and values come from one latent column."""
 
 import dataclasses
+import functools
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -127,8 +128,7 @@ class Latent(Attention):
             where = W.index, self.positions, self.d_r
             latents.append(indexer.keys(at.Z, *where, at.t_z))
             of_latents.append(jnp.zeros((len(Q_r), *latents[-1].shape[1:2], *Q_r.shape[2:]), Q_r.dtype))
-            index, first = indexer.index(q, at.X, *where, at.t_x), self.d_c + self.d_r
-            chosen = lambda mask, K: indexer.chosen(mask, K[0, first:], index)  # noqa: E731
+            chosen = functools.partial(indexer.chosen, indexer.index(q, at.X, *where, at.t_x))
         latents, of_latents = (jnp.concatenate(rows, axis=1) for rows in (latents, of_latents))
         of_latents = scaled(of_latents, self._factor(W, latents.shape[1]))
         cached = QKV(of_latents, latents, latents[:, :0], uncached=QKV(Q, K, V), chosen=chosen)

@@ -194,7 +194,7 @@ NEMOTRON_H = LLAMA.but(
     attention=(*[_NEMOTRON_MAMBA] * 5, Attention(biases=False)),
     mlp=(*[_NEMOTRON_MLP] * 4, None, _NEMOTRON_MLP),
 )
-"""NVIDIA 2025 (Nemotron-H 8B): ARCEE without positions; Mamba-2 in five of six layers, of which one has no MLP.
+"""NVIDIA 2025 (Nemotron-H 8B): ARCEE without positions; Mamba-2 in five of six layers, the last without an MLP.
 
 The published model numbers attentions, recurrences and MLPs as layers of their own, and begins with a shorter cycle.
 """

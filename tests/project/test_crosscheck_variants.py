@@ -78,7 +78,7 @@ def test_the_changed_lines_of_llama(llama):
 
 
 def test_every_field_changes_a_formula():
-    """Of a named variant, or of one below; a field of which no formula knows changes none."""
+    """Of a named variant, or of one in the list below. A field that no formula reads would change none."""
     extra = [algorithms.PAPER.but(**variant) for variant, *_ in WITHOUT_A_NAME]
     variants = [(variant, ARCHITECTURES.get(name, 10)) for name, variant in algorithms.VARIANTS.items()]
     variants += [(variant, n) for variant, (_, n, *_) in zip(extra, WITHOUT_A_NAME, strict=True)]

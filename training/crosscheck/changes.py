@@ -1,4 +1,4 @@
-"""The lines that a variant changes: the formulas of its record, of which those that are not the paper's have changed.
+"""The lines that a variant changes: those for which its record gives another formula than the paper.
 
 A field changes a line if the line is another with the paper's value of that field. The tests find the changed lines a
 second time, from what a run computes.

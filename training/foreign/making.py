@@ -47,7 +47,7 @@ WITH = {
     "window": lambda variant: variant.but(attention=tuple(_windowed(a) for a in variant.attentions)),
     "tied": lambda variant: variant.but(unembedding=variant.unembedding.but(tied=True)),
 }
-"""Edge cases of lines: what they make of a variant."""
+"""Edge cases that change a line of the variant, each with its change."""
 
 FAR = 10_000
 """The first position of the edge case of far positions."""

@@ -41,8 +41,8 @@ class Options:
     """Settings of an answer; None is the run's default."""
 
     n: int | None = None  # answers to each text, or likeliest tokens for each mask
-    l_gen: int | None = None  # most tokens of a continuation, or masks behind a text
-    steps: int | None = None  # fill masks in so many steps, the most confident first
+    l_gen: int | None = None  # most tokens of a continuation, or masks after a text
+    steps: int | None = None  # number of steps in which masks are filled, the most confident first
     l_max: int | None = None  # most tokens of a translation
     tau: float | None = None  # temperature
     top_k: int | None = None  # draw from the k likeliest tokens only

@@ -75,7 +75,7 @@ class Budget:
             )
 
     def of_batch(self, tokens: Sequence[int]) -> int:
-        """Return the bytes of sequences side by side that grow to so many tokens each."""
+        """Return the bytes of a batch whose sequences grow to these numbers of tokens."""
         C = slots_for(min(max(tokens), self._l_max) + 1, self._l_max)
         return rows_for(len(tokens)) * (self._of_caches(C, self._limits) + C * 8 * (LIKELIEST + 1))
 
