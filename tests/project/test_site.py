@@ -86,7 +86,7 @@ def test_no_block_is_cut_off_on_a_phone(site, browser, tmp_path):
 def test_prompts_and_results_are_not_copied(site):
     """The theme copies the text that is shown while it marks the block so."""
     page = (site / "research.html").read_text("utf-8")
-    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 60
+    assert page.count('<span class="gp">&gt;&gt;&gt; </span>') > 70
     assert '<span class="go">(23, 2, 5)</span>' in page
     assert 'href="assets/blocks.css"' in page
     rule = " ".join((site / "assets" / "blocks.css").read_text("utf-8").split())
