@@ -262,13 +262,13 @@ class _Formulas:
         return f"{head}← {'norm_l' if is_some else self.norm_name}({X}{f' | {parameters}' if norm.gamma else ''})"
 
     def some(self, are_normed: Sequence[bool]) -> bool:
-        """Whether layers with a norm take turns with others."""
+        """Note which layers have a norm if only some do; return whether that is so."""
         layers = _in_turn(are_normed)
         self.notes += [f"norm_l: a norm where l = {layers}"] if layers else []
         return layers is not None
 
     def attention(self, line: Line) -> str:
-        """A line that adds what attention gives."""
+        """A line that adds the output of attention."""
         reads, _, rest = line.text.partition("MHAttention(")[2].partition(" | ")
         W, _, mask = rest.partition(", ")
         is_normed, is_first = self.n != 10 and self.order == "norm_first", self.n == 9 and not self.v.first_norm
@@ -282,7 +282,7 @@ class _Formulas:
         return self.total(line.variable, text)
 
     def added(self, lines: Sequence[Any], of: Callable[[], str]) -> str:
-        """What a sublayer adds, with the norm that all layers have, or some."""
+        """The output of a sublayer, with its norm if all layers, or some, have one."""
         norms = [getattr(line, "normalize_output", None) for line in lines]
         are_normed = [norm is not None for norm in norms]
         name = _name(norms[0]) if all(are_normed) else "norm_l" if self.some(are_normed) else ""
@@ -304,7 +304,7 @@ class _Formulas:
         return "Mask[t,t'] = ⟦|t − t'| < w⟧)" if is_both else "Mask[t,t'] = ⟦t' − w < t ≤ t'⟧)"
 
     def mixer(self) -> str:
-        """The name of what stands for attention."""
+        """The name of the mixer in place of attention."""
         kinds, name = {type(line).__name__ for line in self.v.attentions}, "MHAttention"
         for kind in RECURRENCES if self.n == 10 else ():
             if kind in kinds:
@@ -330,7 +330,7 @@ class _Formulas:
         return f"{told}; R rotates {rotation}" if rotation else told
 
     def fed_forward(self, line: Line) -> str:
-        """A line that adds what an MLP gives."""
+        """A line that adds the output of an MLP."""
         X, (_, j, i) = line.variable, line.text.replace("b_mlp", "").split("W_mlp")
         reads = "X̃" if self.n == 10 else f"norm({X})" if self.order == "norm_first" else X
         if "mlp" in self.own:
@@ -348,7 +348,7 @@ class _Formulas:
         return text
 
     def of_mlp(self, i: str, j: str, reads: str) -> str:
-        """What an MLP gives, or its experts, and the shared ones."""
+        """The output of an MLP, or of experts with the shared ones."""
         m, f, clip = self.mlp, self.activation("ReLU" if self.n == 8 else "GELU"), self.held("mlp.clip")
         if type(m).__name__ == "XIELU":
             f = "xIELU"

@@ -38,7 +38,7 @@ FEW: dict[type, dict[str, int]] = {
     lines.RGLRU: {"n": 4, "d": 3},
     lines.ShortConvolution: {"d": 24},  # transformers has d_e rows
 }
-"""The sizes of mixers that are no attentions."""
+"""Sizes of mixers other than attention."""
 
 
 def few(variant: Variant) -> Variant:

@@ -192,5 +192,5 @@ def _row(result: LineResult) -> tuple[str, ...]:
 
 
 def escaped(text: str) -> str:
-    """A text whose brackets are no markup."""
+    """A text whose brackets are not markup."""
     return text.replace("[", r"\[")

@@ -136,7 +136,7 @@ class Attention(Parts):
         return Q, K, V
 
     def _per_head(self, prefix: str, kind: str, i: int) -> Any:
-        """What is read as head h's queries (`i`: 0), keys or values if the rows of W_q, W_k, W_v are read as [H, 3, d]."""
+        """The rows that are read as head h's queries (`i`: 0), keys or values if the rows of W_q, W_k, W_v are read as [H, 3, d]."""
         A = np.concatenate([self.p(f"{prefix}{kind}_{letter}") for letter in "qkv"], axis=1)
         return A.reshape(len(A), -1, 3, *A.shape[2:])[:, :, i]
 

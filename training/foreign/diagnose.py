@@ -276,7 +276,7 @@ class Diagnosis:
         }  # fmt: skip
 
     def _unused(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
-        """A choice by which something else is read than what the code has computed, too, such as a norm without use."""
+        """A choice by which a computed value is not used, such as the result of a norm."""
         visit = list(run.lines)[index]
         places = {run.lines[of].key.place for of in (visit, *run.lines[visit].inputs) if of in run.lines}
         free = {other: seen for other, seen in pins.items() if seen.key.place not in places or other in self.taken}
@@ -543,7 +543,7 @@ class Diagnosis:
                 return
 
     def _explained(self, choices: Mapping[str, str]) -> tuple[int, int]:
-        """How many lines a run ends before the last, below 0, and how many are found."""
+        """Minus the number of lines that a run lacks at its end, and the number of lines found."""
         try:
             run = self.run(choices, self.taken)
         except ERRORS:

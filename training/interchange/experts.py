@@ -17,7 +17,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 
 class Mixture(NamedTuple):
-    """How models of a kind describe and store their experts; as a `Field`."""
+    """A kind's description and storage of its experts, as a `Field`."""
 
     n: tuple[str, int] = ("num_experts", 64)  # the field with the number of experts, and its default
     k: int = 8  # the default of num_experts_per_tok
@@ -137,7 +137,7 @@ def plain_mlp(fields: Fields) -> MLP:
 
 
 SHARED = "shared_intermediate_size"
-"""The field with the hidden units of what every token takes, in Granite."""
+"""Granite's field of the hidden units of the shared expert."""
 
 
 def of_shared_mlp(ours: str) -> dict[str, str]:

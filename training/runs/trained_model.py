@@ -131,7 +131,7 @@ def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement
 
 
 def _from_checkpoint(files: RunDirectory, description: Description, template: Any, only: int | None) -> Any:
-    """Read the parameters of the last good checkpoint, or of `only` one."""
+    """Read the parameters of the last good checkpoint, or of the one that `only` names."""
     item = "ema" if description.settings.ema_decay else "params"
     if not saved_steps(files.checkpoints):
         aside = files.checkpoints.with_name(f"{files.checkpoints.name}-{DAMAGED}")
