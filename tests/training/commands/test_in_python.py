@@ -58,6 +58,7 @@ def test_an_interrupted_training_is_resumed(tmp_path, data, monkeypatch):
     assert RunDirectory(tmp_path / "run").description().settings.data == (str(data),)
 
 
+@pytest.mark.end_to_end
 def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
     def refused(directory, settings):
         assert settings["wandb"]
