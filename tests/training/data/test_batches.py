@@ -4,10 +4,7 @@ The tokens of a store are all distinct, so that a token says where it comes from
 """
 
 import functools
-import hashlib
 import itertools
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -200,36 +197,20 @@ def test_a_thread_makes_the_next_batches_and_raises_its_errors_here():
     assert not thread.is_alive()
 
 
-def test_another_seed_gives_another_order_and_another_fingerprint():
-    first, second = every_kind(seed=0), every_kind(seed=1)
-    for name in NAMES:
-        assert first[name].fingerprint != second[name].fingerprint
-    assert any((first["chunks"].batch(s)["x"] != second["chunks"].batch(s)["x"]).any() for s in range(3))
+def test_another_seed_gives_another_order():
+    first, second = (every_kind(seed=seed)["chunks"] for seed in (0, 1))
+    assert any((first.batch(s)["x"] != second.batch(s)["x"]).any() for s in range(3))
 
 
-def test_fingerprints_differ_by_kind_mode_size_and_data():
-    found = [data.fingerprint for data in every_kind().values()]
-    found += [data.fingerprint for data in every_kind(batch_size=5).values()]
-    other = distinct_store(LENGTHS[::-1])
-    found += [batched(NextTokens, other, l_max=12, batch_size=4).fingerprint]
+def test_fingerprints_differ_by_kind_seed_mode_size_noise_and_data():
+    kinds = [every_kind(), every_kind(seed=1), every_kind(batch_size=5)]
+    found = [data.fingerprint for of in kinds for data in of.values()]
+    noise = Noise(special=(997, 998, 999), N_V=1000, noise=0.2, deletion=0.0)
+    found += [Batches(kinds[0]["noisy"].source, batch_size=4, seed=0, noise=noise).fingerprint]
+    found += [batched(NextTokens, distinct_store(LENGTHS[::-1]), l_max=12, batch_size=4).fingerprint]
     found += [batched(NextTokens, distinct_store(), l_max=13, batch_size=4).fingerprint]
     found += [batched(MaskedTokens, distinct_store(), l_max=12, batch_size=4, p_mask=0.2).fingerprint]
     assert len(set(found)) == len(found)
-
-
-def digest():
-    found = hashlib.sha256()
-    for data in every_kind().values():
-        for array in data.batch(5).values():
-            found.update(array.tobytes())
-    return found.hexdigest()
-
-
-@pytest.mark.thorough
-def test_another_process_gets_the_same_batches():
-    program = f"from {__name__} import digest; print(digest())"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == digest()
 
 
 def masked_store(n=400, length=50):

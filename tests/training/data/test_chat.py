@@ -241,7 +241,9 @@ open({str(path)!r}, "w", buffering=1).write("x\\n")
     assert path.read_bytes() == b""
 
 
-def test_needs_jinja2(monkeypatch):
+def test_a_template_and_jinja2_are_needed(monkeypatch):
+    with pytest.raises(DataError, match="the model has no chat template"):
+        ChatTemplate.of(ByteTokenizer())
     monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"needs jinja2: pip install -e '.*\[models\]'"):
         ChatTemplate("").render(said("hi"))
@@ -261,11 +263,6 @@ def test_comes_with_a_tokenizer(tmp_path):
     assert tokenizer.encode_markup(text) == [bos, *hello, end, *asks]
     assert len(tokenizer.encode(text)) > len(hello + asks) + 2  # there, the names of special tokens are plain text
     assert tokenizer.decode([bos, *hello, end]) == "user: hello"
-
-
-def test_a_model_that_does_not_converse_has_none():
-    with pytest.raises(DataError, match="the model has no chat template"):
-        ChatTemplate.of(ByteTokenizer())
 
 
 def test_an_answer_ends_with_what_the_template_writes_after_it():

@@ -90,19 +90,6 @@ def test_tokens_and_answers_are_those_of_transformers(theirs):
         assert (tokens, answered.tolist()) == (expected, [bool(m) for m in mask])
 
 
-def test_what_chatml_marks_is_the_answer_and_its_end():
-    tokenizer = tokenizer_of(CHATML)
-    messages = conversations()[0]
-    tokens, answered = Answers(tokenizer).encode(Conversation(json.dumps({"messages": messages})))
-    runs, text = [], []
-    for token, is_answer in zip(tokens, answered, strict=True):
-        if is_answer:
-            text.append(token)
-        elif text:
-            runs, text = [*runs, tokenizer.inner.decode(text, skip_special_tokens=False)], []
-    assert runs == [m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant"]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("template", [CHATML, INST])
 def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):

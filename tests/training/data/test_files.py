@@ -50,12 +50,9 @@ def test_sections_join_to_the_text_and_end_between_paragraphs(size):
     assert len(found) == {30: 50, 40: 50, 90: 25, 10**6: 1}[size]
 
 
-def test_a_paragraph_without_end_is_cut_between_lines():
+def test_sections_of_long_paragraphs_and_blank_lines():
     lines = ["x" * 9 + "\n"] * 30
     assert [len(part) for _, part in sections(lines, 10)] == [20] * 15
-
-
-def test_blank_lines_make_no_section():
     assert list(sections(["\n", " \n"], 1)) == []
     assert [part for _, part in sections(["a\n", "\n", "b\n", "\n", "\n"], 2)] == ["a\n\n", "b\n\n\n"]
 
@@ -283,18 +280,15 @@ def test_bad_files_are_named_with_line_and_reason(tmp_path, case):
         sides(read_corpus([tmp_path / name], kind))
 
 
-def test_a_bad_line_of_a_validation_file_is_named(tmp_path):
-    a, b = write(tmp_path / "a.tsv", "a\tb\n"), write(tmp_path / "b.tsv", "c\td\ne\n")
-    with pytest.raises(DataError, match=r"b\.tsv:2: expected source TAB target"):
-        sides(read_corpus([a], "pairs", validation_paths=[b]))
-
-
 def test_what_cannot_be_read_is_said(tmp_path):
     assert_refused(tmp_path / "none.txt", r"cannot read .*none\.txt: No such file or directory")
     with pytest.raises(DataError, match="no data files were given"):
         read_corpus([], "text")
     path = write(tmp_path / "a.txt", text_of(20))
     assert_refused(path, r"validation_fraction: expected a number between 0 and 1, got 1\.0", validation_fraction=1.0)
+    other = write(tmp_path / "b.tsv", "c\td\ne\n")
+    good = write(tmp_path / "a.tsv", "a\tb\n")
+    assert_refused(good, r"b\.tsv:2: expected source TAB target", "pairs", validation_paths=[other])
 
 
 @pytest.mark.parametrize("kind", ["text", "pairs"])
@@ -307,7 +301,8 @@ def test_what_is_not_a_file_is_refused(tmp_path, kind):
 
 
 def test_a_directory_of_text_is_its_files_by_name(tmp_path):
-    folder = tmp_path / "texts"
+    """Hidden ones are left out, but in a directory that is named, which may be hidden itself."""
+    folder = tmp_path / ".texts"
     hidden = (".ipynb_checkpoints/b-checkpoint.txt", "._b.txt", "a/.git/c.md", ".d.TXT")
     for name in ("b.txt", "a/z.md", "a/Y.TXT", "c.rst", "a/.keep", "data.jsonl", *hidden):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -343,13 +338,6 @@ def test_a_name_that_is_not_utf8_is_read_and_shown(tmp_path):
     assert_refused(path, r"caf\\udce9\.tsv:1: expected source TAB target", "pairs")
     write(path, b"one \xff\tuno\n")
     assert_refused(path, r"caf\\udce9\.tsv:1: not UTF-8 at byte offset 4", "pairs")
-
-
-def test_a_directory_that_is_named_may_be_hidden(tmp_path):
-    folder = tmp_path / ".texts"
-    folder.mkdir()
-    write(folder / "a.txt", text_of(20))
-    assert read_corpus([folder], "text").fingerprint == read_corpus([folder / "a.txt"], "text").fingerprint
 
 
 def test_a_directory_without_text_or_for_a_mixture_is_refused(tmp_path):

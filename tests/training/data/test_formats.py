@@ -12,7 +12,6 @@ import pytest
 
 from tests.training.data.test_files import assert_refused
 from training.data.files import read_corpus
-from training.data.formats import inner_suffix
 from training.data.records import DataError
 
 TEXT = "".join(f"Paragraph {n} says {n * n} things, and é.\n\n" for n in range(300))
@@ -55,11 +54,6 @@ def test_a_damaged_file_is_said(tmp_path, suffix):
     (tmp_path / f"empty.txt{suffix}").write_bytes(COMPRESS[suffix](b""))
     assert_refused(tmp_path / f"empty.txt{suffix}", "is empty")
     assert_refused(tmp_path / f"none.txt{suffix}", r"cannot read .*: No such file")
-
-
-def test_what_is_inside_follows_from_the_name(tmp_path):
-    names = {"a.jsonl.zst": ".jsonl", "a.gz": "", "b.tar.xz": ".tar", "X.JSONL": ".jsonl", "X.ndjson.GZ": ".ndjson"}
-    assert {name: inner_suffix(tmp_path / name) for name in names} == names
 
 
 @pytest.mark.parametrize("name", ["X.JSONL", "X.ndjson", "X.NDJSON.Gz", "X.jsonl.GZ", "X.json.XZ", "X.jsonl.BZ2"])

@@ -93,7 +93,9 @@ def test_a_batch_has_text_and_digits_and_the_loss_is_on_text_and_drawings(data):
 
 def test_a_drawing_is_that_of_its_name(data):
     """Row 4 begins with a name and its drawing: the shades are those of an image with this label."""
-    train = digits.load("train")
+    train, held_out = digits.load("train"), digits.load("validation")
+    assert (len(train.labels), len(held_out.labels)) == (1437, 360)
+    assert (train.pixels.min(), train.pixels.max()) == (-1, 1)
     x = data.batch(5)["x"][4]
     end = x.tolist().index(SEPARATOR)
     name = "".join(chr(ord("a") + v) for v in x[1:end])
@@ -120,10 +122,3 @@ def test_sizes_that_do_not_fit_are_refused():
         Modalities(packed(store, 70), VOCABULARY, batch_size=8)
     with pytest.raises(DataError, match=r"^--data: expected text without weights, .*; leave =WEIGHT out"):
         Modalities(Mixture([packed(store, 83)], [1.0]), VOCABULARY, batch_size=8)
-
-
-def test_no_held_out_digit_is_trained_on():
-    train, held_out = digits.load("train"), digits.load("validation")
-    assert (len(train.labels), len(held_out.labels)) == (1437, 360)
-    assert train.pixels.min() == -1
-    assert train.pixels.max() == 1

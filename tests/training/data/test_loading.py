@@ -33,51 +33,28 @@ def test_training_data_that_are_mostly_unknown_to_the_tokenizer_are_noted(tmp_pa
 
 
 @pytest.fixture
-def bytes_read(monkeypatch):
-    """The bytes read at each time that a file is opened."""
-    read = []
-
-    class Counted:
-        def __init__(self, file):
-            self._file = file
-            read.append(0)
-
-        def read(self, size):
-            data = self._file.read(size)
-            read[-1] += len(data)
-            return data
-
-        read1 = read
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self._file.close()
-
-        def __getattr__(self, name):
-            return getattr(self._file, name)
-
-    monkeypatch.setattr(files, "opened", lambda path: Counted(opened(path)))
-    return read
+def openings(monkeypatch):
+    """Each file that is opened."""
+    found = []
+    monkeypatch.setattr(files, "opened", lambda path: found.append(path) or opened(path))
+    return found
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
-def test_a_file_is_read_once_for_each_purpose_and_once_if_the_tokens_are_cached(tmp_path, bytes_read, kind, suffix):
+def test_a_file_is_read_once_for_each_purpose_and_once_if_the_tokens_are_cached(tmp_path, openings, kind, suffix):
     """To check it, to find its records, and for the held-out part, the tokenizer and the training part."""
     path = tmp_path / f"a{suffix}"
     texts = [f"Paragraph {i} of {i * i} é.\n" + 30 * f"w{i % 97} " for i in range(900)]
     path.write_text("\n\n".join(texts) if suffix == ".txt" else "".join(json.dumps({"text": t}) + "\n" for t in texts))
-    size = path.stat().st_size
     settings = settings_for("d", data=(str(path),), tokenizer=kind, N_V=300, l_max=8)
     data = load_run_data(settings, cache_dir=tmp_path / "cache")
     looks = int(suffix == ".jsonl")  # whether it has messages
-    assert bytes_read[looks:] == [size] * (5 if kind == "bpe" else 4)
-    bytes_read.clear()
+    assert openings == [path] * (looks + (5 if kind == "bpe" else 4))
+    openings.clear()
     again = load_run_data(settings, tokenizer=data.tokenizer, cache_dir=tmp_path / "cache")
     assert again.fingerprints == data.fingerprints
-    assert bytes_read[looks:] == [size]
+    assert openings == [path] * (looks + 1)
 
 
 def test_the_overlap_of_held_out_text_is_measured_and_noted(tmp_path):

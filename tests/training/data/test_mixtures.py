@@ -42,12 +42,15 @@ def test_every_stretch_of_positions_has_each_file_as_often_as_its_share():
         assert abs(of_part - share * np.arange(1, 200_001)).max() < 3
 
 
-def test_every_example_of_a_file_comes_equally_often():
-    indices = mixed().source.order(3)(np.arange(2500))
+def test_every_example_of_a_file_comes_equally_often_and_once_in_an_evaluation():
+    data = mixed()
+    indices = data.source.order(3)(np.arange(2500))
     for first, n in ((0, 150), (150, 600)):
         own = indices[(first <= indices) & (indices < first + n)]
         for epoch in range(len(own) // n):
             assert sorted(own[epoch * n : (epoch + 1) * n]) == list(range(first, first + n))
+    rows = np.concatenate([batch["x"][batch["length"] > 0] for batch in data.evaluation_batches()])
+    assert len(rows) == data.n_examples == 750
 
 
 def test_the_fingerprint_depends_on_the_ratio_of_the_weights():
@@ -73,12 +76,6 @@ def test_every_kind_of_data_is_mixed():
             np.testing.assert_array_equal(batch["label"], letters)
         if "z" in batch:
             np.testing.assert_array_equal(batch["z"], batch["x"])
-
-
-def test_evaluation_has_every_example_once():
-    data = mixed()
-    rows = np.concatenate([batch["x"][batch["length"] > 0] for batch in data.evaluation_batches()])
-    assert len(rows) == data.n_examples == 750
 
 
 def test_documents_are_a_part_of_a_store():

@@ -62,11 +62,10 @@ def test_a_text_to_classify_has_both_and_keeps_its_label():
     assert np.all(batch["x"][:, 0] == BOS)
 
 
-def test_each_step_and_each_share_has_other_noise():
-    """That its rows are the same whoever asks for them is in `test_batches`."""
+def test_each_step_has_other_noise():
+    """What else a batch and its fingerprint depend on is in `test_batches`."""
     data = noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.3)
     assert not np.array_equal(data.batch(6)["x_read"], data.batch(5)["x_read"])
-    assert data.fingerprint != noisy(batched(NextTokens, STORE, mode="chunks", **SIZES), 0.2).fingerprint
 
 
 def test_nothing_that_is_evaluated_has_noise():

@@ -1,14 +1,11 @@
 """Data sets that are streamed: the rows that were asked for and no others, once, in a file like any other."""
 
-import concurrent.futures
 import json
 import sys
-import time
 import types
 
 import pytest
 
-from training.data import streams
 from training.data.files import read_corpus
 from training.data.hub_names import why_not
 from training.data.loading import load_run_data
@@ -62,22 +59,6 @@ def test_it_is_fetched_once_and_no_more_than_asked_for(folder, tmp_path, monkeyp
     assert len(read) <= 6  # the library looks one row ahead
     assert streamed(f"hf:{folder}:train[:5]", "text", tmp_path / "cache") == first
     assert len(read) <= 6
-
-
-def test_two_that_stream_the_same_get_it_whole(tmp_path, monkeypatch):
-    begun = []
-
-    def slowly(*arguments):
-        begun.append(True)
-        for n in range(20):
-            time.sleep(0.01)
-            yield f"{n}\n"
-
-    monkeypatch.setattr(streams, "_lines", slowly)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        both = [pool.submit(lambda: streamed("hf:name", "text", tmp_path).read_text()) for _ in range(2)]
-    assert [one.result() for one in both] == ["".join(f"{n}\n" for n in range(20))] * 2
-    assert len(begun) == 1
 
 
 def test_conversations_pairs_and_labels(tmp_path):
