@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import itertools
 
 import jax
@@ -16,7 +15,7 @@ from algorithms.ops.softmax import softmax
 from tests import cases
 from tests.cases import later, random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Continuation, Generator, Sampling, attending, cache, decoding, generate, prompts
+from training.generation import Generator, attending, cache, decoding, prompts
 from training.generation.buckets import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, permitted
@@ -53,19 +52,12 @@ def test_tokens_are_those_of_algorithm_14(tau):
     np.testing.assert_array_equal(tokens[1], d_inference(x, THETA(), l_gen=l_gen, tau=tau, key=key))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("x32")
-def test_greedy_tokens_are_those_of_algorithm_14_in_float32():
-    theta = jax.tree.map(lambda a: a.astype(jnp.float32), THETA())
-    tokens = np.asarray(generate(theta, PROMPTS, lengths=LENGTHS, config=CONFIG, l_gen=40, tau=0.0, key=KEY()))
-    assert_replayed(theta, tokens, 0.0)
-
-
-def test_padding_does_not_matter():
+def test_padding_does_not_matter_nor_a_prompt_that_ends_with_eos():
     wider = np.full((3, 14), -5)
     for r, length in enumerate(LENGTHS):
         wider[r, :length] = PROMPTS[r, :length]
     np.testing.assert_array_equal(run(prompts=wider), run())
+    assert run(eos=int(PROMPTS[0, 8]), tau=np.inf)[0, 0] == run(tau=np.inf)[0, 0]
 
 
 def test_a_step_of_one_request_whose_weights_are_read_in_groups_of_rows():
@@ -104,13 +96,8 @@ def test_scores_are_the_log_probabilities_of_the_generated_tokens(how):
         np.testing.assert_allclose(begun.likeliest[1][r], expected, rtol=1e-12)
 
 
-def test_help_describes_every_option_and_field():
-    fields = [name for name in vars(Continuation(GENERATOR(), [])) if not name.startswith("_")]
-    for kind, names in ((Sampling, Sampling.__annotations__), (Continuation, fields)):
-        assert [name for name in names if f"\n    {name}: " not in inspect.getdoc(kind)] == []
-
-
-def test_eos_ends_a_sequence_and_fills_its_row():
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.end_to_end)])
+def test_eos_ends_a_sequence_and_fills_its_row(stream):
     free = run(l_gen=30)
     eos = int(free[0, 4])
     ended = run(l_gen=30, eos=eos)
@@ -119,22 +106,10 @@ def test_eos_ends_a_sequence_and_fills_its_row():
         n = where[0] if len(where) else 30
         np.testing.assert_array_equal(ended[r, :n], free[r, :n])
         assert (ended[r, n:] == eos).all()
-
-
-def test_a_prompt_may_end_with_eos():
-    eos = int(PROMPTS[0, 8])
-    tokens = run(eos=eos, tau=np.inf)
-    np.testing.assert_array_equal(tokens[0, 0], run(tau=np.inf)[0, 0])
-
-
-@pytest.mark.end_to_end
-def test_the_stream_yields_the_same_tokens():
-    eos = int(run(l_gen=30)[0, 4])
-    columns = list(GENERATOR().stream(PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos, key=KEY()))
-    tokens = run(prompts=PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos)[0]
-    assert [int(column[0]) for column in columns] == tokens[: len(columns)].tolist()
-    assert columns[-1][0] == eos
-    assert len(columns) < 30
+    if stream:
+        columns = list(GENERATOR().stream(PROMPTS[:1], lengths=LENGTHS[:1], l_gen=30, eos=eos, key=KEY()))
+        assert [int(column[0]) for column in columns] == [*ended[0, : len(columns) - 1], eos]
+        assert len(columns) < 30
 
 
 @pytest.mark.end_to_end
@@ -209,11 +184,15 @@ def test_top_k_and_top_p_leave_what_sorting_leaves(platform, dtype, monkeypatch)
         np.testing.assert_array_equal(got, np.stack(expected, axis=1))
 
 
-def test_an_infinite_temperature_leaves_the_excluded_tokens_out():
-    q = distribution(np.array([[0.5], [0.1], [0.15], [0.25]]), np.inf, 2, None)
-    np.testing.assert_allclose(q[:, 0], [0.5, 0, 0, 0.5])
-    q = distribution(np.array([[0.75], [0.0], [0.25]]), np.inf, None, None)  # a token that was ruled out before
-    np.testing.assert_allclose(q[:, 0], [0.5, 0, 0.5])
+@pytest.mark.parametrize(
+    ("P", "top_k", "expected"),
+    [
+        ([0.5, 0.1, 0.15, 0.25], 2, [0.5, 0, 0, 0.5]),
+        ([0.75, 0.0, 0.25], None, [0.5, 0, 0.5]),  # a token that was ruled out before
+    ],
+)
+def test_an_infinite_temperature_leaves_the_excluded_tokens_out(P, top_k, expected):
+    np.testing.assert_allclose(distribution(np.array(P)[:, None], np.inf, top_k, None)[:, 0], expected)
 
 
 @pytest.mark.usefixtures("x32")
@@ -351,6 +330,7 @@ def test_wrong_requests_are_refused(options, error, message):
 @pytest.mark.parametrize(
     ("changes", "config", "error", "message"),
     [
+        (None, CONFIG, TypeError, "theta: expected DTransformerParams, got NoneType"),
         ({}, "GPT2", TypeError, "config: expected DTransformerConfig, got str"),
         ({"variant": GPT2}, CONFIG, ValueError, r"config.variant: expected θ's own, .* give the config"),
         ({}, dataclasses.replace(CONFIG, N_V=18), ValueError, "W_e: expected .* = .11, 18. from the configuration"),
@@ -360,12 +340,7 @@ def test_wrong_requests_are_refused(options, error, message):
 )
 def test_a_model_that_does_not_fit_is_refused(changes, config, error, message):
     with pytest.raises(error, match=message):
-        Generator(THETA()._replace(**changes), config)
-
-
-def test_a_model_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="theta: expected DTransformerParams, got NoneType"):
-        Generator(None, CONFIG)
+        Generator(changes if changes is None else THETA()._replace(**changes), config)
 
 
 def test_on_a_tpu_a_query_stands_there_eight_times_and_attends_the_same(monkeypatch):

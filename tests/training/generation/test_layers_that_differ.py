@@ -1,13 +1,17 @@
-"""Cached generation from layers that differ: states beside keys and values, each of its own size."""
+"""Cached generation from layers that differ: recurrent states beside keys and values, each of its own size."""
 
-from typing import Any
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from algorithms import DTransformerConfig, d_transformer
+from algorithms import LLAMA, DTransformerConfig, d_token_losses, d_transformer, partition_specs
 from algorithms.inside import at, intervene, record
+from algorithms.lines import Attention, GatedDelta, KimiDelta, Latent, Mamba2, Rotary
+from algorithms.machinery.record import Record
 from tests.cases import assert_drawn, assert_trees_close, later, random_theta
 from tests.own_lines.retention import HYBRID
 from training.generation import Generator
@@ -16,25 +20,49 @@ from training.generation.prefixes import Prefixes
 
 pytestmark = pytest.mark.sampled(1, tests=2)
 
-CONFIG = DTransformerConfig(N_V=13, l_max=130, L=4, H=2, d_e=8, d_mlp=5, variant=HYBRID)
-THETA = later(lambda: random_theta(CONFIG))
-X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 2, 5])
+RECURRENT = {"n": 4, "n_keys": 2, "d_key": 3, "d_value": 5}
+IN_TURN = (GatedDelta(**RECURRENT), Mamba2(**RECURRENT), Attention(positions=Rotary(), biases=False))
+LATENT = (KimiDelta(**RECURRENT, rank=2), Latent(d_c=6, d_r=4, positions=None))
+VARIANTS = {
+    "retention": HYBRID,
+    "delta and mamba": LLAMA.but(attention=IN_TURN),
+    "latent": LLAMA.but(attention=LATENT),
+}
+X, LENGTHS = np.random.default_rng(0).integers(0, 10, (3, 9)), np.array([9, 1, 5])
 KEY = later(lambda: jax.random.key(3))
 
 
-@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_tokens_are_algorithm_14s(stacked):
-    """Beyond the window, and until the slots have grown; from layers one by one, as on a CPU, and in loops."""
-    generator = Generator(THETA(), CONFIG)
-    generator.apart = THETA() if stacked else generator.apart
+@functools.cache
+def model(name):
+    config = DTransformerConfig(N_V=13, l_max=130, L=4, H=2, d_e=8, d_mlp=6, variant=VARIANTS[name])
+    return random_theta(config), config
+
+
+def begun(generator, l_gen, **options):
+    return generator.begin(X, lengths=LENGTHS, l_gen=l_gen, key=KEY(), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    [
+        ("retention", False),
+        pytest.param("retention", True, marks=pytest.mark.thorough),
+        *(pytest.param(name, False, marks=pytest.mark.end_to_end) for name in ("delta and mamba", "latent")),
+    ],
+)
+def test_tokens_are_algorithm_14s(name, stacked):
+    """Of prompts also shorter than a convolution, beyond a window and a chunk, and until the slots have grown; from
+    layers one by one, as on a CPU, and in loops.
+    """
+    theta, config = model(name)
+    generator = Generator(theta, config)
+    generator.apart = theta if stacked else generator.apart
     tokens = generator.generate(X, lengths=LENGTHS, l_gen=80, tau=0.8, key=KEY())
-    assert_drawn(THETA(), [x[:n] for x, n in zip(X, LENGTHS, strict=True)], tokens, 0.8, KEY())
+    assert_drawn(theta, [x[:n] for x, n in zip(X, LENGTHS, strict=True)], tokens, 0.8, KEY())
 
 
 def test_every_layer_keeps_as_much_as_it_needs():
-    state = Generator(THETA(), CONFIG).begin(X, lengths=LENGTHS, l_gen=80, tau=0.8, key=KEY())._state
-    caches: Any = state.caches
-    for l, cache in enumerate(caches):
+    for l, cache in enumerate(begun(Generator(*model("retention")), 80, tau=0.8)._state.caches):
         assert isinstance(cache, RecurrentState) == (l % 3 < 2)
         assert cache.state.shape == (7, 3) if l % 3 < 2 else rows_of(cache) == 5
 
@@ -42,15 +70,19 @@ def test_every_layer_keeps_as_much_as_it_needs():
 @pytest.mark.end_to_end
 def test_what_is_recorded_and_changed_is_that_of_whole_texts():
     """Also the values of a custom mixer, by its own name."""
+    theta, config = model("retention")
     names, changes = ("values", "X@8", "A"), {at("values", layer=1): lambda values: -2 * values}
-    generator = Generator(THETA(), CONFIG, names=names, changes=changes)
-    begun = generator.begin(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY())
-    begun.extend(6)
-    assert (begun.tokens != Generator(THETA(), CONFIG).generate(X, lengths=LENGTHS, l_gen=6, tau=0.0, key=KEY())).any()
+    changed, plain = (
+        begun(Generator(theta, config, names=names, changes=changes), 6),
+        begun(Generator(theta, config), 6),
+    )
+    for one in (changed, plain):
+        one.extend(6)
+    assert (changed.tokens != plain.tokens).any()
     of_text = record(intervene(d_transformer, changes), *names)
-    for x, n, y, seen in zip(X, LENGTHS, begun.tokens, begun.seen(), strict=True):
+    for x, n, y, seen in zip(X, LENGTHS, changed.tokens, changed.seen(), strict=True):
         padded = np.pad(np.concatenate([x[:n], y])[:-1], (0, 9 - n))  # no token attends to those after it
-        whole = jax.tree.map(lambda a, b: np.asarray(b)[tuple(map(slice, a.shape))], seen, of_text(padded, THETA())[1])
+        whole = jax.tree.map(lambda a, b: np.asarray(b)[tuple(map(slice, a.shape))], seen, of_text(padded, theta)[1])
         assert_trees_close(seen, whole, 1e-8)
 
 
@@ -58,4 +90,24 @@ def test_a_state_cannot_be_cut_at_a_prefix():
     with pytest.raises(
         ValueError, match=r"prefixes: expected .* keys and values, got one with Retention and Attention"
     ):
-        Generator(THETA(), CONFIG, prefixes=Prefixes(1 << 20))
+        Generator(*model("retention"), prefixes=Prefixes(1 << 20))
+
+
+@pytest.mark.end_to_end
+def test_the_heads_of_recurrences_are_divided_by_a_mesh():
+    theta, config = model("delta and mamba")
+    assert Record.from_json(config.variant.to_json()) == config.variant
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = partition_specs(theta, mesh)
+    W, of_mamba = specs.layers[0].attention, specs.layers[1].attention
+    assert W.W_v == of_mamba.W_v == PartitionSpec(None, "model", None, "data")
+    assert W.W_b == PartitionSpec(None, "model", "data")
+    assert W.W_out == of_mamba.W_out == PartitionSpec(None, "data", "model")
+
+    def loss(theta):
+        return d_token_losses(jnp.asarray(X), theta).sum()
+
+    expected = jax.jit(jax.grad(loss))(theta)
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec)), theta, specs)
+        assert_trees_close(jax.jit(jax.grad(loss))(placed), expected, 1e-9)

@@ -145,12 +145,3 @@ def test_a_token_costs_the_same_in_a_long_text(kind, tmp_path, monkeypatch):
         for token in tokens:
             pieces.add(int(token))
         assert max(decoded) < 100
-
-
-def test_a_vocabulary_is_spelled_with_one_look_at_its_special_tokens(monkeypatch):
-    every, looks = SpecialTokens.all, []
-    monkeypatch.setattr(SpecialTokens, "all", lambda self: looks.append(1) or every(self))
-    tokenizer = build_tokenizer("bpe", ["fade in, fade out"], N_V=270)
-    spelled = [tokenizer.spelled(v) for v in range(tokenizer.N_V)]
-    assert (len(looks), spelled[-3:]) == (1, [b"[MASK]", b"[BOS]", b"[EOS]"])
-    assert sorted(spelled[:256]) == [bytes([b]) for b in range(256)]

@@ -119,8 +119,8 @@ def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
 
 
 @pytest.mark.end_to_end
-def test_the_oldest_make_room(name):
-    model = generator(name)
+def test_the_oldest_make_room_and_what_begins_a_longer_text_needs_none():
+    model = generator("paper")
     tokens(model, [TEXTS[0, :33]])
     of_one = model.prefixes.nbytes
     model.prefixes.max_bytes = 2 * of_one
@@ -130,28 +130,15 @@ def test_the_oldest_make_room(name):
     before = model.prefixes.found
     tokens(model, [TEXTS[1, :33]])
     assert model.prefixes.found == before
-    small = generator(name, most=of_one - 1)
+    small, whole, alone = generator("paper", most=of_one - 1), generator("paper"), generator("paper")
     tokens(small, [TEXTS[0, :33]])
     assert small.prefixes.nbytes == 0
-
-
-@pytest.mark.end_to_end
-def test_what_begins_a_longer_text_needs_no_place_of_its_own(name):
-    model = generator(name)
-    tokens(model, [TEXTS[0, :33]])
-    tokens(model, [TEXTS[0, :49]])
-    of_two = model.prefixes.nbytes
-    tokens(model, [TEXTS[0, :40]])
-    assert model.prefixes.nbytes == of_two
-    alone = generator(name)
+    for length in (33, 49, 40):
+        tokens(whole, [TEXTS[0, :length]])
     tokens(alone, [TEXTS[0, :49]])
-    assert alone.prefixes.nbytes == of_two
-
-
-@pytest.mark.end_to_end
-def test_a_context_with_room_for_two_texts(name):
-    room = Prefixes.for_texts(2, theta_of(name), CONFIGS[name])
-    model = Generator(theta_of(name), CONFIGS[name], prefixes=room)
+    assert whole.prefixes.nbytes == alone.prefixes.nbytes
+    room = Prefixes.for_texts(2, theta_of("paper"), CONFIGS["paper"])
+    full = Generator(theta_of("paper"), CONFIGS["paper"], prefixes=room)
     for row in range(3):
-        tokens(model, [TEXTS[row]], l_gen=1)
+        tokens(full, [TEXTS[row]], l_gen=1)
     assert room.nbytes == room.max_bytes

@@ -85,14 +85,11 @@ def test_a_column_does_not_depend_on_those_beside_it():
         np.testing.assert_allclose(together[:, i : i + 1], times(X[:, i : i + 1]), rtol=1e-6)
 
 
-def test_nothing_times_something_is_nothing():
+def test_nothing_times_something_is_nothing_and_logits_of_a_narrow_model_are_wide():
     W = of_matrix(jnp.zeros((3, 4)))
     times = jax.jit(lambda W, X: W.times(X))
     np.testing.assert_array_equal(times(W, jnp.ones((4, 2))), np.zeros((3, 2)))
     np.testing.assert_array_equal(times(of_matrix(jnp.ones((3, 4))), jnp.zeros((4, 1))), np.zeros((3, 1)))
-
-
-def test_logits_of_a_narrow_model_are_wide():
     W, X = cases.normal(7, 5, dtype=jnp.bfloat16), cases.normal(5, 2, seed=1, dtype=jnp.bfloat16)
     Y = jax.jit(logits)(X, of_matrix(W))
     assert Y.dtype == jnp.float32

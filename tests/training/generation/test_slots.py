@@ -84,9 +84,8 @@ def test_parts_grow_without_moving(n):
     for R in (64, 128, 256, 1024):
         assert sum(sizes_of_parts(R, n)) == R
         assert n > R or sizes_of_parts(2 * R, n)[: len(sizes_of_parts(R, n))] == sizes_of_parts(R, n)
-    rng = np.random.default_rng(4)
-    K, V = (jnp.asarray(rng.normal(size=(6, 64, d))) for d in (d_attn, d_mid))
-    grown = Slots.of(K, V, n).grown(512)
+    K, V = (np.random.default_rng(4).normal(size=(6, 64, d)) for d in (d_attn, d_mid))
+    grown = Slots.of(jnp.asarray(K), jnp.asarray(V), n).grown(512)
     assert tuple(part.shape[1] for part in grown.V) == sizes_of_parts(512, n)
     for found, expected in zip(grown.rows(), (K, V), strict=True):
         np.testing.assert_array_equal(found, np.pad(expected, ((0, 0), (0, 448), (0, 0))))
