@@ -38,19 +38,15 @@ def of_run(model, *, converse=None, **limits):
 
 
 @contextlib.contextmanager
-def serving(what, *, begun=None, rows=8, queue=20, most=50, patience=30.0, idle=75.0, **options):
+def serving(what, *, rows=8, queue=20, most=50, patience=30.0, idle=75.0, **options):
     """The port of a server in this process.
 
-    `what`: is served; `begun`: takes an item for every batch that has ended; `rows`: the most continuations side by
-    side; `queue`: that wait; `most`: connections; `patience`: seconds to send a request in; `idle`: between requests;
-    `options`: of the application.
+    `what`: is served; `rows`: the most continuations side by side; `queue`: that wait; `most`: connections;
+    `patience`: seconds to send a request in; `idle`: between requests; `options`: of the application.
     """
     engine = None
     if isinstance(what.model, served.Decoder):
         engine = Engine(what.model.generator, what.tokenizer, rows=rows, queue=queue, budget=what.model.budget)
-        if begun is not None:
-            begin = engine._empty
-            engine._empty = lambda: begun.append(1) or begin()
     application = app.make_app(what, engine, clock=time.time, **options)
     http_class = connections(limit=most, timeout=patience)
     how = {"ws": "none", "log_config": None, "timeout_graceful_shutdown": 5, "timeout_keep_alive": idle}

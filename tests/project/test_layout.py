@@ -4,9 +4,6 @@ import ast
 import functools
 import itertools
 import pathlib
-import warnings
-
-import pytest
 
 from algorithms.machinery.tags import tags_in
 
@@ -26,8 +23,6 @@ POSIX = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}
 POSIX |= {f"os.{name}" for name in ("O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "sysconf")}
 POSIX |= {f"signal.{name}" for name in ("ITIMER_PROF", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGPROF", "setitimer")}
 OUTSIDE_WORLD = {"breakpoint", "eval", "exec", "input", "open", "print"}
-
-LONG_FILE, LONG_BODY = 500, 60
 
 
 def files(*folders):
@@ -80,7 +75,6 @@ def each_of(paths):
 
 
 algorithms_files = each_of(files("algorithms"))
-EVERY_FILE = files("algorithms", "training", "scripts", "tests", "docs")
 
 
 @algorithms_files
@@ -151,21 +145,6 @@ def test_what_only_posix_has_is_in_one_file(path):
     used = {name.split(".")[0] for name in imported(path)}
     used |= {ast.unparse(node) for node in parse(path) if isinstance(node, ast.Attribute)}
     assert POSIX.isdisjoint(used), f"{name_of(path)} uses {POSIX & used}"
-
-
-@pytest.mark.filterwarnings("default:.* lines")
-def test_long_files_and_functions_are_noted():
-    """As warnings: one subject in a long file is better than two files that split it."""
-    for path in EVERY_FILE:
-        n = len(path.read_text("utf-8").splitlines())
-        if n >= LONG_FILE:
-            warnings.warn(f"{name_of(path)} has {n} lines", stacklevel=1)
-        for node in parse(path):
-            if isinstance(node, ast.FunctionDef):
-                body = node.body[1:] if ast.get_docstring(node) else node.body
-                n = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-                if n > LONG_BODY:
-                    warnings.warn(f"{name_of(path)}:{node.lineno} {node.name} has a body of {n} lines", stacklevel=1)
 
 
 @each_of(files("algorithms", "training"))

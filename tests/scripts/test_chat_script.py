@@ -71,6 +71,7 @@ def test_a_prompt_opens_a_conversation(told, model):
 
 
 def test_a_conversation_goes_on_and_is_not_read_again(told, model, monkeypatch):
+    """What cannot be said leaves it."""
     expected, said = [], []
     for text in ("the cat", "sat", "the rat"):
         said.append(text)
@@ -80,8 +81,10 @@ def test_a_conversation_goes_on_and_is_not_read_again(told, model, monkeypatch):
     original = Conversation.hear
     monkeypatch.setattr(Conversation, "hear", lambda self, text: talkers.append(self) or original(self, text))
     anew = answer_of(model, "sat", l_gen=3)
-    stdin = "the cat\n\nsat\nthe rat\n/reset\nsat\n"
-    assert told("--interactive", "--l_gen", "3", stdin=stdin) == (0, "\n".join([*expected, anew, ""]), "")
+    stdin = f"the cat\n\nsat\n{'mat ' * 99}\nthe rat\n/reset\nsat\n"
+    status, printed, notice = told("--interactive", "--l_gen", "3", stdin=stdin)
+    assert (status, printed, notice.count("\n")) == (0, "\n".join([*expected, anew, ""]), 1)
+    assert "but the model reads at most l_max = 90: shorten it" in notice
     assert talkers[0].generator.prefixes.found >= LEAST
 
 
@@ -121,14 +124,6 @@ def test_an_answer_that_fills_the_context_says_so(told, model):
     status, printed, notice = told("--interactive", stdin="the cat\n")
     assert (status, printed) == (0, model_says + "\n")
     assert notice == "note: the answer ends where the model's context of l_max = 90 tokens is full\n"
-
-
-def test_what_cannot_be_said_leaves_the_conversation(told, model):
-    first = answer_of(model, "the cat", l_gen=3)
-    second = answer_of(model, "the cat", first, "sat", l_gen=3)
-    status, printed, notice = told("--interactive", "--l_gen", "3", stdin=f"the cat\n{'mat ' * 99}\nsat\n")
-    assert ((status, printed), notice.count("\n")) == ((0, f"{first}\n{second}\n"), 1)
-    assert "but the model reads at most l_max = 90: shorten it" in notice
 
 
 def test_what_was_said_when_it_was_interrupted_is_part_of_the_conversation(model):

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -117,19 +116,15 @@ def test_what_is_asked_for_reaches_the_model(answered, runs, flags, of_model, ho
 
 def test_several_answers_are_told_apart(answered, runs):
     drawn = [continuation(runs, "abc", 5, 1.0, r) for r in range(4)]
-    how = ("--l_gen", 5, "--tau", 1)
-    expected = f"--- answer 1 ---\n{drawn[0]}\n--- answer 2 ---\n{drawn[1]}\n"
-    assert answered("d", *how, "--prompt", "abc", "--n", 2) == expected
-    expected = f"--- prompt 1 ---\n{drawn[0]}\n--- prompt 2 ---\n{drawn[1]}\n"
-    assert answered("d", *how, "--prompt", "abc", "--prompt", "abc") == expected
-
-
-def test_several_answers_to_several_prompts_are_told_apart(capsys):
-    answers = [{"text": "x"}, {"text": "y"}]
-    generate.show_answers(types.SimpleNamespace(takes_lines=False), answers, 2)
-    assert capsys.readouterr().out == "--- prompt 2, answer 1 ---\nx\n--- prompt 2, answer 2 ---\ny\n"
-    generate.show_answers(types.SimpleNamespace(takes_lines=True), answers, 2)
-    assert capsys.readouterr().out == "1\tx\n2\ty\n"
+    for flags, names in (
+        (("--n", 2), ("answer 1", "answer 2")),
+        (("--prompt", "abc"), ("prompt 1", "prompt 2")),
+        (("--prompt", "abc", "--n", 2), [f"prompt {p}, answer {n}" for p in (1, 2) for n in (1, 2)]),
+    ):
+        expected = "".join(f"--- {name} ---\n{text}\n" for name, text in zip(names, drawn, strict=False))
+        assert answered("d", "--l_gen", 5, "--tau", 1, "--prompt", "abc", *flags) == expected
+    expected = "".join(f"{r + 1}\t{translation(runs, 'abc', 1.0, r)}\n" for r in range(2))
+    assert answered("ed", "--l_max", 9, "--tau", 1, "--n", 2, stdin="abc\n") == expected
 
 
 def test_a_stop_ends_the_text(answered, runs):

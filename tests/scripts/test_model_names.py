@@ -214,13 +214,12 @@ def test_what_nothing_uses_is_removed(models, cache, called, tmp_path):
 
 def test_an_adapters_model_is_in_use(models, cache, called, tmp_path):
     (tmp_path / "data.txt").write_text(TEXT)
+    for name in ("base", "another"):
+        shutil.copytree(models / "checkpoint", tmp_path / name)
     flags = ["--run", tmp_path / "run", "--data", tmp_path / "data.txt", "--lora-rank", "1", "--steps", "1", "--quiet"]
-    flags += ["--l_max", "40"]
-    shutil.copytree(models / "checkpoint", tmp_path / "base")
-    assert called("train", "d", "--from", tmp_path / "base", *flags, "--no-tensorboard")[0] == 0
+    assert called("train", "d", "--from", tmp_path / "base", *flags, "--l_max", "40", "--no-tensorboard")[0] == 0
     base = run_of(str(tmp_path / "base"))
     os.utime(base / "config.json", (0, 0))
     load_run(tmp_path / "run")
-    shutil.copytree(models / "checkpoint", tmp_path / "another")
     run_of(str(tmp_path / "another"))
     assert base.exists()

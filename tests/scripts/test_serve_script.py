@@ -1,7 +1,6 @@
 """scripts/serve.py, as OpenAI's own client sees it."""
 
 import asyncio
-import concurrent.futures
 import importlib
 import itertools
 import json
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -28,7 +26,6 @@ engine = importlib.import_module("training.serving.engine")
 client_of, complete = serving_cases.client_of, serving_cases.complete
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
-PROMPTS = ["abc", "j", "fade .", "a b", "cc"]
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +99,6 @@ def test_a_stop_ends_the_text(client):
 
 def test_without_a_seed_answers_differ(client):
     assert len({complete(client, temperature=1, max_tokens=20).choices[0].text for _ in range(4)}) == 4
-
-
-def test_what_arrives_together_is_generated_together(model):
-    begun = []
-    with serving_cases.serving(serving_cases.of_run(model), begun=begun) as port, client_of(port) as client:
-        alone = {prompt: complete(client, prompt).choices[0].text for prompt in PROMPTS}
-        assert begun == [1] * len(PROMPTS)
-        begun.clear()
-        together = threading.Barrier(len(PROMPTS))
-
-        def ask(prompt):
-            together.wait()
-            return complete(client, prompt).choices[0].text
-
-        with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
-            assert list(pool.map(ask, PROMPTS)) == list(alone.values())
-        assert len(begun) < len(PROMPTS)
 
 
 @pytest.mark.parametrize("leaves_at", ["http.response.start", "http.response.body"])
@@ -205,6 +185,8 @@ def test_chat_needs_a_template(client):
         ("POST", "/v1/completions", "{", 400, "the request is not valid JSON"),
         ("POST", "/v1/completions", "[" * 3000, 400, "the request is not valid JSON"),
         ("POST", "/v1/completions", "3", 400, "expected a JSON object"),
+        ("POST", "/v1/completions", b"\xff\xfe", 400, "the request is not valid JSON"),
+        ("POST", "/tokenize", 4001 * b" ", 413, "the request has more than 4000 bytes"),
         ("GET", "/v1/completions", None, 405, "Method Not Allowed; the paths are /v1/models, /v1/completions"),
         ("GET", "/", None, 404, "Not Found; the paths are /v1/models"),
     ],

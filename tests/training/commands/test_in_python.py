@@ -96,8 +96,3 @@ def test_a_start_without_wandb_records_nothing(tmp_path, data, monkeypatch):
 def test_what_is_wrong_is_said(task, values, sentence, tmp_path):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         training.train(task, tmp_path / "run", **values)
-
-
-def test_importing_the_package_imports_no_training():
-    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
-        training.tarin  # noqa: B018

@@ -12,7 +12,6 @@ from training.data.corpora.packages import Package, read_members
 from training.data.records import DataError
 from training.data.tokenizers import (
     LibraryTokenizer,
-    bert_tokenizer,
     build_tokenizer,
     gpt2_tokenizer,
     load_tokenizer,
@@ -166,61 +165,47 @@ def test_a_tokenizer_json_loses_its_frame_truncation_and_padding(tmp_path):
     assert load_tokenizer(tmp_path).N_V == 3 + 3
 
 
+def loaded(contents, name="tokenizer.json"):
+    """Read a tokenizer from a file with these contents, in an empty directory."""
+
+    def load(_, path):
+        (path / name).write_text(contents)
+        return load_tokenizer(path / name)
+
+    return load
+
+
+OURS = '{"format": "formal-algorithms tokenizer 1"'
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("act", "message"),
     [
-        (("letters", ["a"], 300), "there is no tokenizer 'letters'; choose one of bytes, characters, words, bpe"),
-        (("bpe", ["a"], 259), "N_V: expected at least 260 for a tokenizer of bpe, got 259"),
-        (("words", ["a"], 4), "N_V: expected at least 5 for a tokenizer of words, got 4"),
-        (("characters", [""], 300), "the data has no text to build a tokenizer of characters from"),
-        (("words", [], 300), "the data has no text to build a tokenizer of words from"),
+        (lambda *_: build_tokenizer("letters", ["a"], N_V=300), "no tokenizer 'letters'; choose one of bytes, chara"),
+        (
+            lambda *_: build_tokenizer("bpe", ["a"], N_V=259),
+            "N_V: expected at least 260 for a tokenizer of bpe, got 259",
+        ),
+        (lambda *_: build_tokenizer("words", ["a"], N_V=4), "N_V: expected at least 5 for a tokenizer of words, got 4"),
+        (lambda *_: build_tokenizer("characters", [""], N_V=300), "no text to build a tokenizer of characters from"),
+        (lambda *_: build_tokenizer("words", [], N_V=300), "the data has no text to build a tokenizer of words from"),
+        (lambda built, _: built["bytes"].decode([-1]), "token ID -1 is outside the vocabulary of 259 tokens"),
+        (lambda built, _: built["bytes"].decode([259]), "token ID 259 is outside the vocabulary of 259 tokens"),
+        (lambda built, _: built["bytes"].encode("ab\ud800"), r"lone surrogate, U\+D800, at character 2"),
+        (lambda built, _: built["bpe"].encode("ab\ud800"), r"lone surrogate, U\+D800, at character 2"),
+        (loaded("{"), r"tokenizer\.json is not a tokenizer that can be read"),
+        (loaded("[1]"), r"tokenizer\.json is not a tokenizer that can be read"),
+        (loaded(OURS + "}"), r"tokenizer\.json is not a tokenizer that can be read"),
+        (loaded(OURS + ', "kind": "x", "vocabulary": []}'), r"tokenizer\.json is not a tokenizer"),
+        (loaded('{"model": "x"}'), r"tokenizer\.json is not a tokenizer that can be read"),
+        (loaded("a\nb\n", "vocab.txt"), r"vocab.txt has no \[UNK\], so it is not a WordPiece vocabulary"),
+        (lambda _, path: load_tokenizer(path), r"holds no tokenizer: expected tokenizer\.json, or encoder.json"),
+        (lambda _, path: load_tokenizer(path / "none"), "--tokenizer: expected one of bytes, .*, or the path of a tok"),
     ],
 )
-def test_what_cannot_be_built_is_said(arguments, message):
-    kind, texts, N_V = arguments
+def test_what_is_no_tokenizer_text_or_token_is_said(built, tmp_path, act, message):
     with pytest.raises(DataError, match=message):
-        build_tokenizer(kind, texts, N_V=N_V)
-
-
-def test_ids_outside_the_vocabulary_are_said(built):
-    for token in (-1, 259):
-        with pytest.raises(DataError, match=f"token ID {token} is outside the vocabulary of 259 tokens"):
-            built["bytes"].decode([token])
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bpe"])
-def test_lone_surrogates_are_said(built, kind):
-    with pytest.raises(DataError, match=r"lone surrogate, U\+D800, at character 2"):
-        built[kind].encode("ab\ud800")
-
-
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
-        ("{", "is not a tokenizer that can be read"),
-        ("[1]", "is not a tokenizer that can be read"),
-        ('{"format": "formal-algorithms tokenizer 1"}', "is not a tokenizer that can be read"),
-        ('{"format": "formal-algorithms tokenizer 1", "kind": "x", "vocabulary": []}', "is not a tokenizer"),
-        ('{"model": "x"}', "is not a tokenizer that can be read"),
-    ],
-)
-def test_files_that_are_no_tokenizers_are_named(tmp_path, contents, message):
-    path = tmp_path / "t.json"
-    path.write_text(contents)
-    with pytest.raises(DataError, match=rf"t\.json {message}"):
-        load_tokenizer(path)
-
-
-def test_missing_tokenizers_are_named(tmp_path):
-    with pytest.raises(
-        DataError, match=r"--tokenizer: expected one of bytes, .*, or the path of a tokenizer, got .*none"
-    ):
-        load_tokenizer(tmp_path / "none.json")
-    with pytest.raises(DataError, match=r"holds no tokenizer: expected tokenizer\.json, or encoder.json"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(DataError, match=r"vocab.txt has no \[UNK\], so it is not a WordPiece vocabulary"):
-        bert_tokenizer(tmp_path / "vocab.txt")
+        act(built, tmp_path)
 
 
 @pytest.mark.download

@@ -70,6 +70,7 @@ def columns_read(monkeypatch):
     return read
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.end_to_end
 @pytest.mark.usefixtures("few_at_once")
 def test_keys_and_values_are_those_of_one_reading(name):
@@ -94,6 +95,7 @@ def test_some_of_a_batch_are_known_in_part_and_the_tokens_are_the_same(name):
     assert model.prefixes.found == 25 + 39 + 16
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.end_to_end
 def test_what_was_generated_is_not_read_again(name, monkeypatch):
     """A conversation: each turn begins with all of those before it."""
@@ -108,6 +110,7 @@ def test_what_was_generated_is_not_read_again(name, monkeypatch):
     assert read == [prefixes.FEW]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.end_to_end
 def test_a_text_up_to_the_end_of_the_context_and_beyond(name):
     model, whole = generator(name), np.concatenate(TEXTS)

@@ -168,10 +168,9 @@ def test_scores_of_drawn_patterns():
 
 
 def test_scores_of_uniform_attention():
-    x = jnp.array([4, 7, 4, 4])
-    A = jnp.broadcast_to(jnp.triu(jnp.ones((4, 4))) / jnp.arange(1, 5)[None], (1, 1, 4, 4))
-    cases.assert_close(scores.duplicate_token_scores(A, x)[0, 0], (1 / 3 + 2 / 4) / 2)
-    cases.assert_close(scores.induction_scores(A, x)[0, 0], (1 / 3 + 2 / 4) / 2)
+    A = np.triu(np.ones((4, 4)))[None, None] / np.arange(1, 5)
+    for of in (scores.duplicate_token_scores, scores.induction_scores):
+        cases.assert_close(of(jnp.asarray(A), jnp.array([4, 7, 4, 4]))[0, 0], (1 / 3 + 2 / 4) / 2)
 
 
 @pytest.mark.end_to_end

@@ -30,15 +30,15 @@ class Scalar:
         return jnp.ones(1)
 
 
-def updates(f, n, *, dtype="float16", w=1.0):
-    """The state and the metrics after each of n steps of gradient descent at rate 1."""
-    optimizer = optax.sgd(1.0)
+def updates(f, n, *, dtype="float16", w=1.0, rate=lambda _: 1.0):
+    """The state and the metrics after each of n steps of gradient descent."""
+    optimizer = optax.sgd(rate)
     settings = dataclasses.replace(settings_from({"steps": 10}, task="d"), dtype=dtype)
-    step = jax.jit(make_step(Scalar(f), optimizer, lambda _: 1.0, settings))
+    step = jax.jit(make_step(Scalar(f), optimizer, rate, settings))
     state = init_state({"w": jnp.asarray(w, jnp.float32)}, optimizer, dtype=dtype)
     found = []
-    for _ in range(n):
-        state, metrics = step(state, {}, jnp.asarray(0), jax.random.key(0))
+    for i in range(n):
+        state, metrics = step(state, {}, jnp.asarray(i), jax.random.key(0))
         found.append((state, metrics))
     return found
 
@@ -71,14 +71,9 @@ def test_a_gradient_that_overflows_is_left_out_and_the_scale_halves():
 def test_updates_that_are_left_out_do_not_delay_the_schedule():
     """The rates 1, 0.8, 0.6, … of the log are those of the updates; the first four overflow."""
     rate = optax.linear_schedule(1.0, 0.0, 5)
-    optimizer = optax.sgd(rate)
-    settings = dataclasses.replace(settings_from({"steps": 10}, task="d"), dtype="float16")
-    step = jax.jit(make_step(Scalar(huge), optimizer, rate, settings))
-    state, rates, w = init_state({"w": jnp.asarray(1.0, jnp.float32)}, optimizer, dtype="float16"), [], [1.0]
-    for i in range(6):
-        state, metrics = step(state, {}, jnp.asarray(i), jax.random.key(0))
-        rates.append(float(metrics.learning_rate))
-        w.append(float(state.params["w"]))
+    found = updates(huge, 6, rate=rate)
+    rates = [float(metrics.learning_rate) for _, metrics in found]
+    w = [1.0, *(float(state.params["w"]) for state, _ in found)]
     np.testing.assert_allclose(-np.diff(w) / 16, [0, 0, 0, 0, rates[4], rates[5]], rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(rates, [1, 0.8, 0.6, 0.4, 0.2, 0], atol=1e-7)
 

@@ -115,16 +115,13 @@ def test_an_update_changes_the_adapter_alone(optimizer):
     assert not names & {"W_e", "gamma"}  # the optimizer keeps nothing of theta
 
 
-def test_weight_decay_is_none_unless_asked_for_and_then_of_both_factors():
-    settings, _, _, adapter = model()
-    assert settings.weight_decay == 0
-    assert all(jax.tree.leaves(alg.weight_decay_mask(adapter)))
-
-
-def test_defaults_follow_from_the_rank():
+def test_defaults_follow_from_the_rank_and_weight_decay_is_of_both_factors_if_asked_for():
     settings = settings_from({"start_from": "x", "lora_rank": 8}, task="d")
     assert (settings.lora_alpha, settings.optimizer, settings.learning_rate) == (16.0, "adamw", 1e-3)
     assert settings_from({"start_from": "x"}, task="d").learning_rate == 1e-4
+    settings, _, _, adapter = model()
+    assert settings.weight_decay == 0
+    assert all(jax.tree.leaves(alg.weight_decay_mask(adapter)))
 
 
 def test_matrices_and_ranks_that_there_are_not_are_said():

@@ -123,12 +123,6 @@ def test_the_devices_of_a_cpu_share_its_memory(tmp_path, monkeypatch):
         assert memory.limit(8) == memory.limit(1) // 8
 
 
-def test_another_error_is_none_of_memory():
-    assert memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: Failed to allocate: Out of memory"))
-    assert not memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: something else"))
-    assert not memory.is_exhausted(ValueError("RESOURCE_EXHAUSTED"))
-
-
 def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "limit", lambda devices: 0)
     monkeypatch.setattr(memory, "needed", lambda compiled: 1)
@@ -138,7 +132,7 @@ def test_parts_of_one_sequence_are_the_end(tmp_path, monkeypatch):
         trainer.train()
 
 
-def test_the_next_number_of_parts_divides_the_batch():
+def test_the_next_number_of_parts_divides_the_batch_where_memory_is_exhausted():
     found, settings = [], settings_for("d", **SETTINGS)
     while settings is not None:
         found.append(settings.accumulation_steps)
@@ -147,6 +141,9 @@ def test_the_next_number_of_parts_divides_the_batch():
     on_a_mesh = settings_for("d", **SETTINGS | {"batch_size": 24}, mesh="data=4")
     assert memory.in_more_parts(on_a_mesh).accumulation_steps == 2
     assert memory.in_more_parts(settings_for("d", **SETTINGS | {"batch_size": 4}, mesh="data=4")) is None
+    assert memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: Failed to allocate: Out of memory"))
+    assert not memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: something else"))
+    assert not memory.is_exhausted(ValueError("RESOURCE_EXHAUSTED"))
 
 
 @pytest.mark.slow

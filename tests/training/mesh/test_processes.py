@@ -13,10 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from jax._src import distributed
 
 from tests.training.loop.test_resume import ROOT, TEXT, training, wait_until
-from training.mesh import coordinator
 from training.mesh.processes import COURSE, SILENCE, Processes, ProcessesError
 from training.runs.directory import RunDirectory
 from training.runs.metrics import read_metrics
@@ -265,14 +263,32 @@ def test_a_signal_before_the_training_begins_ends_all_at_once(command, signaled)
     assert (command.saved(), command.losses()) == ([], {})
 
 
-RESTORING = """
+JOINED = """
 import pathlib, sys
 import jax, numpy as np
 import orbax.checkpoint as ocp
+from training.mesh import coordinator
 from training.mesh.placement import Placement
-from training.mesh.processes import Processes
+from training.mesh.processes import Processes, ProcessesError
 from training.runs.checkpoints import Checkpoints
 processes = Processes()
+"""
+
+
+def of_two(program, *arguments):
+    """What a program prints in each of two processes."""
+    command = [sys.executable, "-c", JOINED + program, f"127.0.0.1:{free_port()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    both = [
+        subprocess.Popen([*command, str(i), *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    return outputs
+
+
+RESTORING = """
 processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
 divided = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
 W = jax.make_array_from_callback((6, 5), divided, lambda index: np.arange(30.0, dtype=np.float32).reshape(6, 5)[index])
@@ -299,13 +315,7 @@ processes.leave()
 @pytest.mark.end_to_end
 def test_a_checkpoint_that_one_process_cannot_read_is_restored_by_none(tmp_path):
     """And damage that one process finds moves it away once, for all."""
-    command = [sys.executable, "-c", RESTORING, f"127.0.0.1:{free_port()}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-    started = [
-        subprocess.Popen([*command, str(i), str(tmp_path / "c")], env=environment, stdout=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    outputs = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in started]
+    outputs = of_two(RESTORING, tmp_path / "c")
     told = [[line for line in out if re.match("(raised|warned|found): ", line)] for out in outputs]
     first = ["raised: CheckpointError process 1 cannot read DIR/2: no room; nothing was changed [2, 1]"]
     first += ["raised: MemoryError no room [2, 1]"]
@@ -401,22 +411,8 @@ def test_only_two_files_reach_inside_jax():
     assert [path.name for path in inside] == ["coordinator.py", "vendor.py"]
 
 
-@pytest.mark.parametrize(
-    ("home", "client"),
-    [("jax._src.moved", None), ("jax.numpy", None), ("jax._src.distributed", None), ("jax._src.distributed", object())],
-)
-def test_where_jax_has_moved_its_store_there_is_none(monkeypatch, home, client):
-    monkeypatch.setattr(coordinator, "HOME", home)
-    monkeypatch.setattr(distributed.global_state, "client", client)
-    assert coordinator.Store.found() is None
-
-
 AGREEING = """
-import sys
-from training.mesh import coordinator
-from training.mesh.processes import Processes, ProcessesError
 coordinator.HOME = "jax._src.moved"
-processes = Processes()
 processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
 print(processes.broadcast_from_main("directory", "möglich" if processes.is_main else "of the other"))
 processes.agree("same", {"a": 1})
@@ -430,12 +426,8 @@ processes.leave()
 
 @pytest.mark.end_to_end
 def test_without_the_store_processes_still_agree():
-    command = [sys.executable, "-c", AGREEING, f"127.0.0.1:{free_port()}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-    both = [subprocess.Popen([*command, str(i)], env=environment, stdout=subprocess.PIPE, text=True) for i in range(2)]
-    outputs = [process.communicate(timeout=PATIENCE)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    for out in outputs:
-        said, refused = out.splitlines()[-2:]  # after what the library of collective operations says
+    """As where JAX has moved it."""
+    for out in of_two(AGREEING):
+        said, refused = out[-2:]  # after what the library of collective operations says
         assert said == "möglich"
         assert refused.startswith("process 1 has b 1, and process 0 0: start all of them with the same")

@@ -103,7 +103,7 @@ print(read - before, peak() - before)
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("", marks=pytest.mark.thorough), "bfloat16"])
 def test_a_model_is_never_in_memory_twice(tmp_path, dtype):
     """Reading takes the model and a few rows of an array, here a sixth of it; generating, W_q, W_k and W_v besides."""
     run = make_run(tmp_path / "d", "d", H=8, d_e=512, d_mlp=2048, L=12, l_max=40)

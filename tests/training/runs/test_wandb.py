@@ -1,8 +1,7 @@
-"""--wandb, offline: what Weights & Biases has on the disk are the lines of metrics.jsonl."""
+"""--wandb: what Weights & Biases is given are the lines of metrics.jsonl (tests/project/test_extras.py runs it)."""
 
-import importlib
-import json
-import struct
+import sys
+import types
 
 import pytest
 
@@ -13,60 +12,41 @@ from training.tasks import settings_to_json
 SETTINGS = {"rows": "chunks", "eval_every": 2, "checkpoint_every": 2, "wandb": True, "schedule": "constant"}
 
 
-def chunks(data):
-    """The chunks of LevelDB's log format behind a header of 7 bytes: CRC, length, kind, and what was written."""
-    place, block = 7, 1 << 15
-    whole = b""
-    while place + 7 <= len(data):
-        if block - place % block < 7:
-            place += block - place % block
-            continue
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # in one piece, or the last one
-            yield whole
-            whole = b""
+@pytest.fixture
+def wandb(monkeypatch):
+    """A module in place of theirs: what each run was begun with, what it logged by step, and whether it finished."""
+    begun = []
+
+    class Run:
+        def __init__(self, **options):
+            self.options, self.logged, self.is_finished = options, {}, False
+            begun.append(self)
+
+        def log(self, values, step):
+            self.logged.setdefault(step, {}).update(values)
+
+        def finish(self):
+            self.is_finished = True
+
+    named = {"init": Run, "Settings": lambda **options: options, "Error": RuntimeError}
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(**named))
+    return begun
 
 
-def records(directory):
-    """What is in the files of the runs under a directory, in the order in which they were made."""
-    messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    for path in sorted(directory.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        for data in chunks(path.read_bytes()):
-            record = messages.Record()
-            record.ParseFromString(data)
-            yield record
-
-
-def history(directory):
-    for record in records(directory):
-        if record.WhichOneof("record_type") == "history":
-            of_line = {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-            }
-            yield {name: value for name, value in of_line.items() if not name.startswith("_")}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_what_is_logged_is_the_record_of_the_run(tmp_path, monkeypatch):
+@pytest.mark.end_to_end
+def test_what_is_logged_is_the_record_of_the_run(tmp_path, wandb):
     """A run that resumes goes on in the same run of theirs."""
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tmp_path / "run"
+    run.mkdir()
     for steps in (2, 4):
-        (tmp_path / "run").mkdir(exist_ok=True)
         settings = settings_for("d", **SETTINGS, steps=steps)
-        writers = [weights_and_biases.wandb_writer(tmp_path / "run", settings_to_json(settings))]
-        trainer, _ = make_trainer(tmp_path / "run", settings, writers=writers)
-        trainer.train()
-    wandb.teardown()  # their process writes what is left
-    logged = list(history(tmp_path / "run"))
-    lines = metrics.read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert len(lines) == 4
-    for line, found in zip(lines, logged, strict=True):
-        assert found == {name: value for name, value in line.items() if name != "step"}
-    runs = [record.run for record in records(tmp_path / "run") if record.WhichOneof("record_type") == "run"]
-    assert {run.run_id for run in runs} == {(tmp_path / "run" / "wandb" / "id").read_text()}
-    settings = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
-    assert settings["learning_rate"] == trainer.plan.settings.learning_rate
+        writers = [weights_and_biases.wandb_writer(run, settings_to_json(settings))]
+        make_trainer(run, settings, writers=writers)[0].train()
+    lines = metrics.read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    logged = wandb[0].logged | wandb[1].logged
+    assert logged == {line["step"]: {name: v for name, v in line.items() if name != "step"} for line in lines}
+    for one in wandb:
+        assert (one.is_finished, one.options["id"]) == (True, (run / "wandb" / "id").read_text())
+        assert (one.options["resume"], one.options["dir"]) == ("allow", str(run))
+    assert wandb[1].options["config"] == settings_to_json(settings)

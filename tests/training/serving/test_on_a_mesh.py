@@ -15,32 +15,38 @@ from training.runs.trained_model import load_run
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 SIZES: dict[str, Any] = {"H": 4, "H_kv": 4, "d_e": 16, "d_mlp": 16}
-VARIANTS = pytest.mark.parametrize("variant", ["LLAMA", pytest.param("MIXTRAL", marks=pytest.mark.thorough)])
 
 
 def answers(run, placement):
-    """Texts and log-probabilities: greedy and drawn, in a conversation, streamed, and of a prompt read again."""
+    """Texts and log-probabilities: greedy and drawn, in a conversation, streamed, of a prompt read again, and of many
+    clients at once, half of whom have their prompts scored.
+    """
     model = load_run(run, placement=placement)
     of_run = serving_cases.of_run(model, converse=converser(model.tokenizer))
     with serving_cases.serving(of_run) as port, serving_cases.client_of(port) as client:
-        how = {"model": "small", "max_tokens": 8, "logprobs": 2}
+        ask = functools.partial(client.completions.create, model="small", max_tokens=8, logprobs=2, temperature=0)
         some = [
-            client.completions.create(**how, prompt=["the cat", "on"], temperature=0),
-            client.completions.create(**how, prompt="the cat sat", n=3, seed=5, temperature=1, top_p=0.9),
-            client.completions.create(**how, prompt="the cat sat", temperature=0, logit_bias={"70": 5}),
+            ask(prompt=["the cat", "on"]),
+            ask(prompt="the cat sat", n=3, seed=5, temperature=1, top_p=0.9),
+            ask(prompt="the cat sat", logit_bias={"70": 5}),
         ]
-        spoken = client.chat.completions.create(model="small", messages=MESSAGES, max_tokens=8, seed=1, logprobs=True)
-        parts = client.chat.completions.create(model="small", messages=MESSAGES, max_tokens=8, seed=1, stream=True)
-        streamed = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        with ThreadPoolExecutor(16) as pool:
+            prompts = [MESSAGES[0]["content"][:n] for n in (1, 2, 3, 5, 6, 7)]
+            generated = [pool.submit(ask, prompt=prompt, max_tokens=24) for prompt in prompts]
+            scored = [pool.submit(ask, prompt=prompt, max_tokens=0, echo=True) for prompt in prompts]
+        some += [answer.result() for answer in generated + scored]
+        talk = functools.partial(client.chat.completions.create, model="small", messages=MESSAGES, max_tokens=8, seed=1)
+        spoken = talk(logprobs=True)
+        streamed = "".join(part.choices[0].delta.content or "" for part in talk(stream=True) if part.choices)
         choices = [choice for one in some for choice in one.choices]
         texts = [choice.text for choice in choices] + [spoken.choices[0].message.content, streamed]
-        numbers = [choice.logprobs.token_logprobs for choice in choices]
+        numbers = [np.array(choice.logprobs.token_logprobs, float) for choice in choices]
         numbers.append([token.logprob for token in spoken.choices[0].logprobs.content])
         return texts, np.concatenate(numbers)
 
 
-@VARIANTS
 @pytest.mark.thorough
+@pytest.mark.parametrize("variant", ["LLAMA", "MIXTRAL"])
 def test_a_divided_decoder_answers_the_same(variant, tmp_path):
     run = make_run(tmp_path / "run", "d", conversing(), variant=variant, **SIZES)
     texts, numbers = answers(run, None)
@@ -53,26 +59,6 @@ def test_a_divided_decoder_answers_the_same(variant, tmp_path):
         found, theirs = answers(run, placement)
         assert found == texts
         np.testing.assert_allclose(theirs, numbers, atol=1e-5)
-
-
-@pytest.mark.thorough
-@VARIANTS
-def test_a_divided_decoder_generates_and_scores_for_many_clients_at_once(variant, tmp_path):
-    run = make_run(tmp_path / "run", "d", conversing(), variant=variant, **SIZES)
-    prompts = [MESSAGES[0]["content"][:n] for n in (1, 2, 3, 5, 6, 7)]
-    found = []
-    for placement in (None, Placement("data=2,model=4")):
-        of_run = serving_cases.of_run(load_run(run, placement=placement))
-        with serving_cases.serving(of_run) as port, serving_cases.client_of(port) as client:
-            ask = functools.partial(client.completions.create, model="small", temperature=0, logprobs=1)
-            with ThreadPoolExecutor(16) as pool:
-                generated = [pool.submit(ask, prompt=prompt, max_tokens=24) for prompt in prompts]
-                scored = [pool.submit(ask, prompt=prompt, max_tokens=0, echo=True) for prompt in prompts]
-            answers = [answer.result().choices[0] for answer in generated + scored]
-            found.append([(answer.text, np.array(answer.logprobs.token_logprobs, float)) for answer in answers])
-    for (alone, log_p), (divided, theirs) in zip(*found, strict=True):
-        assert divided == alone
-        np.testing.assert_allclose(theirs, log_p, atol=1e-5)
 
 
 @pytest.mark.end_to_end

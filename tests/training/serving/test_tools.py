@@ -30,6 +30,14 @@ SCHEMA = {
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": SCHEMA}}
 TIME = {"type": "function", "function": {"name": "time"}}
 QUESTION = [{"role": "user", "content": "How warm?"}]
+
+
+def calling(function):
+    """What an assistant says that calls a function."""
+    call = {"id": "b", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 HEAD = """{% for tool in tools or [] %}{{ tool | tojson }}
 {% endfor %}{% for message in messages %}{{ message.role }}: {{ message.content or "" }}"""
 TAIL = "<end>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -222,14 +230,7 @@ def test_any_object_is_json(served):
             r"messages\[1\].tool_calls: expected a list of",
         ),
         (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "b", "type": "function", "function": {"name": "f", "arguments": "[1]"}}],
-                    }
-                ]
-            },
+            {"messages": [calling({"name": "f", "arguments": "[1]"})]},
             r"messages\[0\].tool_calls\[0\].function.arguments: expected an object, as JSON in a text",
         ),
     ],
@@ -334,12 +335,7 @@ def read_by(port, **fields):
 @pytest.mark.parametrize(("arguments", "shown"), [("", "{}"), ('{"place": "se', json.dumps('{"place": "se'))])
 def test_calls_without_arguments_and_cut_short_are_read_back(served, arguments, shown):
     """As `json` writes them."""
-    function = {"name": "time", "arguments": arguments}
-    called = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "b", "type": "function", "function": function}],
-    }
+    called = calling({"name": "time", "arguments": arguments})
     said = [*QUESTION, called, {"role": "tool", "tool_call_id": "b", "content": "9"}]
     key = "parameters" if served[1].opens == "" else "arguments"
     assert f'{{"name": "time", "{key}": {shown}' in read_by(served[2], messages=said)
