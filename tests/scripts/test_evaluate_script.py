@@ -134,16 +134,32 @@ def test_translations_are_counted_and_scored(evaluated, monkeypatch, tmp_path):
     assert found.samples[5] == "line 4 → this is not the line at all   (not this is the line 4 of all)"
 
 
-def test_other_data_leave_the_runs_own_record_as_it_is(evaluated, tmp_path, printed):
+def test_other_data_and_a_read_only_run_leave_its_own_record_as_it_is(
+    evaluated, monkeypatch, tmp_path, called, printed
+):
+    """Also from another directory."""
     lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
-    _, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\n")
-    own = (directory / "evaluation-validation.json").read_bytes()
+    out, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\nline 71\tthis is the line 71\n")
+    kept = directory / "evaluation-validation.json"
+    own = kept.read_bytes()
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"word {n}\tthis is a word {n}\n" for n in range(40)))
     printed("evaluate", directory, "--data", other, "--cache", tmp_path / "cache")
-    assert (directory / "evaluation-validation.json").read_bytes() == own
+    assert kept.read_bytes() == own
     (found,) = directory.glob("evaluation-validation-*.json")
     assert json.loads(found.read_text())["data"] == [str(other)]
+
+    def refuse(path, write):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    kept.unlink()
+    monkeypatch.setattr(evaluate, "write_atomically", refuse)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    status, again, err = called("evaluate", "../run", "--cache", "../cache")
+    assert (status, again.partition("\n")[2]) == (0, out.partition("\n")[2])
+    assert err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
+    assert not kept.exists()
 
 
 def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, printed):
@@ -188,24 +204,6 @@ def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, called
     other.write_text(lines.replace("good", "fine"))
     status, _, error = called("evaluate", directory, "--data", other, "--cache", tmp_path / "cache")
     assert (status, "label: expected one of the run's classes, bad, good, got 'fine'" in error) == (2, True)
-
-
-def test_a_read_only_run_is_evaluated_from_another_directory(evaluated, monkeypatch, tmp_path, called):
-    lines = "".join(f"line {n}\tthis is the line {n}\n" for n in range(9))
-    out, _, _, directory = evaluated("ed", lines, "line 70\tthis is the line 70\nline 71\tthis is the line 71\n")
-    kept = directory / "evaluation-validation.json"
-    kept.unlink()
-
-    def refuse(path, write):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(evaluate, "write_atomically", refuse)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    status, again, err = called("evaluate", "../run", "--cache", "../cache")
-    assert (status, again.partition("\n")[2]) == (0, out.partition("\n")[2])
-    assert err == "note: cannot write ../run/evaluation-validation.json: Read-only file system\n"
-    assert not kept.exists()
 
 
 def test_single_words_have_no_bleu():

@@ -60,7 +60,7 @@ def hub(models, tmp_path, monkeypatch):
     return asked
 
 
-@pytest.fixture(params=["checkpoint", "hub"])
+@pytest.fixture(params=[pytest.param("checkpoint", marks=pytest.mark.thorough), "hub"])
 def name(request, models, hub, cache):
     """A model that is not a run."""
     return models / "checkpoint" if request.param == "checkpoint" else "hf:someone/small"
@@ -105,11 +105,12 @@ def test_train_from(name, flags, models, called, tmp_path, cache):
     assert load_run(tmp_path / "run").task == "d"
 
 
-def test_load_pretrained(name, models):
-    theta, config, tokenizer = load_pretrained(name)
+def test_load_pretrained(models, hub, cache):
     expected = load_run(models / "run")
-    assert (config.L, tokenizer.N_V) == (2, expected.tokenizer.N_V)
-    chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta, expected.theta)))
+    for name in (models / "checkpoint", "hf:someone/small"):
+        theta, config, tokenizer = load_pretrained(name)
+        assert (config.L, tokenizer.N_V) == (2, expected.tokenizer.N_V)
+        chex.assert_trees_all_equal(*map(jax.tree.leaves, (theta, expected.theta)))
 
 
 def test_a_changed_checkpoint_is_converted_anew(models, cache, tmp_path):

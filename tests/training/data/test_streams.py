@@ -207,7 +207,6 @@ def test_a_run_records_the_commit_and_resumes_by_the_same_command(hub, called, t
     assert recorded == (f"hf:a/b@{COMMIT}=2", f"hf:a/b@{'d' * 40}:test=1")
     assert [revision for _, _, revision in hub] == [COMMIT, "d" * 40]
     assert called("train", "d", "--data", "hf:a/b=2", "hf:a/b@v2:test=1", *small, "--steps", 2)[0] == 0
-    assert called("train", "--run", tmp_path / "run", "--cache", tmp_path / "cache", "--steps", 3, "--quiet")[0] == 0
     assert len(hub) == 2  # the rows are in the cache
     for other in ("hf:a/b=3", "hf:a/b:test=2"):
         status, _, error = called("train", "d", "--data", other, "hf:a/b@v2:test=1", *small, "--steps", 4)

@@ -132,6 +132,7 @@ def test_the_predictions_of_each_layer_are_those_of_numpy(run, whole, found):
     assert data["prediction"]["rows"] == ["embedding", "layer 0", "layer 1", "layer 2"]
 
 
+@pytest.mark.end_to_end
 def test_the_parts_of_the_answer_are_those_of_numpy_and_add_up(run, whole, found):
     _, arrays = read(found.html())
     theta = run.theta
@@ -178,6 +179,7 @@ def test_the_effects_of_patches_are_those_of_numpy(run, found):
     assert not data["patched"]["is_estimate"]
 
 
+@pytest.mark.end_to_end
 def test_patches_of_many_runs_are_estimated_and_the_page_says_so(run, monkeypatch):
     exact = content.patched(run, tokens_of(run, PROMPT), tokens_of(run, OTHER))
     monkeypatch.setattr(content, "MOST_OPERATIONS", 0)
@@ -229,6 +231,8 @@ def random_run(name, **sizes):
     return Run(cases.random_theta(config), config, LETTERS, "d")
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "attribution", "composition"),
     [
@@ -246,6 +250,8 @@ def test_attribution_and_composition_are_refused_where_they_do_not_hold(name, at
         assert json.loads(Scripts(found.html()).texts["data"])["written"] == found.written
 
 
+@pytest.mark.end_to_end
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("task", "blocks"), [("e", 1), ("ed", 3), ("classify", 1)])
 def test_what_is_shown_of_other_models(task, blocks, tmp_path):
     run = load_run(make_run(tmp_path / task, task))
@@ -354,6 +360,7 @@ def test_what_cannot_be_shown(seen, says):
         show(*seen)
 
 
+@pytest.mark.end_to_end
 def test_layers_without_an_attention(tmp_path):
     """They have no weights; the others are at their numbers."""
     run = load_run(make_run(tmp_path / "d", "d", L=4, variant=HYBRID.to_json()))

@@ -12,7 +12,7 @@ import algorithms as alg
 from tests.cases import quick_of
 from tests.training_cases import N_V, data_for, make_trainer, settings_for
 from training.loop.optimizers import optimizer_from
-from training.loop.train_step import LossScale, batch_loss, init_state, make_step
+from training.loop.train_step import batch_loss, init_state, make_step
 from training.runs.checkpoints import read_checkpoint, saved_steps
 from training.runs.directory import Description, RunDirectory, RunError
 from training.runs.interrupts import Interrupted
@@ -220,14 +220,6 @@ def test_the_best_adapter_is_kept(base, tmp_path):
     expected = merged(load_run(base).theta, jax.tree.map(jnp.asarray, kept), 1.5)
     np.testing.assert_array_equal(load_run(files.path).theta.layers.mlp.W_mlp1, expected.layers.mlp.W_mlp1)
     assert results["loss"] > 0
-
-
-@pytest.mark.thorough
-def test_the_loss_of_an_adapter_is_scaled_in_float16(base, tmp_path):
-    trained(tmp_path / "run", base, dtype="float16")
-    template = {"loss_scale": jax.eval_shape(LossScale.first)}
-    found = read_checkpoint(RunDirectory(tmp_path / "run").checkpoints, 8, template).trees["loss_scale"]
-    assert found.scale > 1
 
 
 @pytest.mark.end_to_end

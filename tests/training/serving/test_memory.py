@@ -161,6 +161,7 @@ def test_a_batch_has_fewer_rows_once_they_are_enough_for_a_while_and_gives_memor
     engine.close()
 
 
+@pytest.mark.end_to_end
 def test_an_error_says_what_to_start_the_server_with():
     with pytest.raises(ValueError, match="--memory: expected more than the 1000 bytes of --prefix-bytes"):
         engine_of(memory=1100, kept=1000)

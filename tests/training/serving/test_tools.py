@@ -111,6 +111,7 @@ def test_a_hundred_answers_follow_their_schema(served):
     assert alone.choices[0].message.content == texts[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.end_to_end
 def test_a_required_call_and_back(served):
     """The call follows its schema; streamed, it is the same; and its result is read as the template writes it."""
@@ -192,6 +193,7 @@ def test_a_grammar_has_the_calls_that_a_template_writes(form, start, written, wr
     assert fits("hello") == ((5, True) if start == "free" else (0, False))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.end_to_end
 def test_any_object_is_json(served):
     """Random weights end few texts by themselves, so each bracket that closes gets a bias."""
@@ -341,6 +343,7 @@ def test_calls_without_arguments_and_cut_short_are_read_back(served, arguments, 
     assert f'{{"name": "time", "{key}": {shown}' in read_by(served[2], messages=said)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.end_to_end
 def test_an_answer_that_was_cut_short_may_be_sent_back(served):
     client, _, _ = served
