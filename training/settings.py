@@ -142,9 +142,6 @@ class Settings:
     token_deletion: float = _setting(
         0.0, "probability of deleting an input token (of a source or a text) in training", common=False, within=_SHARE
     )
-    fold: str = _setting(
-        "", "I/K: hold out fold I of K equal ones (from 1) of the training and validation data", common=False
-    )
     # model
     variant: str = _setting(
         "PAPER",

@@ -70,7 +70,7 @@ BENCHMARKS = {
 }
 
 OF_THEIR_OWN = re.compile(
-    "^serve|--coordinator|--dry-run|--checkpoints|seed0|benchmark scaling|gato|taught|multi"
+    "^serve|--coordinator|--dry-run|seed0|benchmark scaling|gato|taught|multi"
     "|[Aa][Dd][Aa][Pp][Tt][Ee][Rr]|SmolLM2|--to llama|--of |--write-case"
 )
 LONG = {("benchmark", ""): pytest.mark.thorough}  # half of its parts have commands of their own

@@ -51,9 +51,7 @@ def test_scripts_for_decoders_use_what_reads_text(run, tmp_path, printed):
     ("flags", "sentence"),
     [
         (["--patch", 3], "image: expected height and width that patches of side 3 tile, got 8 x 8; crop or pad it"),
-        (["--n-places", 1], "image: expected at most 1 rows and columns of patches, one for each position"),
         (["--pairs", "x.tsv"], "--pairs: expected a flag of gato, got one of d; leave it out"),
-        (["--token-noise", 0.1], "--token-noise: expected a flag of gato, got one of d, ed, classify; leave it out"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(flags, sentence, tmp_path, called):

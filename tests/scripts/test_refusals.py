@@ -57,8 +57,6 @@ REFUSED = {
         ),
         *((f"d --limit {limit}", "", f"--limit: {COUNT} '{limit}'") for limit in ("0", "many")),
         ("d lines", "", "lines: expected the same tokenizer as d, got another"),
-        ("d --checkpoints", "", "has no checkpoint yet"),
-        ("d --average out", "", "--average: expected several models, got one; name more runs, or add --checkpoints"),
     ],
     "induction": [
         ("d --out a.txt", "", f"{PICTURE}, got a.txt"),

@@ -25,7 +25,7 @@ def params():
 @functools.cache
 def of_image():
     """The patches of the image, their rows and their columns."""
-    return gato.raster_patches(jnp.asarray(IMAGE), side=2), *gato.raster_places(4, 6, side=2, n_places=5)
+    return tuple(map(jnp.asarray, gato.raster(IMAGE, side=2, n_places=5)))
 
 
 def sequence(theta, **options):
@@ -58,7 +58,7 @@ def test_the_embeddings_and_the_distributions_are_the_oracles(implementation):
 
 def test_a_batch_of_sequences_has_its_own_patches_at_its_own_columns():
     other = np.random.default_rng(4).uniform(-1, 1, (4, 6, 3))
-    patches = gato.raster_patches(jnp.asarray(np.stack([IMAGE, other])), side=2)
+    patches = gato.raster(np.stack([IMAGE, other]), side=2, n_places=5)[0]
     at = jnp.asarray([[0, 1, 2, 3, 4, 5, -1], [-1, 5, 4, -1, 0, 1, 2]])
     x = cases.random_tokens(2, 7)
     X = gato.gato_embedding(x, patches, at, *of_image()[1:], *params())
@@ -99,14 +99,24 @@ def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
 
 
 def test_patches_are_in_raster_order_and_scaled():
-    image = jnp.arange(32.0).reshape(4, 8, 1) / 31
-    patches = gato.raster_patches(image, side=4)
-    assert patches.shape == (4, 4, 1, 2)
-    np.testing.assert_allclose(patches[1, :, 0, 1], np.arange(12, 16) / 31 / 2)
-    places = gato.raster_places(8, 12, side=4, n_places=3)
+    image = np.arange(96.0).reshape(8, 12, 1) / 95
+    patches, *places = gato.raster(image, side=4, n_places=3)
+    np.testing.assert_allclose(patches[1, :, 0, 4], np.arange(64, 68) / 95 / 2)
     np.testing.assert_array_equal(places, [[0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
-    assert gato.raster_patches(jnp.zeros((32, 48, 3)), side=16).shape == (16, 16, 3, 6)
-    assert gato.raster_patches(image, side=1).shape == (1, 1, 1, 32)
+    assert gato.raster(image, side=1, n_places=12)[0].shape == (1, 1, 1, 96)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (IMAGE[:3], r"patches of side 2 tile, got 3 x 6"),
+        (np.zeros((12, 4, 3)), r"at most 5 rows and columns of patches.* got 6 x 2"),
+        (np.full((4, 4, 1), np.nan), r"finite numbers from -1 to 1"),
+    ],
+)
+def test_images_that_are_not_patches_are_refused(image, message):
+    with pytest.raises(ValueError, match=message):
+        gato.raster(image, side=2, n_places=5)
 
 
 def test_a_patch_without_a_position_makes_nan():

@@ -4,11 +4,10 @@
     scripts/evaluate.py runs/words --limit 1000
     scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
     scripts/evaluate.py runs/seed0 runs/seed1 runs/seed2      # each, and their ensemble
-    scripts/evaluate.py runs/docs --checkpoints               # of one run, as an ensemble, and averaged
 
 Prints a table and some samples, and writes both to RUN/evaluation-PART.json (with --data, to a file whose name also has
 a hash of the data). Of several models it prints each, and the ensemble, which averages their probabilities, on the data
-of the first; of checkpoints also the average of their parameters, which --average writes as a run.
+of the first.
 
 Exit status: 0 done; 2 invalid usage or input.
 """
@@ -23,20 +22,19 @@ from typing import Any
 import jax
 
 from training.command_line import compilation_cache
-from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least, local
+from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
 from training.command_line.named_models import run_of
 from training.command_line.progress import TokenizingBar
 from training.command_line.terminal import Bar, print_table, say, show
 from training.data.loading import RunData, load_run_data, make_dataset
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
-from training.evaluation.ensembles import averaged, check_alike, ensemble_totals
+from training.evaluation.ensembles import check_alike, ensemble_totals
 from training.evaluation.held_out import evaluate
 from training.evaluation.report import PARTS, Comparison, compare
 from training.extras import import_early
 from training.interchange.names import MODEL
-from training.runs.checkpoints import saved_steps
-from training.runs.directory import Description, Run, RunDirectory, RunError
+from training.runs.directory import Description, Run, RunDirectory
 from training.runs.trained_model import load_run
 from training.settings import Settings
 from training.tasks.objectives import resolved
@@ -59,10 +57,6 @@ def parser() -> Parser:
     add("--l_max", type=at_least(2), metavar="N", help=tokens)
     computed = "type of the parameters and the computation; auto is the one of the run's training (default: auto)"
     add("--dtype", choices=("auto", *DTYPES), default="auto", help=computed)
-    add(
-        "--checkpoints", action="store_true", help="evaluate the checkpoints of a run, their ensemble and their average"
-    )
-    add("--average", metavar="DIR", type=local, help="write the average of several models' parameters as a run")
     add_cache(add)
     add_model(add)
     return main
@@ -90,28 +84,14 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
 
 
 def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dtype: str) -> dict[str, Run]:
-    """Return the models to evaluate by name: of several runs, or of the checkpoints of one. Raises UsageError if flags
-    do not fit, and RunError if the models do not.
+    """Return the models to evaluate by name. Raises UsageError if flags do not fit, and RunError if the models do not
+    fit together.
     """
-    if arguments.checkpoints and len(directories) > 1:
-        raise UsageError(f"--checkpoints: expected one run, got {len(directories)}; name one, or leave it out")
-    if arguments.checkpoints:
-        steps = saved_steps(RunDirectory(directories[0]).checkpoints)
-        if not steps:
-            raise RunError(f"the run in {directories[0]} has no checkpoint yet")
-        found = {f"step {n}": load_run(directories[0], lines=arguments.lines, step=n) for n in steps}
-    else:
-        loaded = (load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories)
-        found = dict(zip(arguments.runs, loaded, strict=True))
-    others = [*found.values()][1:]
-    if arguments.average and not others:
-        raise UsageError("--average: expected several models, got one; name more runs, or add --checkpoints")
-    if arguments.average and arguments.average.exists():
-        raise UsageError(f"--average: expected a new directory, got {arguments.average}, which exists")
-    if arguments.limit and others:
+    if arguments.limit and len(directories) > 1:
         raise UsageError("--limit: expected one model, got several; leave it out")
-    check_alike(list(found.values()), list(found), sizes=arguments.checkpoints or bool(arguments.average))
-    return found
+    loaded = [load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories]
+    check_alike(loaded, arguments.runs)
+    return dict(zip(arguments.runs, loaded, strict=True))
 
 
 @compilation_cache.command(parser)
@@ -137,7 +117,7 @@ def main(arguments: argparse.Namespace) -> None:
     where = f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:"
     if len(members) > 1:
         print(where)
-        together(members, description, data, part, arguments)
+        together(members, description, data, part)
     else:
         with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
             comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
@@ -145,16 +125,10 @@ def main(arguments: argparse.Namespace) -> None:
         report(comparison, files, description, data, part, of_other_data=bool(arguments.data))
 
 
-def together(
-    members: dict[str, Run], description: Description, data: RunData, part: str, arguments: argparse.Namespace
-) -> None:
-    """Print the figures of each model, of the ensemble and, where it is one, of the average, which is written if asked
-    for.
-    """
+def together(members: dict[str, Run], description: Description, data: RunData, part: str) -> None:
+    """Print the figures of each model, and of the ensemble."""
     runs = list(members.values())
     groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
-    if arguments.checkpoints or arguments.average:
-        groups["the average"] = [averaged(runs)]
     held_out = make_dataset(description.settings, getattr(data.stores, part), tokenizer=runs[0].tokenizer)
     rows = []
     for name, group in groups.items():
@@ -162,11 +136,6 @@ def together(
         found = evaluate(totals, [run.theta for run in group], held_out.evaluation_batches())
         rows.append([name, found["loss"], found["accuracy"]])
     print_table(["", "loss", "accuracy"], rows)
-    if arguments.average:
-        files = RunDirectory(arguments.average)
-        files.begin(description, runs[0].tokenizer)
-        files.save_parameters(groups["the average"][0].theta)
-        print(f"The average is in {files.path}.")
 
 
 def report(

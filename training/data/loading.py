@@ -12,10 +12,8 @@ from training.data.conversations import NO_TEMPLATE
 from training.data.corpora import SOURCES, load_corpus
 from training.data.decoder_tasks import SEPARATOR, as_pairs, task_store
 from training.data.files import read_corpus
-from training.data.folds import folded
 from training.data.formats import text_files
-from training.data.gato.batches import Modalities
-from training.data.gato.sequences import Vocabulary
+from training.data.gato import Modalities, Vocabulary
 from training.data.mixtures import Mixture, mixture, weighted, weights_of
 from training.data.records import Corpus, DataError, Document, Kind, Pair, fingerprint, sampled
 from training.data.streams import HUB, streamed
@@ -94,7 +92,6 @@ def load_run_data(
     tasks = _tasks(settings, cache_dir)
     if corpus.kind == "conversations" and settings.task != "d":
         raise DataError(f"--data: expected text for {settings.task}, got conversations; train d on them")
-    corpus = folded(corpus, settings.fold) if settings.fold else corpus
     if tokenizer is None:
         tokenizer = _tokenizer(settings, corpus, tasks)
     if settings.messages_are_markup:

@@ -1,7 +1,4 @@
-"""Ensembles: the mean of several models' probabilities, or of their parameters.
-
-The members have the same task, tokenizer and classes; `check_alike` checks that.
-"""
+"""Ensembles: the mean of several models' probabilities. The members have the same task, tokenizer and classes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,26 +13,18 @@ from training.tasks import TASKS
 from training.tasks.objectives import DEFAULT, Batch, Totals, cast
 
 
-def check_alike(runs: Sequence[Run], names: Sequence[str], *, sizes: bool) -> None:
-    """Raise RunError if the task, tokenizer, classes or, with `sizes`, the sizes of models differ."""
+def check_alike(runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Raise RunError if the task, tokenizer or classes of models differ."""
     first = runs[0]
     for run, name in zip(runs[1:], names[1:], strict=True):
         differing = {
             "task": run.task != first.task,
             "tokenizer": run.tokenizer.fingerprint() != first.tokenizer.fingerprint(),
             "classes": run.labels != first.labels,
-            "model": sizes and run.config != first.config,
         }
         what = next((what for what, differs in differing.items() if differs), None)
         if what:
             raise RunError(f"{name}: expected the same {what} as {names[0]}, got another; name matching runs")
-
-
-def averaged(runs: Sequence[Run]) -> Run:
-    """Return the model with the mean of the parameters of several models of equal sizes."""
-    trees = [run.theta for run in runs]
-    mean = jax.tree.map(lambda *arrays: sum(a.astype(jnp.float32) for a in arrays) / len(arrays), *trees)
-    return runs[0]._replace(theta=mean)
 
 
 def ensemble_totals(runs: Sequence[Run], settings: Settings) -> Callable[[Any, Batch], Totals]:

@@ -63,7 +63,7 @@ OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
 
 def answerer_for(run: Run, options: Options) -> "Answerer":
     """Return the answerer for a run. Raises AnswerError if an option is given that does not apply to such a run."""
-    run = of_text(run) if run.task == "gato" else run
+    run = of_text(run)
     if run.task == "e" and not run.config.variant.head:
         return _Embedder(run, options)
     return ANSWERERS[run.task](run, options)

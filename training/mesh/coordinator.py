@@ -6,27 +6,13 @@ to report what happened and where the last checkpoint is. Orbax uses the same st
 """
 
 import importlib
-from typing import Any
-
-HOME = "jax._src.distributed"
-METHODS = ("key_value_set", "blocking_key_value_get", "key_value_dir_get")
 
 
 class Store:
     """The store of this process's coordinator: texts by name."""
 
-    def __init__(self, client: Any) -> None:
-        """Use this client; see `found`."""
-        self._client = client
-
-    @staticmethod
-    def found() -> "Store | None":
-        """Return the store, or None if this version of JAX has it elsewhere."""
-        try:
-            client = importlib.import_module(HOME).global_state.client
-        except (ImportError, AttributeError):
-            return None
-        return Store(client) if all(hasattr(client, method) for method in METHODS) else None
+    def __init__(self) -> None:
+        self._client = importlib.import_module("jax._src.distributed").global_state.client
 
     def put(self, name: str, text: str) -> None:
         """Set the text of a new name."""

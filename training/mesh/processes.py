@@ -36,7 +36,6 @@ class Processes:
         self._store: Store | None = None
         self._left, self._ending = threading.Event(), threading.Lock()
         self._points = 0  # calls of should_stop
-        self._course = ""  # of this process, where there is no store
 
     @property
     def is_main(self) -> bool:
@@ -69,9 +68,7 @@ class Processes:
                 f"--coordinator: expected a cluster that JAX detects, got none ({error}); {give}"
             ) from None
         self.index, self.count = jax.process_index(), jax.process_count()
-        self._store, self._on_loss, self._on_stop = Store.found(), on_loss, on_stop
-        if self._store is None:  # processes agree by collectives, and JAX's own heartbeat watches them
-            return
+        self._store, self._on_loss, self._on_stop = Store(), on_loss, on_stop
         self._store.replace(f"beat/{self.index}", "0")
         threading.Thread(target=self._watch, args=(self._store,), daemon=True).start()
 
@@ -95,8 +92,7 @@ class Processes:
 
     def _exchanged(self, what: str, text: str, of: Iterable[int]) -> list[str]:
         """Return the texts of these processes; all processes call this."""
-        if self._store is None:
-            return [gathered(text)[i] for i in of]
+        assert self._store is not None
         self._store.put(f"{what}/{self.index}", text)
         return [self._store.wait_for(f"{what}/{i}", AGREEMENT_TIMEOUT) for i in of]
 
@@ -132,10 +128,9 @@ class Processes:
         return False
 
     def _all_take(self, course: str) -> bool:
-        """Return whether all processes take a course: the first that one of them names."""
+        """Return whether all processes take a course: the first that one of them names; one that is alone takes any."""
         if self._store is None:
-            self._course = self._course or course
-            return self._course == course
+            return True
         with contextlib.suppress(Exception):  # of JAX's runtime: another process has named one
             self._store.put(COURSE, course)
         return self._store.wait_for(COURSE, SILENCE) == course
@@ -151,15 +146,13 @@ class Processes:
             return
         self._ending.acquire()  # never released: if the watching thread has it, that thread ends the process
         self._left.set()
-        if reason:
+        if reason and self._store is not None:
             self._tell(self._store, reason)
         else:
             jax.distributed.shutdown()
 
-    def _tell(self, store: Store | None, reason: str) -> None:
+    def _tell(self, store: Store, reason: str) -> None:
         """Tell the others why this process ends; the coordinator waits until they have read it."""
-        if store is None:
-            return
         with contextlib.suppress(Exception):  # the coordinator may be gone
             store.put(f"gone/{self.index}", reason)
             self._linger()

@@ -32,12 +32,11 @@ def load_run(
     dtype: Any = None,
     placement: Placement | None = None,
     lines: Sequence[str] = (),
-    step: int | None = None,
 ) -> Run:
     """Load the model of a run: the final parameters, or those of the last good checkpoint if it is unfinished or was
-    continued, or of the checkpoint of a `step`. Final ones are read array by array, each device its part, so that a
-    model is never in memory twice, converted to `dtype` (None: as stored) and divided among the devices of `placement`
-    (None: on one device); `lines` as in `RunDirectory`. Raises RunError.
+    continued. Final ones are read array by array, each device its part, so that a model is never in memory twice,
+    converted to `dtype` (None: as stored) and divided among the devices of `placement` (None: on one device); `lines`
+    as in `RunDirectory`. Raises RunError.
     """
     files = RunDirectory(directory, lines=lines)
     if not files.path.is_dir():
@@ -49,15 +48,15 @@ def load_run(
         raise RunError(f"{files.tokenizer} is not the tokenizer that the run began with")
     task = description.settings.task
     if description.settings.lora_rank:
-        theta = _in_place(_adapted(files, description, placement, step), dtype, placement)
+        theta = _in_place(_adapted(files, description, placement), dtype, placement)
         return Run(theta, description.config, tokenizer, task)
     template = model_shapes(task, description.config, N_C=len(description.labels))
     N_V, multiple = description.config.N_V, description.settings.vocabulary_multiple
-    if step is None and _is_last(files, files.parameters):
+    if _is_last(files, files.parameters):
         theta = _read_parameters(files.parameters, template, dtype, placement)
     else:
         stored = jax.eval_shape(lambda theta: padded(theta, N_V, multiple), template)
-        theta = unpadded(_from_checkpoint(files, description, stored, step), N_V, multiple)
+        theta = unpadded(_from_checkpoint(files, description, stored), N_V, multiple)
         theta = _in_place(theta, dtype, placement)
     return Run(theta, description.config, tokenizer, task, description.labels)
 
@@ -75,7 +74,7 @@ def _in_place(theta: Any, dtype: Any, placement: Placement | None) -> Any:
     return theta if placement is None else jax.device_put(theta, shardings(placement.placed(theta)))
 
 
-def _adapted(files: RunDirectory, description: Description, placement: Placement | None, step: int | None) -> Any:
+def _adapted(files: RunDirectory, description: Description, placement: Placement | None) -> Any:
     """Load the parameters of a run that has only an adapter of another run's model."""
     settings = description.settings
     with contextlib.suppress(OSError):  # in the cache, models unused for 30 days are removed
@@ -90,18 +89,16 @@ def _adapted(files: RunDirectory, description: Description, placement: Placement
         raise RunError(
             f"{settings.start_from} has other parameters than those that {files.path} adapts: restore the original run"
         )
-    adapter = _in_place(read_adapter(files, description, theta, step), None, placement)
+    adapter = _in_place(read_adapter(files, description, theta), None, placement)
     return merged(theta, adapter, scale_of(settings))
 
 
-def read_adapter(files: RunDirectory, description: Description, theta: Any, step: int | None = None) -> Any:
-    """Read the adapter of a run, or that of its last good checkpoint or of a `step`, or raise RunError; θ may be
-    shapes.
-    """
+def read_adapter(files: RunDirectory, description: Description, theta: Any) -> Any:
+    """Read the adapter of a run, or that of its last good checkpoint, or raise RunError; θ may be shapes."""
     template = adapter_shapes(theta, description.settings)
-    if step is None and _is_last(files, files.adapter):
+    if _is_last(files, files.adapter):
         return _read_parameters(files.adapter, template, None, None)
-    return _from_checkpoint(files, description, template, step)
+    return _from_checkpoint(files, description, template)
 
 
 def _is_last(files: RunDirectory, file: Path) -> bool:
@@ -130,23 +127,20 @@ def _read_parameters(path: Path, template: Any, dtype: Any, placement: Placement
     return unflatten(template, leaves)
 
 
-def _from_checkpoint(files: RunDirectory, description: Description, template: Any, only: int | None) -> Any:
-    """Read the parameters of the last good checkpoint, or of the one that `only` names."""
+def _from_checkpoint(files: RunDirectory, description: Description, template: Any) -> Any:
+    """Read the parameters of the last good checkpoint."""
     item = "ema" if description.settings.ema_decay else "params"
     if not saved_steps(files.checkpoints):
         aside = files.checkpoints.with_name(f"{files.checkpoints.name}-{DAMAGED}")
         what = f"only damaged checkpoints, set aside in {aside}" if any(aside.glob("*")) else "no checkpoint yet"
         raise RunError(f"the run in {files.path} has {what}")
     tried: set[int] = set()
-    while steps := [step for step in saved_steps(files.checkpoints) if step not in tried and only in (None, step)]:
+    while steps := [step for step in saved_steps(files.checkpoints) if step not in tried]:
         step = steps[0]
         tried.add(step)
         try:
             restored = read_checkpoint(files.checkpoints, step, {item: template})
         except DamagedError as error:
-            if only is not None:
-                where = f"the checkpoint of step {step} in {files.path}"
-                raise RunError(f"{where} is damaged ({error}); resume the run, which sets it aside") from None
             if (files.checkpoints / str(step)).is_dir():  # a training may have just deleted an old one
                 warnings.warn(
                     f"the checkpoint of step {step} is damaged ({error}); the one before it is used", stacklevel=3

@@ -68,7 +68,7 @@ class ServedModel:
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> ServedModel:
     """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
-    run = of_text(run) if run.task == "gato" else run
+    run = of_text(run)
     if run.task not in ("d", "e"):
         raise AnswerError(
             f"{name} is a run of the task {run.task}; serving needs a decoder, task d, or an encoder, task e"

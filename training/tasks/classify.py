@@ -70,6 +70,6 @@ CLASSIFY = Task(
         routed={"7": in_sequence()},
     ),
     flops=lambda c, l: layer_flops(c, c.L, l) + embedding_flops(c, l),
-    settings=("L", "d_in", "token_noise", "token_deletion", "fold"),
+    settings=("L", "d_in", "token_noise", "token_deletion"),
     defaults={"data": ("sms-spam",), "L": 2, "d_e": 64, "d_mlp": 256, "dropout": 0.1, "steps": 300, "batch_size": 32},
 )

@@ -35,5 +35,5 @@ GATO = Task(
     flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.N_V * c.d_e * l,
     settings=("L", "patch", "d_r", "n_groups", "n_places"),
     defaults={"N_V": 1024, "L": 2, "steps": 1600, "batch_size": 8, "eval_every": 400, "eval_batches": 8},
-    extra_tokens=BINS + 1,
+    extra_tokens=BINS + 1,  # one for each value, and the separator
 )

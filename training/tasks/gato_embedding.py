@@ -9,7 +9,7 @@ their own. One sequence may mix all of these::
 
 import dataclasses
 import math
-from typing import Annotated, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from jaxtyping import Float, Integer, Key
 
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.machinery.arrays import AnyArray
-from algorithms.machinery.contract import Role, arrays_of, check_key, compiled
-from algorithms.machinery.record import Range, serializable
+from algorithms.machinery.contract import Role, arrays_of, compiled
+from algorithms.machinery.record import serializable
 from algorithms.machinery.sharding import shard_residual_stream
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
@@ -99,15 +99,7 @@ class GatoConfig(DTransformerConfig):
 def init_gato(
     key: Key[Array, ""], config: GatoConfig, *, scheme: Scheme = "glorot", dtype: DTypeLike = jnp.float32
 ) -> GatoParams:
-    """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels preserve their input's variance.
-
-    Raises:
-        TypeError: if config is another model's, or the key is untyped.
-        ValueError: if the scheme is unknown.
-    """
-    if not isinstance(config, GatoConfig):
-        raise TypeError(f"config: expected GatoConfig, got {type(config).__name__}")
-    check_key("key", key)
+    """θ of Gato: Algorithm 10's by the scheme, and a residual block whose kernels preserve their input's variance."""
     c, keys = config, jax.random.split(key, 7)
 
     def normal(key, *shape, deviation):
@@ -126,51 +118,32 @@ def init_gato(
     return GatoParams(init_d_transformer(keys[0], config, scheme=scheme, dtype=dtype), image)
 
 
-Pixels = Annotated[
-    Float[Array, "*batch height width channels"],
-    Range("finite numbers from -1 to 1, such as pixels / 127.5 - 1", lambda x: abs(x) <= 1),
-]
-
-
-@compiled
-def raster_patches(image: Pixels, *, side: int) -> Float[Array, "side side channels *batch n"]:
-    """The non-overlapping patches of images, left to right and top to bottom, divided by √side as Gato does.
+def raster(image: np.ndarray, *, side: int, n_places: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The non-overlapping patches of images [*batch, height, width, channels], left to right and top to bottom, divided
+    by √side as Gato does: [side, side, channels, *batch, n]; and the row and the column of each, [n].
 
     Raises:
-        ValueError: if patches of this side do not tile the images, or a pixel is not finite or outside [-1, 1].
+        ValueError: if patches of this side do not tile the images, or make more than n_places rows or columns, or a
+            pixel is not finite or outside [-1, 1].
     """
     *batch, height, width, channels = image.shape
-    _check_tiles(height, width, side)
-    grid = image.reshape(*batch, height // side, side, width // side, side, channels)
-    grid = jnp.moveaxis(grid, (-4, -2, -1), (0, 1, 2))
-    return grid.reshape(side, side, channels, *batch, height // side * (width // side)) / side**0.5
-
-
-def _check_tiles(height: int, width: int, side: int) -> None:
     if side < 1 or height % side or width % side:
         raise ValueError(
             f"image: expected height and width that patches of side {side} tile, got {height} x {width}; crop or pad "
             f"it to multiples of {max(side, 1)}, or give another side"
         )
-
-
-def raster_places(
-    height: int, width: int, *, side: int, n_places: int
-) -> tuple[Integer[Array, "n"], Integer[Array, "n"]]:
-    """Row and column of each patch of an image, in raster order.
-
-    Raises:
-        ValueError: if patches of this side do not tile the image, or make more than n_places rows or columns.
-    """
-    _check_tiles(height, width, side)
-    if max(height, width) > side * n_places:
+    rows, columns = height // side, width // side
+    if max(rows, columns) > n_places:
         raise ValueError(
             f"image: expected at most {n_places} rows and columns of patches, one for each position in an image, got "
-            f"{height // side} x {width // side}; scale it to at most {side * n_places} x {side * n_places} pixels, "
+            f"{rows} x {columns}; scale it to at most {side * n_places} x {side * n_places} pixels, "
             "or train with a larger n_places"
         )
-    rows, columns = np.indices((height // side, width // side))
-    return jnp.asarray(rows.ravel()), jnp.asarray(columns.ravel())
+    if not np.all(np.abs(image) <= 1):
+        raise ValueError("image: expected finite numbers from -1 to 1, such as pixels / 127.5 - 1, got others")
+    grid = np.moveaxis(image.reshape(*batch, rows, side, columns, side, channels), (-4, -2, -1), (0, 1, 2))
+    row, column = np.indices((rows, columns))
+    return grid.reshape(side, side, channels, *batch, rows * columns) / side**0.5, row.ravel(), column.ravel()
 
 
 @compiled
@@ -205,8 +178,7 @@ def patch_embedding(
     vec = jnp.moveaxis(U, 0, -1).reshape(math.prod(U.shape[1:]), *columns)
     E = linear(image.W_out, vec, image.b_out)
     for place, W in ((row, image.W_row), (column, image.W_column)):
-        of_batch = place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape)
-        E = E + positional_embedding(of_batch, W)
+        E = E + positional_embedding(place.reshape(*(1,) * (len(columns) - place.ndim), *place.shape), W)
     return E
 
 

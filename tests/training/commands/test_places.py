@@ -42,7 +42,6 @@ COMMANDS = {
         ["run", "--data", URL],
         ["run", "--data", "a.txt", "--validation-data", URL],
         ["run", URL],
-        ["run", "run", "--average", URL],
     ],
     commands.convert_main: [[URL, "out"], ["run", URL], ["run", "out", "--from", URL]],
     commands.look_inside_main: [[URL, "--prompt", "a"], ["run", "--prompt", "a", "--out", URL]],

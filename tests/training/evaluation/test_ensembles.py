@@ -1,4 +1,4 @@
-"""Several models as one: the mean of their distributions, the mean of their parameters, and their checkpoints."""
+"""Several models as one: the mean of their distributions."""
 
 import chex
 import jax
@@ -8,7 +8,7 @@ import pytest
 from algorithms import d_transformer
 from tests import training_cases as cases
 from training.data.tokenizers import CharacterTokenizer
-from training.evaluation.ensembles import averaged, check_alike, ensemble_totals
+from training.evaluation.ensembles import check_alike, ensemble_totals
 from training.runs.directory import Run, RunError
 from training.tasks import TASKS
 from training.tasks.models import model_config
@@ -49,17 +49,10 @@ def test_an_ensemble_of_one_model_is_the_model(task):
     chex.assert_trees_all_close(found, expected, rtol=1e-5)
 
 
-def test_the_average_has_the_mean_of_every_parameter():
-    members, _ = runs()
-    expected = jax.tree.map(lambda *each: np.mean(each, axis=0), *(run.theta for run in members))
-    chex.assert_trees_all_close(averaged(members).theta, expected, rtol=1e-6)
-
-
 def test_models_that_are_not_alike_are_refused():
     (first, second), _ = runs(n=2)
     (larger,), _ = runs(n=1, d_mlp=16)
-    other = second._replace(tokenizer=CharacterTokenizer(["x"]))
-    check_alike([first, larger], ["one", "two"], sizes=False)
-    for run, what, sizes in ((larger, "model", True), (other, "tokenizer", False)):
-        with pytest.raises(RunError, match=rf"^two: expected the same {what} as one, got another"):
-            check_alike([first, run], ["one", "two"], sizes=sizes)
+    check_alike([first, larger], ["one", "two"])
+    for other in ({"tokenizer": CharacterTokenizer(["x"])}, {"labels": ("a",)}, {"task": "e"}):
+        with pytest.raises(RunError, match=r"^two: expected the same \w+ as one, got another; name matching runs"):
+            check_alike([first, second._replace(**other)], ["one", "two"])

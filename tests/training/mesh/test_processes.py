@@ -392,16 +392,14 @@ def test_the_first_difference_is_said_in_every_process(index):
 
 
 @pytest.mark.parametrize("courses", ["bs", "sb", "bb"])
-@pytest.mark.parametrize("has_store", [True, False])
-def test_processes_begin_or_stop_together(monkeypatch, courses, has_store):
+def test_processes_begin_or_stop_together(monkeypatch, courses):
     """Which of the two is named first counts: b, that the training begins, or s, that it stops."""
     monkeypatch.setattr("training.mesh.processes.HEARTBEAT", 0.0)
     told = ToldFacts()
-    both = [Processes(), Processes()] if has_store else [Processes()] * 2
-    for process, course in zip(both, courses, strict=True):
-        process.count, process._store = 2, told if has_store else None
-        first = course == courses[0]
-        assert (process.all_begin() if course == "b" else process.all_stop()) == first
+    for course in courses:
+        process = Processes()
+        process.count, process._store = 2, told
+        assert (process.all_begin() if course == "b" else process.all_stop()) == (course == courses[0])
 
 
 def test_only_two_files_reach_inside_jax():
@@ -409,25 +407,3 @@ def test_only_two_files_reach_inside_jax():
     inside = [path for path in (ROOT / "training").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
     inside += [path for path in (ROOT / "algorithms").rglob("*.py") if "jax._src" in path.read_text("utf-8")]
     assert [path.name for path in inside] == ["coordinator.py", "vendor.py"]
-
-
-AGREEING = """
-coordinator.HOME = "jax._src.moved"
-processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
-print(processes.broadcast_from_main("directory", "möglich" if processes.is_main else "of the other"))
-processes.agree("same", {"a": 1})
-try:
-    processes.agree("facts", {"a": 1, "b": processes.index})
-except ProcessesError as error:
-    print(error)
-processes.leave()
-"""
-
-
-@pytest.mark.end_to_end
-def test_without_the_store_processes_still_agree():
-    """As where JAX has moved it."""
-    for out in of_two(AGREEING):
-        said, refused = out[-2:]  # after what the library of collective operations says
-        assert said == "möglich"
-        assert refused.startswith("process 1 has b 1, and process 0 0: start all of them with the same")

@@ -49,7 +49,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     tokens, find what makes the answers differ; with `chat`, the prompts are a user's messages. Raises PageError if a
     prompt is empty or too long, or the two differ in length or not at all.
     """
-    run = of_text(run) if run.task == "gato" else run
+    run = of_text(run)
     config, tokenizer = run.config, run.tokenizer
     if not any(isinstance(line, Attention) for line in config.variant.attentions):
         kinds = " and ".join(dict.fromkeys(type(line).__name__ for line in config.variant.attentions))

@@ -1,1 +1,0 @@
-"""Gato's modalities: text, images and discrete values, as sequences of columns."""
