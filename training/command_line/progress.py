@@ -15,7 +15,6 @@ from training.runs.directory import Run
 from training.settings import Settings
 from training.tasks import TASKS
 
-LARGE = 64 << 20  # bytes tokenized between two lines of progress
 LINES = 20  # per training, without a terminal
 MANY_EPOCHS = 100  # from which on the data are so few that a warning says so
 WINDOW = 10.0  # minimum seconds to average rates over
@@ -158,22 +157,6 @@ class Display:
         self._end_evaluation()
         if self._bar is not None:
             self._bar.close()
-
-
-class TokenizingBar(Bar):
-    """Shows how much of the data is tokenized; without a terminal, by a line every so often."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        super().__init__("tokenizing", unit="B", unit_scale=True)
-        self._quiet = quiet
-
-    def tokenized(self, n_bytes: int, total: int) -> None:
-        """Advance by n_bytes of text, of roughly `total` (0: unknown)."""
-        if self._quiet:
-            return
-        self.advance(n_bytes, total)
-        if self._bar is None and (self._done - n_bytes) // LARGE < self._done // LARGE:
-            say(f"tokenized {self._done >> 20} MiB" + (f" of about {total >> 20}" if total else ""))
 
 
 def _span(seconds: float) -> str:

@@ -24,7 +24,6 @@ import jax
 from training.command_line import compilation_cache
 from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
 from training.command_line.named_models import run_of
-from training.command_line.progress import TokenizingBar
 from training.command_line.terminal import Bar, print_table, say, show
 from training.data.loading import RunData, load_run_data, make_dataset
 from training.data.streams import at_commit
@@ -105,9 +104,9 @@ def main(arguments: argparse.Namespace) -> None:
     members = models(arguments, directories, dtype)
     run = next(iter(members.values()))
     description = description._replace(settings=other_settings(arguments, run, description.settings))
-    with TokenizingBar(quiet=False) as reading:
+    with Bar("tokenizing", every=EVERY, unit="B", unit_scale=True) as reading:
         options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
-        data = load_run_data(description.settings, **options, progress=reading.tokenized)
+        data = load_run_data(description.settings, **options, progress=reading.advance)
     if not arguments.data:
         files.check_continues(description._replace(fingerprints=description.fingerprints | data.fingerprints))
     description = description._replace(settings=dataclasses.replace(description.settings, dtype=dtype))

@@ -21,11 +21,11 @@ import jax
 from training.command_line import compilation_cache
 from training.command_line.dry_run import described
 from training.command_line.named_models import run_of
-from training.command_line.progress import Display, TokenizingBar
+from training.command_line.progress import Display
 from training.command_line.resolving import RunRequest, at_commits, resolve, run_request, with_task
 from training.command_line.running import called
 from training.command_line.supervision import enter, is_supervised, note_connection, supervise
-from training.command_line.terminal import say, show, waiting
+from training.command_line.terminal import Bar, say, show, waiting
 from training.command_line.train_flags import parser
 from training.data.loading import RunData, load_run_data
 from training.data.tokenizers import load_tokenizer
@@ -49,6 +49,8 @@ from training.settings import Settings
 from training.tasks import settings_to_json
 from training.tasks.models import config_to_json, model_config
 from training.tasks.objectives import resolved
+
+TOKENIZING = 10.0  # seconds between two lines of progress without a terminal
 
 
 def train(
@@ -125,11 +127,12 @@ def _prepared(
         given = given._replace(start=start)
         settings = resolve(given)
         start = start.fitted(settings)
-    with TokenizingBar(quiet=arguments.quiet or not processes.is_main) as reading:
+    quiet = arguments.quiet or not processes.is_main
+    with Bar("tokenizing", every=TOKENIZING, unit="B", unit_scale=True) as reading:
         options: dict[str, Any] = {
             "tokenizer": load_tokenizer(files.tokenizer) if began else start.tokenizer if start else None,
             "cache_dir": arguments.cache,
-            "progress": reading.tokenized,
+            "progress": (lambda n, total: None) if quiet else reading.advance,
         }
         data = interrupts.run(lambda: load_run_data(settings, **options))
     if settings.start_from:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from training.data.loading import RunData
-from training.evaluation.held_out import check_predicts, evaluate
+from training.evaluation.held_out import check_predicts
 from training.loop import cost
 from training.loop.diagnosis import TrainingError, not_finite
 from training.loop.optimizers import optimizer_from
@@ -74,7 +74,7 @@ class Plan:
         """The sequences of a batch that this process needs."""
         return self.placement.rows(self.settings.batch_size)
 
-    @functools.cached_property
+    @property
     def _objective(self) -> Any:
         return TASKS[self.settings.task].objective
 
@@ -231,12 +231,6 @@ class Program(NamedTuple):
                 if not cost.is_exhausted(error):
                     raise
             plan = split(plan)
-
-    def evaluation(self, state: TrainState, check: Callable[[], None], *, sample: int = 0) -> dict[str, float]:
-        """Return the figures on a `sample` of the held-out batches (0: all); `check` is called before each."""
-        of_bytes = self.plan.data.validation.tokens_per_byte
-        model, held_out = self.plan.model(state), self.plan.held_out(sample)
-        return evaluate(self.totals, model, held_out, tokens_per_byte=of_bytes, check=check)
 
 
 def evaluated(state: TrainState) -> Any:

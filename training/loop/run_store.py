@@ -1,4 +1,4 @@
-"""Files that a training writes: checkpoints with its progress, metrics, the best parameters, the results."""
+"""Files that a training writes: checkpoints with its progress and best parameters, metrics, the results."""
 
 import contextlib
 import dataclasses
@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from training.disk import reason
 from training.loop.diagnosis import TrainingError
 from training.loop.program import Plan, evaluated
 from training.loop.train_step import TrainState
-from training.runs.checkpoints import CheckpointError, Checkpoints, DamagedError, read_checkpoint
+from training.mesh.placement import shardings
+from training.runs.checkpoints import Checkpoints
 from training.runs.directory import RunDirectory
 from training.runs.event_files import EventFile
 from training.runs.loss_plots import Losses
@@ -69,28 +71,29 @@ class Store(contextlib.ExitStack):
         super().__init__()
         settings, self._files, self._is_main, self._warn, self._writers = plan.settings, files, is_main, warn, writers
         self._checkpoints = self.enter_context(Checkpoints(files.checkpoints, max_to_keep=settings.max_to_keep))
-        self._best = self.enter_context(Checkpoints(files.best, max_to_keep=None)) if settings.patience else None
-        self._best_of: dict[int, int] = {}  # checkpoint → step of the best parameters that it names
+        self._placement, self._keeps_best = plan.placement, settings.patience > 0
+        self._best: Any = None  # the best parameters so far, in NumPy, if the training may stop early
         self._log: MetricsLog | None = None
         self._trace = self.enter_context(contextlib.ExitStack())
 
     def restore(self, plan: Plan) -> tuple[TrainState, Progress]:
         """Return the state and progress of the last good checkpoint, or the first ones. Raises CheckpointError."""
+        items, self._best = _items(plan.template), None
+        if self._keeps_best:
+            items["best"] = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype), evaluated(plan.template))
         try:
-            restored = self._checkpoints.restore_latest(_items(plan.template), self._warn)
+            restored = self._checkpoints.restore_latest(items, self._warn)
         except OSError as error:
             raise TrainingError(
                 f"cannot read the last checkpoint in {self._files.checkpoints}: {reason(error)}; nothing was changed: "
                 "rerun the command to try again"
             ) from error
-        self._best_of = self._checkpoints.metas(lambda meta: meta["progress"]["best_step"])
-        self._forget_others()
         if restored is None:
             self._open_log(plan.settings, 0, 0)
             return plan.first_state(), Progress()
         trees, progress = restored.trees, Progress.from_json(restored.meta["progress"])
         self._open_log(plan.settings, progress.step, restored.meta["metrics_bytes"])
-        opt_state, healthy = trees["state"]
+        (opt_state, healthy), self._best = trees["state"], trees.get("best")
         state = TrainState(trees["params"], opt_state, healthy, trees.get("ema"), trees.get("loss_scale"))
         return state, progress
 
@@ -119,38 +122,21 @@ class Store(contextlib.ExitStack):
     def save(self, state: TrainState, progress: Progress) -> None:
         """Write a checkpoint in the background, or raise CheckpointError if it cannot be written."""
         meta = {"progress": progress.to_json(), "metrics_bytes": 0 if self._log is None else self._log.size()}
-        if self._best:
-            self._best.wait()  # before a checkpoint names them
-        self._checkpoints.save(progress.step, _items(state), meta)
-        self._best_of[progress.step] = progress.best_step
+        if self._keeps_best and self._best is None:  # not evaluated yet
+            self.keep_best(state)
+        best = {} if self._best is None else {"best": self._best}
+        self._checkpoints.save(progress.step, _items(state) | best, meta)
 
-    def keep_best(self, state: TrainState, step: int) -> None:
-        """Write the evaluated parameters, the best so far, if the training may stop early."""
-        if self._best:
-            self._checkpoints.wait()
-            self._forget_others()
-            self._best.save(step, {"params": evaluated(state)}, {})
+    def keep_best(self, state: TrainState) -> None:
+        """Keep the evaluated parameters, the best so far, if the training may stop early."""
+        if self._keeps_best:
+            self._best = jax.tree.map(np.array, self._placement.gathered(evaluated(state)))
 
-    def _forget_others(self) -> None:
-        """Delete the best parameters that no complete checkpoint names: a resumed run would not find its own."""
-        if self._best:
-            self._best.keep_only({self._best_of.get(step) for step in self._checkpoints.steps()})
-
-    def best(self, plan: Plan, state: TrainState, step: int) -> TrainState | None:
-        """Return the state with the best parameters, which are those of `step`; None if they are not kept, or if no
-        loss was finite (step 0).
-        """
-        if not self._best or not step:
+    def best(self, state: TrainState) -> TrainState | None:
+        """Return the state with the best parameters; None if they are not kept."""
+        if self._best is None:
             return None
-        self._best.wait()
-        template = plan.placement.placed(jax.eval_shape(evaluated, state))
-        try:
-            restored = read_checkpoint(self._files.best, step, {"params": template})
-        except DamagedError as error:
-            raise CheckpointError(
-                f"the best parameters, {self._files.best / str(step)}, are damaged ({error}); restore a copy of them"
-            ) from error
-        return state._replace(params=restored.trees["params"], ema=None)
+        return state._replace(params=jax.device_put(self._best, shardings(state.params)), ema=None)
 
     def last_step(self) -> int | None:
         """Return the step of the last complete checkpoint; None if there is none."""

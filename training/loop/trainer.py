@@ -17,7 +17,7 @@ import jax
 
 from training.data.token_store import token_stores
 from training.disk import reason
-from training.evaluation.held_out import perplexity
+from training.evaluation.held_out import evaluate, perplexity
 from training.loop.cost import is_exhausted, memory_in_use
 from training.loop.diagnosis import TrainingError, explosion
 from training.loop.program import Plan, Program, size
@@ -88,14 +88,15 @@ class Watch(NamedTuple):
 
     def evaluation(self, program: Program, state: TrainState, *, sample: int = 0) -> dict[str, float]:
         """Return the figures on a `sample` of the held-out batches (0: all)."""
-        n = program.plan.data.validation.n_steps
+        plan, n = program.plan, program.plan.data.validation.n_steps
         total = min(sample, n) if sample else n
 
         def check() -> None:
             self.check()
             self.observer.evaluating(total)
 
-        return program.evaluation(state, check, sample=sample)
+        how = {"tokens_per_byte": plan.data.validation.tokens_per_byte, "check": check}
+        return evaluate(program.totals, plan.model(state), plan.held_out(sample), **how)
 
 
 def train(plan: Plan, files: RunDirectory, watch: Watch) -> dict[str, float]:
@@ -236,7 +237,7 @@ def _updated(
 def _finish(program: Program, state: TrainState, progress: Progress, store: Store, watch: Watch) -> dict[str, float]:
     """Write the trained parameters, the best ones if they are kept, and their results on all held-out data."""
     results, step = progress.results, progress.step
-    best = store.best(program.plan, state, progress.best_step)
+    best = store.best(state) if progress.best_step else None  # 0: no loss was finite
     if best is not None:
         state, step = best, progress.best_step
     if step != progress.step or program.plan.samples:
@@ -348,7 +349,7 @@ class _Record:
         self._store.append((progress.pending or {}) | {f"validation_{name}": v for name, v in results.items()})
         progress.pending = None
         if progress.note(results, plan.settings.patience):
-            self._store.keep_best(state, step)
+            self._store.keep_best(state)
         self._store.draw()
         run = None
         if watch.processes.count == 1:  # several have only a part of the model each

@@ -5,9 +5,9 @@ checkpoint. It does not detect corruption on disk, so a checksum of every array 
 checksums or format are wrong is set aside, and the one before it is restored.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,13 +22,10 @@ from training.runs.restoring import (
     description_of,
     first_line,
     read_checkpoint,
-    read_meta,
     together,
     type_of,
 )
 from training.runs.sums import sums
-
-T = TypeVar("T")
 
 DAMAGED = "damaged"
 
@@ -39,9 +36,9 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 class Checkpoints:
-    """The checkpoints in a directory; the newest `max_to_keep` are kept (None: all)."""
+    """The checkpoints in a directory; the newest `max_to_keep` are kept."""
 
-    def __init__(self, directory: Path, *, max_to_keep: int | None) -> None:
+    def __init__(self, directory: Path, *, max_to_keep: int) -> None:
         import orbax.checkpoint as ocp
 
         self._directory = directory.absolute()
@@ -100,22 +97,6 @@ class Checkpoints:
                 f"sound copy of one into {self._directory}; to start over, name another directory, or delete this run"
             )
         return None
-
-    def metas(self, of: Callable[[dict[str, Any]], T]) -> dict[int, T]:
-        """Return what a function makes of the JSON saved with each checkpoint, by step; of damaged ones nothing."""
-
-        def read() -> dict[int, T]:
-            found = {step: read_meta(self._directory, step) for step in self.steps()}
-            return {step: of(meta) for step, meta in found.items() if meta is not None}
-
-        return together(jax.process_count() > 1, self._directory, read)
-
-    def keep_only(self, steps: Container[int | None]) -> None:
-        """Delete all other checkpoints, or raise CheckpointError if the last one cannot be written."""
-        self.wait()
-        for step in self.steps():
-            if step not in steps:
-                self._manager.delete(step)
 
     def __enter__(self) -> "Checkpoints":
         return self

@@ -6,8 +6,7 @@
 | tokenizer.json | the tokenizer |
 | metrics.jsonl | one JSON object for each logged step |
 | loss.png, tensorboard/, wandb/, profile/ | plots of them, and a profiler's trace |
-| checkpoints/STEP/ | checkpoints to resume training from |
-| best/STEP/ | the best parameters that the checkpoints know of, if training may stop early |
+| checkpoints/STEP/ | checkpoints to resume training from, with the best parameters if it may stop early |
 | parameters.safetensors | the trained parameters, and the step at which the run was complete |
 | adapter.safetensors | the trained low-rank matrices, for a run that adapts another run's model |
 | results.json | the final figures on the held-out data |
@@ -97,7 +96,6 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self.profile = self.path / "profile"
         self.checkpoints = self.path / "checkpoints"
-        self.best = self.path / "best"
         self.parameters = self.path / "parameters.safetensors"
         self.adapter = self.path / "adapter.safetensors"
         self.results = self.path / "results.json"

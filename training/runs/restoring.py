@@ -134,14 +134,6 @@ def _record(path: Path) -> dict[str, Any]:
         raise ValueError("its description is not one") from None
 
 
-def read_meta(directory: Path, step: int) -> dict[str, Any] | None:
-    """Return the JSON that was saved with a checkpoint; None if it is damaged."""
-    try:
-        return _record(directory / str(step))["meta"]
-    except FORMAT_ERRORS:
-        return None
-
-
 def _check_arrays(path: Path, names: Mapping[str, Mapping[str, Any]], record: dict[str, Any]) -> None:
     """Raise CheckpointError unless these arrays are the ones that were saved."""
     for item, leaves in names.items():

@@ -13,7 +13,7 @@ import pytest
 from tests.training_cases import make_trainer, settings_for, untimed
 from training.loop.run_store import Progress
 from training.runs.checkpoints import saved_steps
-from training.runs.directory import RunDirectory, RunError
+from training.runs.directory import RunError
 from training.runs.trained_model import load_run
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("as_most_callers")]
@@ -101,29 +101,6 @@ def test_each_state_of_a_run_is_resumed_with_the_same_outcome(tmp_path, monkeypa
             assert untimed(state / "metrics.jsonl") == untimed(tmp_path / "run" / "metrics.jsonl")
             chex.assert_trees_all_equal(load_run(state).theta, load_run(tmp_path / "run").theta, thetas[best])
             assert not [path for path in state.rglob("*unfinished*") if path.parent != state]
-
-
-def test_a_future_that_was_lost_has_no_best(tmp_path, monkeypatch):
-    """Where the evaluations go otherwise after a kill, the best parameters are those that the checkpoint names."""
-    states = []
-    with monkeypatch.context() as patch:
-        evaluating(patch, LOSSES)
-        watch(patch, tmp_path / "run", states)
-        _, thetas = trained(tmp_path / "run", patience=9)
-    found = set()
-    for state in different(states):
-        steps = saved_steps(RunDirectory(state).checkpoints)
-        if not steps or (state / "parameters.safetensors").exists():
-            continue
-        with monkeypatch.context() as patch:
-            evaluating(patch, dict.fromkeys(LOSSES, 5.0))
-            best, later = trained(state, patience=9)
-        done = steps[0]
-        expected = max((step for step in LOSSES if step <= done and step != 8), default=None) or min(later)
-        assert best == expected
-        chex.assert_trees_all_equal(load_run(state).theta, thetas[best])
-        found.add((done, best))
-    assert found >= {(3, 2), (6, 6)}
 
 
 @pytest.mark.parametrize("ends", [SystemExit, "finished"])

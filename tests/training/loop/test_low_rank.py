@@ -214,9 +214,9 @@ def test_the_best_adapter_is_kept(base, tmp_path):
     _, results = trained(tmp_path / "run", base, patience=1, eval_every=1, learning_rate=0.5, weight_decay=0.0)
     files = RunDirectory(tmp_path / "run")
     assert files.adapter.is_file()
-    best = saved_steps(files.best)[0]
+    last = saved_steps(files.checkpoints)[0]
     shapes = adapter_shapes(load_run(base).theta, files.description().settings)
-    kept = read_checkpoint(files.best, best, {"params": shapes}).trees["params"]
+    kept = read_checkpoint(files.checkpoints, last, {"best": shapes}).trees["best"]
     expected = merged(load_run(base).theta, jax.tree.map(jnp.asarray, kept), 1.5)
     np.testing.assert_array_equal(load_run(files.path).theta.layers.mlp.W_mlp1, expected.layers.mlp.W_mlp1)
     assert results["loss"] > 0
