@@ -9,15 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-VARIANTS = (
-    "PAPER", "VASWANI", "BERT", "ALBERT", "GPT2", "GPT3", "GOPHER", "BLOOM", "LLAMA", "MISTRAL", "MINISTRAL3",
-    "QWEN2", "SEED_OSS", "ARCEE", "APERTUS", "ERNIE4_5", "STARCODER2", "QWEN3", "HUNYUAN", "OLMO", "OLMO2", "OLMO3",
-    "OLMO_HYBRID", "GRANITE", "GRANITE_HYBRID", "NEMOTRON_H", "NEMOTRON3", "GEMMA", "GEMMA2", "GEMMA3",
-    "RECURRENT_GEMMA", "LFM2", "GLM4", "NANOCHAT",
-    "COHERE2", "EXAONE4", "NEOX", "GPT_NEO", "OPT", "ROBERTA", "MODERNBERT", "LLADA", "BART", "T5", "MARIAN", "MIXTRAL",
-    "QWEN2_MOE", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "OLMOE", "MINIMAX_M2", "LLAMA4", "GPT_OSS",
-    "DEEPSEEK", "DEEPSEEK_V32", "ERNIE4_5_MOE", "LFM2_MOE", "GLM4_MOE", "GLM4_MOE_LITE", "GLM5", "KIMI_LINEAR",
-)  # fmt: skip
+from algorithms import VARIANTS
+
 # An optimizer or schedule sets other defaults if it is not the task's own.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"learning_rate": 0.1, "weight_decay": 0.0},
@@ -147,7 +140,7 @@ class Settings:
         "PAPER",
         "the pseudocode, or a published model that differs from it; or a custom one: "
         "PACKAGE.MODULE:NAME, or a record's JSON",
-        choices=VARIANTS,
+        choices=tuple(VARIANTS),
         names_others=True,
     )
     L: int = _setting(4, "layers", common=False)

@@ -88,16 +88,6 @@ def test_without_images_gato_is_algorithm_10():
     cases.assert_close(alg.d_transformer(X, theta.transformer), alg.d_transformer(x, theta.transformer))
 
 
-def test_gradients_of_the_hand_written_rules_are_those_of_the_printed_lines():
-    weight = cases.normal(11, 10, seed=5)
-
-    def loss(theta, implementation):
-        return (weight * sequence(theta, implementation=implementation)[0]).sum()
-
-    gradient = jax.jit(jax.grad(loss), static_argnums=1)
-    cases.assert_trees_close(gradient(params(), "auto"), gradient(params(), "paper"), 1e-9)
-
-
 def test_patches_are_in_raster_order_and_scaled():
     image = np.arange(96.0).reshape(8, 12, 1) / 95
     patches, *places = gato.raster(image, side=4, n_places=3)

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
@@ -11,24 +11,14 @@ from training.serving.errors import RequestError, check_model
 from training.serving.served import ServedModel
 
 
-class Bounds(NamedTuple):
-    """Allowed values of request fields, for one server."""
-
-    model: str  # its name
-    queue: int  # most continuations or texts of a request
-    tokens: int  # most tokens of a continuation
-    N_V: int  # tokens of the vocabulary
-    d_e: int  # components of an embedding
-
-
 class Described:
     """A field that expects `what`, in words, or in `words` of one server; and of the right type, only what `holds`."""
 
     def __init__(
         self,
         what: str,
-        words: Callable[[Bounds], str] | None = None,
-        holds: Callable[[Any, Bounds], bool] = lambda *_: True,
+        words: Callable[[ServedModel], str] | None = None,
+        holds: Callable[[Any, ServedModel], bool] = lambda *_: True,
     ) -> None:
         self.what, self.words, self.holds = what, words or (lambda _: what), holds
 
@@ -52,20 +42,20 @@ class Described:
 
 
 class Within(Described):
-    """An integer from `least` to `most`: numbers, or names of fields of `Bounds`."""
+    """An integer from `least` to `most`: numbers, or names of limits of the served model."""
 
     def __init__(self, least: int | str, most: int | str) -> None:
         self._limits = least, most
 
-        def limits(bounds: Bounds) -> list[int]:
-            return [limit if isinstance(limit, int) else getattr(bounds, limit) for limit in (least, most)]
+        def limits(served: ServedModel) -> list[int]:
+            return [limit if isinstance(limit, int) else served.limit(limit) for limit in (least, most)]
 
-        def holds(value: int, bounds: Bounds) -> bool:
-            first, last = limits(bounds)
+        def holds(value: int, served: ServedModel) -> bool:
+            first, last = limits(served)
             return first <= value <= last
 
         words = "an integer from {} to {}"
-        super().__init__("an integer within the server's limits", lambda bounds: words.format(*limits(bounds)), holds)
+        super().__init__("an integer within the server's limits", lambda served: words.format(*limits(served)), holds)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the schema of an integer, with the limits that all servers share."""
@@ -96,14 +86,14 @@ class Neutral:
 Flag = Annotated[bool, Described("true or false")]
 Text = Annotated[str, Described("a text")]
 Number = Annotated[float, Described("a number below 10^308")]
-ModelName = Annotated[str, Described("the name of the model", lambda bounds: repr(bounds.model))]
+ModelName = Annotated[str, Described("the name of the model", lambda served: repr(served.name))]
 Texts = Annotated[
     str | list[int] | list[str | list[int]],
     Described(
         "a text, tokens, or a list of these, none of them empty",
-        lambda bounds: f"a text, tokens from 0 to {bounds.N_V - 1}, or a list of these, none of them empty",
-        lambda given, bounds: all(
-            isinstance(one, str) or (one and 0 <= min(one) <= max(one) < bounds.N_V) for one in listed(given)
+        lambda served: f"a text, tokens from 0 to {served.limit('N_V') - 1}, or a list of these, none of them empty",
+        lambda given, served: all(
+            isinstance(one, str) or (one and 0 <= min(one) <= max(one) < served.limit("N_V")) for one in listed(given)
         ),
     ),
 ]
@@ -128,21 +118,18 @@ class Fields(BaseModel):
     @classmethod
     def read(cls, body: Any, served: ServedModel) -> Self:
         """Return the fields of a request's JSON to this server. Raises RequestError if one is unknown or invalid."""
-        limits = served.limits
-        N_V, d_e = served.tokenizer.N_V, served.config.d_e
-        bounds = Bounds(model=served.name, queue=limits.queue, tokens=limits.tokens, N_V=N_V, d_e=d_e)
         try:
-            found = cls.model_validate(body, context=bounds)
+            found = cls.model_validate(body, context=served)
         except ValidationError as wrong:
             errors = wrong.errors(include_url=False)
             unknown = [error for error in errors if error["type"] == "extra_forbidden"]
-            raise cls._refused([*unknown, *errors][0], bounds) from None
+            raise cls._refused([*unknown, *errors][0], served) from None
         if (name := getattr(found, "model", None)) is not None:
             check_model(name, served.name)
         return found
 
     @classmethod
-    def _refused(cls, wrong: ErrorDetails, bounds: Bounds) -> RequestError:
+    def _refused(cls, wrong: ErrorDetails, served: ServedModel) -> RequestError:
         if not wrong["loc"]:
             return RequestError("expected a JSON object")
         parameter = str(wrong["loc"][0])
@@ -154,7 +141,7 @@ class Fields(BaseModel):
                 message = f"{place} is not supported: leave it out"
             case "missing":
                 (described,) = (kind for kind in cls.model_fields[parameter].metadata if isinstance(kind, Described))
-                message = f"{place}: expected {described.words(bounds)}, got nothing"
+                message = f"{place}: expected {described.words(served)}, got nothing"
             case _:
                 message = f"{place}: expected {wrong.get('ctx', {})['what']}, got {reprlib.repr(wrong['input'])}"
         return RequestError(message, parameter=parameter)

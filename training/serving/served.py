@@ -65,6 +65,10 @@ class ServedModel:
     limits: Limits
     ends: tuple[int, ...] = ()  # further tokens that end a text, besides the tokenizer's
 
+    def limit(self, name: str) -> int:
+        """Return a limit of requests, or a size of the model, by name."""
+        return {"N_V": self.tokenizer.N_V, "d_e": self.config.d_e}.get(name) or getattr(self.limits, name)
+
 
 def served_of(run: Run, name: str, limits: Limits, *, weights: Literal["int8"] | None = None) -> ServedModel:
     """Return a decoder or encoder to be served under this name, or raise AnswerError; "int8" is for decoders."""
