@@ -33,7 +33,7 @@ from tests.own_lines.differential import DIFFERENTIAL
 from tests.own_lines.experts import EXPERTS
 from tests.own_lines.latent import LATENT
 from tests.own_lines.sinks import SINKS, Sinks
-from training.crosscheck.models import YARN, family_parameters, options_of, small
+from training.crosscheck.models import YARN, family_parameters, small
 from training.oracle import family
 
 SIZES = {"N_V": 19, "l_max": 17, "L": 3, "H": 6, "d_e": 10, "d_mlp": 13, "d_attn": 4, "d_mid": 5}
@@ -221,7 +221,6 @@ def oracle_logits(x: Any, theta: Any, variant: Variant, **where: Any) -> np.ndar
     """The logits of θ's algorithm by the oracle's loops, of one sequence, or of one with a context ``z``."""
     parameters, x = family_parameters(theta), list(map(int, x))
     if "z" in where:
-        return family.ed_logits(list(map(int, where.pop("z"))), x, parameters, options_of(variant, 0), **where)
-    options = options_of(variant, variant.shared_layers * len(parameters.layers))
+        return family.ed_logits(list(map(int, where.pop("z"))), x, parameters, variant, **where)
     of_algorithm = family.d_logits if isinstance(theta, DTransformerParams) else family.e_logits
-    return of_algorithm(x, parameters, options, **where)
+    return of_algorithm(x, parameters, variant, **where)

@@ -6,7 +6,7 @@ what the model's own version of it returns, so that a change is charged to the l
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from training.crosscheck.pseudocode import Line
 from training.crosscheck.records import OracleRecord
 from training.crosscheck.values import difference
 from training.oracle.components import softmax
-from training.oracle.family import of_layer
-from training.oracle.lines import before, mh_attention, normalize, part
+from training.oracle.family import in_turn
+from training.oracle.lines import across, before, mh_attention, normalize, part
 from training.oracle.transformers import causal_mask, ones_mask
 
 __all__ = ["lines_not_printed"]
@@ -36,26 +36,25 @@ class _MissingError(Exception):
 
 
 def lines_not_printed(
-    record: OracleRecord, algorithm: int, tokens: Sequence[Any], theta: Any, model: Mapping[str, Any]
+    record: OracleRecord, algorithm: int, tokens: Sequence[Any], theta: Any, variant: Any
 ) -> set[tuple[int, str]]:
     """The lines of Algorithms 4 to 7 and of 8, 9 or 10 that are not as printed.
 
     `record`: a run of the oracle on one sequence, or one pair; `algorithm`: 8, 9 or 10; `tokens`: what was run: x,
-    or z and x; `theta`: the parameters, unstacked; `model`: the options of `training.oracle.family`.
+    or z and x; `theta`: the parameters, unstacked; `variant`: what the oracle ran.
     """
-    walk = _Walk(record, algorithm, tokens, theta, model)
+    walk = _Walk(record, algorithm, tokens, theta, variant)
     lines = PSEUDOCODE[algorithm].lines
     for i, line in enumerate(lines):
         if line.kind == "loop":
             own = getattr(theta, LAYERS[line.label])
-            L = model["L"] or len(own)
-            if len(own) < L:
+            if variant.shared_layers > 1:
                 walk.found.add((algorithm, line.number))
             end = next(j for j, other in enumerate(lines) if other.loop == line.number)
-            for l in range(L):
+            for l in range(variant.shared_layers * len(own)):
                 walk.in_layer(l)
                 for each in lines[i + 1 : end]:
-                    walk.line(each, own[l * len(own) // L], model["attention"][l % len(model["attention"])])
+                    walk.line(each, own[l // variant.shared_layers], in_turn(variant.attention, l))
         elif line.depth == 0 and line.kind != "length":
             walk.line(line, theta)
     return walk.found
@@ -64,10 +63,8 @@ def lines_not_printed(
 class _Walk:
     """Goes through a run line by line, evaluating what is printed there on the latest value of each variable."""
 
-    def __init__(
-        self, record: OracleRecord, n: int, tokens: Sequence[Any], theta: Any, model: Mapping[str, Any]
-    ) -> None:
-        self.n, self.theta, self.model, self.record = n, theta, model, record
+    def __init__(self, record: OracleRecord, n: int, tokens: Sequence[Any], theta: Any, variant: Any) -> None:
+        self.n, self.theta, self.variant, self.record = n, theta, variant, record
         self.tokens = iter(tokens)
         self.in_layer(0)
         self.values: dict[tuple[int, str], Iterator[np.ndarray]] = {}
@@ -76,8 +73,8 @@ class _Walk:
 
     def in_layer(self, l: int) -> None:
         """Begin with layer l, from 0."""
-        self.of_layer = of_layer(self.model, l)
-        self.order = self.of_layer["order"] or ("norm_first" if self.n == 10 else "norm_last")
+        self.of_mlp = in_turn(self.variant.mlp, l)
+        self.order = in_turn(self.variant.order, l) or ("norm_first" if self.n == 10 else "norm_last")
 
     def see(self, n: int, number: str, printed: Formula) -> np.ndarray:
         """Compare the next value of a line with its printed formula; returns the value."""
@@ -126,14 +123,14 @@ class _Walk:
         def printed(_: np.ndarray) -> np.ndarray:
             for parameter in (norm, part(norm, "gamma"), part(norm, "beta")):
                 _given(parameter)
-            return normalize(X, norm, self.model)
+            return normalize(X, norm, self.variant.norm)
 
-        if norm is not None and self.model["norm"] == "rms_norm":
+        if norm is not None and type(self.variant.norm).__name__ == "RMSNorm":
             self.found |= {(6, "1"), (6, "2"), (6, "return")}
         elif norm is not None and (norm.gamma is None or part(norm, "beta") is None):
             self.found.add((6, "return"))
         elif norm is not None:
-            actual = normalize(X, norm, self.model)
+            actual = normalize(X, norm, self.variant.norm)
             each = [oracle.layer_norm(column, norm.gamma, norm.beta) for column in X.T]
             if difference(np.stack(each, axis=1), actual) > TOLERANCE:
                 self.found.add((6, "return"))
@@ -141,17 +138,17 @@ class _Walk:
 
     def attention(self, line: Line, layer: Any, options: Any) -> Formula:
         """A line X + MHAttention(X_in, Z | W, mask), and Algorithms 4 and 5 within it."""
-        if options.keys() & {"own", "latent", "delta", "mamba", "lru", "short_convolution"}:
+        if type(options).__name__ != "Attention":
             return _is_own
         reads, context, kind = re.findall(r"MHAttention\((X̃|\w)(, Z)? \| 𝓦_l\^?([\w/]*)", line.text)[0]
         W, X = getattr(layer, ATTENTIONS[kind]), self.latest[line.variable]
         X_in = X_printed = self.latest["X_tilde" if reads == "X̃" else reads]
         if self.n != 10:
             norm = {"dec": "norm3", "e/d": "norm4"}.get(kind, "norm1")
-            X_in = before(X_printed, part(layer, norm), self.order, self.model)
+            X_in = before(X_printed, part(layer, norm), self.order, self.variant.norm)
         Z, Z_printed = (self.latest["Z"],) * 2 if context else (X_in, X_printed)
         mask = ones_mask(Z.shape[1], X.shape[1]) if "≡ 1" in line.text else causal_mask(X.shape[1])
-        options = {**options, "window": None, **({"positions": None} if context else {})}
+        options = across(options) if context else options
         self.heads(W, X_in, Z)
         where = {
             "x_positions": range(X.shape[1]),
@@ -159,7 +156,7 @@ class _Walk:
             "bidirectional": line.number == "5",
         }
         where["distances"] = part(self.theta, DISTANCES.get((self.n, kind), "distances"))
-        return lambda _: X + mh_attention(X_printed, Z_printed, W, mask, options, self.model, **where)
+        return lambda _: X + mh_attention(X_printed, Z_printed, W, mask, options, **where)
 
     def heads(self, W: Any, X: np.ndarray, Z: np.ndarray) -> None:
         """Algorithms 4 and 5 on what this model's attention reads."""
@@ -181,7 +178,7 @@ class _Walk:
 
     def mlp(self, line: Line, layer: Any) -> Formula:
         """A line X + W_mlp2 f(W_mlp1 X̃ + b_mlp1 1ᵀ) + b_mlp2 1ᵀ."""
-        if self.of_layer.get("own_mlp") is not None or self.model["experts"] is not None:
+        if type(self.of_mlp).__name__ not in ("MLP", "NoneType"):
             return _is_own
         X, W, f = self.latest[line.variable], part(layer, "mlp"), oracle.relu if self.n == 8 else oracle.gelu
         X_tilde = self.latest["X_tilde"] if "X̃" in line.text else X
@@ -194,8 +191,8 @@ class _Walk:
 
     def unembedding(self, X: np.ndarray) -> None:
         """Algorithm 7 on the columns of X, with the model's W_u."""
-        W_u, s = part(self.theta, "W_u"), self.model["logit_scale"]
-        matrix = (X.shape[0] ** -0.5 if s == "rsqrt_d_e" else s) * (self.theta.W_e.T if W_u is None else W_u)
+        W_u, u = part(self.theta, "W_u"), self.variant.unembedding
+        matrix = (X.shape[0] ** -0.5 if u.tied and u.scaled else u.factor) * (self.theta.W_e.T if W_u is None else W_u)
         self.see(7, "1", lambda _: softmax(matrix @ X))
 
 

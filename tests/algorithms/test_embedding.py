@@ -13,11 +13,10 @@ import pytest
 import algorithms as alg
 from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
 from algorithms.alg01_embedding import sinusoid
-from algorithms.lines import Attention, Embedding, Linear, Llama3, Rotary, Yarn
+from algorithms.lines import Embedding, Linear, Llama3, Rotary, Yarn
 from algorithms.ops import lookup
 from tests import cases
 from training import oracle
-from training.crosscheck.models import options_of
 from training.oracle.positions import rotary_frequencies
 
 LOOKUPS = [(token_embedding, oracle.token_embedding), (positional_embedding, oracle.positional_embedding)]
@@ -76,8 +75,7 @@ SCALINGS = [Linear(factor=3.0), Llama3(factor=8.0, l_original=40), YARN, YARN.bu
 
 @pytest.mark.parametrize("scaling", [*SCALINGS, YARN.but(factor=0.7, slow=5e-4, fast=30.0)], ids=str)
 def test_scaled_frequencies_are_the_oracles(scaling):
-    line = Attention(positions=Rotary(base=100.0, scaling=scaling))
-    expected, factor = rotary_frequencies(16, options_of(alg.PAPER.but(attention=line), 1)["attention"][0]["positions"])
+    expected, factor = rotary_frequencies(16, 100.0, scaling)
     found, of_ours = scaling(100.0 ** (-np.arange(0, 16, 2) / 16), 100.0)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert of_ours == pytest.approx(factor, rel=1e-12)

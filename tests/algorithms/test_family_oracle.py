@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from algorithms import PAPER, lines
 from tests.algorithms.test_inside_models import DECODERS, ENCODER_DECODERS, ENCODERS
 from tests.interchange_cases import libraries, randomized, saved
 from tests.training.interchange import test_decoders, test_encoders
-from training.crosscheck.models import family_parameters, options_of
+from training.crosscheck.models import family_parameters
 from training.interchange import load_pretrained
 from training.oracle import family
 from training.oracle.parameters import unstack
@@ -42,9 +43,9 @@ def hf(monkeypatch):
 
 
 def imported(model, folder):
-    """The parameters and the options of an imported model, as the oracle has them."""
+    """The parameters of an imported model, as the oracle has them, and its variant."""
     theta, config, _ = load_pretrained(saved(model, folder))
-    return family_parameters(theta), options_of(config.variant, getattr(config, "L", 0))
+    return family_parameters(theta), config.variant
 
 
 def assert_logits(found, model, upto=None, **inputs):
@@ -94,39 +95,36 @@ def test_types_of_tokens(tmp_path, monkeypatch):
 
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
-YARN = {"factor": 4.0, "beta_fast": 3.0, "beta_slow": 0.5, "original_length": 20}
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 3.0, "beta_slow": 0.5, "original_max_position_embeddings": 20}
 SCALINGS = [
-    {"kind": "linear", "factor": 3.0},
-    {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 40},
-    {"kind": "yarn", **YARN},
-    {"kind": "yarn", **YARN, "truncate": False},
-    {"kind": "yarn", "factor": 4.0, "original_length": 20, "attention_factor": 1.3},
-    {"kind": "yarn", **YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
-    {"kind": "yarn", **YARN, "mscale": 0.7},
-]
+    {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 40},
+    YARN,
+    YARN | {"truncate": False},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20, "attention_factor": 1.3},
+    YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
+    YARN | {"mscale": 0.7},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_scaled_rotary_positions(tmp_path, scaling):
-    names = {"kind": "rope_type", "original_length": "original_max_position_embeddings"}
-    scaled = test_decoders.make("llama", rope_parameters={**ROPE, **{names.get(n, n): v for n, v in scaling.items()}})
-    parameters, options = imported(test_decoders.make("llama", rope_parameters=ROPE), tmp_path)
-    plain = family.d_logits(X, parameters, options)
-    options["attention"] = [
-        {**line, "positions": {**line["positions"], "scaling": scaling}} for line in options["attention"]
-    ]
-    assert_logits(family.d_logits(X, parameters, options), scaled, input_ids=X)
+    model = test_decoders.make("llama", rope_parameters={**ROPE, **scaling})
+    parameters, variant = imported(model, tmp_path)
+    assert_logits(family.d_logits(X, parameters, variant), model, input_ids=X)
+    plain = variant.but(attention=variant.attention.but(positions=variant.attention.positions.but(scaling=None)))
     with pytest.raises(AssertionError):
-        assert_logits(plain, scaled, input_ids=X)
+        assert_logits(family.d_logits(X, parameters, plain), model, input_ids=X)
 
 
 def test_positions_that_are_given_padding_and_documents(tmp_path):
     model = test_decoders.make("llama with biases")
-    parameters, options = imported(model, tmp_path)
+    parameters, variant = imported(model, tmp_path)
     positions = np.sort(np.random.default_rng(3).choice(30, LENGTH, replace=False))
-    found = family.d_logits(X, parameters, options, positions=positions, length=7)
+    found = family.d_logits(X, parameters, variant, positions=positions, length=7)
     assert_logits(found, model, upto=7, input_ids=X, position_ids=positions, attention_mask=PRESENT)
-    found = family.d_logits(X, parameters, options, documents=[0] * 4 + [1] * (LENGTH - 4))
+    found = family.d_logits(X, parameters, variant, documents=[0] * 4 + [1] * (LENGTH - 4))
     assert_logits(found[:, :4], model, input_ids=X[:4])
     assert_logits(found[:, 4:], model, input_ids=X[4:])
 
@@ -155,6 +153,7 @@ def test_xlnet_has_transformer_xls_scores():
         layers.append(SimpleNamespace(attention=attention, mlp=SimpleNamespace(**mlp), **norms))
     W_e, b_u = weights["transformer.word_embedding.weight"].T, weights["lm_loss.bias"]
     theta = SimpleNamespace(W_e=W_e, layers=layers, W_u=None, b_u=b_u)
-    options = {**family.PAPER, "epsilon": 1e-3, "order": "norm_last", "positions": None}
-    options["attention"] = [{"positions": {"kind": "transformer_xl"}}]
-    assert_logits(family.d_logits(X, theta, options), model, input_ids=X)
+    attention, embedding = lines.Attention(positions=lines.TransformerXL()), lines.Embedding(positions=None)
+    norm = lines.LayerNorm(epsilon=1e-3)
+    variant = PAPER.but(embedding=embedding, norm=norm, attention=attention, order="norm_last")
+    assert_logits(family.d_logits(X, theta, variant), model, input_ids=X)

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from algorithms import PAPER, lines
+from algorithms.lines import Attention, Embedding, LayerNorm, RMSNorm, Rotary, TransformerXL, Unembedding
 from training import oracle
 from training.oracle import family
 from training.oracle.lines import join_masks
@@ -83,11 +85,11 @@ EMBEDDINGS = {"W_e": (D_E, 11), "W_p": (D_E, 9), "W_u": (11, D_E)}
 def test_without_changed_lines_it_is_the_papers():
     x, z = [9, 3, 1, 4, 10], [2, 7, 1, 8, 2, 8, 0]
     theta = random({**EMBEDDINGS, "layers": [LAYER] * 2, "norm": NORM})
-    close(family.d_transformer(x, theta), oracle.d_transformer(x, theta))
+    close(family.d_transformer(x, theta, PAPER), oracle.d_transformer(x, theta))
     theta = random({**EMBEDDINGS, "layers": [LAYER] * 2, "W_f": (D_E, D_E), "b_f": (D_E,), "norm": NORM})
-    close(family.e_transformer(x, theta), oracle.e_transformer(x, theta))
+    close(family.e_transformer(x, theta, PAPER), oracle.e_transformer(x, theta))
     theta = random({**EMBEDDINGS, "encoder": [LAYER] * 2, "decoder": [DECODER_LAYER] * 3})
-    close(family.ed_transformer(z, x, theta), oracle.ed_transformer(z, x, theta))
+    close(family.ed_transformer(z, x, theta, PAPER), oracle.ed_transformer(z, x, theta))
 
 
 def layer_norm_of_columns(Y, norm):
@@ -116,9 +118,8 @@ def test_document_000s_block():
     for W in theta.layers:
         Y = Y + layer_norm_of_columns(unscaled_attention(Y, Y, W.attention, 1.0), W.attention.norm_out)
         Y = Y + W.mlp.W_mlp2 @ np.maximum(W.mlp.W_mlp1 @ Y, 0)
-    close(
-        family.d_logits(X, theta, {**family.PAPER, "activation": "relu", "attention": [{"scale": 1.0}]}), theta.W_u @ Y
-    )
+    variant = PAPER.but(attention=Attention(scale=1.0, normalize_output=LayerNorm()), mlp=lines.MLP(activation="relu"))
+    close(family.d_logits(X, theta, variant), theta.W_u @ Y)
 
 
 def test_document_003s_decoder():
@@ -131,9 +132,9 @@ def test_document_003s_decoder():
         Y = layer_norm_of_columns(Y + unscaled_attention(Y, Y, W.attention, 3**-0.5), W.norm1)
         inner = np.maximum(W.mlp.W_mlp1 @ Y + W.mlp.b_mlp1[:, None], 0)
         Y = layer_norm_of_columns(Y + W.mlp.W_mlp2 @ inner + W.mlp.b_mlp2[:, None], W.norm2)
-    positions = {"kind": "sinusoidal", "base": 10_000.0, "rows": "neighbors"}
-    model = {**family.PAPER, "positions": positions, "order": "norm_last", "activation": "relu"}
-    close(family.d_logits(X, theta, model), theta.W_u @ Y + theta.b_u[:, None])
+    embedding, mlp = Embedding(positions="sinusoidal"), lines.MLP(activation="relu")
+    variant = PAPER.but(embedding=embedding, order="norm_last", mlp=mlp)
+    close(family.d_logits(X, theta, variant), theta.W_u @ Y + theta.b_u[:, None])
 
 
 def test_it_is_analytic():
@@ -146,16 +147,22 @@ def test_it_is_analytic():
     norm = {"gamma": (D_E,)}
     block = {"attention": attention, "norm1": norm, "mlp": mlp, "norm2": norm}
     theta = random({"W_e": (D_E, 11), "layers": [block] * 2, "norm": norm})
-    lines = [
-        {"positions": {"kind": "transformer_xl"}, "cap": 0.5},
-        {"positions": {"kind": "rotary", "share": 0.5}, "window": 2},
-    ]
-    model = {**family.PAPER, "positions": None, "norm": "rms_norm", "norm_offset": 1.0, "activation": "silu"}
-    model = {**model, "attention": lines, "logit_cap": 0.7}
+    norms = {"normalize_heads": RMSNorm(offset=1.0), "normalize_output": RMSNorm(offset=1.0)}
+    attentions = (
+        Attention(positions=TransformerXL(), cap=0.5, **norms),
+        Attention(positions=Rotary(share=0.5), window=2, **norms),
+    )
+    variant = PAPER.but(
+        embedding=Embedding(positions=None),
+        norm=RMSNorm(offset=1.0),
+        attention=attentions,
+        mlp=lines.MLP(activation="silu", gated=True, biases=False),
+        unembedding=Unembedding(cap=0.7),
+    )
     x = [9, 3, 1, 10]
 
     def loss(theta):
-        P = family.d_transformer(x, theta, model)
+        P = family.d_transformer(x, theta, variant)
         return -sum(np.log(P[x[t + 1], t]) for t in range(len(x) - 1))
 
     gradient = oracle.flatten(oracle.complex_step_gradient(loss, theta))

@@ -55,9 +55,7 @@ def case(request):
     def by_loops(X, mask):
         dense = np.broadcast_to(mask.dense(X.shape[-1], X.shape[-1]), (B, *(X.shape[-1],) * 2))
         arrays = SimpleNamespace(**{name: np.asarray(a) for name, a in W._asdict().items()})
-        options = {"epsilon": SIZES["norm"].epsilon}
-        options |= {name: getattr(line, name, None) for name in ("beta_factor", "delta_min")}
-        return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], options) for b in range(B)], axis=1)
+        return np.stack([loops(np.asarray(X[:, b]), arrays, dense[b], line) for b in range(B)], axis=1)
 
     return line, W, by_loops
 

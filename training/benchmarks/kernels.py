@@ -240,7 +240,7 @@ def weights_of_oracle(
     W.s = None if sink is None else [sink]
     where = {"x_positions": range(Q.shape[1]), "z_positions": range(l_z), "bidirectional": True}
     Z = np.concatenate([K, np.eye(l_z)])
-    A = lines.attention(0, Q, Z, W, mask, {"cap": cap}, {"epsilon": 0.0, "norm_offset": 0.0}, **where)
+    A = lines.attention(0, Q, Z, W, mask, Attention(cap=cap), **where)
     return A, lines.cap(K.T @ Q / math.sqrt(d), cap)
 
 

@@ -13,7 +13,7 @@ from .algorithms import PSEUDOCODE
 from .formulas import formulas
 from .pseudocode import Line
 
-__all__ = ["ARCHITECTURES", "SHARING", "ChangedLine", "changed_lines"]
+__all__ = ["ARCHITECTURES", "SHARING", "ChangedLine", "changed_lines", "with_unchecked"]
 
 ARCHITECTURES: Mapping[str, int] = {
     **dict.fromkeys(("VASWANI", "BART", "MARIAN", "T5"), 8),
@@ -88,17 +88,17 @@ def _with_papers(variant: Any, field: str) -> Any:
         like = next((line for line in lines if isinstance(line, type(paper))), paper)
         new = [_plain(line if isinstance(line, type(paper)) else like, paper) for line in lines]
     else:
-        return _but(variant, part, paper)
-    return _but(variant, part, tuple(new) if isinstance(getattr(variant, part), tuple) else new[0])
+        return with_unchecked(variant, part, paper)
+    return with_unchecked(variant, part, tuple(new) if isinstance(getattr(variant, part), tuple) else new[0])
 
 
 def _with_default(record: Any, name: str, paper: Any) -> Any:
     """A record with the paper's value of a field, or else its default; the same record if it has no such field."""
     fields = {field.name: field.default for field in dataclasses.fields(record)} if record is not None else {}
-    return _but(record, name, getattr(paper, name, fields[name])) if name in fields else record
+    return with_unchecked(record, name, getattr(paper, name, fields[name])) if name in fields else record
 
 
-def _but(record: Any, name: str, value: Any) -> Any:
+def with_unchecked(record: Any, name: str, value: Any) -> Any:
     """A record with another value of a field, which is not checked."""
     other = copy.copy(record)
     object.__setattr__(other, name, value)
@@ -108,5 +108,5 @@ def _but(record: Any, name: str, value: Any) -> Any:
 def _plain(record: Any, paper: Any) -> Any:
     """The paper's kind of line with the fields that another kind shares with it."""
     for field in dataclasses.fields(paper):
-        paper = _but(paper, field.name, getattr(record, field.name))
+        paper = with_unchecked(paper, field.name, getattr(record, field.name))
     return paper

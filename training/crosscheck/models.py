@@ -1,28 +1,19 @@
-"""Variants and their parameters as the oracle has them, and with numbers that matter at the sizes of a run."""
+"""Variants with numbers that matter at the sizes of a run, and parameters as the oracle has them."""
 
 import dataclasses
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from algorithms import Variant, lines
-from training.oracle import family
 from training.oracle.parameters import STACKED, IsWhole, unstack
 
-__all__ = ["YARN", "family_parameters", "few", "one_or_all", "options_of", "small"]
+__all__ = ["YARN", "family_parameters", "few", "small"]
 
 LAYERS = 3
 """Number of layers that share their parameters, in variants with such layers."""
 
 YARN = lines.Yarn(factor=4.0, l_original=7, slow=0.3, fast=2.0)
 """The scaling of positions, where a variant has one of this kind."""
-
-
-KINDS = {"Rotary": "rotary", "TransformerXL": "transformer_xl", "Distances": "distances", "ALiBi": "alibi",
-         "Temperature": "temperature", "Linear": "linear", "Llama3": "llama3", "Yarn": "yarn"}  # fmt: skip
-NAMES = {"buckets": "num_buckets", "farthest": "max_distance", "l_original": "original_length", "low": "low_freq_factor",
-         "high": "high_freq_factor", "slow": "beta_slow", "fast": "beta_fast"}  # fmt: skip
-"""The oracle's names of positions and scalings, and of their fields."""
 
 
 def _is(record: Any, kind: type) -> bool:
@@ -115,77 +106,3 @@ def family_parameters(theta: Any, is_whole: IsWhole = lambda l, name: False) -> 
         name: of.places(theta.variant, of.count_layers(of_name, theta.variant)) for name, of_name in stacks.items()
     }
     return unstack(theta, layers, is_whole)
-
-
-def options_of(variant: Variant, L: int) -> dict[str, Any]:
-    """A variant of L layers as the oracle has it."""
-    e, norm, u = variant.embedding, variant.norm, variant.unembedding
-    rows = "neighbors" if e.positions == "sinusoidal" else "halves"
-    sinusoid = {"kind": "sinusoidal", "base": 10_000.0, "rows": rows, "first": e.first_position}
-    kinds = {
-        None: None,
-        "learned": {"kind": "learned", "first": e.first_position},
-    }
-    mlps = variant.mlps_in_turn
-    return {
-        **family.PAPER,
-        "positions": kinds.get(e.positions, sinusoid),
-        "embedding_scale": {True: "sqrt_d_e", "bfloat16": "sqrt_d_e_bfloat16"}.get(e.scaled, e.factor),
-        "norm": "rms_norm" if isinstance(norm, lines.RMSNorm) else "layer_norm",
-        "epsilon": norm.epsilon,
-        "norm_offset": getattr(norm, "offset", 0.0),
-        "order": one_or_all("norm_first" if order == "no_norm" else order for order in variant.orders),
-        "activation": one_or_all(m.activation for m in mlps if m),
-        "clip": one_or_all(m.clip for m in mlps if m),
-        "experts": next(filter(None, map(_experts, mlps)), None),
-        "attention": [_line(a) for a in variant.attentions],
-        "residual_scale": variant.residual_factor,
-        "L": L if variant.shared_layers > 1 else None,
-        "logit_scale": "rsqrt_d_e" if u.tied and u.scaled else u.factor,
-        "logit_cap": u.cap,
-    }
-
-
-def one_or_all(values: Iterable[Any]) -> Any:
-    """The value, if they are equal; None if there are none; otherwise a list of all."""
-    each = list(values)
-    return each if any(value != each[0] for value in each) else each[0] if each else None
-
-
-def _line(a: Any) -> dict[str, Any]:
-    if isinstance(a, lines.GatedDelta):
-        gate = {"gate": "sigmoid"} if isinstance(a, lines.KimiDelta) else {}
-        return {"delta": True, "epsilon": a.norm.epsilon, "beta_factor": a.beta_factor, **gate}
-    if isinstance(a, lines.Mamba2):
-        return {"mamba": True, "epsilon": a.norm.epsilon, "delta_min": a.delta_min}
-    if isinstance(a, lines.RGLRU):
-        return {"lru": True}
-    if isinstance(a, lines.ShortConvolution):
-        return {"short_convolution": True}
-    if not isinstance(a, lines.Attention):
-        return {"positions": None, "window": None}
-    if type(a) is lines.Latent:
-        scores = getattr(getattr(a.positions, "scaling", None), "scores", 0.0)
-        indexer = a.indexer and {"k": a.indexer.k, "pairs": a.indexer.pairs}
-        latent = {"latent": True, "epsilon": a.norm.epsilon, "scores": scores, "indexer": indexer}
-        return {"positions": _positions(a.positions), "window": a.window, "chunked": a.chunked, **latent}
-    norm = a.normalize_heads
-    heads = None if norm is None or norm.gamma else "together" if a.heads_together else "each"
-    line = {"positions": _positions(a.positions), "window": a.window, "scale": a.scale, "cap": a.cap, "clip": a.clip}
-    return {**line, "normalize_heads": heads, "positions_first": a.positions_first, "chunked": a.chunked}
-
-
-def _positions(record: Any) -> Any:
-    """Positions, or their scaling, by the oracle's names."""
-    if not dataclasses.is_dataclass(record):
-        return record
-    kept = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name != "scores"}
-    return {
-        "kind": KINDS[type(record).__name__],
-        **{NAMES.get(name, name): _positions(value) for name, value in kept.items()},
-    }
-
-
-def _experts(line: Any) -> dict[str, Any] | None:
-    names = ("k", "scores", "renormalized", "factor", "weighted", "groups", "chosen_groups", "best")
-    return {name: getattr(line, name) for name in names} if type(line) is lines.Experts else None

@@ -10,7 +10,8 @@ import functools
 import importlib
 import inspect
 import pathlib
-from types import ModuleType
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,9 +24,9 @@ from algorithms.model.mixer import MixerMetadata
 from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
-from .changes import ChangedLine, changed_lines
+from .changes import ChangedLine, changed_lines, with_unchecked
 from .comparison import OracleCache, Results
-from .models import family_parameters, options_of
+from .models import family_parameters
 from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]
@@ -59,14 +60,11 @@ class OwnScenarios(VariantScenarios):
     def _record(self, package: ModuleType) -> Any:
         return variant_named(self.path, modules_of(self.path))
 
-    def _model(self) -> dict[str, Any]:
-        variant, model = self.variant, options_of(self.variant, self.sizes.L)
-        model["attention"] = [
-            {**options, **_own_attention(line)} if is_own(line) else options
-            for options, line in zip(model["attention"], variant.attentions, strict=True)
-        ]
-        own = [functools.partial(_mlp, line) if is_own(line) else None for line in variant.mlps_in_turn]
-        return model | {"own_mlp": own[0] if len(own) == 1 else own}
+    def _model(self) -> Any:
+        """The variant with a function of arrays in the place of each custom line."""
+        attentions = tuple(_for_oracle(line, _attention) for line in self.variant.attentions)
+        mlps = tuple(_for_oracle(line, _mlp) for line in self.variant.mlps_in_turn)
+        return with_unchecked(with_unchecked(self.variant, "attention", attentions), "mlp", mlps)
 
     def _unstacked(self, theta: Any) -> Any:
         """The parameters as the oracle has them, and those of custom lines with their own names."""
@@ -121,10 +119,12 @@ def _kind(line: Any) -> str:
     return type(line).__name__ if is_own(line) else "MHAttention"
 
 
-def _own_attention(line: Any) -> dict[str, Any]:
-    """An attention as the oracle's options have it: of a sequence, and of a context, whose tokens have no distances."""
-    across = line.but(positions=None, window=None) if isinstance(line, Attention) else line
-    return {"own": functools.partial(_attention, line), "own_across": functools.partial(_attention, across)}
+def _for_oracle(line: Any, run: Callable[..., Any]) -> Any:
+    """A line as the oracle has it: a custom one is a function of arrays."""
+    if not is_own(line):
+        return line
+    norm, window = getattr(line, "normalize_output", None), getattr(line, "window", None)
+    return SimpleNamespace(own=functools.partial(run, line), normalize_output=norm, window=window)
 
 
 def _loops(line: Any) -> Any:
@@ -133,7 +133,8 @@ def _loops(line: Any) -> Any:
 
 
 def _attention(line: Any, X: Any, Z: Any, W: Any, mask: Any) -> np.ndarray:
-    """An attention by its author's loops, or else by its own code."""
+    """An attention by its author's loops, or else by its own code; to a context, whose tokens have no distances."""
+    line = line.but(positions=None, window=None) if Z is not X and isinstance(line, Attention) else line
     if line.loops:
         return _loops(line)(X, Z, W, mask)
     t = np.arange(X.shape[1])

@@ -25,7 +25,7 @@ from training.oracle import family
 
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
 from .comparison import OracleCache, Results, compare
-from .models import family_parameters, options_of, small
+from .models import family_parameters, small
 from .scenarios import Run, Scenarios
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant", "with_numbers_that_matter"]
@@ -98,9 +98,9 @@ class VariantScenarios(Scenarios):
         """The variant of this version of the code."""
         return importlib.import_module(f"{package.__name__}.model.variants").VARIANTS[self.name]
 
-    def _model(self) -> dict[str, Any]:
-        """The variant as the oracle has it."""
-        return options_of(with_numbers_that_matter(VARIANTS[self.name]), self.sizes.L)
+    def _model(self) -> Any:
+        """The variant that the oracle runs: this repository's, not that of the code."""
+        return with_numbers_that_matter(VARIANTS[self.name])
 
     def changed(self) -> dict[tuple[int, str], ChangedLine]:
         """The lines that the variant changes."""
@@ -120,14 +120,14 @@ class VariantScenarios(Scenarios):
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
         if len(self.variant.orders) > 1:  # what layers without norms read grows, and rounding with it
             self.theta = jax.tree.map(lambda a: a / 2, self.theta)
-        yield from self._transformer(self.algorithm, functools.partial(paper, model=self.model), self.theta, lengths)
+        yield from self._transformer(self.algorithm, functools.partial(paper, variant=self.model), self.theta, lengths)
 
     _runs_8 = _runs_9 = _runs_10 = _runs_of_model
 
     def _runs_14(self) -> Iterator[Run]:
         """Generation by the model that ran before."""
         x, key = self._tokens(self.sizes.l_x), jax.random.key(self.seed)
-        model = functools.partial(family.d_transformer, model=self.model)
+        model = functools.partial(family.d_transformer, variant=self.model)
         yield self._generation(14, x, self.theta, 0.7, key, {"transformer": model}, l_gen=self.sizes.l_gen)
 
     def runs(self, algorithm: int) -> Iterator[Run]:

@@ -7,6 +7,7 @@ then tokens. Named variants are expressed in the same words: `vocabulary.choices
 import json
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,7 +149,7 @@ def _scale(name: str) -> Choice:
 def _scaling(name: str) -> Choice:
     said = json.loads(name)
     told = ", ".join(f"{key} {value}" for key, value in said.items())
-    return Choice(f"frequencies of the rotation are scaled: {told}", said)
+    return Choice(f"frequencies of the rotation are scaled: {told}", type(said.pop("kind"), (), said)())
 
 
 def _experts(name: str) -> Choice:
@@ -159,8 +160,8 @@ def _experts(name: str) -> Choice:
     parts += [f"of the best {how['chosen_groups']} of {how['groups']} groups"] if how["groups"] > 1 else []
     parts += [f"weights are {weights} of the scores, {'' if how['renormalized'] else 'not '}divided by their sum"]
     parts += [f"times {how['factor']:g}"] if how["factor"] != 1 else []
-    parts += ["which multiply what experts read"] if how.get("weighted") == "inputs" else []
-    return Choice(", ".join(parts), how)
+    parts += ["which multiply what experts read"] if how["weighted"] == "inputs" else []
+    return Choice(", ".join(parts), SimpleNamespace(**how))
 
 
 def _rows(*rows: tuple[str, str, Any]) -> dict[str, Choice]:

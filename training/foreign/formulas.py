@@ -84,7 +84,7 @@ def turned(pairs: str, base: float, exponent: str, way: int, swapped: bool = Fal
         frequencies = np.array([base ** -EXPONENTS[exponent](i, d) for i in range(d // 2)])
         times = 1.0
         if scaling is not None:
-            frequencies, times = rotary_frequencies(d, {"base": base, "scaling": scaling})
+            frequencies, times = rotary_frequencies(d, base, scaling)
         i = np.arange(d // 2)
         a, b = (i, i + d // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
         angle = np.asarray(frequencies)[:, None] * t

@@ -18,7 +18,7 @@ from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
 from training.crosscheck.comparison import run_paper
-from training.crosscheck.models import family_parameters, few, options_of
+from training.crosscheck.models import family_parameters, few
 from training.crosscheck.scenarios import Run
 from training.extras import PROJECT, release
 from training.oracle import family
@@ -246,16 +246,11 @@ def _sampled(case: Case, rng: Any) -> dict[str, Any]:
         return {"z": z, "tau": tau, "draws": draws, "y": y}
     x, transformer = (
         case.inputs["x"][: case.inputs.get("length")],
-        functools.partial(family.d_transformer, model=_model(case)),
+        functools.partial(family.d_transformer, variant=case.record),
     )
     l_gen = case.sizes["l_max"] - len(x)
     y = oracle.d_inference(x, _of_oracle(case), l_gen, tau, sample, transformer)
     return {"x": x, "tau": tau, "draws": draws[:l_gen], "y": y}
-
-
-def _model(case: Case) -> Any:
-    """The variant as the oracle has it."""
-    return options_of(case.record, case.sizes.get("L", case.sizes.get("L_enc", 0)))
 
 
 def _of_oracle(case: Case) -> Any:
@@ -287,7 +282,7 @@ def _paper(case: Case) -> Any:
     where = {
         name: case.inputs[name] for name in ("length", "z_length", "documents", "positions") if name in case.inputs
     }
-    return lambda _: run(*given, theta, _model(case), **where)
+    return lambda _: run(*given, theta, case.record, **where)
 
 
 def oracle_lines(case: Case) -> dict[str, np.ndarray]:

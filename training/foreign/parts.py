@@ -220,7 +220,7 @@ class Parts(Run):
 
         def total() -> Any:
             G_i, X_i = G.value[..., None, :], X.value[:, None]
-            if self._choice_of_experts(place).get("weighted") == "inputs":
+            if self._choice_of_experts(place).weighted == "inputs":
                 G_i, X_i = 1.0, self.rounded(G_i * X_i)
             Y = self.rounded((G_i * each(f"{prefix}experts/", X_i)).sum(1))
             if self.p(f"{prefix}shared/W_mlp1") is not None:

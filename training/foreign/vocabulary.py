@@ -1,5 +1,6 @@
 """Named variants in the words of the catalogue, and parameters by the paper's names."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -7,11 +8,12 @@ from typing import Any
 
 from algorithms.model.variants import VARIANTS
 from training.crosscheck.changes import ARCHITECTURES
-from training.crosscheck.models import options_of
+from training.oracle.lines import IN_PLACE_OF_HEADS
 
 __all__ = ["choices_of", "named_choices", "paper_name", "paper_names"]
 
-SINUSOIDS = {"neighbors": "neighbours, 2i/d", "halves": "halves, 2i/d"}
+NUMBERS = {"scale": "scale", "score_cap": "cap", "clip": "clip", "delta_min": "delta_min"}
+OF_EXPERTS = ("k", "scores", "renormalized", "factor", "weighted", "groups", "chosen_groups", "best")
 WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
@@ -30,81 +32,91 @@ STACKS = {"layers": "l", "encoder": "enc", "decoder": "dec"}
 
 def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     """A variant's choices for L layers in place of the paper's, by scope; `algorithm`: 8, 9 or 10."""
-    options = options_of(variant, L)
-    found = {"activation": options["activation"] or ("relu" if algorithm == 8 else "gelu")}
-    found |= _positions(options["positions"]) | {"norm_kind": options["norm"]}
-    found |= {"norm_epsilon": f"+{options['epsilon']:g}"} if options["epsilon"] else {}
-    found |= {"norm_gamma": "γ+1"} if options["norm_offset"] else {}
-    scale = options["embedding_scale"]
-    roots = {"sqrt_d_e": "√d_e", "sqrt_d_e_bfloat16": "√d_e in bfloat16"}
-    found |= {"embedding_scale": roots.get(scale) or f"{scale:g}"} if scale != 1 else {}
-    found |= {"residual": f"X + {options['residual_scale']:g} A"} if options["residual_scale"] != 1 else {}
-    found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not variant.norm.gamma else {}
-    found |= {"norm_gamma@embedding": "none"} if variant.embedding.normalized and not variant.norm.gamma else {}
-    parallel = {"side_by_side": "yes", "one_norm": "one norm"}.get(options["order"] or "")
+    e, norm, u, mlps = variant.embedding, variant.norm, variant.unembedding, [m for m in variant.mlps_in_turn if m]
+    found = {"activation": (mlps[0].activation if mlps else None) or ("relu" if algorithm == 8 else "gelu")}
+    if e.positions is None:
+        found["position_table"] = "none"
+    else:
+        rows = {"sinusoidal": "neighbours", "sinusoidal_halves": "halves"}.get(e.positions)
+        found |= {"position_index": f"t+{e.first_position}"} if e.first_position else {}
+        found |= {"position_table": f"sinusoids 10000, {rows}, 2i/d, sin before cos"} if rows else {}
+    found |= {"norm_kind": "rms_norm"} if _is(norm, "RMSNorm") else {}
+    found |= {"norm_epsilon": f"+{norm.epsilon:g}"} if norm.epsilon else {}
+    found |= {"norm_gamma": "γ+1"} if getattr(norm, "offset", 0) else {}
+    factor = {True: "√d_e", "bfloat16": "√d_e in bfloat16"}.get(e.scaled, f"{e.factor:g}")
+    found |= {"embedding_scale": factor} if factor != "1" else {}
+    found |= {"residual": f"X + {variant.residual_factor:g} A"} if variant.residual_factor != 1 else {}
+    found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not norm.gamma else {}
+    found |= {"norm_gamma@embedding": "none"} if e.normalized and not norm.gamma else {}
+    order = variant.orders[0] if len(variant.orders) == 1 else None
+    parallel = {"side_by_side": "yes", "one_norm": "one norm"}.get(order or "")
     found |= {"parallel": parallel} if parallel else {}
-    order = options["order"] in ("norm_first", "norm_last") and options["order"]
-    found |= {"order": order} if order and order != ("norm_first" if algorithm == 10 else "norm_last") else {}
-    found |= {"mlp_clip": f"{options['clip']:g}"} if options["clip"] else {}
-    found |= {"experts": json.dumps(options["experts"])} if options["experts"] else {}
-    found |= {"unembed": "W_eᵀ"} if variant.unembedding.tied else {}
-    scale = "1/√d_e" if options["logit_scale"] == "rsqrt_d_e" else f"{options['logit_scale']:g}"
+    order = "norm_first" if order == "no_norm" else order
+    is_other = order in {"norm_first", "norm_last"} - {"norm_first" if algorithm == 10 else "norm_last"}
+    found |= {"order": order} if is_other else {}
+    found |= {"mlp_clip": f"{mlps[0].clip:g}"} if mlps and mlps[0].clip else {}
+    experts = next((m for m in mlps if _is(m, "Experts")), None)
+    found |= {"experts": json.dumps({name: getattr(experts, name) for name in OF_EXPERTS})} if experts else {}
+    found |= {"unembed": "W_eᵀ"} if u.tied else {}
+    scale = "1/√d_e" if u.tied and u.scaled else f"{u.factor:g}"
     found |= {"unembed_scale": scale} if scale != "1" else {}
-    found |= {"cap": f"{options['logit_cap']:g}"} if options["logit_cap"] else {}
-    recurrences = [
-        line for line in options["attention"] if line.keys() & {"delta", "mamba", "lru", "short_convolution"}
-    ]
-    epsilon = next((line["epsilon"] for line in recurrences if "epsilon" in line), None)
+    found |= {"cap": f"{u.cap:g}"} if u.cap else {}
+    recurrences = [a for a in variant.attentions if type(a).__name__ in IN_PLACE_OF_HEADS]
+    epsilon = next((a.norm.epsilon for a in recurrences if hasattr(a, "norm")), None)
     found |= {} if epsilon is None else {"norm_epsilon@l*/6/o": f"+{epsilon:g}"}
-    found |= {"delta_rate": "2σ"} if any(line.get("beta_factor") == 2 for line in recurrences) else {}
-    lines = [_attention(line, algorithm) for line in options["attention"]]
+    found |= {"delta_rate": "2σ"} if any(getattr(a, "beta_factor", 1) == 2 for a in recurrences) else {}
+    lines = [_attention(a, algorithm) for a in variant.attentions]
     for slot in dict.fromkeys(slot for line in lines for slot in line):
         names = [line.get(slot) for line in lines]
         each = {f"{slot}@l{l + 1}/{5 if algorithm == 9 else 6}": names[l % len(names)] for l in range(L)}
-        of_attentions = {n for n, line in zip(names, options["attention"], strict=True) if line not in recurrences}
+        of_attentions = {n for n, a in zip(names, variant.attentions, strict=True) if a not in recurrences}
         found |= {slot: of_attentions.pop()} if len(of_attentions) == 1 and of_attentions != {None} else each
-    return {scope: name for scope, name in found.items() if name is not None and name != "layer_norm"}
+    return {scope: name for scope, name in found.items() if name is not None}
 
 
-def _positions(rule: Mapping[str, Any] | None) -> dict[str, str]:
-    """Line 2 of Algorithms 9 and 10."""
-    if rule is None:
-        return {"position_table": "none"}
-    first = {"position_index": f"t+{rule['first']}"} if rule.get("first") else {}
-    if rule["kind"] == "sinusoidal":
-        return {"position_table": f"sinusoids {rule['base']:g}, {SINUSOIDS[rule['rows']]}, sin before cos", **first}
-    return first
+def _is(record: Any, kind: str) -> bool:
+    return type(record).__name__ == kind
 
 
-def _attention(line: Mapping[str, Any], algorithm: int) -> dict[str, str]:
+def _attention(line: Any, algorithm: int) -> dict[str, str]:
     """The choices of an attention; in Algorithm 8, cross-attention has no distances."""
-    at: Mapping[str, Any] = line.get("positions") or {"kind": None}
-    found = {slot: f"{line[key]:g}" for slot, key in (("scale", "scale"), ("score_cap", "cap"), ("clip", "clip")) if line.get(key) is not None}  # fmt: skip
-    found |= {"qk_norm": "rms"} if line.get("normalize_heads") else {}
-    found |= {"qk_norm": "late"} if line.get("positions_first") else {}
-    found |= {"delta_min": f"{line['delta_min']:g}"} if line.get("delta_min") else {}
-    found |= {"state_gate": line["gate"]} if line.get("gate") else {}
-    kind = "chunk" if line.get("chunked") else "window"
-    found |= {"mask": f"{kind} {line['window']}"} if line.get("window") is not None else {}
-    grow = at if at["kind"] == "temperature" else at.get("temperature")
-    found |= {"temperature": f"{grow['c']:g} {grow['n']} {grow['first']}"} if grow else {}
-    if at["kind"] == "rotary":
-        pairs, _, way = at.get("pairs", "halves").partition("_")
-        found["rotation"] = f"{PAIRS[pairs]} {at['base']:.17g} 2i/d{', backwards' * bool(way)}"
-        found |= {"rotation_share": f"{at['share']:g}"} if at.get("share", 1) != 1 else {}
-        found |= {"rotation_scaling": json.dumps(at["scaling"])} if at.get("scaling") else {}
-    told = {"distances": lambda: f"T5 {at['num_buckets']} {at['max_distance']}", "alibi": lambda: "ALiBi",
-            "transformer_xl": lambda: f"Transformer-XL {at['base']:g}"}.get(at["kind"])  # fmt: skip
+
+    def of(name: str) -> Any:
+        return getattr(line, name, None)
+
+    at, found = of("positions"), {}
+    found |= {slot: f"{of(name):g}" for slot, name in NUMBERS.items() if of(name)}
+    found |= (
+        {"qk_norm": "late" if of("positions_first") else "rms"} if of("positions_first") or _without_gamma(line) else {}
+    )
+    found |= {"state_gate": "sigmoid"} if _is(line, "KimiDelta") else {}
+    found |= {"mask": f"{'chunk' if of('chunked') else 'window'} {of('window')}"} if of("window") is not None else {}
+    grow = at if _is(at, "Temperature") else getattr(at, "temperature", None)
+    found |= {"temperature": f"{grow.c:g} {grow.n} {grow.first}"} if grow else {}
+    scaling: Any = getattr(at, "scaling", None)
+    if _is(at, "Rotary"):
+        pairs, _, way = at.pairs.partition("_")
+        found["rotation"] = f"{PAIRS[pairs]} {at.base:.17g} 2i/d{', backwards' * bool(way)}"
+        found |= {"rotation_share": f"{at.share:g}"} if at.share != 1 else {}
+        said = {"kind": type(scaling).__name__, **dataclasses.asdict(scaling)} if scaling else {}
+        found |= {"rotation_scaling": json.dumps(said)} if said else {}
+    told = {"Distances": lambda: f"T5 {at.buckets} {at.farthest}", "ALiBi": lambda: "ALiBi",
+            "TransformerXL": lambda: f"Transformer-XL {at.base:g}"}.get(type(at).__name__)  # fmt: skip
     if told is not None:
         found |= dict.fromkeys(("distances@enc*/5", "distances@dec*/14") if algorithm == 8 else ("distances",), told())
-    if line.get("latent"):
-        found["norm_epsilon@l*/6/c"] = f"+{line['epsilon']:g}"
-        indexer = line["indexer"] or {}
-        found |= {f"index_{name}": str(value).replace("neighbors", "neighbours") for name, value in indexer.items()}
-        scaling = at.get("scaling") or {}
-        if line["scores"] and scaling:
-            found["scale"] = f"yarn {line['scores']:g} {scaling['factor']:g}"
+    if _is(line, "Latent"):
+        found["norm_epsilon@l*/6/c"] = f"+{line.norm.epsilon:g}"
+        if line.indexer:
+            found |= {"index_k": str(line.indexer.k), "index_pairs": PAIRS[line.indexer.pairs]}
+        if getattr(scaling, "scores", 0):
+            found["scale"] = f"yarn {scaling.scores:g} {scaling.factor:g}"
     return found
+
+
+def _without_gamma(line: Any) -> bool:
+    """Whether an attention's heads have norms without γ; with one, θ says it."""
+    norm = getattr(line, "normalize_heads", None)
+    return norm is not None and not norm.gamma
 
 
 def named_choices(L: int) -> dict[str, tuple[int, dict[str, str]]]:

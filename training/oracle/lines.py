@@ -5,22 +5,22 @@ parameter that is None or missing is not there. All functions also work in compl
 
 `X` [d_x, l_x] (or [d, l]), `Z` [d_z, l_z]: primary and context sequence; `e` [d_e]: activations of one token; `gamma`,
 `beta` [d_e]: scale and offset; `epsilon`: added to the variance or the mean square; `offset`: added to gamma: 0, or
-Gemma's 1; `norm`: gamma and, unless absent, beta; or None; `model`: of options, "norm" ("layer_norm" or "rms_norm"),
-"epsilon", "norm_offset"; `order`: "norm_first" or "norm_last"; `f`: activation function; `clip`: c or None; `mask`:
-boolean [l_z, l_x]; `x_positions` [l_x], `z_positions` [l_z]; `bidirectional`: which of T5's buckets apply; `distances`:
-T5's tables [H, num_buckets].
+Gemma's 1; `norm`: gamma and, unless absent, beta; or None; `line`: the record of an attention, MLP or norm: see `family`;
+`order`: of norm and sublayer; `f`: activation function; `clip`: c or None; `mask`: boolean [l_z, l_x]; `x_positions`
+[l_x], `z_positions` [l_z]; `bidirectional`: which of T5's buckets apply; `distances`: T5's tables [H, num_buckets].
 """
 
+import copy
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .components import Array, Tokens, gelu, relu, softmax
-from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, rotate, transformer_xl_distances
+from .positions import Positions, alibi_biases, alibi_slopes, distance_biases, kind_of, rotate, transformer_xl_distances
 
 
 def silu(x: Array) -> Array:
@@ -96,37 +96,49 @@ def rms_norm(e: Array, gamma: Array, epsilon: float = 0.0, offset: float = 0.0) 
     return e_hat
 
 
-def normalize(X: Array, norm: Any, model: Mapping[str, Any]) -> Array:
-    """Return X with every column normalized by the model's kind of norm, or X itself where this norm is not there.
+def normalize(X: Array, norm: Any, line: Any) -> Array:
+    """Return X with every column normalized by the line, an RMS norm or a layer norm, or X where this norm is not there.
 
     A norm without gamma multiplies by 1 (nanochat), one without beta adds 0 (Cohere).
     """
     if norm is None:
         return X
-    columns = []
-    gamma = np.ones(len(X)) if norm.gamma is None else norm.gamma
+    columns, is_rms = [], type(line).__name__ == "RMSNorm"
     for t in range(X.shape[1]):
-        if model["norm"] == "rms_norm":
-            columns.append(rms_norm(X[:, t], gamma, model["epsilon"], model["norm_offset"]))
+        if norm.gamma is None:
+            gamma, offset = np.ones(len(X)), 0.0
         else:
-            columns.append(layer_norm(X[:, t], gamma, part(norm, "beta"), model["epsilon"]))
+            gamma, offset = norm.gamma, part(line, "offset")
+        if is_rms:
+            columns.append(rms_norm(X[:, t], gamma, line.epsilon, offset))
+        else:
+            columns.append(layer_norm(X[:, t], gamma, part(norm, "beta"), line.epsilon))
     return np.stack(columns, axis=1)
 
 
-def before(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+def before(X: Array, norm: Any, order: str, line: Any) -> Array:
     """Return what a residual sublayer reads: norm(X) where norms come first, else X; a norm that is None is left out.
 
     norm_first: X + norm_out(f(norm(X))) (GPT-2; norm_out: Gemma 2; norm_out without norm: OLMo 2; for attention:
-    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6).
+    document 000); norm_last: norm(X + norm_out(f(X))) (Vaswani et al. 2017; document 003, section 12.6); no_norm: X +
+    norm_out(f(X)).
     """
-    if order not in ("norm_first", "norm_last"):
-        raise ValueError(f"order must be norm_first or norm_last, but is {order}")
-    return normalize(X, norm, model) if order == "norm_first" else X
+    if order not in ("norm_first", "norm_last", "no_norm"):
+        raise ValueError(f"order must be norm_first, norm_last or no_norm, but is {order}")
+    return normalize(X, norm, line) if order == "norm_first" else X
 
 
-def after(X: Array, norm: Any, order: str, model: Mapping[str, Any]) -> Array:
+def after(X: Array, norm: Any, order: str, line: Any) -> Array:
     """Return what becomes of the sum of X and a residual sublayer: see `before`."""
-    return normalize(X, norm, model) if order == "norm_last" else X
+    return normalize(X, norm, line) if order == "norm_last" else X
+
+
+def feed_forward(X: Array, W: Any, line: Any, f: Any) -> Array:
+    """Return the MLP of a line, or its experts; `f`: the algorithm's own activation, where the line has none."""
+    if hasattr(line, "own"):
+        return line.own(X, W)
+    f = ACTIVATIONS[line.activation] if line.activation else f
+    return experts(X, W, f, line) if type(line).__name__ == "Experts" else mlp(X, W, f, line.clip)
 
 
 def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
@@ -151,12 +163,12 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     return linear(W.W_mlp2, part(W, "b_mlp2"), f(G) * U)
 
 
-def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | None = None) -> Array:
+def experts(X: Array, W: Any, f: Any, line: Any) -> Array:
     """Return what the chosen experts give every token, weighted, and what the shared ones give it.
 
-    Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, without "renormalized";
+    Sources: Shazeer et al. 2017; Mixtral, Jiang et al. 2024; OLMoE, Muennighoff et al. 2024, not renormalized;
     DeepSeek-V3, DeepSeek-AI 2024, equations 12 to 16; Qwen3-Next, with sigma(w_s x) times the shared ones; Llama 4,
-    Meta 2025, where "weighted" is "inputs", and the weight multiplies x.
+    Meta 2025, weighted "inputs", where the weight multiplies x.
 
     `W`: W_r [n, d_e], b_r? [n], b_choice? [n], experts (what `mlp` takes, with an axis of n in front), shared? (what
     `mlp` takes), w_s? [d_e]; `line`: see `weights_of_experts`.
@@ -165,52 +177,49 @@ def experts(X: Array, W: Any, f: Any, line: Mapping[str, Any], clip: float | Non
     for t in range(X.shape[1]):
         x = X[:, t : t + 1]
         router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
-        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, clip)
+        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, line.clip)
         total = total if part(W, "w_s") is None else total / (1 + np.exp(-(W.w_s @ x)))
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
-            before, after = (weight, 1) if line.get("weighted") == "inputs" else (1, weight)
-            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, clip)
+            before, after = (weight, 1) if line.weighted == "inputs" else (1, weight)
+            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, line.clip)
         columns.append(total[:, 0])
     return np.stack(columns, axis=1)
 
 
-def weights_of_experts(router: Array, b_choice: Array | None, line: Mapping[str, Any]) -> dict[int, Any]:
+def weights_of_experts(router: Array, b_choice: Array | None, line: Any) -> dict[int, Any]:
     """Return the weights of the k experts that a token chooses, by their numbers.
 
     `router`: the token's column of W_r X + b_r, [n]; `b_choice`: added to the scores of the choice only, [n] or None;
-    `line`: "k", "scores" ("softmax" or "sigmoid"), "renormalized", "factor", and for a choice within the best groups,
-    by the sum of their best scores, "groups", "chosen_groups" and "best", the number of these.
+    `line`: k, scores ("softmax" or "sigmoid"), renormalized, factor, and for a choice within the best groups, by the sum
+    of their best scores, groups, chosen_groups and best, the number of these.
     """
     n = len(router)
-    scores = softmax(router) if line["scores"] == "softmax" else 1 / (1 + np.exp(-router))
+    scores = softmax(router) if line.scores == "softmax" else 1 / (1 + np.exp(-router))
     by = [scores[i].real + (0 if b_choice is None else b_choice[i].real) for i in range(n)]
-    size = n // line["groups"]
-    in_groups = [range(g * size, (g + 1) * size) for g in range(line["groups"])]
-    best = [sum(sorted((by[i] for i in group), reverse=True)[: line["best"]]) for group in in_groups]
-    groups = sorted(range(len(best)), key=lambda g: -best[g])[: line["chosen_groups"]]
+    size = n // line.groups
+    in_groups = [range(g * size, (g + 1) * size) for g in range(line.groups)]
+    best = [sum(sorted((by[i] for i in group), reverse=True)[: line.best]) for group in in_groups]
+    groups = sorted(range(len(best)), key=lambda g: -best[g])[: line.chosen_groups]
     candidates = [i for g in sorted(groups) for i in in_groups[g]]
-    chosen = sorted(candidates, key=lambda i: -by[i])[: line["k"]]
-    total = sum(scores[i] for i in chosen) if line["renormalized"] else 1
-    return {i: line["factor"] * scores[i] / total for i in chosen}
+    chosen = sorted(candidates, key=lambda i: -by[i])[: line.k]
+    total = sum(scores[i] for i in chosen) if line.renormalized else 1
+    return {i: line.factor * scores[i] / total for i in chosen}
 
 
-def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, epsilon: float, offset: float) -> Array:
+def normalize_head(h: int, Ys: Sequence[Array], gamma: Array | None, line: Any, together: bool) -> Array:
     """Return the query (or key) of head h, RMS-normalized, between lines 1-2 and the rotation, [d_attn, l].
 
-    gamma of d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); gamma of
-    H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025); None: no norm.
+    gamma has d_attn entries: every head's column by itself (Qwen 3, Yang et al. 2025; Gemma 3, with offset 1); together,
+    H d_attn entries: the column of all heads, one below the other, as one (OLMo 2, OLMo team 2025).
 
-    `Ys`: one array [d_attn, l] for each head.
+    `Ys`: one array [d_attn, l] for each head; `line`: None: no norm.
     """
-    if gamma is None:
+    if line is None:
         return Ys[h]
-    d_attn, l = Ys[h].shape
-    if len(gamma) == d_attn:
-        return np.stack([rms_norm(Ys[h][:, t], gamma, epsilon, offset) for t in range(l)], axis=1)
-    together = np.concatenate(Ys, axis=0)
-    together = np.stack([rms_norm(together[:, t], gamma, epsilon, offset) for t in range(l)], axis=1)
-    return together[h * d_attn : (h + 1) * d_attn]
+    Y = np.concatenate(Ys) if together else Ys[h]
+    Y, d_attn = normalize(Y, SimpleNamespace(gamma=gamma), line), len(Ys[h])
+    return Y[h * d_attn : (h + 1) * d_attn] if together else Y
 
 
 def cap(S: Array, c: float | None) -> Array:
@@ -232,8 +241,7 @@ def attention(
     Z: Array,
     W: Any,
     mask: Array,
-    line: Mapping[str, Any],
-    model: Mapping[str, Any],
+    line: Any,
     *,
     x_positions: Positions,
     z_positions: Positions,
@@ -254,39 +262,35 @@ def attention(
     H = len(W.heads)
     groups = W.heads if part(W, "groups") is None else W.groups
     g = h // (H // len(groups))
-    positions: Mapping[str, Any] = line.get("positions") or {"kind": None}
+    positions, kind = line.positions, kind_of(line.positions)
     Qs = [linear(W_h.W_q, part(W_h, "b_q"), X) for W_h in W.heads]
     Ks = [linear(W_g.W_k, part(W_g, "b_k"), Z) for W_g in groups]
     Q = Qs[h]  # line 1
     K = Ks[g]  # line 2
     V = linear(groups[g].W_v, part(groups[g], "b_v"), Z)  # line 3
-    norms, rows = (model["epsilon"], model["norm_offset"]), len(Q)
-    gamma_q, gamma_k = part(W, "gamma_q"), part(W, "gamma_k")
-    if line.get("normalize_heads") is not None:
-        together = line["normalize_heads"] == "together"
-        gamma_q, gamma_k = (np.ones(rows * (len(heads) if together else 1)) for heads in (W.heads, groups))
-    last = line.get("positions_first", False)
-    Q = normalize_head(h, Qs, None if last else gamma_q, *norms)
-    K = normalize_head(g, Ks, None if last else gamma_k, *norms)
-    if line.get("clip") is not None:
-        Q, K, V = (clipped(Y, line["clip"]) for Y in (Q, K, V))
-    if positions["kind"] == "rotary":
+    gammas, last = (part(W, "gamma_q"), part(W, "gamma_k")), line.positions_first
+    norm, together = None if last else line.normalize_heads, line.heads_together
+    Q, K = (normalize_head(i, Ys, gamma, norm, together) for i, Ys, gamma in zip((h, g), (Qs, Ks), gammas, strict=True))
+    if line.clip is not None:
+        Q, K, V = (clipped(Y, line.clip) for Y in (Q, K, V))
+    if kind == "Rotary":
         Q, K = rotate(Q, x_positions, positions), rotate(K, z_positions, positions)
     if last:  # of each head by itself
-        Q, K = normalize_head(0, [Q], gamma_q, *norms), normalize_head(0, [K], gamma_k, *norms)
-    grow = positions if positions["kind"] == "temperature" else positions.get("temperature")
+        Q, K = (
+            normalize_head(0, [Y], gamma, line.normalize_heads, False) for Y, gamma in zip((Q, K), gammas, strict=True)
+        )
+    grow = positions if kind == "Temperature" else part(positions, "temperature")
     if grow is not None:
-        Q = Q * np.array([1 + grow["c"] * math.log(1 + (t + grow["first"]) // grow["n"]) for t in x_positions])
+        Q = Q * np.array([1 + grow.c * math.log(1 + (t + grow.first) // grow.n) for t in x_positions])
     d_attn, l_x, l_z = Q.shape[0], Q.shape[1], K.shape[1]
-    is_relative = positions["kind"] == "transformer_xl"
+    is_relative = kind == "TransformerXL"
     Q_u = Q + W.u[h][:, None] if is_relative else Q
-    s = 1.0 if line.get("scale") is None else line["scale"] * math.sqrt(d_attn)
+    s = 1.0 if line.scale is None else line.scale * math.sqrt(d_attn)
     S = s * np.array([[K[:, t_z] @ Q_u[:, t_x] for t_x in range(l_x)] for t_z in range(l_z)])  # line 4
     if is_relative:
-        base = positions.get("base", 10_000.0)
-        S = S + s * transformer_xl_distances(Q, W.W_r[h], W.v[h], x_positions, z_positions, base)
+        S = S + s * transformer_xl_distances(Q, W.W_r[h], W.v[h], x_positions, z_positions, positions.base)
     S = S + math.sqrt(d_attn) * added_by_distance(h, H, positions, x_positions, z_positions, bidirectional, distances)
-    S = cap(S, None if line.get("cap") is None else line["cap"] * math.sqrt(d_attn))
+    S = cap(S, None if line.cap is None else line.cap * math.sqrt(d_attn))
     S = np.array([[S[t_z, t_x] if mask[t_z, t_x] else -np.inf for t_x in range(l_x)] for t_z in range(l_z)])  # line 5
     weights = []
     with np.errstate(invalid="ignore"):
@@ -303,55 +307,53 @@ def attention(
 def added_by_distance(
     h: int,
     H: int,
-    positions: Mapping[str, Any],
+    positions: Any,
     x_positions: Positions,
     z_positions: Positions,
     bidirectional: bool,
     distances: Array | None,
 ) -> Array | float:
-    """Return what the scores of head h of H gain by the distance of the tokens: T5's table, ALiBi's slope, or 0.
-
-    `positions`: of "kind" "distances" or "alibi", or another.
-    """
-    if positions["kind"] == "distances":
+    """Return what the scores of head h of H gain by the distance of the tokens: T5's table, ALiBi's slope, or 0."""
+    if kind_of(positions) == "Distances":
         assert distances is not None
-        numbers = positions.get("num_buckets", 32), positions.get("max_distance", 128)
+        numbers = positions.buckets, positions.farthest
         return distance_biases(distances[h], x_positions, z_positions, bidirectional, *numbers)
-    return alibi_biases(alibi_slopes(H)[h], x_positions, z_positions) if positions["kind"] == "alibi" else 0.0
+    return alibi_biases(alibi_slopes(H)[h], x_positions, z_positions) if kind_of(positions) == "ALiBi" else 0.0
 
 
-def mh_attention(
-    X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], model: Mapping[str, Any], **where: Any
-) -> Array:
-    """Return Algorithm 5 with the changed lines of both it and Algorithm 4, [d_out, l_x].
+def across(line: Any) -> Any:
+    """Return the line by which tokens attend to a context, from which they have no distances (T5)."""
+    line = copy.copy(line)
+    object.__setattr__(line, "positions", None)
+    return line
 
-    `W`: heads (H of W_q, b_q?), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups
-    each head has these), gamma_q?, gamma_k?, W_r, u, v [H, ...] for Transformer-XL, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
-    W_o, b_o?; `line`: "scale" (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), "cap", "positions" (None, or a
-    mapping of "kind": "rotary", "temperature", "transformer_xl", "distances", "alibi", and numbers of that kind), "clip"
-    (None or c: queries, keys and values are cut to [-c, c]), "normalize_heads" ("each" or "together": queries and keys
-    are normalized without gamma, each head by itself or all together), "positions_first" (these norms follow the
-    positions, HunYuan), "own" (in place of all this, a function of X, Z,
-    W and the mask), "latent" (see `latent_attention`), "delta" (see `gated_delta`), "mamba" (see `mamba2`), "lru" (see
-    `rg_lru`), "short_convolution"; `model`: "epsilon" and
-    "norm_offset", for the heads' norms; `where`: x_positions; z_positions; bidirectional; distances?.
+
+def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: Any) -> Array:
+    """Return Algorithm 5 with the changed lines of both it and Algorithm 4, or what a line has in its place, [d_out, l_x].
+
+    `W`: heads (H of W_q, b_q?), groups (H_kv of W_k, b_k?, W_v, b_v?; without groups each head has these), gamma_q?,
+    gamma_k?, W_r, u, v [H, ...] for Transformer-XL, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
+    W_o, b_o?; `line`: an attention's scale (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), cap, positions, clip
+    (None or c: queries, keys and values are cut to [-c, c]), normalize_heads (None or a norm), heads_together (one norm
+    of all heads), positions_first (these norms follow the positions, HunYuan); or one of `IN_PLACE_OF_HEADS`; or one with
+    "own"; `where`: x_positions; z_positions; bidirectional; distances?.
+
+    Raises:
+        ValueError: if the line is of another kind.
     """
-    if "own" in line:
-        return line["own"](X, Z, W, mask)
-    if "delta" in line:
-        return gated_delta(X, W, mask, line)
-    if "mamba" in line:
-        return mamba2(X, W, mask, line)
-    if "lru" in line:
-        return rg_lru(X, W, mask)
-    if "short_convolution" in line:
-        return short_convolution(X, W, mask)
-    if "latent" in line:
+    kind = type(line).__name__
+    if hasattr(line, "own"):
+        return np.asarray(line.own(X, Z, W, mask))
+    if kind in IN_PLACE_OF_HEADS:
+        return IN_PLACE_OF_HEADS[kind](X, W, mask, line)
+    if kind == "Latent":
         return latent_attention(X, Z, W, mask, line, where["x_positions"], where["z_positions"])
+    if kind != "Attention":
+        raise ValueError(f"expected a line that the oracle has, got {kind}")
     heads = []
     for h in range(len(W.heads)):  # line 1
         gate = 1.0 if part(W, "W_g") is None else 1 / (1 + np.exp(-(W.W_g[h] @ X)))
-        Y_h = gate * attention(h, X, Z, W, mask, line, model, **where)  # line 2
+        Y_h = gate * attention(h, X, Z, W, mask, line, **where)  # line 2
         heads.append(Y_h)
     Y = np.concatenate(heads, axis=0)  # line 3
     V_tilde: Array = linear(W.W_o, part(W, "b_o"), Y)  # return
@@ -359,50 +361,49 @@ def mh_attention(
 
 
 def latent_attention(
-    X: Array, Z: Array, W: Any, mask: Array, line: Mapping[str, Any], x_positions: Positions, z_positions: Positions
+    X: Array, Z: Array, W: Any, mask: Array, line: Any, x_positions: Positions, z_positions: Positions
 ) -> Array:
     """Return multi-head latent attention (DeepSeek-V2, DeepSeek-AI 2024, equations 9 to 19, and 37 to 47), [d_e, l_x].
 
     With YaRN, scores are multiplied by (1 + s ln(factor) / 10)^2 (the authors' code: mscale_all_dim).
 
     `W`: W_cq? [d_q, d_e], norm_q?, W_q [H, d_attn, d_q], W_qr [H, d_r, d_q], W_c [d_c, d_e], norm_c, W_kr [d_r, d_e],
-    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: "positions" (those of `rotate`, or None, with
-    which nothing is rotated, as in Kimi Linear), "epsilon" of the latents' norms, "scores": s, "indexer"?: "k" and
-    "pairs" of an indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", equation 1), whose parameters are `W`.index: W_q [n, d, d_q],
+    W_k [H, d_attn, d_c], W_v [H, d_mid, d_c], W_o [d_e, H d_mid]; `line`: positions (those of `rotate`, with scores s in
+    their scaling, or None: nothing is rotated, as in Kimi Linear), norm of the latents, indexer?: k and pairs of an indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", equation 1), whose parameters are `W`.index: W_q [n, d, d_q],
     W_k [d, d_e], norm_k, W_w [n, d_e]. A token then reads the k tokens z, and ties with the last, with the largest sum over its heads of (W_w x)
     ReLU(k_z . q), of those that the mask permits; the first d_r rows of q and k are rotated.
     """
-    rotary, epsilon = line["positions"], line["epsilon"]
+    rotary, epsilon, indexer = line.positions, line.norm.epsilon, line.indexer
 
     def normed(columns: Array, gamma: Array) -> Array:
         each = [e / np.sqrt((e * e).sum() / len(e) + epsilon) * gamma for e in columns.T]
         return np.stack(each, axis=1)
 
-    def turned(Y: Array, positions: Positions, **pairs: Any) -> Array:
-        return Y if rotary is None else rotate(Y, positions, {**rotary, **pairs})
+    def turned(Y: Array, positions: Positions, pairs: str | None = None) -> Array:
+        return Y if rotary is None else rotate(Y, positions, rotary, pairs)
 
     C_q = X if part(W, "W_cq") is None else normed(W.W_cq @ X, W.norm_q.gamma)
     C = normed(W.W_c @ Z, W.norm_c.gamma)
     K_r = turned(W.W_kr @ Z, z_positions)
-    if line.get("indexer"):
-        d_r, pairs = len(K_r), {"pairs": line["indexer"]["pairs"]}
+    if indexer is not None:
+        d_r, pairs = len(K_r), indexer.pairs
         K, norm = W.index.W_k @ Z, W.index.norm_k
         centred = [e - e.sum() / len(e) for e in K.T]
         K = np.stack([e / np.sqrt((e * e).sum() / len(e) + 1e-6) * norm.gamma + norm.beta for e in centred], axis=1)
-        K = np.concatenate([turned(K[:d_r], z_positions, **pairs), K[d_r:]])
+        K = np.concatenate([turned(K[:d_r], z_positions, pairs), K[d_r:]])
         I = np.zeros(mask.shape)
         for h in range(len(W.index.W_q)):
             Q = W.index.W_q[h] @ C_q
-            Q = np.concatenate([turned(Q[:d_r], x_positions, **pairs), Q[d_r:]])
+            Q = np.concatenate([turned(Q[:d_r], x_positions, pairs), Q[d_r:]])
             for t_z, t_x in np.ndindex(mask.shape):
                 I[t_z, t_x] += (W.index.W_w[h] @ X[:, t_x]) * relu(K[:, t_z] @ Q[:, t_x])
         for t_x in range(mask.shape[1]):
             may = [t_z for t_z in range(mask.shape[0]) if mask[t_z, t_x]]
-            best = sorted((I[t_z, t_x] for t_z in may), reverse=True)[: line["indexer"]["k"]]
+            best = sorted((I[t_z, t_x] for t_z in may), reverse=True)[: indexer.k]
             mask = mask.copy()
             mask[:, t_x] = [t_z in may and I[t_z, t_x] >= best[-1] for t_z in range(mask.shape[0])]
-    factor = rotary["scaling"]["factor"] if rotary and rotary.get("scaling") else 1.0
-    scale = (1 + 0.1 * line["scores"] * math.log(factor)) ** 2
+    scaling = part(rotary, "scaling")
+    scale = 1.0 if part(scaling, "scores") is None else (1 + 0.1 * scaling.scores * math.log(scaling.factor)) ** 2
     heads = []
     for h in range(len(W.W_q)):
         Q = np.concatenate([W.W_q[h] @ C_q, turned(W.W_qr[h] @ C_q, x_positions)])
@@ -428,7 +429,7 @@ def convolved(Y: Array, C: Array, b: Any, starts: Sequence[bool]) -> Array:
     return np.stack(columns, axis=1)
 
 
-def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
+def mamba2(X: Array, W: Any, mask: Array, line: Any) -> Array:
     """Return Mamba-2 (Dao and Gu 2024, sections 6 and 7; Granite 4), [d_e, l].
 
     In every head, S <- exp(-exp(a) Delta) S + B (Delta x)^T and y = S^T C + D x, token by token, with Delta =
@@ -438,7 +439,7 @@ def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
 
     `W`: W_q, W_k [H_k, d_k, d_e] of C and B, W_v [H, d_v, d_e] of x, C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], b_q,
     b_k [H_k, d_k], b_v [H, d_v], W_z [H, d_v, d_e], W_a [H, d_e], b_a, a, D [H], gamma [H d_v], W_out [d_e, H d_v];
-    `line`: "epsilon" of the norm, "delta_min".
+    `line`: norm, delta_min.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
@@ -449,16 +450,16 @@ def mamba2(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
         x, columns = convolved(W.W_v[h] @ X, W.C_v[h], W.b_v[h], starts), []
         S = np.zeros((len(B), len(x)))
         for t in range(l):
-            delta = max(np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])), line["delta_min"])
+            delta = max(np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])), line.delta_min)
             S = (0 if starts[t] else np.exp(-np.exp(W.a[h]) * delta)) * S + np.outer(B[:, t], delta * x[:, t])
             columns.append((S.T @ C[:, t] + W.D[h] * x[:, t]) * silu(W.W_z[h] @ X[:, t]))
         groups[g].append(np.stack(columns, axis=1))
     together = [np.concatenate(heads) for heads in groups]
-    normed = [Y / np.sqrt((Y * Y).sum(axis=0) / len(Y) + line["epsilon"]) for Y in together]
+    normed = [Y / np.sqrt((Y * Y).sum(axis=0) / len(Y) + line.norm.epsilon) for Y in together]
     return np.asarray(W.W_out @ (W.gamma[:, None] * np.concatenate(normed)))
 
 
-def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array:
+def gated_delta(X: Array, W: Any, mask: Array, line: Any) -> Array:
     """Return the gated delta rule (Yang et al. 2025, "Gated Delta Networks", equation 10; Qwen3-Next), [d_e, l].
 
     In every head S <- alpha S, then S <- S + beta k (v - S^T k)^T and o = S^T q, token by token, with alpha =
@@ -470,7 +471,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
 
     `W`: W_q, W_k [H_k, d_k, d_e], W_v [H, d_v, d_e], C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], W_z [H, d_v, d_e],
     or W_z1 [r, d_e], W_z2 [H, d_v, r], W_b [H, d_e], W_a [H, d_e], b_a [H], or W_a1 [r, d_e], W_a2 [H, d_k, r], b_a [H,
-    d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: "epsilon" of the norm of o, "beta_factor", c.
+    d_k]; a [H], gamma [d_v], W_out [d_e, H d_v]; `line`: norm of o, beta_factor, c.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
@@ -487,11 +488,11 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
         for t in range(l):
             rate = (W.W_a[h] if part(W, "W_a1") is None else W.W_a2[h] @ W.W_a1) @ X[:, t]
             alpha = np.exp(-np.exp(W.a[h]) * np.log(1 + np.exp(rate + W.b_a[h])))
-            beta = line["beta_factor"] / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
+            beta = line.beta_factor / (1 + np.exp(-(W.W_b[h] @ X[:, t])))
             S = 0 * S if starts[t] else np.reshape(alpha, (-1, 1)) * S
             S = S + np.outer(K[:, t], beta * (V[:, t] - S.T @ K[:, t]))
             o = S.T @ Q[:, t] / math.sqrt(len(Q))
-            normed = o / np.sqrt((o * o).sum() / len(o) + line["epsilon"]) * W.gamma
+            normed = o / np.sqrt((o * o).sum() / len(o) + line.norm.epsilon) * W.gamma
             if part(W, "W_z1") is None:
                 gate = silu(W.W_z[h] @ X[:, t])
             else:
@@ -501,7 +502,7 @@ def gated_delta(X: Array, W: Any, mask: Array, line: Mapping[str, Any]) -> Array
     return np.asarray(W.W_out @ np.concatenate(heads))
 
 
-def rg_lru(X: Array, W: Any, mask: Array) -> Array:
+def rg_lru(X: Array, W: Any, mask: Array, line: Any = None) -> Array:
     """Return the real-gated linear recurrent unit (De et al. 2024, "Griffin", equations 1 to 4; RecurrentGemma), [d_e, l].
 
     In every group h <- alpha h + sqrt(1 - alpha^2) i u, token by token and row by row, where i = sigma(W_i u + b_i),
@@ -532,7 +533,7 @@ def rg_lru(X: Array, W: Any, mask: Array) -> Array:
     return linear(W.W_out, W.b_out, np.concatenate(groups))
 
 
-def short_convolution(X: Array, W: Any, mask: Array) -> Array:
+def short_convolution(X: Array, W: Any, mask: Array, line: Any = None) -> Array:
     """Return a short convolution between two gates (Liquid AI 2025, "LFM2 Technical Report"; LFM 2), [d_e, l].
 
     u_t is the sum over the last tokens s of the document of C (W_i x_s + b_i) (W_x x_s + b_x), row by row, and b_c; the
@@ -549,6 +550,16 @@ def short_convolution(X: Array, W: Any, mask: Array) -> Array:
         columns.append(u)
     gate = linear(W.W_y, part(W, "b_y"), X)
     return linear(W.W_out, part(W, "b_out"), gate * np.stack(columns, axis=1))
+
+
+IN_PLACE_OF_HEADS = {
+    "GatedDelta": gated_delta,
+    "KimiDelta": gated_delta,
+    "Mamba2": mamba2,
+    "RGLRU": rg_lru,
+    "ShortConvolution": short_convolution,
+}
+"""Names of mixers that are no attentions, each with its function of X, W, the mask and the line."""
 
 
 def join_masks(

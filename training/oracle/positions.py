@@ -1,12 +1,13 @@
 """Positions: the lines in which published models tell where a token stands.
 
 Written from the cited publications, in loops, like the rest of the oracle: columns are tokens, indices start at 0, and
-arithmetic is float64 or complex128. `theta`: frequencies, one for each pair of rows; `factor`: by which low frequencies
-are divided; `original_length`: of the texts in pretraining; `x_positions` [l_x], `z_positions` [l_z].
+arithmetic is float64 or complex128. `theta`: frequencies, one for each pair of rows; `scaling`: a record with factor, by
+which low frequencies are divided, and, where it counts, l_original, the length of the texts in pretraining;
+`x_positions` [l_x], `z_positions` [l_z].
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,20 @@ import numpy as np
 from .components import Array
 
 Positions = Sequence[int] | Array
+
+KINDS = ("Rotary", "TransformerXL", "Distances", "ALiBi", "Temperature")
+
+
+def kind_of(positions: Any) -> str | None:
+    """Return the name of the kind of positions; None: there are none.
+
+    Raises:
+        ValueError: if they are of another kind.
+    """
+    kind = None if positions is None else type(positions).__name__
+    if kind not in (None, *KINDS):
+        raise ValueError(f"expected positions of a kind {', '.join(KINDS)}, got {kind}")
+    return kind
 
 
 def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
@@ -32,49 +47,40 @@ def sinusoid(t: float, d_e: int, base: float, rows: str) -> Array:
     return e
 
 
-def llama3_frequencies(
-    theta: list[float], factor: float, low_freq_factor: float, high_freq_factor: float, original_length: int
-) -> list[float]:
+def llama3_frequencies(theta: list[float], scaling: Any) -> list[float]:
     """Return the rotary frequencies of Llama 3.1 (Meta 2024, `apply_scaling` in its published code).
 
-    With the wavelength lambda_i = 2 pi / theta_i: short waves, lambda_i < original_length / high_freq_factor, stay;
-    long waves, lambda_i > original_length / low_freq_factor, become theta_i / factor; between them theta_i ((1 - s) /
-    factor + s), s = (original_length / lambda_i - low_freq_factor) / (high_freq_factor - low_freq_factor).
+    With the wavelength lambda_i = 2 pi / theta_i: short waves, lambda_i < l_original / high, stay; long waves, lambda_i >
+    l_original / low, become theta_i / factor; between them theta_i ((1 - s) / factor + s), s = (l_original / lambda_i -
+    low) / (high - low).
     """
-    scaled = []
+    scaled, low, high = [], scaling.low, scaling.high
     for theta_i in theta:
         wavelength = 2 * math.pi / theta_i
-        if wavelength < original_length / high_freq_factor:
+        if wavelength < scaling.l_original / high:
             scaled.append(theta_i)
-        elif wavelength > original_length / low_freq_factor:
-            scaled.append(theta_i / factor)
+        elif wavelength > scaling.l_original / low:
+            scaled.append(theta_i / scaling.factor)
         else:
-            s = (original_length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
-            scaled.append((1 - s) * theta_i / factor + s * theta_i)
+            s = (scaling.l_original / wavelength - low) / (high - low)
+            scaled.append((1 - s) * theta_i / scaling.factor + s * theta_i)
     return scaled
 
 
-def yarn_frequencies(
-    theta: list[float],
-    base: float,
-    factor: float,
-    original_length: int,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-) -> list[float]:
+def yarn_frequencies(theta: list[float], base: float, scaling: Any) -> list[float]:
     """Return YaRN's rotary frequencies (Peng et al. 2023, section 3.2), as `transformers` computes them.
 
-    The pair whose waves fit n times into original_length is i(n) = d ln(original_length / (2 pi n)) / (2 ln base), d
-    being the number of rotated rows. Frequencies stay up to i(beta_fast), are divided by the factor from i(beta_slow)
-    on, and in between theta_i (ramp / factor + 1 - ramp), ramp rising linearly from 0 to 1.
-
-    `truncate`: the two bounds are rounded, down and up, to whole pairs.
+    The pair whose waves fit n times into l_original is i(n) = d ln(l_original / (2 pi n)) / (2 ln base), d being the
+    number of rotated rows. Frequencies stay up to i(fast), are divided by the factor from i(slow) on, and in between
+    theta_i (ramp / factor + 1 - ramp), ramp rising linearly from 0 to 1. With `scaling.truncate`, the two bounds are
+    rounded, down and up, to whole pairs.
     """
     d = 2 * len(theta)
-    low = d * math.log(original_length / (2 * math.pi * beta_fast)) / (2 * math.log(base))
-    high = d * math.log(original_length / (2 * math.pi * beta_slow)) / (2 * math.log(base))
-    if truncate:
+    low, high = (
+        d * math.log(scaling.l_original / (2 * math.pi * n)) / (2 * math.log(base))
+        for n in (scaling.fast, scaling.slow)
+    )
+    if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d - 1)
     if low == high:
@@ -82,62 +88,42 @@ def yarn_frequencies(
     scaled = []
     for i, theta_i in enumerate(theta):
         ramp = min(max((i - low) / (high - low), 0.0), 1.0)
-        scaled.append(theta_i / factor * ramp + theta_i * (1 - ramp))
+        scaled.append(theta_i / scaling.factor * ramp + theta_i * (1 - ramp))
     return scaled
 
 
-def yarn_attention_factor(
-    factor: float,
-    attention_factor: float | None = None,
-    mscale: float | None = None,
-    mscale_all_dim: float | None = None,
-) -> float:
-    """Return what multiplies YaRN's cosines and sines (Peng et al. 2023, section 3.4; DeepSeek's two mscales).
-
-    m(s) = 0.1 s ln(factor) + 1, or 1 if factor <= 1; the result is attention_factor where given, otherwise
-    m(mscale) / m(mscale_all_dim) where both are given, otherwise m(1).
-    """
-
-    def m(s: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * s * math.log(factor) + 1.0
-
-    if attention_factor is not None:
-        return attention_factor
-    if mscale and mscale_all_dim:
-        return m(mscale) / m(mscale_all_dim)
-    return m(1.0)
+def yarn_attention_factor(scaling: Any) -> float:
+    """Return what multiplies YaRN's cosines and sines: unless given, 0.1 ln(factor) + 1 (Peng et al. 2023, section 3.4)."""
+    if scaling.attention_factor is not None:
+        return float(scaling.attention_factor)
+    return 1.0 if scaling.factor <= 1 else 0.1 * math.log(scaling.factor) + 1.0
 
 
-def rotary_frequencies(d: int, rotary: Mapping[str, Any]) -> tuple[list[float], float]:
+def rotary_frequencies(d: int, base: float, scaling: Any) -> tuple[list[float], float]:
     """Return theta_i = base^(-2i/d) for every pair i of d rotated rows (Su et al. 2021, section 3.2.2), scaled.
 
-    `d`: number of rotated rows, even; `rotary`: "base" (10,000 unless given) and "scaling": None or a mapping with
-    "kind" ("linear" with "factor", "llama3", "yarn") and the arguments of the function of that name above ("yarn": also
-    those of `yarn_attention_factor`). Result: Frequencies [d / 2], and what multiplies cosines and sines.
+    `d`: number of rotated rows, even; `scaling`: None, or a record of the kind Linear, Llama3 or Yarn. Result:
+    Frequencies [d / 2], and what multiplies cosines and sines.
 
     Raises:
         ValueError: if d is odd, or the scaling unknown.
     """
     if d % 2:
         raise ValueError(f"rotated rows come in pairs, but there are {d}")
-    base = rotary.get("base", 10_000.0)
     theta = [base ** (-2 * i / d) for i in range(d // 2)]
-    scaling: dict[str, Any] = dict(rotary.get("scaling") or {"kind": None})
-    kind = scaling.pop("kind")
-    if kind is None:
+    if scaling is None:
         return theta, 1.0
-    if kind == "linear":
-        return [theta_i / scaling["factor"] for theta_i in theta], 1.0  # Chen et al. 2023, "position interpolation"
-    if kind == "llama3":
-        return llama3_frequencies(theta, **scaling), 1.0
-    if kind == "yarn":
-        names = ("attention_factor", "mscale", "mscale_all_dim")
-        multiplier = {name: scaling.pop(name) for name in names if name in scaling}
-        return yarn_frequencies(theta, base, **scaling), yarn_attention_factor(scaling["factor"], **multiplier)
-    raise ValueError(f"scaling must be linear, llama3 or yarn, but is {kind}")
+    kind = type(scaling).__name__
+    if kind == "Linear":
+        return [theta_i / scaling.factor for theta_i in theta], 1.0  # Chen et al. 2023, "position interpolation"
+    if kind == "Llama3":
+        return llama3_frequencies(theta, scaling), 1.0
+    if kind == "Yarn":
+        return yarn_frequencies(theta, base, scaling), yarn_attention_factor(scaling)
+    raise ValueError(f"scaling must be Linear, Llama3 or Yarn, but is {kind}")
 
 
-def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
+def rotate(Y: Array, positions: Positions, rotary: Any, pairs: str | None = None) -> Array:
     """Return every column of Y turned by its position: R_t Y[:, t] (Su et al. 2021, "RoFormer", equation 15).
 
     Pair i is rows (a, b) of the first d = floor(share d_attn) rows, with angle phi = t theta_i:
@@ -145,18 +131,17 @@ def rotate(Y: Array, positions: Positions, rotary: Mapping[str, Any]) -> Array:
     Pairs are (i, i + d/2) ("halves": GPT-NeoX, Llama in `transformers`), (2i, 2i + 1) ("neighbors": RoFormer, GPT-J) or
     (i + d/2, i) ("halves_swapped": nanochat).
 
-    `Y`: queries or keys of one head [d_attn, l]; `positions`: [l]; `rotary`: "base", "scaling" (see
-    `rotary_frequencies`), "share" (1 unless given) and "pairs" ("halves" unless given). Result: A new array
-    [d_attn, l].
+    `Y`: queries or keys of one head [d_attn, l]; `positions`: [l]; `rotary`: base, scaling, share, pairs; `pairs`: in
+    place of its own. Result: A new array [d_attn, l].
     """
     d_attn, l = Y.shape
-    d = int(d_attn * rotary.get("share", 1.0))
-    frequencies, multiplier = rotary_frequencies(d, rotary)
+    d = int(d_attn * rotary.share)
+    frequencies, multiplier = rotary_frequencies(d, rotary.base, rotary.scaling)
     turned = np.array(Y)
     for t in range(l):
         for i in range(d // 2):
-            pairs = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1), "halves_swapped": (i + d // 2, i)}
-            a, b = pairs[rotary.get("pairs", "halves")]
+            rows = {"halves": (i, i + d // 2), "neighbors": (2 * i, 2 * i + 1), "halves_swapped": (i + d // 2, i)}
+            a, b = rows[pairs or rotary.pairs]
             cos = math.cos(positions[t] * frequencies[i]) * multiplier
             sin = math.sin(positions[t] * frequencies[i]) * multiplier
             turned[a, t] = Y[a, t] * cos - Y[b, t] * sin

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import algorithms as alg
+from algorithms.lines import Attention
 from algorithms.ops.attention import dispatch
 from tests import cases
 from training import oracle
@@ -21,7 +22,6 @@ from training.oracle import lines
 OF_BOTH = [[0, 0, 1, 1, 1, 2, 2], [5, 5, 5, 5, 4, 4, 4]]
 SMALL = {"H": 4, "H_kv": 2, "l_x": 7, "l_z": 7, "d_attn": 3, "d_mid": 2}
 HOLES = (np.random.default_rng(0).random((2, 5, 7)) < 0.5) & (np.arange(7) != 3)
-NORMS = {"epsilon": 0.0, "norm_offset": 0.0}
 CASES = {
     "a window, documents and padding": lambda: Case("joined", joined(), **SMALL),
     "an array, capped scores and sinks": lambda: Case(
@@ -48,7 +48,7 @@ def of_attention(case, s):
         g, sinks = h // (case.H // case.H_kv), [s[h]] if case.sinks else None
         Z = np.concatenate([theta.K[g, :, b], theta.V[g, :, b]])
         of_sinks = SimpleNamespace(**vars(W) | {"s": sinks})
-        return lines.attention(0, theta.Q[h, :, b], Z, of_sinks, masks[b], {"cap": case.cap}, NORMS, **where)
+        return lines.attention(0, theta.Q[h, :, b], Z, of_sinks, masks[b], Attention(cap=case.cap), **where)
 
     return lambda theta: np.stack([[of_head(theta, h, b) for b in range(case.B)] for h in range(case.H)]).swapaxes(1, 2)
 
