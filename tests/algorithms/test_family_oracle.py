@@ -103,8 +103,6 @@ SCALINGS = [
     YARN,
     YARN | {"truncate": False},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20, "attention_factor": 1.3},
-    YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
-    YARN | {"mscale": 0.7},
 ]  # fmt: skip
 
 

@@ -116,6 +116,6 @@ def row_of(theta: Any, i: int) -> Any:
     """Return row i of all arrays of a tree, as a tree of the same types."""
     named = fields(theta)
     if named is None:
-        return None if theta is None else np.asarray(theta[i], dtype=np.float64)
+        return None if theta is None else np.asarray(theta, dtype=np.float64)[i]
     rows = {name: row_of(child, i) for name, child in named.items()}
     return theta._replace(**rows) if hasattr(theta, "_replace") else SimpleNamespace(**rows)
