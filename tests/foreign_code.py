@@ -68,7 +68,8 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         X = self.wte(x) + self.wpe(torch.arange(x.shape[1]) + self.wrong.get("first", 0))
-        for block in reversed(self.blocks) if self.wrong.get("reversed") else self.blocks:
+        blocks = self.blocks[: len(self.blocks) - self.wrong.get("fewer", 0)]
+        for block in reversed(blocks) if self.wrong.get("reversed") else blocks:
             X = block(X)
         X = self.ln(X)
         return X @ self.wte.weight.T if self.wrong.get("tied") else self.head(X)
@@ -112,6 +113,52 @@ def decoder(**wrong):
             load(model, table, case.theta, layers=case.sizes["L"])
             recording.sampled = sample(model, case.sampling, wrong)
         return recording
+
+    return observe
+
+
+class Translator(nn.Module):
+    """Algorithm 8 by PyTorch's own layers, up to its logits."""
+
+    def __init__(self, s, wrong):
+        super().__init__()
+        d, L = s["d_e"], s["L_enc"]
+        self.wte, self.wpe = nn.Embedding(s["N_V"], d), nn.Embedding(s["l_max"], d)
+        sizes, options = (d, s["H"], s["d_mlp"]), {"dropout": 0.0, "layer_norm_eps": 0.0, "batch_first": True}
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(*sizes, **options) for _ in range(L))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(*sizes, **options) for _ in range(L))
+        self.head, self.wrong = nn.Linear(d, s["N_V"], bias=False), wrong
+
+    def forward(self, z, x):
+        Z = self.wte(z) + self.wpe(torch.arange(z.shape[1]) + self.wrong.get("first", 0))
+        X = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
+        causal = [torch.full((l, l), -math.inf, dtype=X.dtype).triu(1) for l in (z.shape[1], x.shape[1])]
+        for layer in self.encoder[: 1 if self.wrong.get("fewer") else None]:
+            Z = layer(Z, causal[0] if self.wrong.get("causal") else None)
+        for layer in self.decoder:
+            X = layer(X, Z, causal[1])
+        return self.head(X)
+
+
+def translator(**wrong):
+    """A glue for an encoder-decoder in PyTorch that makes mistakes."""
+    parts = {"enc": ("encoder", [("self_attn", "")], "12", "12"),
+             "dec": ("decoder", [("self_attn", ""), ("multihead_attn", "e_d/")], "345", "34")}  # fmt: skip
+    table = {"wte.weight": "T:W_e", "wpe.weight": "T:W_p", "head.weight": "W_u"}
+    for short, (name, attentions, norms, products) in parts.items():
+        at, of = f"{name}.{{l}}", f"{short}{{l}}"
+        for a, b in (("weight", "W"), ("bias", "b")):
+            table |= {f"{at}.{n}.in_proj_{a}": " ".join(f"{of}/{p}{b}_{i}" for i in "qkv") for n, p in attentions}
+            table |= {f"{at}.{n}.out_proj.{a}": f"{of}/{p}{b}_o" for n, p in attentions}
+            table |= {f"{at}.linear{i}.{a}": f"{of}/{b}_mlp{n}" for i, n in enumerate(products, 1)}
+        for a, b in (("weight", "gamma"), ("bias", "beta")):
+            table |= {f"{at}.norm{i}.{a}": f"{of}/{b}_{n}" for i, n in enumerate(norms, 1)}
+
+    def observe(case, dtype):
+        model = Translator(case.sizes, wrong).to(getattr(torch, dtype))
+        load(model, table, case.theta, layers=case.sizes["L_enc"])
+        z, x = (torch.tensor([case.inputs[name]]) for name in "zx")
+        return record_torch(lambda: model(z, x), model)
 
     return observe
 

@@ -323,7 +323,8 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "layer": _rows(
         ("own", "each layer has its own parameters", lambda l, L: l), ("reversed", "the layers are in reverse", lambda l, L: L - 1 - l), ("first", "every layer has the first layer's parameters", lambda l, L: 0),
         ("last", "every layer has the last layer's parameters", lambda l, L: L - 1),
-        ("next", "layer l has the parameters of layer l + 1", lambda l, L: (l + 1) % L), ("previous", "layer l has the parameters of layer l − 1", lambda l, L: max(l - 1, 0))),
+        ("next", "layer l has the parameters of layer l + 1", lambda l, L: (l + 1) % L), ("previous", "layer l has the parameters of layer l − 1", lambda l, L: max(l - 1, 0)),
+        ("left out", "the layer is left out", lambda l, L: None)),
     "side_by_side": _rows(
         ("A+B", "attention and MLP are added", lambda A, B: A + B), ("2A+B", "attention is added twice", lambda A, B: 2 * A + B), ("A+2B", "the MLP is added twice", lambda A, B: A + 2 * B),
         ("A", "the MLP is left out", lambda A, B: A + 0 * B), ("B", "attention is left out", lambda A, B: B + 0 * A)),

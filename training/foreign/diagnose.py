@@ -57,7 +57,7 @@ OF_ATTENTION = (
     "weights", "split", "q_reads", "kv_reads", "q_square", "k_square", "v_square", "scale", "mask", "softmax_axis",
 )  # fmt: skip
 
-SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer")
+SPARE = ("weights", "split", "rotates", "norm_here", "qk_norm", "kv_reads", "kv_layer", "position_index")
 """Slots where code may compute the paper's choice, and then not use it."""
 
 INSERTING = {"extra_norm", "norm_here", "order"}

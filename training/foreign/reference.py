@@ -72,7 +72,8 @@ class Reference(Recurrence):
         for l in range(L):
             place = f"{name}{l + 1}"
             n = self.use("layer", place, key(place))(l, L)
-            yield place, f"{name}{n * own // L + 1}/"
+            if n is not None:
+                yield place, f"{name}{n * own // L + 1}/"
 
     def _layers(
         self, name: str, X: Named, L: int, algorithm: int, lines: Sequence[str], mask: Any, order: str

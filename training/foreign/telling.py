@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from .catalogue import HARMLESS, SLOTS
 from .evidence import Departure, finite_masks, in_step, seen_in
 from .match import layout
@@ -68,12 +70,27 @@ def _standing(walked: Any, run: Reference) -> Iterator[Departure]:
             slot, visit = scope.partition("@")[0], (d.algorithm, d.line, d.what, d.text)
             every = [place for of, place in run.asked if of == slot]
             places = [p for p in every if run.name(slot, p) == name != run.base_name(slot, p)]
-            scopes = [other for other, of in walked.choices.items() if (other.partition("@")[0], of) == (slot, name)]
             if places and visit not in done:
                 done.add(visit)
-                yield dataclasses.replace(d, where=_where(places, every), choices=dict.fromkeys(scopes, name))
+                where = _where([p for p in places if _matters(walked, run, slot, p)] or places, every)
+                scopes = [slot] if where == "everywhere" else [f"{slot}@{place}" for place in where.split(", ")]
+                yield dataclasses.replace(d, where=where, choices=dict.fromkeys(scopes, name))
         if d.kind != "named" or not d.choices:
             yield d
+
+
+def _matters(walked: Any, run: Reference, slot: str, place: str) -> bool:
+    """Whether a choice changes a line at a place, as a causal mask does not where the paper's is causal."""
+    other = walked.run({**walked.choices, f"{slot}@{place}": run.base_name(slot, place)}, walked.taken)
+    users = [visit for visit, used in run.uses.items() if (slot, place) in used and visit in run.lines]
+    return (
+        any(
+            visit not in other.lines
+            or not np.array_equal(other.lines[visit].value, run.lines[visit].value, equal_nan=True)
+            for visit in users
+        )
+        or not users
+    )
 
 
 def _where(places: list[str], every: list[str]) -> str:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.foreign_code import attention, decoder, modern, softmax, torch
+from tests.foreign_code import attention, decoder, modern, softmax, torch, translator
 from training.commands.crosscheck import main
 from training.foreign import check
 from training.foreign.beside import beside
@@ -36,6 +36,7 @@ MISTAKES = [
     ({"post": True}, (6, "return"), "the norm comes after the sum (post-norm)"),
     ({"reversed": True}, (10, "6"), "the layers are in reverse"),
     ({"axis": 1}, (4, "return"), "is NaN, first in _softmax (foreign_code.py:"),
+    ({"fewer": 1}, (10, "6"), "the layer is left out"),
     ({"first": 1}, (2, "return"), "positions are one too high"),
     ({"tied": True}, (10, "return"), "W_u is W_eᵀ"),
     ({"merge": True}, (5, "3"), "without transposing"),
@@ -59,6 +60,17 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
     departures, _ = found(decoder(**wrong), dtype=dtype)
     assert list(departures) == [line]
     assert text in departures[line]
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({}, []),
+    ({"causal": True}, [(4, "5", "enc*/5", "the mask is causal where the paper has none")]),
+    ({"first": 1}, [(2, "return", "encoder", "positions are one too high")]),
+    ({"fewer": True}, [(8, "5", "enc2", "the layer is left out")]),
+])  # fmt: skip
+def test_a_mistake_is_named_where_it_is(wrong, told):
+    _, report = found(translator(**wrong), algorithm=8)
+    assert [(d.algorithm, d.line, d.where, d.text) for d in report.departures] == told
 
 
 def test_values_that_are_shared_otherwise_than_keys_are_named():
