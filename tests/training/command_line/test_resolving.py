@@ -8,7 +8,7 @@ import pytest
 
 from training.command_line.resolving import RunRequest, resolve, run_request
 from training.runs.directory import RunDirectory
-from training.settings import Settings, SettingsError
+from training.settings import SettingsError
 from training.tasks import objectives, settings_from
 
 NOTHING = RunRequest("d", RunDirectory("nowhere"), None, {})
@@ -53,12 +53,6 @@ def test_the_models_sizes_come_first_but_for_its_l_max():
         resolve(given._replace(chosen={**given.chosen, "L": 1, "H": 4}))
     with pytest.raises(SettingsError, match="l_max is 65, but whole/other reads at most 64 tokens"):
         resolve(given._replace(chosen={"start_from": "other", "l_max": 65}))
-
-
-def test_every_call_gives_the_same_settings():
-    given = NOTHING._replace(chosen={"steps": 7})
-    assert resolve(given) == resolve(given) == Settings(**vars(resolve(given)))
-    assert given.chosen == {"steps": 7}
 
 
 def test_the_vocabulary_is_checked_once_it_is_known():

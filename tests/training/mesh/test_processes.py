@@ -145,19 +145,6 @@ def test_processes_train_what_one_device_trains(command, undisturbed, count):
 
 
 @pytest.mark.slow
-def test_processes_train_the_adapter_that_one_trains(command, undisturbed, tmp_path):
-    flags = {"from": undisturbed.files.path, "lora-rank": 2, "steps": 12, "eval-every": 6, "learning-rate": 0.01}
-    (tmp_path / "alone").mkdir()
-    alone = Command(tmp_path / "alone")
-    alone.complete(1, mesh="", **flags)
-    command.complete(2, **{**flags, "mesh": "data=4,model=2"})
-    assert not command.files.parameters.exists()
-    before, theta = (flatten(load_run(c.files.path).theta) for c in (undisturbed, command))
-    assert np.abs(theta["layers.mlp.W_mlp1"] - before["layers.mlp.W_mlp1"]).max() > 1e-3
-    assert_same_outcome(command, alone)
-
-
-@pytest.mark.slow
 def test_what_slurm_says_is_found(command, undisturbed):
     first = 65535 - 2**12 + 1  # JAX takes the port from the number of the job
     job = {"SLURM_JOB_ID": free_port(range(first, 65535)) - first, "SLURM_STEP_NODELIST": "localhost"}
@@ -208,21 +195,6 @@ def test_when_one_is_gone_the_other_ends_and_any_number_goes_on(command, undistu
     command.end_all()
     assert command.saved()[-1] >= 10
     command.complete(count, mesh="data=8" if count == 1 else FLAGS["mesh"])
-    assert_same_outcome(command, undisturbed)
-
-
-@pytest.mark.slow
-def test_a_signal_to_one_saves_and_ends_all_after_the_same_step(command, undisturbed):
-    processes = command.start_all(2)
-    wait_until(lambda: len(command.losses()) > 12, *processes)
-    processes[1].send_signal(signal.SIGTERM)
-    out, err = processes[0].communicate(timeout=SOON)
-    assert (processes[0].returncode, out) == (143, ""), err
-    assert err == "interrupted; rerun the command to resume from the last checkpoint\n"
-    assert processes[1].communicate(timeout=SOON) == ("", "")
-    assert processes[1].returncode == 143
-    assert max(command.losses()) == command.saved()[-1] < 50
-    command.complete(4, mesh="data=8")
     assert_same_outcome(command, undisturbed)
 
 

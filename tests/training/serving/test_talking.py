@@ -82,12 +82,6 @@ def test_an_answer_stops_and_has_the_room_of_the_context(client, model):
     assert (stopped.message.content, stopped.finish_reason) == (free.message.content.partition(stop)[0], "stop")
 
 
-def test_a_content_in_parts_is_their_text(client):
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
-    whole = talk(client, [{"role": "user", "content": "abc"}], max_tokens=5)
-    assert talk(client, [{"role": "user", "content": parts}], max_tokens=5).choices == whole.choices
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -152,19 +146,6 @@ def test_echo_tells_the_prompt_and_its_log_probabilities(client, model, prompt):
     assert answer.usage.prompt_tokens == len(tokens)
 
 
-def test_a_prompt_is_read_without_bos_if_asked(client):
-    bare = complete(client, extra_body={"add_special_tokens": False})
-    assert bare.usage.prompt_tokens == 3
-    assert bare.choices == complete(client, [0, 1, 2]).choices
-
-
-def test_echo_alone_scores_a_text(client):
-    (choice,) = complete(client, "abcdef", logprobs=0, echo=True, max_tokens=0).choices
-    (longer,) = complete(client, "abcdef", logprobs=0, echo=True).choices
-    assert (choice.text, choice.finish_reason) == ("abcdef", "length")
-    assert choice.logprobs.token_logprobs == longer.logprobs.token_logprobs[:6]
-
-
 def test_a_stream_with_echo_is_the_same(client):
     how = {"prompt": ["abc", "j"], "n": 2, "temperature": 1, "seed": 5, "echo": True, "logprobs": 1}
     counted = {"stream": True, "stream_options": {"include_usage": True}}
@@ -176,6 +157,19 @@ def test_a_stream_with_echo_is_the_same(client):
         assert of_choice[-1].finish_reason == choice.finish_reason
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert [v for part in of_choice for v in getattr(part.logprobs, name)] == getattr(choice.logprobs, name)
+
+
+def test_a_prompt_without_bos_in_parts_or_to_be_scored_alone(client):
+    bare = complete(client, extra_body={"add_special_tokens": False})
+    assert bare.usage.prompt_tokens == 3
+    assert bare.choices == complete(client, [0, 1, 2]).choices
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+    talked = [talk(client, [{"role": "user", "content": content}], max_tokens=5).choices for content in ("abc", parts)]
+    assert talked[0] == talked[1]
+    (alone,) = complete(client, "abcdef", logprobs=0, echo=True, max_tokens=0).choices
+    (longer,) = complete(client, "abcdef", logprobs=0, echo=True).choices
+    assert (alone.text, alone.finish_reason) == ("abcdef", "length")
+    assert alone.logprobs.token_logprobs == longer.logprobs.token_logprobs[:6]
 
 
 def test_biases_rule_tokens_out_and_in(client):
