@@ -235,32 +235,13 @@ def test_a_signal_before_the_training_begins_ends_all_at_once(command, signaled)
     assert (command.saved(), command.losses()) == ([], {})
 
 
-JOINED = """
+RESTORING = """
 import pathlib, sys
 import jax, numpy as np
 import orbax.checkpoint as ocp
-from training.mesh import coordinator
-from training.mesh.placement import Placement
-from training.mesh.processes import Processes, ProcessesError
+from training.mesh.processes import Processes
 from training.runs.checkpoints import Checkpoints
 processes = Processes()
-"""
-
-
-def of_two(program, *arguments):
-    """What a program prints in each of two processes."""
-    command = [sys.executable, "-c", JOINED + program, f"127.0.0.1:{free_port()}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-    both = [
-        subprocess.Popen([*command, str(i), *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True)
-        for i in range(2)
-    ]
-    outputs = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    return outputs
-
-
-RESTORING = """
 processes.join(sys.argv[1], 2, int(sys.argv[2]), on_loss=print)
 divided = jax.NamedSharding(jax.make_mesh((2,), ("data",)), jax.P("data"))
 W = jax.make_array_from_callback((6, 5), divided, lambda index: np.arange(30.0, dtype=np.float32).reshape(6, 5)[index])
@@ -287,7 +268,13 @@ processes.leave()
 @pytest.mark.end_to_end
 def test_a_checkpoint_that_one_process_cannot_read_is_restored_by_none(tmp_path):
     """And damage that one process finds moves it away once, for all."""
-    outputs = of_two(RESTORING, tmp_path / "c")
+    command = [sys.executable, "-c", RESTORING, f"127.0.0.1:{free_port()}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    both = [
+        subprocess.Popen([*command, str(i), tmp_path / "c"], env=environment, stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in both]
     told = [[line for line in out if re.match("(raised|warned|found): ", line)] for out in outputs]
     first = ["raised: CheckpointError process 1 cannot read DIR/2: no room; nothing was changed [2, 1]"]
     first += ["raised: MemoryError no room [2, 1]"]
