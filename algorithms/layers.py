@@ -14,7 +14,7 @@ from algorithms.machinery.arrays import indices, of_all_heads
 from algorithms.machinery.naming import through_layers
 from algorithms.machinery.options import dropout_key, static, using
 from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import match_varying_axes, shard_layer_input, shard_residual_stream
+from algorithms.machinery.sharding import match_varying_axes, shard
 from algorithms.masks import StructuralMask
 from algorithms.model.mixer import Mixer, MixerMetadata
 from algorithms.model.positions import DistanceTable
@@ -94,7 +94,7 @@ class Lines(NamedTuple):
         if jnp.issubdtype(x.dtype, jnp.floating):
             X = pad_embeddings(x, theta.W_e, self.length)
         else:
-            X = shard_residual_stream(self.variant.embedding.tokens(zero_padding(x, self.length), theta))
+            X = shard(self.variant.embedding.tokens(zero_padding(x, self.length), theta), "tokens")
         X = self.at_positions(X, theta, types)
         if hasattr(theta, "W_in"):  # Algorithm 9, whose padding gets the first column
             X = pad_embeddings(X, theta.W_e if theta.W_in is None else theta.W_in, self.length)
@@ -112,11 +112,11 @@ class Lines(NamedTuple):
             types = jnp.broadcast_to(0 if types is None else types, X.shape[1:])
             X = X + token_embedding(types, theta.W_t)
         X = self.layer_norm(X, theta.embedding_norm)
-        return shard_residual_stream(linear(theta.W_in, X, theta.b_in)) if line.factored else X
+        return shard(linear(theta.W_in, X, theta.b_in), "tokens") if line.factored else X
 
     def layer_norm(self, X: Float[Array, "d *columns"], norm: Any) -> Float[Array, "d *columns"]:
         """``for t: layer_norm(X[:, t] | γ, β)``, Algorithm 6; X if θ has no norm here."""
-        return X if norm is None else shard_residual_stream(self.variant.norm(X, norm))
+        return X if norm is None else shard(self.variant.norm(X, norm), "tokens")
 
     def mh_attention(
         self, X: Float[Array, "d_e *batch l_x"], W: Any, mask: Any, context: Any = None
@@ -130,7 +130,7 @@ class Lines(NamedTuple):
         mask = mask if length is None else mask & StructuralMask(length=length)
         caches = self.caches.own if is_own else self.caches.context
         X, W = self._normalized(X, W)
-        X, Z = shard_layer_input(X), None if is_own else shard_layer_input(context)
+        X, Z = shard(X, None), None if is_own else shard(context, None)
 
         def by(line, X, Z, W, caches):
             metadata = MixerMetadata(self.t, self.table, self.cache_length, self.slots)
@@ -157,7 +157,7 @@ class Lines(NamedTuple):
         X, W = self._normalized(X, W)
         name: Any = line.activation or activation.__name__
         with using(key=self._key(self.draws - 1)):
-            return self._added(line(shard_layer_input(X), W, activation=name))
+            return self._added(line(shard(X, None), W, activation=name))
 
     def projection(
         self, X: Float[Array, "d_e *columns"], theta: Any, activation: Callable[..., Any]
@@ -171,7 +171,7 @@ class Lines(NamedTuple):
     def _added(self, Y):
         """The output of an attention or MLP, as it is added to the residual stream."""
         factor = self.variant.residual_factor
-        return shard_residual_stream(Y if factor == 1 else Y * factor)
+        return shard(Y if factor == 1 else Y * factor, "tokens")
 
     def _normalized(self, X, W):
         return (self.layer_norm(X, W.norm), W.W) if isinstance(W, NormFirst) else (X, W)

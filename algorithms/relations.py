@@ -124,9 +124,10 @@ def lines_keep_documents_apart(segments: Any, theta: Any) -> None:
         )
 
 
-def _fits_positions(name: str, tokens: Any, theta: Any) -> None:
+@relation()
+def the_sequence_fits_positions(x: Any, theta: Any, *, name: str = "x") -> None:
     """The first columns of W_p may be unused."""
-    longest, l = theta.variant.embedding.limit(theta), tokens.shape[-1]
+    longest, l = theta.variant.embedding.limit(theta), x.shape[-1]
     if longest is not None and isinstance(l, int) and l > longest:
         raise ValueError(
             f"{name}: expected at most l_max = {longest} tokens, got {l}; cut it into chunks, or make the parameters "
@@ -134,8 +135,10 @@ def _fits_positions(name: str, tokens: Any, theta: Any) -> None:
         )
 
 
-relation()(lambda x, theta: _fits_positions("x", x, theta))
-relation()(lambda z, theta: _fits_positions("z", z, theta))
+@relation()
+def the_context_fits_positions(z: Any, theta: Any) -> None:
+    """The context of Algorithm 8, too."""
+    the_sequence_fits_positions(z, theta, name="z")
 
 
 @relation()

@@ -41,7 +41,7 @@ from jax.sharding import PartitionSpec
 
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.options import is_inside, using
-from algorithms.machinery.record import Range, alternatives, as_number, fits, refusal, words_for
+from algorithms.machinery.record import Allowed, Range, alternatives, as_number, fits, refusal, words_for
 from algorithms.machinery.sharding import explicit_mesh, spec_of, with_auto_axes
 
 P = ParamSpec("P")
@@ -110,20 +110,31 @@ def is_array(kind: Any) -> bool:
     return hasattr(kind, "dim_str")
 
 
-def is_static(annotation: Any) -> bool:
-    """Whether an argument holds no array and is therefore compiled in."""
-    return not any(is_array(allowed.type) or _is_tree(allowed.type) for allowed in alternatives(annotation))
+class _Kinds(NamedTuple):
+    """The types that an annotation allows, by what is checked of them."""
 
+    trees: tuple[Allowed, ...] = ()
+    arrays: tuple[Any, ...] = ()
+    numbers: tuple[Any, ...] = ()  # in place of arrays; None, too
 
-def _is_tree(kind: Any) -> bool:
-    return hasattr(kind, "__shapes__") or bool(_fields_of(kind))
+    @property
+    def is_static(self) -> bool:
+        """Whether the argument holds no array and is therefore compiled in."""
+        return not (self.trees or self.arrays)
 
 
 @functools.cache
+def _kinds(annotation: Any) -> _Kinds:
+    kinds = alternatives(annotation)
+    trees = tuple(kind for kind in kinds if hasattr(kind.type, "__shapes__") or _fields_of(kind.type))
+    numbers = tuple(kind.type for kind in kinds if kind.type in (int, float, type(None)))
+    return _Kinds(trees, tuple(kind.type for kind in kinds if is_array(kind.type)), numbers)
+
+
 def _fields_of(kind: Any) -> dict[str, Any]:
     """The annotations of a pytree's fields; empty for a class that holds no arrays."""
     fields = kind.__annotations__ if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind) else {}
-    return {} if all(map(is_static, fields.values())) else dict(fields)
+    return {} if all(_kinds(field).is_static for field in fields.values()) else dict(fields)
 
 
 def described(value: Any) -> str:
@@ -195,9 +206,8 @@ class Axes:
 
         Raises TypeError if the value is of another kind, ValueError if its shape or its value is not allowed.
         """
-        kinds = alternatives(annotation)
-        tree = next((kind for kind in kinds if _is_tree(kind.type) and isinstance(value, kind.type)), None)
-        arrays = [kind.type for kind in kinds if is_array(kind.type)]
+        kinds = _kinds(annotation)
+        tree = next((kind for kind in kinds.trees if isinstance(value, kind.type)), None)
         if tree is not None and hasattr(value, "__shapes__"):
             shapes = next((note for note in tree.notes if isinstance(note, tree.type)), None) or value.__shapes__()
             sizes = getattr(value, "__sizes__", dict)()
@@ -206,13 +216,13 @@ class Axes:
         elif tree is not None:
             for field, of_field in _fields_of(tree.type).items():
                 self.check(f"{name}.{field}", getattr(value, field), of_field)
-        elif not arrays:
+        elif not kinds.arrays:
             refused = refusal(as_number(value), annotation)
             if refused is not None:
                 got = described(value) if refused[0] is TypeError else repr(value)
                 raise refused[0](f"{name}: expected {refused[1]}, got {got}")
-        elif not any(kind.type in (int, float, type(None)) and fits(value, kind.type) for kind in kinds):
-            of = next((kind for kind in arrays if _may_be(value, kind)), arrays[0])
+        elif not any(fits(value, kind) for kind in kinds.numbers):
+            of = next((kind for kind in kinds.arrays if _may_be(value, kind)), kinds.arrays[0])
             self._check_array(name, value, of.dtype.__name__, of.dim_str, kinds)
 
     def _check_parameters(self, name: str, value: Any, shapes: Any, variant: Any) -> None:
@@ -220,27 +230,36 @@ class Axes:
         may_lack = variant is None and name.rpartition(".")[2].startswith("b_")
         if (value is None and (may_lack or getattr(shapes, "may_lack", False))) or (shapes is None and variant is None):
             return
-        if variant is not None:
-            _check_presence(name, value, shapes, variant)
+        if variant is not None and (value is None) != (shapes is None):
+            kind, axes = type(shapes).__name__, getattr(shapes, "axes", "")
+            array = f"an array [{', '.join(axes.split())}]" if isinstance(shapes, Shape) else kind
+            expected, found = (array, "None") if value is None else ("None", "parameters")
+            raise ValueError(f"{name}: expected {expected} in {variant!r}, got {found}; {MADE_FOR_ANOTHER}")
         if isinstance(shapes, Shape):
-            self._check_array(name, value, "Float", shapes.axes)
-        elif type(shapes) is tuple:
-            for i, of_stack in enumerate(value or ()):
-                self._check_parameters(f"{name}[{i}]", of_stack, shapes[i], variant)
+            self._check_array(name, value, "Float", shapes.axes, _Kinds())
+        elif tuple in (type(shapes), type(value)):
+            expected, found = (str(len(a)) if type(a) is tuple else "one" for a in (shapes, value))
+            if expected != found:
+                raise ValueError(
+                    f"{name}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, "
+                    f"got {found}; {MADE_FOR_ANOTHER}"
+                )
+            for i, of_stack in enumerate(shapes):
+                self._check_parameters(f"{name}[{i}]", value[i], of_stack, variant)
         elif not isinstance(value, type(shapes)):
             raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")
         else:
             for field in getattr(shapes, "_fields", ()):
                 self._check_parameters(f"{name}.{field}", getattr(value, field), getattr(shapes, field), variant)
 
-    def _check_array(self, name: str, value: Any, of: str, dims: str, kinds: tuple[Any, ...] = ()) -> None:
+    def _check_array(self, name: str, value: Any, of: str, dims: str, kinds: _Kinds) -> None:
         """Check an array; ``kinds`` are all that the annotation allows."""
         (_, dtype, hint), axes = KINDS[of], dims.split()
         if of == "Key":
             check_key(name, value)
         elif not has_dtype(value, dtype):
-            instead = "".join(f"{words_for(kind.type)}, or " for kind in kinds if _is_tree(kind.type))
-            words = [_words_for_array(k.type.dtype.__name__, k.type.dim_str) for k in kinds if is_array(k.type)]
+            instead = "".join(f"{words_for(kind.type)}, or " for kind in kinds.trees)
+            words = [_words_for_array(kind.dtype.__name__, kind.dim_str) for kind in kinds.arrays]
             expected = _words_for_array(of, dims)
             others = "".join(f" or {other}" for other in words if other != expected)
             is_other = hasattr(value, "dtype") and not has_dtype(value, np.generic)
@@ -301,20 +320,6 @@ class Axes:
 MADE_FOR_ANOTHER = "use the variant that these parameters were made for"
 
 
-def _check_presence(name: str, value: Any, shapes: Any, variant: Any) -> None:
-    """Check that parameters are present exactly where the variant has them, in as many stacks of layers."""
-    if (value is None) != (shapes is None):
-        array = f"an array [{', '.join(shapes.axes.split())}]" if isinstance(shapes, Shape) else type(shapes).__name__
-        expected, found = (array, "None") if value is None else ("None", "parameters")
-        raise ValueError(f"{name}: expected {expected} in {variant!r}, got {found}; {MADE_FOR_ANOTHER}")
-    expected, found = (str(len(a)) if type(a) is tuple else "one" for a in (shapes, value))
-    if expected != found:
-        raise ValueError(
-            f"{name}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, got "
-            f"{found}; {MADE_FOR_ANOTHER}"
-        )
-
-
 def _by_name(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any] | None:
     """The value, of those of an array's axes, that belongs to each name; to ``*batch``, if it is there, a tuple.
 
@@ -359,7 +364,8 @@ def relation(*functions: str) -> Callable[[Callable[..., None]], Callable[..., N
     """Check the arguments of these names in the functions, or in each public function that has all of them."""
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
-        RELATIONS.append((functions, tuple(inspect.signature(check).parameters), check))
+        arguments = inspect.signature(check).parameters.values()
+        RELATIONS.append((functions, tuple(p.name for p in arguments if p.kind is not p.KEYWORD_ONLY), check))
         return check
 
     return register
@@ -407,7 +413,8 @@ class Contract:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name, self.signature = function.__name__, signature_of(function)
         self.annotations = {name: p.annotation for name, p in self.signature.parameters.items()}
-        self.static = tuple(name for name, annotation in self.annotations.items() if is_static(annotation))
+        self.defaults = {name: p.default for name, p in self.signature.parameters.items()}
+        self.static = tuple(name for name, annotation in self.annotations.items() if _kinds(annotation).is_static)
         defaults = {name: _default(annotation) for name, annotation in self.annotations.items()}
         options = {name: default.value for name, default in defaults.items() if default is not None}
         self.options = options or {"implementation": "paper"}
@@ -440,26 +447,28 @@ class Contract:
         Raises TypeError if an argument is of another kind, ValueError if a shape or a value is not allowed.
         """
         arguments, axes = self.bound(args, kwargs), Axes()
+        given = {name: value for name, value in arguments.items() if value is not self.defaults[name]}
         for name in dict.fromkeys((*self.static, *arguments)):
-            axes.check(name, arguments[name], self.annotations[name])
+            if name in given:  # defaults are allowed
+                axes.check(name, given[name], self.annotations[name])
         for functions, names, relate in RELATIONS:
-            if arguments.keys() >= set(names) and self.name in (functions or (self.name,)):
+            applies = arguments.keys() >= set(names) and self.name in (functions or (self.name,))
+            if applies and not given.keys().isdisjoint(names):
                 relate(*map(arguments.get, names))
 
     def check_values(self, *args: Any, **kwargs: Any) -> None:
         """Check the values of arrays on a CPU; the errors are those of `check`."""
         arguments = self.bound(args, kwargs) if self._limits else {}
         for name, limit in self._limits:
-            allowed = limit if isinstance(limit, Range) else self._numbers_of_tokens(limit.axis, arguments)
-            if arguments[name] is not None and allowed is not None:
+            if arguments[name] is not None and arguments[name] is not self.defaults[name]:
+                allowed = limit if isinstance(limit, Range) else self._numbers_of_tokens(limit.axis, arguments)
                 check_value(name, arguments[name], allowed)
 
     def specs(self, arguments: dict[str, Any], results: Any) -> Any:
         """The shardings of results: of parameters those of the argument, else those of the axes with the same names."""
         known: dict[str, Any] = {}
         for name, value in arguments.items():
-            kinds = [kind.type for kind in alternatives(self.annotations[name]) if is_array(kind.type)]
-            kind = next((kind for kind in kinds if _may_be(value, kind)), None)
+            kind = next((kind for kind in _kinds(self.annotations[name]).arrays if _may_be(value, kind)), None)
             known = (_by_name(kind.dim_str.split(), spec_of(value)) or {} if kind else {}) | known
 
         def of_result(annotation, result):
@@ -472,11 +481,11 @@ class Contract:
 
         return of_result(self.signature.return_annotation, results)
 
-    def _numbers_of_tokens(self, axis: str, arguments: dict[str, Any]) -> Range | None:
+    def _numbers_of_tokens(self, axis: str, arguments: dict[str, Any]) -> Range:
         sequence = next(name for name, end in self._ends if end == [axis])
-        l = (None, *getattr(arguments[sequence], "shape", ()))[-1]
-        says = f"at least 0 and at most {axis} = {l} tokens"
-        return Range(says, lambda n: (n >= 0) & (n <= l)) if isinstance(l, int) else None
+        l = (math.inf, *getattr(arguments[sequence], "shape", ()))[-1]
+        l = l if isinstance(l, int) else math.inf  # a symbolic size, or of an argument that is refused later
+        return Range(f"at least 0 and at most {axis} = {l} tokens", lambda n: (n >= 0) & (n <= l))
 
 
 def _on_auto_axes(function: Callable[..., Any], contract: Contract, mesh: Any, arguments: dict[str, Any]) -> Any:
@@ -514,9 +523,9 @@ def compiled(function: Callable[P, R_co]) -> Public[P, R_co]:
 
     @functools.wraps(named)
     def run(*args, **kwargs):
-        given = {name: kwargs.pop(name) for name in contract.options if name in kwargs}
-        if is_inside() and not given:
+        if is_inside() and contract.options.keys().isdisjoint(kwargs):
             return named(*args, **kwargs)
+        given = {name: kwargs.pop(name) for name in contract.options if name in kwargs}
         with using(**given if is_inside() else contract.options | given):
             return named(*args, **kwargs)
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -108,27 +108,19 @@ def devices_sharing(X: Array) -> int:
     return math.prod(_several(_mesh(X)).values())
 
 
-def shard_residual_stream(X: Array) -> Array:
-    """The residual stream ``[d, *batch, l]``, its sequences and tokens divided, the tokens also by ``model``."""
-    return _constrained(X, tokens=(_names.value.context, _names.value.model))
+def shard(X: Array, model: Literal["tokens", "rows"] | None) -> Array:
+    """X ``[d, *batch, l]``, its sequences and tokens divided; left alone, XLA picks shardings that move more data.
 
-
-def shard_layer_input(X: Array) -> Array:
-    """The input of heads and hidden units, ``[d, *batch, l]``, replicated over ``model``."""
-    return _constrained(X, tokens=(_names.value.context,))
-
-
-def shard_hidden_units(X: Array) -> Array:
-    """Hidden units ``[d_mlp, *batch, l]``, their rows divided by ``model``."""
-    return _constrained(X, tokens=(_names.value.context,), rows=(_names.value.model,))
-
-
-def _constrained(X: Array, *, tokens: Axes, rows: Axes = ()) -> Array:
-    """X with its sharding constrained; left alone, XLA picks shardings that move more data."""
+    The mesh axis ``model`` divides also the tokens of the residual stream, or the rows of hidden units; None: the input
+    of heads and hidden units is replicated over it.
+    """
     sizes = _sizes(X)
     if not sizes or X.ndim < 2:
         return X
-    of_rows, of_tokens = _dividing(sizes, rows, X.shape[0]), _dividing(sizes, tokens, X.shape[-1])
+    names = _names.value
+    tokens = (names.context, names.model) if model == "tokens" else (names.context,)
+    of_rows = _dividing(sizes, (names.model,) if model == "rows" else (), X.shape[0])
+    of_tokens = _dividing(sizes, tokens, X.shape[-1])
     sequences = [_dividing(sizes, _of_sequences(sizes), n) for n in X.shape[1:-1][:1]]
     spec = P(of_rows, *sequences, *[()] * (X.ndim - 2 - len(sequences)), of_tokens)
     return jax.lax.with_sharding_constraint(X, NamedSharding(_mesh(X), spec))

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Count, Positive
-from algorithms.machinery.sharding import shard_hidden_units
+from algorithms.machinery.sharding import shard
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate, xielu
@@ -67,7 +67,7 @@ class MLP(Line):
         U = linear(W.W_mlp1, X, W.b_mlp1)  # inside
         G = None if W.W_gate is None else linear(W.W_gate, X, W.b_gate)
         hidden = self.hidden(U, G, activation, W)  # inside
-        hidden = dropout(shard_hidden_units(hidden))
+        hidden = dropout(shard(hidden, "rows"))
         Y = linear(W.W_mlp2, hidden, W.b_mlp2)
         return Y if self.normalize_output is None else self.normalize_output(Y, W.norm_out)
 

@@ -59,12 +59,6 @@ def of_each_layer(layers: Layers, variant: Variant) -> list[Any]:
     return [stacks[stack] for stack, _ in places(variant, count_layers(layers, variant))]
 
 
-def _count(layers: Any, variant: Variant) -> int | None:
-    """Number of layers, or None if it cannot be inferred; malformed parameters are reported by a later check."""
-    of_stacks = type(layers) is tuple and all(map(jax.tree.leaves, layers))
-    return count_layers(layers, variant) if of_stacks else None
-
-
 def every_layer(layers: Layers, variant: Variant, part: Callable[[Any], Any]) -> Any:
     """A part of the parameters of all layers, as one stack, with shared ones repeated.
 
@@ -225,8 +219,10 @@ def theta_shapes(kind: Any, variant: Variant, config: Any = None, theta: Any = N
         numbers: list[Any] = [None] * len(fields)
     elif theta is None:
         numbers = [getattr(config, L, None) for L in fields.values()]
-    else:
-        numbers = [_count(getattr(theta, field), variant) for field in fields]
+    else:  # None if malformed, which the check against these shapes reports
+        of = [getattr(theta, field) for field in fields]
+        is_counted = [type(layers) is tuple and all(map(jax.tree.leaves, layers)) for layers in of]
+        numbers = [count_layers(a, variant) if counted else None for a, counted in zip(of, is_counted, strict=True)]
     shapes = _all_shapes(kind, variant, *numbers)
     return shapes if config is None else _without(_left_out(kind, config), shapes)
 

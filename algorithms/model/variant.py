@@ -127,7 +127,7 @@ class Variant(Record):
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+        return hash(tuple(self.__getstate__().values()))
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; hashes differ between processes."""
@@ -177,7 +177,7 @@ class Variant(Record):
 
     def by_attention(self, l: Any, layers: tuple[LayerLines, ...], of_line: Callable[..., Any], *arguments: Any) -> Any:
         """``of_line(line, *arguments)``, with the attention of layer l, one of these layers, whose number is traced."""
-        distinct = tuple(dict.fromkeys(layer.attention for layer in layers))
+        distinct = tuple(dict.fromkeys([layer.attention for layer in layers]))
         if len(distinct) == 1:
             return of_line(distinct[0], *arguments)
         numbers = [distinct.index(line) if line in distinct else 0 for line in self.attentions]
@@ -204,28 +204,23 @@ class Variant(Record):
         mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
         return LayerLines(self.attention_of(l), mlp, orders[l % len(orders)], l > 0 or self.first_norm)
 
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - of variants that are made in a loop, too
     def parts(self, L: int | None) -> tuple[tuple[Run, ...], ...]:
         """The runs of L layers, those of a cycle together, in order; with None, the first layers and one cycle."""
-        return _parts(self, L)
+        n, cycle = self.n_leading, self.cycle
+        L = n + cycle * self.shared_layers if L is None else L
+        if self.is_one_stack:
+            return ((Run(tuple(map(self.lines, range(L))), 0, L, 1),),)
+        times, rest = divmod(L - n, cycle)
+        whole = self._runs(n, cycle, times)
+        rests = [self._runs(n, L - n, 1)] if len(whole) == 1 else [whole, self._runs(L - rest, rest, 1)]
+        return tuple(runs for runs in (self._runs(0, n, 1), *rests) if runs and runs[0].times)
+
+    def _runs(self, start: int, n: int, times: int) -> tuple[Run, ...]:
+        found = itertools.groupby(range(start, start + n), lambda l: self.lines(l).of_run)
+        numbers = [list(of) for _, of in found]
+        return tuple(Run(tuple(map(self.lines, of)), of[0], n, times) for of in numbers)
 
 
 def _in_turn(lines: Any) -> Any:
     return lines if isinstance(lines, tuple) else (lines,)
-
-
-@functools.lru_cache(maxsize=1024)  # of variants that are made in a loop, too
-def _parts(variant: Variant, L: int | None) -> tuple[tuple[Run, ...], ...]:
-    n, cycle = variant.n_leading, variant.cycle
-    L = n + cycle * variant.shared_layers if L is None else L
-    if variant.is_one_stack:
-        return ((Run(tuple(map(variant.lines, range(L))), 0, L, 1),),)
-    times, rest = divmod(L - n, cycle)
-    whole = _runs(variant, n, cycle, times)
-    rests = [_runs(variant, n, L - n, 1)] if len(whole) == 1 else [whole, _runs(variant, L - rest, rest, 1)]
-    return tuple(runs for runs in (_runs(variant, 0, n, 1), *rests) if runs and runs[0].times)
-
-
-def _runs(variant: Variant, start: int, n: int, times: int) -> tuple[Run, ...]:
-    found = itertools.groupby(range(start, start + n), lambda l: variant.lines(l).of_run)
-    numbers = [list(of) for _, of in found]
-    return tuple(Run(tuple(map(variant.lines, of)), of[0], n, times) for of in numbers)

@@ -153,11 +153,15 @@ def xielu(x: Float[Array, "*shape"], alpha_p: Float[Array, ""], alpha_n: Float[A
 
 def activate(name: str, X: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The activation of this name, elementwise."""
-    return _FUNCTIONS[name][0](X) if as_printed() else _activate(name, X)
+    return _value(name, X) if as_printed() else _activate(name, X)
+
+
+def _value(name, X):
+    return _FUNCTIONS[name][0](X)
 
 
 def _forward(name, X):
-    return _FUNCTIONS[name][0](X), X
+    return _value(name, X), X
 
 
 def _backward(name, X, dY):
@@ -165,4 +169,4 @@ def _backward(name, X, dY):
     return (dY * _FUNCTIONS[name][1](X),)
 
 
-_activate = hand_derived(_forward, _backward, static=(0,))
+_activate = hand_derived(_forward, _backward, static=(0,), value=_value)

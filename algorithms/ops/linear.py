@@ -77,7 +77,7 @@ def _backward(residuals: _Residuals, dY):
     return dW.astype(W.dtype), dX.astype(X.dtype), db
 
 
-_linear = hand_derived(_forward, _backward)
+_linear = hand_derived(_forward, _backward, value=_affine)
 
 
 def tied_logits(

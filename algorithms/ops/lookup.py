@@ -71,4 +71,4 @@ def _backward(residuals, dE):
     return dW.astype(W.dtype), None
 
 
-_lookup = hand_derived(_forward, _backward)
+_lookup = hand_derived(_forward, _backward, value=_columns)

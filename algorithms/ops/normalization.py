@@ -1,7 +1,6 @@
 """The backward pass of Algorithm 6 and RMSnorm, derived by hand."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -46,7 +45,6 @@ def _backward(epsilon, residuals: _Residuals, dY):
 
 def with_rule(lines: Callable[..., Array]) -> Callable[..., Array]:
     """The lines of a norm, ``(e, gamma, epsilon=…)`` or with β as layer norm has it, with the backward pass by hand."""
-    signature = inspect.signature(lines)
 
     def value(epsilon, X, *parameters):
         return lines(X, *parameters, epsilon=epsilon)
@@ -61,12 +59,8 @@ def with_rule(lines: Callable[..., Array]) -> Callable[..., Array]:
     rule = hand_derived(forward, _backward, static=(0,), value=value)
 
     @functools.wraps(lines)
-    def norm(*args, **kwargs):
-        if as_printed():
-            return lines(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        X, *parameters, epsilon = (given.arguments[name] for name in given.arguments if name != "options")
-        return rule(epsilon, X, *parameters)
+    def norm(e, gamma, beta=None, *, epsilon=0.0):
+        parameters = (gamma,) if beta is None else (gamma, beta)
+        return value(epsilon, e, *parameters) if as_printed() else rule(epsilon, e, *parameters)
 
     return norm

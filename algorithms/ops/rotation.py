@@ -41,4 +41,4 @@ def _backward(pairs, residuals, dY):
     return _rotated(pairs, dY, cos, -sin), jnp.zeros_like(cos), jnp.zeros_like(sin)
 
 
-_rotate = hand_derived(_forward, _backward, static=(0,))
+_rotate = hand_derived(_forward, _backward, static=(0,), value=_rotated)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
-from algorithms.machinery.sharding import shard_hidden_units, shard_layer_input, shard_residual_stream, split_attention
+from algorithms.machinery.sharding import shard, split_attention
 from algorithms.masks import StructuralMask
 from tests import cases
 from tests.algorithms.test_attention import mh_params
@@ -139,11 +139,15 @@ def test_the_likeliest_token_is_the_first_of_the_largest_logits_and_no_padding()
     np.testing.assert_array_equal(actual, expected)
 
 
+def sharded(X, model):
+    return jax.jit(functools.partial(shard, model=model))(X)
+
+
 def test_where_activations_lie():
     with jax.set_mesh(mesh_of(replica=2, context=2, model=2)):
         X = jnp.zeros((6, 4, 8))
-        found = [jax.jit(f)(X).sharding.spec for f in (shard_residual_stream, shard_layer_input, shard_hidden_units)]
-        odd = jax.jit(shard_hidden_units)(jnp.zeros((5, 3, 8))).sharding
+        found = [sharded(X, model).sharding.spec for model in ("tokens", None, "rows")]
+        odd = sharded(jnp.zeros((5, 3, 8)), "rows").sharding
     assert found[0] == P(None, "replica", ("context", "model"))
     assert found[1] == P(None, "replica", "context")
     assert found[2] == P("model", "replica", "context")
@@ -180,7 +184,7 @@ def test_axes_of_other_names_divide_the_same(data):
     names = {"model": "tp", "context": "cp", "data": data and tuple(a for a in data if a in sizes)}
     X = jnp.zeros((6, 4, 8))
     with jax.set_mesh(mesh_of(**sizes)), alg.mesh_axes(**names):
-        found = [jax.jit(f)(X).sharding.spec for f in (shard_residual_stream, shard_layer_input, shard_hidden_units)]
+        found = [sharded(X, model).sharding.spec for model in ("tokens", None, "rows")]
     assert found == [P(None, "pod", ("cp", "tp")), P(None, "pod", "cp"), P("tp", "pod", "cp")]
     W, X = mh_params(d_x=11, d_z=11), cases.normal(11, B, L_X)
 
@@ -193,7 +197,7 @@ def test_axes_of_other_names_divide_the_same(data):
 
 def test_an_axis_that_is_not_named_divides_nothing():
     with jax.set_mesh(mesh_of(pod=2, dp=2, tp=2)), alg.mesh_axes(model="tp", data="dp"):
-        assert jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8))).sharding.spec == P("tp", "dp")
+        assert sharded(jnp.zeros((6, 4, 8)), "rows").sharding.spec == P("tp", "dp")
 
 
 def gathered_by_a_step(names, context):
@@ -243,4 +247,4 @@ def test_a_step_gathers_no_weights_if_the_axes_are_named():
 )
 def test_wrong_names_of_axes_are_refused(names, kind, message):
     with pytest.raises(kind, match=message), jax.set_mesh(mesh_of(dp=4, tp=2)), alg.mesh_axes(**names):
-        jax.jit(shard_hidden_units)(jnp.zeros((6, 4, 8)))
+        sharded(jnp.zeros((6, 4, 8)), "rows")

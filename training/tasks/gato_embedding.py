@@ -22,7 +22,7 @@ from algorithms.alg01_embedding import positional_embedding
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import Role, arrays_of, compiled
 from algorithms.machinery.record import serializable
-from algorithms.machinery.sharding import shard_residual_stream
+from algorithms.machinery.sharding import shard
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams
@@ -222,7 +222,7 @@ def gato_embedding(
 
     Source: Phuong and Hutter 2022, §6, Gato.
     """
-    tokens = shard_residual_stream(theta.variant.embedding.tokens(jnp.where(at < 0, x, 0), theta))
+    tokens = shard(theta.variant.embedding.tokens(jnp.where(at < 0, x, 0), theta), "tokens")
     of_patches = patch_embedding(patches, row, column, image)
     of_patches = jnp.take_along_axis(of_patches, jnp.maximum(at, 0)[None], axis=-1, mode="fill")
     return jnp.where(at[None] < 0, tokens, of_patches)
