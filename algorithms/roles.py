@@ -3,8 +3,7 @@
 Each function takes θ, its shapes, gradients or an optimizer's state, and returns a pytree like it.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -12,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from algorithms.machinery.contract import Shape, described
+from algorithms.machinery.sharding import dividing
 from algorithms.model.theta import declared
 from algorithms.model.variant import Variant
 
@@ -109,10 +109,11 @@ def partition_specs(
         >>> specs.layers.mlp.W_mlp1 == jax.sharding.PartitionSpec(None, "tp", "dp")
         True
     """
-    sizes = dict(mesh.shape)
+    sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
     for name, default in ((data, DATA), (model, MODEL)):
-        if name not in (None, default, *sizes):
-            raise ValueError(f"partition_specs: expected axes of the mesh, which are {', '.join(sizes)}, got {name}")
+        if name not in (None, default, *mesh.shape):
+            axes = ", ".join(mesh.shape)
+            raise ValueError(f"partition_specs: expected axes of the mesh, which are {axes}, got {name}")
     shapes, own = declared(theta), _own_axes(theta, "divided").union(_own_widths(theta))
 
     def of_leaf(path: Any, leaf: Any) -> P:
@@ -120,7 +121,7 @@ def partition_specs(
         if len(leaf.shape) < len(row):  # of an optimizer that stores sums over an axis
             return P()
         row = ((),) * (len(leaf.shape) - len(row)) + row
-        return P(*(_dividing(names, size, sizes) for names, size in zip(row, leaf.shape, strict=True)))
+        return P(*(dividing(sizes, names, size) or None for names, size in zip(row, leaf.shape, strict=True)))
 
     return jax.tree_util.tree_map_with_path(of_leaf, theta)
 
@@ -168,16 +169,6 @@ def _row(shape: Shape, own: frozenset[str], data: str | None, model: str | None)
     for i in others[-1:]:
         row[i] = (data,)
     return tuple(tuple(name for name in names if name is not None) for names in row)
-
-
-def _dividing(names: tuple[str, ...], size: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes, of these, that together divide a size evenly."""
-    found: tuple[str, ...] = ()
-    for name in names:
-        n = math.prod(sizes[other] for other in found) * sizes.get(name, 1)
-        if sizes.get(name, 1) > 1 and size % n == 0:
-            found = (*found, name)
-    return found or None
 
 
 def is_of_layers(axis: str) -> bool:

@@ -95,14 +95,13 @@ def _is_computed_again(eqn: Any) -> bool:
 
 
 class Recording(NamedTuple):
-    """Recorded values, and the number of enclosing loops whose axes they have."""
+    """Recorded values."""
 
     value: Array
-    loops: int
     layers: int = 0  # of how many layers, if not yet of all in a pass; unless some are chosen, they are the first axis
 
 
-jax.tree_util.register_pytree_node(Recording, lambda k: ((k.value,), k[1:]), lambda counts, c: Recording(*c, *counts))
+jax.tree_util.register_pytree_node(Recording, lambda k: ((k.value,), k.layers), lambda n, values: Recording(*values, n))
 
 Seen = dict[int, list[Recording]]
 """The recorded values of each request, one for each visit of its statement."""
@@ -174,7 +173,7 @@ class Evaluator:
         if len(recorded) == 1:
             return recorded[0]
         self._check_one_shape(i, recorded, f"since it is computed {len(recorded)} times", "each call by itself")
-        return Recording(jnp.stack([k.value for k in recorded]), recorded[0].loops + 1)
+        return Recording(jnp.stack([k.value for k in recorded]))
 
     def _check_one_shape(self, i: int, recorded: list[Recording], where: str, instead: str, first: int = 0) -> None:
         shapes = {k.value.shape[first:] for k in recorded}
@@ -199,8 +198,8 @@ class Evaluator:
                 found.append(value if layer is None or not passes else in_range_or_nan(value, layer, length))
                 so_far = []
         if not passes:
-            return Recording(found[0], 0, n)
-        return Recording(found[0], 1) if passes == 1 else Recording(jnp.stack(found), 2)
+            return Recording(found[0], n)
+        return Recording(found[0] if passes == 1 else jnp.stack(found))
 
     def _evaluate(
         self, jaxpr: Jaxpr, consts: Any, arguments: Any, loops: tuple[_Loop, ...], visits: _Visits
@@ -295,7 +294,7 @@ class Evaluator:
             turn, (carry, sums), (jnp.arange(length), xs), length=length, reverse=p["reverse"], unroll=p["unroll"]
         )
         seen = {i: [_after_loop(k, length)] for i, k in every.items()}
-        return [*carry, *ys], seen | {i: [Recording(v, 0, summed[i].layers * length)] for i, v in sums.items()}
+        return [*carry, *ys], seen | {i: [Recording(v, summed[i].layers * length)] for i, v in sums.items()}
 
     def _cond(self, p: Any, inputs: list[Any], loops: tuple[_Loop, ...], visits: _Visits) -> tuple[list[Any], Seen]:
         """Evaluates a conditional; values of branches that are not taken are 0."""
@@ -336,18 +335,18 @@ def _visited(part: Part, value: Array, turns: tuple[Turn, ...]) -> Recording:
     """The recording of one visit: of one layer, or of the chosen layers, 0 for all others."""
     value = part.of(value)
     if part.site.layers is None:
-        return Recording(value, 0)
+        return Recording(value)
     if part.where.layer is None:
-        return Recording(value[None], 0, 1)
+        return Recording(value[None], 1)
     is_this = turns[-1].number == jnp.asarray(part.layers(turns[-1].length))
-    return Recording(jnp.where(is_this.reshape(*is_this.shape, *(1,) * value.ndim), value, 0), 0, 1)
+    return Recording(jnp.where(is_this.reshape(*is_this.shape, *(1,) * value.ndim), value, 0), 1)
 
 
 def _after_loop(recorded: Recording, length: int) -> Recording:
     """The recording of all iterations, from their stacked recordings."""
     if not recorded.layers:
-        return Recording(recorded.value, recorded.loops + 1)
-    return Recording(recorded.value.reshape(-1, *recorded.value.shape[2:]), 0, recorded.layers * length)
+        return recorded
+    return Recording(recorded.value.reshape(-1, *recorded.value.shape[2:]), recorded.layers * length)
 
 
 def _placed(values: list[Any], shardings: Any) -> list[Any]:

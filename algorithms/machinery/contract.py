@@ -131,6 +131,7 @@ def _kinds(annotation: Any) -> _Kinds:
     return _Kinds(trees, tuple(kind.type for kind in kinds if is_array(kind.type)), numbers)
 
 
+@functools.cache
 def _fields_of(kind: Any) -> dict[str, Any]:
     """The annotations of a pytree's fields; empty for a class that holds no arrays."""
     fields = kind.__annotations__ if hasattr(kind, "_fields") or dataclasses.is_dataclass(kind) else {}
@@ -215,7 +216,8 @@ class Axes:
             self._check_parameters(name, value, shapes, getattr(value, "variant", None))
         elif tree is not None:
             for field, of_field in _fields_of(tree.type).items():
-                self.check(f"{name}.{field}", getattr(value, field), of_field)
+                if getattr(value, field) is not getattr(type(value), field, None):  # a default
+                    self.check(f"{name}.{field}", getattr(value, field), of_field)
         elif not kinds.arrays:
             refused = refusal(as_number(value), annotation)
             if refused is not None:

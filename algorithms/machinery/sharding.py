@@ -119,16 +119,15 @@ def shard(X: Array, model: Literal["tokens", "rows"] | None) -> Array:
         return X
     names = _names.value
     tokens = (names.context, names.model) if model == "tokens" else (names.context,)
-    of_rows = _dividing(sizes, (names.model,) if model == "rows" else (), X.shape[0])
-    of_tokens = _dividing(sizes, tokens, X.shape[-1])
-    sequences = [_dividing(sizes, _of_sequences(sizes), n) for n in X.shape[1:-1][:1]]
-    spec = P(of_rows, *sequences, *[()] * (X.ndim - 2 - len(sequences)), of_tokens)
+    of_rows = dividing(sizes, (names.model,) if model == "rows" else (), X.shape[0])
+    of_tokens = dividing(sizes, tokens, X.shape[-1])
+    spec = P(of_rows, *_of_batch(sizes, X), of_tokens)
     return jax.lax.with_sharding_constraint(X, NamedSharding(_mesh(X), spec))
 
 
 def tokens_are_split(Q: Array) -> bool:
     """Whether `split_attention` gives a device only some of the queries ``[…, l_x]`` of a sequence."""
-    return bool(_dividing(_sizes(Q), (_names.value.context,), Q.shape[-1]))
+    return bool(dividing(_sizes(Q), (_names.value.context,), Q.shape[-1]))
 
 
 def split_attention(
@@ -157,8 +156,8 @@ def split_attention(
         return kernel(*tiles, scores, None)
     _, _, B, l_x = Q.shape
     axis_of_tokens = _names.value.context
-    heads, sequences = _dividing(sizes, (_names.value.model,), len(tiles[1])), _dividing(sizes, _of_sequences(sizes), B)
-    tokens = _dividing(sizes, (axis_of_tokens,), l_x)
+    heads, sequences = dividing(sizes, (_names.value.model,), len(tiles[1])), dividing(sizes, _of_sequences(sizes), B)
+    tokens = dividing(sizes, (axis_of_tokens,), l_x)
     queries, context = P(heads, None, sequences, tokens), P(heads, None, sequences)
 
     def spec(array, of_array):
@@ -210,9 +209,8 @@ def split_experts(of_device: Callable[..., Array], columns: tuple[Any, ...], exp
     sizes, (model, context, *_) = _sizes(X), _names.value
     if not sizes or X.ndim < 2:
         return of_device(*columns, experts, 0)
-    of_experts, tokens = _dividing(sizes, (model,), n), _dividing(sizes, (context,), X.shape[-1])
-    sequences = [_dividing(sizes, _of_sequences(sizes), b) for b in X.shape[1:-1][:1]]
-    of_columns = *sequences, *[()] * (X.ndim - 2 - len(sequences)), tokens
+    of_experts, tokens = dividing(sizes, (model,), n), dividing(sizes, (context,), X.shape[-1])
+    of_columns = *_of_batch(sizes, X), tokens
 
     def of_share(*arguments):
         *columns, experts = arguments
@@ -240,9 +238,9 @@ class Shares:
         sizes, names = _sizes(X), _names.value
         if not sizes or X.ndim != 3:
             return cls()
-        sequences = _dividing(sizes, _of_sequences(sizes), X.shape[1])
-        inner = _dividing(sizes, sequences[-1:], W.shape[1])
-        rows, tokens = _dividing(sizes, (names.model,), W.shape[0]), _dividing(sizes, (names.context,), X.shape[2])
+        sequences = dividing(sizes, _of_sequences(sizes), X.shape[1])
+        inner = dividing(sizes, sequences[-1:], W.shape[1])
+        rows, tokens = dividing(sizes, (names.model,), W.shape[0]), dividing(sizes, (names.context,), X.shape[2])
         return cls(_mesh(X), rows, sequences, tokens, inner)
 
     def each(self, of_device: Callable[..., Any], X: Array, W: Array, b: Any, *of_columns: Array, out: Any) -> Any:
@@ -332,7 +330,12 @@ def _of_sequences(sizes: dict[str, int]) -> Axes:
     return tuple(a for a in sizes if (a not in (names.model, names.context) if names.data is None else a in names.data))
 
 
-def _dividing(sizes: dict[str, int], axes: Axes, n: Any) -> Axes:
+def _of_batch(sizes: dict[str, int], X: Array) -> tuple[Axes, ...]:
+    """The mesh axes that divide each batch axis of X ``[d, *batch, l]``: the first, if any."""
+    return tuple(() if i else dividing(sizes, _of_sequences(sizes), n) for i, n in enumerate(X.shape[1:-1]))
+
+
+def dividing(sizes: dict[str, int], axes: Axes, n: Any) -> Axes:
     """The axes, of these, that together divide n evenly."""
     found: Axes = ()
     for axis in axes:

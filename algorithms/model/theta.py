@@ -86,10 +86,20 @@ def sizes_of_stacks(L: str, variant: Variant, n: int) -> dict[str, int]:
     return {f"{L}_{i}": len(run.numbers) for i, run in enumerate(itertools.chain(*variant.parts(n)))}
 
 
+def _shapes(theta: Any) -> Any:
+    """The shapes of this θ; None for optional parameters that it lacks. Raises TypeError if it has no `Variant`."""
+    if not isinstance(theta.variant, Variant):
+        raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
+    lacks = [name for name in MAY_LACK[type(theta)] if getattr(theta, name) is None]
+    if getattr(theta, "context", None) is not None:
+        lacks += [f"context.{name}" for name, array in theta.context._asdict().items() if array is None]
+    return _without(lacks, theta_shapes(type(theta), theta.variant, theta=theta))
+
+
 def of_a_variant(kind: C) -> C:
     """Give a class of θ the methods by which the contract checks it."""
     methods: Any = kind
-    methods.__shapes__ = lambda theta: shapes_of(theta)  # noqa: PLW0108 - it is defined below
+    methods.__shapes__ = _shapes
     methods.__sizes__ = lambda theta: theta.variant.sizes
     methods.__declared__ = lambda theta: theta_shapes(kind, theta.variant, theta=theta)
     methods.__repr__ = _shown
@@ -316,13 +326,3 @@ MAY_LACK = {
     EDTransformerParams: ("W_u", "context"),
 }
 """Parameters that may be None, whatever the variant."""
-
-
-def shapes_of(theta: Any) -> Any:
-    """The shapes of this θ; None for optional parameters that it lacks. Raises TypeError if it has no `Variant`."""
-    if not isinstance(theta.variant, Variant):
-        raise TypeError(f"theta.variant: expected a Variant such as PAPER, got {theta.variant!r}")
-    lacks = [name for name in MAY_LACK[type(theta)] if getattr(theta, name) is None]
-    if getattr(theta, "context", None) is not None:
-        lacks += [f"context.{name}" for name, array in theta.context._asdict().items() if array is None]
-    return _without(lacks, theta_shapes(type(theta), theta.variant, theta=theta))
