@@ -145,8 +145,8 @@ def read_tokens(
 
 
 @relation("read_tokens")
-def a_cache_has_what_layers_keep(theta: Any, cache: Any, x: Any) -> None:
-    """For these sequences and this θ."""
+def a_cache_fits_theta_and_tokens(theta: Any, cache: Any, x: Any) -> None:
+    """Its arrays have the shapes, and at least the precision, that θ and these sequences need."""
     is_decoder = isinstance(theta, DTransformerParams)
     check_columns(theta, theta.layers if is_decoder else theta.decoder)
     if x.shape[-1] == 0:
@@ -177,7 +177,7 @@ def a_cache_has_what_layers_keep(theta: Any, cache: Any, x: Any) -> None:
 
 @relation("read_tokens")
 def a_tree_of_tokens_has_masks_and_positions(theta: Any, mask: Any, positions: Any) -> None:
-    """A recurrence goes from token to token, and scores by distance count slots."""
+    """A recurrence reads tokens in order, and scores by distance count slots."""
     lines = theta.variant.attentions
     other = next((line for line in lines if not isinstance(line, Attention)), None)
     if other is not None and not (isinstance(mask, StructuralMask) and _is_unidirectional(mask)):

@@ -189,8 +189,8 @@ class DTransformerParams(NamedTuple):
 def declared(tree: Any) -> dict[Any, Shape]:
     """The `Shape` that a line declares for each array of parameters, or of gradients or an optimizer's state, by path.
 
-    The method ``__declared__`` of parameters has the shapes of their arrays, but not of parameters in them that have
-    that method, too. There may be more shapes than arrays: those of what a tree lacks.
+    The method ``__declared__`` of parameters returns the shapes of their arrays, except of inner parameters that have
+    that method, too. Arrays that the tree lacks may have a shape here.
     """
     declares = getattr(tree, "__declared__", None)
     found = {} if declares is None else dict(jax.tree_util.tree_leaves_with_path(declares()))

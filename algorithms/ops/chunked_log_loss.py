@@ -1,8 +1,8 @@
 """The loss of each token, and its weighted sum, a chunk of tokens at a time, with backward passes derived by hand.
 
-The gradients of a weighted sum are known but for its own cotangent, which scales them. So its forward pass makes them
-from the logits of each chunk, before these are forgotten. Losses of single tokens are weighted by their cotangents:
-their backward pass computes the logits again.
+The gradients of a weighted sum are known up to its own cotangent, which scales them, so its forward pass computes them
+from each chunk's logits before these are discarded. The gradients of single tokens' losses need their cotangents first,
+so their backward pass recomputes the logits.
 """
 
 import functools

@@ -352,7 +352,7 @@ def test_what_cudnn_is_asked_for(mask, rows, monkeypatch):
             pallas_refuses,
             "tpu",
             {"mask": jax.device_put(np.ones((128, 128), bool))},
-            "it takes structural masks, not arrays",
+            "it accepts structural masks, not arrays",
         ),
     ],
 )

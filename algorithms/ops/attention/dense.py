@@ -12,16 +12,11 @@ from algorithms.ops.softmax import softmax
 
 
 def _forward_of_tile(Q, K, V, scores):
-    block = _whole(Q, K, scores)
+    block = scores.block(Part(0, K.shape[1]), Part(0, Q.shape[1]), Q.shape[1])
     S = block.masked(block.scaled(Q, K))
     A = softmax(S)
     V_tilde = jnp.matmul(V, (A * block.keep).astype(V.dtype), preferred_element_type=A.dtype)
     return V_tilde.astype(V.dtype), _log_sum_exp(S), A.astype(V.dtype)
-
-
-def _whole(Q, K, scores):
-    l_z, l_x = K.shape[1], Q.shape[1]
-    return scores.block(Part(0, l_z), Part(0, l_x), l_x)
 
 
 def _log_sum_exp(S):
@@ -43,7 +38,7 @@ def _backward_of_tile(Q, K, V, A, E, scores):
 
     Source: incml 2023, whose Q and K are the K and Q of the paper; Radu 2026, §12.4.6.
     """
-    dtype, block = accumulation_dtype(Q.dtype), _whole(Q, K, scores)
+    dtype, block = accumulation_dtype(Q.dtype), scores.block(Part(0, K.shape[1]), Part(0, Q.shape[1]), Q.shape[1])
     A, D = A.astype(dtype), block.keep
     product = functools.partial(jnp.matmul, preferred_element_type=dtype)
     dV = product(E, (A * D).T.astype(E.dtype))

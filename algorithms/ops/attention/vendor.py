@@ -1,9 +1,9 @@
 """The attention kernels of libraries, with the same interface and masks as the hand-derived rules.
 
-They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Whatever a
-kernel cannot compute exactly is refused with the reason. Rules that cuDNN does not have, such as packed documents, it
-takes as an array of 0 and a large negative number, which are exact; scores by distance would be rounded in such an
-array. For a token with nothing to attend to, the kernels return arbitrary values, which are set to 0 afterwards.
+They are cuDNN's, through ``jax.nn.dot_product_attention``, and for TPUs the Pallas kernel shipped with JAX. Inputs that
+a kernel cannot compute exactly are refused with the reason. Masks for which cuDNN has no option, such as packed
+documents, are passed as an array of 0 and a large negative number, which is exact; scores by distance would be rounded
+in such an array. For a token with nothing to attend to, the kernels return arbitrary values, set to 0 afterwards.
 
 Kernels have a first derivative only. Second and higher ones are those of the blockwise rule: its passes take the place
 of the kernel's as soon as they are differentiated, in forward or in reverse mode.
@@ -54,7 +54,7 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -
     if platform not in ("gpu", "cuda"):
         return f"it runs on an NVIDIA GPU, and the platform is {platform}"
     if Q.dtype not in (jnp.bfloat16, jnp.float16) or not Q.dtype == K.dtype == V.dtype:
-        return f"it takes bfloat16 or float16 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
+        return f"it accepts bfloat16 or float16 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
     if (reason := _refused_heads(d_attn, d_mid, _compute_capability(), _cudnn_version())) is not None:
         return reason
     if scores.dropout:
@@ -69,13 +69,13 @@ def cudnn_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -
 
 
 def cudnn_documents_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) -> str | None:
-    """Why cuDNN's kernel cannot take documents by their first tokens and lengths, or None if it can."""
+    """Why cuDNN's kernel does not accept documents by their first tokens and lengths, or None if it does."""
     mask = scores.mask
     if (reason := cudnn_refuses(Q, K, V, scores, platform)) is not None:
         return reason
     of_others = isinstance(mask, StructuralMask) and (mask.width, mask.length, mask.prefix, mask.blocks_z)
     if not of_others or any(a is not None for a in of_others) or not mask.unidirectional or mask.documents_z is None:
-        return "it takes causal documents alone"
+        return "it accepts causal documents alone"
     if () < (_compute_capability() or ()) < (9, 0):
         return "it needs a GPU of compute capability 9.0 for documents"
     if len(Q) != len(K) and _numbers(jax.__version__) < (0, 11, 1):
@@ -93,11 +93,11 @@ def _refused_heads(d_attn: int, d_mid: int, gpu: Numbers | None, cudnn: Numbers)
     if max(d_attn, d_mid) <= most:
         return None
     found = f", compute capability {_dotted(gpu)}" if gpu else ""
-    return f"it takes heads of at most {most} rows, got d_attn = {d_attn} and d_mid = {d_mid}{found}"
+    return f"it accepts heads of at most {most} rows, got d_attn = {d_attn} and d_mid = {d_mid}{found}"
 
 
 def _compute_capability() -> Numbers | None:
-    """That of this machine's GPU; (): it has none, and compiles for another machine; None: it is not NVIDIA's."""
+    """Compute capability of the local GPU; () if there is none (cross-compilation), None if it is not NVIDIA's."""
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         return ()
@@ -105,7 +105,7 @@ def _compute_capability() -> Numbers | None:
 
 
 def _cudnn_version() -> Numbers:
-    """That of the library that JAX has loaded, by a private function of 0.10.2; () without either."""
+    """Version of the cuDNN that JAX has loaded, by a private function of JAX; () if either is missing."""
     try:
         from jax._src.cudnn.fused_attention_stablehlo import check_cudnn_version
 
@@ -124,18 +124,18 @@ def _dotted(numbers: Numbers) -> str:
 
 
 def _refused_array(mask: Mask, l_x: int, l_z: int) -> str | None:
-    """Why cuDNN's kernel cannot take a mask, or None if it can or has its rules."""
+    """Why cuDNN's kernel does not accept a mask, or None if it does."""
     if not _is_array(mask):
         return None
     if l_x % 2 or l_z % 2:
         return f"it needs even lengths for such a mask, got l_x = {l_x} and l_z = {l_z}"
     if isinstance(mask, StructuralMask) and max(l_x, l_z) > CUDNN_ARRAY:
-        return f"it takes such a mask as an array, which is too large for more than {CUDNN_ARRAY} tokens"
+        return f"it accepts such a mask only as an array, which is too large for more than {CUDNN_ARRAY} tokens"
     return None
 
 
 def _is_array(mask: Mask) -> bool:
-    """Whether cuDNN's kernel takes a mask as an array: its own rules are the past, a window of it, and a length."""
+    """Whether cuDNN needs a mask as an array: it has options for the past, a window of it, and a length."""
     if not isinstance(mask, StructuralMask):
         return True
     by_numbers = (mask.documents_z, mask.prefix, mask.blocks_z)
@@ -148,7 +148,7 @@ def pallas_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) 
     if platform != "tpu":
         return f"it runs on a TPU, and the platform is {platform}"
     if Q.dtype not in (jnp.bfloat16, jnp.float32) or not Q.dtype == K.dtype == V.dtype:
-        return f"it takes bfloat16 or float32 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
+        return f"it accepts bfloat16 or float32 throughout, got {Q.dtype}, {K.dtype} and {V.dtype}"
     if Q.shape[-1] % block or K.shape[-1] % block:
         return f"it needs multiples of {block} tokens, got l_x = {Q.shape[-1]} and l_z = {K.shape[-1]}"
     if scores.dropout:
@@ -156,7 +156,7 @@ def pallas_refuses(Q: Array, K: Array, V: Array, scores: Scores, platform: str) 
     if (reason := _refused_on_devices(Q, K, V, mask)) is not None:
         return reason
     if not isinstance(mask, StructuralMask):
-        return "it takes structural masks, not arrays"
+        return "it accepts structural masks, not arrays"
     if mask.prefix is not None or mask.blocks_z is not None:
         return "it does not mask by a prefix or by blocks"
     return None if mask.first is None else "its first query is token 0"
