@@ -104,17 +104,6 @@ def program(f, *args):
     return text.split("\nFileNames")[0]
 
 
-@pytest.mark.end_to_end
-@each_algorithm_and_one_as_printed
-def test_a_program_is_the_same_before_and_after_somebody_looked(number, implementation):
-    f, args = TRANSFORMERS[number]
-    f = with_implementation(f, implementation)
-    before = program(f, *args)
-    record(f, "P")(*args)
-    with cases.traced_anew():
-        assert program(f, *args) == before
-
-
 @each_algorithm_and_one_as_printed
 def test_names_are_nothing_in_a_compiled_program(number, implementation):
     f, args = TRANSFORMERS[number]

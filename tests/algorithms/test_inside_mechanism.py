@@ -1,8 +1,6 @@
 """Looking inside is nothing that threads, debuggers, coverage, ``python -O`` or a zipped package can trip over."""
 
-import bdb
 import importlib
-import inspect
 import itertools
 import json
 import pathlib
@@ -75,32 +73,6 @@ def test_a_tracer_sees_the_same_lines():
         plain, named = lines_run(plainly), lines_run(looked_at)
     assert len(plain) > 15
     assert named == plain
-
-
-class Debugger(bdb.Bdb):
-    """What a person sees who stops at a line."""
-
-    def __init__(self, line):
-        super().__init__()
-        self.stops = []
-        self.set_break(ATTENTION, line)
-
-    def user_line(self, frame):
-        if frame.f_code.co_filename == self.canonic(ATTENTION):
-            self.stops.append((frame.f_code.co_qualname, frame.f_lineno, frame.f_locals["S"].shape[:2]))
-        self.set_continue()
-
-
-def test_a_debugger_stops_at_a_line_and_shows_its_variables():
-    text = inspect.getsource(alg03_attention).splitlines()
-    line = 1 + next(i for i, of in enumerate(text) if of.endswith("# line 5"))
-    stops = []
-    for f in (plainly, looked_at):
-        debugger = Debugger(line)
-        debugger.runcall(f)
-        stops.append(debugger.stops)
-    assert stops[0] == stops[1]
-    assert set(stops[0]) == {("attention", line, (3, 6))}
 
 
 PROGRAM = """

@@ -34,19 +34,6 @@ def test_every_draw_of_every_layer_has_its_own_key():
 
 
 @pytest.mark.parametrize(
-    "stacked", [jax.device_put(np.arange(4.0)), [0.0, 1.0, 2.0, 3.0]], ids=["stacked", "one by one"]
-)
-def test_the_layers_follow_each_other(stacked):
-    f = lines()
-
-    @f.each_layer(jnp.zeros((1, 1)), stacked)
-    def X(X, l, _):
-        return 10 * X + l
-
-    assert X.item() == 123.0
-
-
-@pytest.mark.parametrize(
     ("stacked", "unroll"),
     [
         (jax.device_put(np.zeros((7, 1))), False),

@@ -14,7 +14,6 @@ from jax import Array
 import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from algorithms.lines import Attention, Embedding, LayerNorm, array
-from algorithms.machinery.record import Record
 from algorithms.model.mixer import MixerMetadata
 from tests.cases import by, random_theta
 from tests.mixing_lines import Convolution, Neighbors, Ordered, Pooled
@@ -233,26 +232,6 @@ def test_a_parameter_may_be_absent():
     np.testing.assert_allclose(alg.d_transformer(x, absent), alg.d_transformer(x, theta))
 
 
-@own
-def test_records(name):
-    variant = OWN[name]
-    assert Record.from_json(variant.to_json()) == variant
-    assert hash(variant) == hash(Record.from_json(variant.to_json()))
-    written = str(variant.to_json())
-    assert f"tests.own_lines.{name.lower()}:" in written
-    assert variant not in (alg.LLAMA, *(other for key, other in OWN.items() if key != name))
-
-
-def test_lines_in_turn():
-    """Sinks with and without a window: layer 0 sees three tokens, layer 1 all."""
-    line = SINKS.attention
-    theta = theta_of("SINKS")._replace(variant=SINKS.but(attention=(line.but(window=3), line)))
-    _, seen = record(alg.d_transformer, "A")(jnp.array([3, 1, 4, 1, 5]), theta)
-    seen_tokens = np.asarray(seen["A"] > 0).sum(2)
-    assert np.all(seen_tokens[0] == [1, 2, 3, 3, 3])
-    assert np.all(seen_tokens[1] == [1, 2, 3, 4, 5])
-
-
 @pytest.mark.end_to_end
 def test_a_norm_of_ones_own():
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,11 +244,6 @@ def test_a_norm_of_ones_own():
     theta = random_theta(config_of(alg.PAPER.but(norm=Scale())))
     _, seen = record(alg.d_transformer, "X@3", "X_tilde@5")(jnp.array([3, 1, 4]), theta)
     np.testing.assert_allclose(seen["X_tilde@5"][0], theta.layers.norm1.gamma[0][:, None] * seen["X@3"])
-
-
-def test_the_weights_that_a_line_of_ones_own_inherits_are_the_softmax():
-    S = np.random.default_rng(5).normal(size=(4, 3))
-    np.testing.assert_allclose(Attention().weights(jnp.asarray(S), None), np.exp(S) / np.exp(S).sum(axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("batch", [(6, 6), (2, 3, 5), (1, 6)])
