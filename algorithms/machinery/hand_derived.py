@@ -51,7 +51,7 @@ def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
         >>> jax.grad(lambda x: with_derivative_of(jnp.sin, jnp.float32(0.5), x))(0.0).item()
         1.0
     """
-    from algorithms.machinery.derivative import derived_p
+    from algorithms.machinery.primitives import derived_p
 
     values, tree = jax.tree.flatten(value)
     leaves, of_arguments = jax.tree.flatten(arguments)

@@ -105,7 +105,7 @@ def through_layers(X: Any) -> Iterator[Any]:
     if look is None:
         yield X
         return
-    from algorithms.machinery.named import named_p
+    from algorithms.machinery.primitives import named_p
 
     site = Site("", look.path, "", None, look.each)
     with looking(look._replace(layers=site)):
@@ -124,7 +124,7 @@ def beside(value: jax.Array, others: Callable[[], Any]) -> jax.Array:
     """The value; if the observer requests scores beside it, ``others`` is computed, too."""
     if not shows("beside"):
         return value
-    from algorithms.machinery.named import beside_p
+    from algorithms.machinery.primitives import beside_p
 
     return beside_p.bind(value, *jax.tree.leaves(others()))
 
@@ -248,7 +248,7 @@ def _line(
         caller = path[:-1] if path and path[-1].algorithm == algorithm else path  # the same algorithm: replace its line
         path = (*caller, Line(algorithm, own[-1].last))
 
-    from algorithms.machinery.named import named_p
+    from algorithms.machinery.primitives import named_p
 
     def name(value: Any, symbol: str) -> Any:
         if hasattr(value, "named"):  # scores that are not computed yet

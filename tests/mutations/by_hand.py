@@ -49,7 +49,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("s left out", "training/tasks/low_rank.py", "merged.of_leaf", "return", "scale * (B @ A)", "B @ A", ("training/loop/test_low_rank.py",)),
     ("an adapter of another model taken", "training/runs/trained_model.py", "_adapted", "if", "frozen_fingerprint(theta) != description.fingerprints.get(FROZEN)", "False", ("training/loop/test_low_rank.py",)),
     ("scales of PEFT's matrices left out", "training/interchange/peft.py", "read", "B_all[entry.layer, :, :len(A)]", "* np.float32(scales[module] / scale)", "", ("training/interchange/test_peft.py",)),
-    ("an axis of vmap not counted", "algorithms/machinery/named.py", "_batched_named", "return", 'params["mapped"] + 1', 'params["mapped"]', ("algorithms/test_inside.py",)),
+    ("an axis of vmap not counted", "algorithms/machinery/primitives.py", "_batched_named", "return", 'params["mapped"] + 1', 'params["mapped"]', ("algorithms/test_inside.py",)),
     ("the line of a caller named", "algorithms/machinery/naming.py", "_line", "path", "own[-1].last", "own[0].first", ("algorithms/test_inside.py",)),
     ("recorded again in the backward pass", "algorithms/inside/evaluation.py", "_is_computed_again", "return", 'eqn.params["differentiated"]', "not eqn.params", ("algorithms/test_inside.py",)),
     ("twice the change added", "algorithms/inside/parts.py", "edited", "replacement", "old + _of_turn", "old + 2 * _of_turn", ("algorithms/test_inside_changes.py",)),
