@@ -117,20 +117,6 @@ def test_configurations_are_frozen_hashable_and_by_keyword(config):
         type(config)(101, 61)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("name", "rows"), [("QWEN3", (4, 4)), ("OLMO2", (16, 8))])
-def test_the_scales_of_queries_and_keys_are_of_one_head_or_of_all(name, rows):
-    config = alg.DTransformerConfig(N_V=7, l_max=5, L=2, H=4, H_kv=2, d_e=16, d_mlp=4, variant=alg.VARIANTS[name])
-    line = alg.init_d_transformer(KEY, config).layers.attention
-    assert (line.gamma_q.shape, line.gamma_k.shape) == tuple((2, n) for n in rows)
-
-
-def test_variants_are_frozen_and_hashable():
-    assert len({alg.PAPER, alg.VASWANI, alg.BERT, alg.GPT2, alg.Variant()}) == 4
-    with pytest.raises(AttributeError):
-        alg.PAPER.epsilon = 1.0
-
-
 def test_sizes_that_follow_from_others():
     config = alg.ETransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8)
     assert (config.d_attn, config.d_mid, config.d_f, config.tied) == (3, 3, 6, False)

@@ -55,14 +55,6 @@ def loss_of(f):
     return lambda theta: jnp.sin(f(theta)).sum()
 
 
-# The model that θ is
-
-
-def test_theta_is_the_paper_unless_it_says_otherwise():
-    for params in (type(model(name)[0]) for name in MODELS):
-        assert params._field_defaults["variant"] is alg.PAPER
-
-
 # A node without leaves
 
 

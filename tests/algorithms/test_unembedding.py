@@ -14,13 +14,6 @@ from tests import cases
 from training import oracle
 
 
-def test_unembedding_is_the_oracles():
-    e, W_u = cases.normal(5), cases.normal(7, 5, seed=1)
-    p = unembedding(e, W_u)
-    np.testing.assert_allclose(p, oracle.unembedding(np.asarray(e), np.asarray(W_u)), rtol=1e-12)
-    assert p.sum() == pytest.approx(1, abs=1e-15)
-
-
 def test_the_columns_are_unembedded_one_by_one_and_the_bias_is_added():
     X, W_u, b_u = cases.normal(5, 2, 3), cases.normal(7, 5, seed=1), cases.normal(7, seed=2)
     P = unembedding(X, W_u, b_u=b_u)
