@@ -79,14 +79,14 @@ class GatedDelta(Recurrence):
         """Log α of every head, or of each of its rows, ``[H, 1 or d_k, *columns]``."""
         return softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype)[1][:, None]
 
-    def gate(self, X: Any, W: Any, metadata: MixerMetadata) -> Any:
+    def gate(self, X: Any, W: Any) -> Any:
         """The gate of the heads' outputs."""
         return jax.nn.silu(linear(W.W_z, X))
 
-    def output(self, O: Any, V: Any, X: Any, W: Any, metadata: MixerMetadata) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Any) -> Any:
         """``W_out (norm(O) ⊙ gate)``."""
         O = self.norm.of_heads(O.astype(X.dtype), W.gamma)
-        O = O * self.gate(X, W, metadata)
+        O = O * self.gate(X, W)
         return linear(W.W_out, of_all_heads(O))
 
 
@@ -146,6 +146,6 @@ class KimiDelta(GatedDelta):
         """Log α of each row of every head."""
         return softplus_rates(jnp.tensordot(W.W_a2, jnp.tensordot(W.W_a1, X, 1), 1), W, dtype)[1]
 
-    def gate(self, X: Any, W: KimiDeltaParams, metadata: MixerMetadata) -> Any:
+    def gate(self, X: Any, W: KimiDeltaParams) -> Any:
         """``σ(W_z2 W_z1 X)``."""
         return jax.nn.sigmoid(linear(W.W_z2, linear(W.W_z1, X)))

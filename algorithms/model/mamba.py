@@ -80,7 +80,7 @@ class Mamba2(Recurrence):
         delta, log_alpha = softplus_rates(jnp.tensordot(W.W_a, X, 1), W, dtype, self.delta_min)
         return Rates(self._of_every_head(Q), self._of_every_head(K), delta[:, None] * V, log_alpha[:, None], None)
 
-    def output(self, O: Any, V: Any, X: Any, W: Mamba2Params, metadata: MixerMetadata) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Mamba2Params) -> Any:
         """``W_out norm((O + D ⊙ V) ⊙ silu(W_z X))``."""
         D = W.D.reshape(-1, *(1,) * (V.ndim - 1)).astype(O.dtype)
         gate = jax.nn.silu(linear(W.W_z, X))

@@ -23,6 +23,10 @@ class MixerMetadata(NamedTuple):
     cache_length: Any = None  # number of tokens of each sequence to cache; None: all
     slots: Any = None  # slots of the columns, if the cache has a slot for each token
 
+    def length_of(self, x: Shaped[Array, "B l"]) -> Integer[Array, "B"]:
+        """The number of tokens of each of these sequences to cache."""
+        return jnp.broadcast_to(x.shape[1] if self.cache_length is None else self.cache_length, x.shape[:1])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixer(Line, abstract=True):

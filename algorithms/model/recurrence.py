@@ -94,7 +94,7 @@ class Recurrence(Mixer, abstract=True):
         """Inputs of the recurrence, from the convolved columns and X."""
         self._lacks("rates", "for the recurrence's inputs")
 
-    def output(self, O: Any, V: Any, X: Any, W: Any, metadata: MixerMetadata) -> Any:
+    def output(self, O: Any, V: Any, X: Any, W: Any) -> Any:
         """The mixer's output, from the recurrence's output, the convolved values and X."""
         self._lacks("output", "for the mixer's output")
 
@@ -103,16 +103,15 @@ class Recurrence(Mixer, abstract=True):
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
         """Whole sequences, and the state after the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
-        B, l = document.shape
         before = [linear(M, X_flat) for M in (W.W_q, W.W_k, W.W_v)]
         Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
-        length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, (B,))
+        length = metadata.length_of(document)
         if metadata.cache_length is not None:
             rates, of_rule = _ended(rates, document, length)
         O, S = delta_rule(*rates, of_rule, min(CHUNK, max(32, self.d_key)))
         past = [columns_before(Y, length, self.width - 1, document) for Y in before]
-        return self.output(O, V, X_flat, W, metadata).reshape(X.shape), State(S, *past)
+        return self.output(O, V, X_flat, W).reshape(X.shape), State(S, *past)
 
     def step(
         self, x: Float[Array, "d_e B"], W: Any, cache: State, metadata: MixerMetadata, context: Any = None
@@ -122,7 +121,7 @@ class Recurrence(Mixer, abstract=True):
         taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(cache[1:], columns, strict=True)]
         Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
         S, o = one_token(cache.S, *self.rates(Q, K, V, x, W))
-        return self.output(o, V, x, W, metadata), State(S, *(y[:, :, 1:] for y in taps))
+        return self.output(o, V, x, W), State(S, *(y[:, :, 1:] for y in taps))
 
     def begin(self, W: Any, B: int) -> State:
         """States of 0, with nothing before the first token."""

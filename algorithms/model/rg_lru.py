@@ -95,18 +95,17 @@ class RGLRU(Mixer):
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
         """Whole sequences, and the state after the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
-        B, l = document.shape
         begins = jnp.pad(document[:, 1:] != document[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         rows = linear(W.W_x, X_flat, W.b_x)
         log_alpha, v = self._read(convolved(rows, W.C, document), begins, W)
         alpha = jnp.where(begins, 0, jnp.exp(log_alpha))
         h = (_by_tokens if as_printed() else _at_once)(alpha, v)
-        length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, (B,))
+        length = metadata.length_of(document)
         last = jnp.take_along_axis(h, jnp.maximum(length - 1, 0)[None, None, :, None], axis=3)[..., 0]
         state = State(
             jnp.where(length > 0, last, 0), length > 0, columns_before(rows, length, self.width - 1, document)
         )
-        return self._written(h, X_flat, W, metadata).reshape(X.shape), state
+        return self._written(h, X_flat, W).reshape(X.shape), state
 
     def step(
         self, x: Float[Array, "d_e B"], W: RGLRUParams, cache: State, metadata: MixerMetadata, context: Any = None
@@ -115,7 +114,7 @@ class RGLRU(Mixer):
         taps = jnp.concatenate([cache.past, linear(W.W_x, x, W.b_x)[:, :, None]], axis=2)
         log_alpha, v = self._read(convolved_last(taps, W.C), ~cache.begun, W)
         h = jnp.exp(log_alpha) * cache.h + v
-        return self._written(h, x, W, metadata), State(h, jnp.ones_like(cache.begun), taps[:, :, 1:])
+        return self._written(h, x, W), State(h, jnp.ones_like(cache.begun), taps[:, :, 1:])
 
     def begin(self, W: RGLRUParams, B: int) -> State:
         """Rows of 0, with nothing before the first token."""
@@ -134,7 +133,7 @@ class RGLRU(Mixer):
         log_alpha = -SHARPNESS * gate_r * jax.nn.softplus(as_columns(W.a.astype(dtype), u))
         return log_alpha, jnp.where(begins, 1, _root(-jnp.expm1(2 * log_alpha))) * gate_i * u
 
-    def _written(self, h: Any, X: Any, W: RGLRUParams, metadata: MixerMetadata) -> Any:
+    def _written(self, h: Any, X: Any, W: RGLRUParams) -> Any:
         """``W_out (h ⊙ GELU(W_y X + b_y)) + b_out``."""
         gate = gelu_tanh(linear(W.W_y, X, W.b_y))
         Y = h.astype(X.dtype) * gate

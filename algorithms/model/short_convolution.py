@@ -66,9 +66,8 @@ class ShortConvolution(Mixer):
     ) -> tuple[Float[Array, "d_e *batch l"], Float[Array, "d past B"]]:
         """Whole sequences, and the gated rows of the last of the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
-        B, l = document.shape
         rows = self._gated(X_flat, W)
-        length = jnp.broadcast_to(l if metadata.cache_length is None else metadata.cache_length, (B,))
+        length = metadata.length_of(document)
         past = columns_before(rows[None], length, self.width - 1, document)[0]
         return self._written(convolved(rows[None], W.C[None], document)[0], X_flat, W).reshape(X.shape), past
 
