@@ -10,7 +10,6 @@ from jax import Array
 from algorithms.machinery.arrays import accumulation_dtype, of_all_heads
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Count, Range
-from algorithms.model.mixer import MixerMetadata
 from algorithms.model.recurrence import Rates, Recurrence, softplus_rates
 from algorithms.ops.linear import linear
 
