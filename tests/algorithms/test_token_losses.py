@@ -98,60 +98,6 @@ def test_documents_targets_weights_and_label_smoothing_are_as_the_oracle_has_the
             alg.ed_token_losses(z, x, theta, segments=segments)
 
 
-KEY = cases.key(5)
-
-
-def hidden():
-    """Which tokens the first step of Algorithm 12 masks."""
-    return jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(KEY, 0), 0), 0.5, (5,))
-
-
-def x_tilde():
-    return jnp.where(hidden(), alg.mask_token(SIZES["N_V"]), X[0])
-
-
-STEPS = {
-    "d": (
-        alg.DTransformerConfig(**SIZES, L=2, variant=alg.GEMMA2),
-        lambda theta, **options: alg.d_training(X[:1], theta, **options),
-        lambda theta: alg.d_token_losses(X[0], theta, implementation="paper"),
-    ),
-    "e": (
-        alg.ETransformerConfig(**SIZES, L=1, variant=alg.BERT),
-        lambda theta, **options: alg.e_training(X[:1], theta, p_mask=0.5, key=KEY, **options),
-        lambda theta: alg.e_token_losses(X[0], theta, x_tilde=x_tilde(), implementation="paper"),
-    ),
-    "ed": (
-        alg.EDTransformerConfig(**SIZES, L_enc=1, L_dec=1, variant=alg.T5),
-        lambda theta, **options: alg.ed_training(Z[:1], X[:1], theta, **options),
-        lambda theta: alg.ed_token_losses(Z[0], X[0], theta, implementation="paper"),
-    ),
-}
-
-
-@pytest.mark.end_to_end
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("implementation", ["auto", *cases.IMPLEMENTATIONS])
-@pytest.mark.parametrize("name", STEPS)
-def test_one_step_of_training_descends_their_sum(name, implementation):
-    config, train, losses = STEPS[name]
-    theta, eta = cases.random_theta(config), 0.1
-    assert 0 < hidden().sum() < 5
-    gradient = jax.jit(jax.grad(lambda theta: losses(theta).sum()))(theta)
-    by_hand = jax.tree.map(lambda a, g: np.asarray(a) - eta * np.asarray(g), theta, gradient)
-    trained = train(theta, N_epochs=1, eta=eta, implementation=implementation)
-    assert trained.variant == config.variant
-    cases.assert_trees_close(trained, by_hand, 1e-9)
-
-
-@pytest.mark.end_to_end
-def test_padding_and_invalid_targets_send_no_gradient():
-    theta = cases.random_theta(alg.DTransformerConfig(**SIZES, L=1))
-    padded = X.at[1, 3:].set(99)
-    of = jax.jit(jax.grad(lambda theta, x: alg.d_token_losses(x, theta, length=LENGTHS).sum()))
-    cases.assert_trees_close(of(theta, padded), of(theta, X.at[1, 3:].set(0)), 1e-12)
-
-
 @pytest.mark.end_to_end
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["PAPER", "GEMMA2"])
