@@ -127,61 +127,32 @@ class _Connection(H11Protocol):
     def __init__(self, limit: int, timeout: float, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._limit, self._timeout = limit, timeout
-        self._timer: asyncio.TimerHandle | None = None
         self._application, self.app = self.app, self._answered
+        self._before: Any = None  # the request before the one that is expected, or the last that was
 
     def connection_made(self, transport: Any) -> None:
-        """Begin, in place of the connection that has been idle longest if there are too many; or end if none is."""
         super().connection_made(transport)
-        others: Any = [one for one in self.connections if one is not self and not one.transport.is_closing()]
-        idle = {one: one.timeout_keep_alive_task.when() for one in others if one.timeout_keep_alive_task}
-        if len(others) >= self._limit and not idle:
+        if len(self.connections) > self._limit:
             self._end(503, f"there are {self._limit} connections already: try again later")
-            return
-        if len(others) >= self._limit:
-            min(idle, key=idle.__getitem__).transport.close()
-        self._wait()
+        self.loop.call_later(self._timeout, self._check, None)
 
     def data_received(self, data: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_complete and self.cycle is not self._before:
+            self._before = self.cycle
+            self.loop.call_later(self._timeout, self._check, self._before)
         if not self.transport.is_closing():
-            self._wait()
             super().data_received(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, for which the client owes nothing once its body is there."""
-
-        async def received() -> Message:
-            message = await receive()
-            if message["type"] == "http.request" and not message["more_body"]:
-                self._stop()
-            return message
-
-        if not self.cycle.more_body:
-            self._stop()
         try:
-            await self._application(scope, received, send)
+            await self._application(scope, receive, send)
         except TimeoutError:
             self.transport.abort()  # the client does not read: closing would wait for it
 
-    def _wait(self) -> None:
-        """Run the timer of the next request; receiving some of it does not restart the timer."""
-        self._timer = self._timer or self.loop.call_later(self._timeout, self._too_late)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _too_late(self) -> None:
-        self._timer = None
-        if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
+    def _check(self, before: Any) -> None:
+        """End unless the request after the one `before` has arrived, with its body."""
+        if before is self._before and (self.cycle is before or self.cycle.more_body):
             self._end(408, f"the request did not arrive within {self._timeout:g} seconds")
-        else:
-            self._wait()  # for the next request, which follows already
 
     def _end(self, status: int, message: str) -> None:
         """Send the reason, unless a response has begun, and close."""

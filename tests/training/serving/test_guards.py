@@ -236,18 +236,6 @@ def test_a_connection_may_be_idle_longer_than_a_request_may_take(model):
             assert until_closed(other) == b""  # after two seconds
 
 
-def test_the_connection_that_has_been_idle_longest_makes_room(model):
-    with serving_cases.serving(serving_cases.of_run(model), most=3) as port, contextlib.ExitStack() as stack:
-        connect = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
-        for one in (1, 0, 2):
-            assert answered(connect[one])
-            time.sleep(0.05)
-        one_more = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
-        assert answered(one_more)
-        assert until_closed(connect[1]) == b""
-        assert [*map(answered, [connect[0], connect[2]])] == [True, True]
-
-
 def test_connections_are_bounded(model):
     with serving_cases.serving(serving_cases.of_run(model), most=3) as port, contextlib.ExitStack() as stack:
         connect = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
