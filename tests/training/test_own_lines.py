@@ -205,23 +205,16 @@ def test_files_of_ones_own(tmp_path, thetas, name):
 
 @pytest.mark.end_to_end
 def test_axes_are_divided(thetas):
-    placement = Placement("data=4,model=2")
-    specs = {}
+    rows, both, output = P(None, "model", None, "data"), P(None, "model", "data"), P(None, "data", "model")
+    expected = {
+        "EXPERTS": {"mlp.W_r": both, "mlp.experts.W_mlp1": rows, "attention.heads.W_q": rows},
+        "SINKS": {"attention.s": P(None, "model"), "mlp.W_mlp1": both},
+        "LATENT": {"attention.W_k": rows, "attention.W_c": P(None, None, "data"), "attention.W_o": output},
+        "HYBRID": {"0.attention.W_v": both, "0.attention.W_o": output, "1.attention.heads.W_q": rows},
+    }
     for name, (_, theta) in thetas.items():
-        specs[name] = {k: leaf.sharding.spec for k, leaf in flatten(placement.placed(theta)).items()}
-    experts, sinks, latent, hybrid = specs.values()
-    assert experts["layers.mlp.W_r"] == P(None, "model", "data")
-    assert experts["layers.mlp.experts.W_mlp1"] == P(None, "model", None, "data")
-    assert experts["layers.mlp.experts.W_mlp2"] == P(None, "model", None, "data")
-    assert experts["layers.attention.heads.W_q"] == P(None, "model", None, "data")
-    assert sinks["layers.attention.s"] == P(None, "model")
-    assert sinks["layers.mlp.W_mlp1"] == P(None, "model", "data")
-    assert latent["layers.attention.W_k"] == P(None, "model", None, "data")
-    assert latent["layers.attention.W_c"] == P(None, None, "data")
-    assert latent["layers.attention.W_o"] == P(None, "data", "model")
-    assert hybrid["layers.0.attention.W_v"] == P(None, "model", "data")
-    assert hybrid["layers.0.attention.W_o"] == P(None, "data", "model")
-    assert hybrid["layers.1.attention.heads.W_q"] == P(None, "model", None, "data")
+        placed = flatten(Placement("data=4,model=2").placed(theta))
+        assert {k: placed[f"layers.{k}"].sharding.spec for k in expected[name]} == expected[name]
 
 
 @pytest.mark.end_to_end

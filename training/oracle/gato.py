@@ -29,19 +29,13 @@ def convolution(p: Array, K: Array, b: Array) -> Array:
 
     `p`: [side, side, d]; `K`: [d_out, d, 3, 3]; `b`: [d_out].
     """
-    side, _, d = p.shape
+    side, surrounded = len(p), np.pad(p, ((1, 1), (1, 1), (0, 0)))
     out = np.zeros((side, side, len(b)))
     for i in range(side):
         for j in range(side):
             for o in range(len(b)):
-                total = b[o]
-                for c in range(d):
-                    for down in range(3):
-                        for right in range(3):
-                            y, x = i + down - 1, j + right - 1
-                            if 0 <= y < side and 0 <= x < side:
-                                total += K[o, c, down, right] * p[y, x, c]
-                out[i, j, o] = total
+                near = np.moveaxis(surrounded[i : i + 3, j : j + 3], -1, 0)
+                out[i, j, o] = b[o] + (K[o] * near).sum()
     return out
 
 
