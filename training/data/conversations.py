@@ -13,7 +13,7 @@ import numpy as np
 
 from training.data.answers import render_with_answers
 from training.data.chat import ChatTemplate, check_messages
-from training.data.records import Conversation, DataError, EmptyRecordError
+from training.data.records import DataError, Document, EmptyRecordError
 from training.data.tokenizers import LibraryTokenizer, Tokenizer
 
 FOLLOWS = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
@@ -24,7 +24,7 @@ NO_TEMPLATE = (
 )
 
 
-def conversation(value: object, where: str) -> Conversation:
+def conversation(value: object, where: str) -> Document:
     """Return a JSON object with `messages` and perhaps `tools`. Raises EmptyRecordError if there are no messages, if an
     answer is empty, or if the assistant does not have the last word, and DataError for what is not a conversation.
     """
@@ -51,7 +51,7 @@ def conversation(value: object, where: str) -> Conversation:
             raise EmptyRecordError("an answer is empty")
     if messages[-1]["role"] != "assistant":
         raise EmptyRecordError("the assistant does not speak last")
-    return Conversation(text, where)
+    return Document(text, where)
 
 
 def _check_order(roles: list[str]) -> None:
@@ -72,7 +72,7 @@ class Answers:
             raise DataError(NO_TEMPLATE)
         self._template, self._tokenizer = ChatTemplate.of(tokenizer), tokenizer
 
-    def encode(self, record: Conversation) -> tuple[list[int], np.ndarray]:
+    def encode(self, record: Document) -> tuple[list[int], np.ndarray]:
         """Return a conversation's tokens, and which have a character of an answer. Raises DataError, with its place."""
         state: dict[str, Any] = json.loads(record.text)
         try:

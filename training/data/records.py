@@ -44,7 +44,7 @@ class EmptyRecordError(DataError):
 
 
 class Document(NamedTuple):
-    """A text of a text corpus."""
+    """A text of a text corpus, or a conversation: its messages, and the tools that they name, as a JSON object."""
 
     text: str
     where: str = ""
@@ -66,14 +66,7 @@ class Labeled(NamedTuple):
     where: str = ""
 
 
-class Conversation(NamedTuple):
-    """A conversation: its messages, and the tools that they name, as a JSON object."""
-
-    text: str
-    where: str = ""
-
-
-R = TypeVar("R", Document, Pair, Labeled, Conversation)
+R = TypeVar("R", Document, Pair, Labeled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +94,12 @@ def normalized(text: str) -> str:
     return " ".join(text.split())
 
 
-def record_key(record: Document | Pair | Labeled | Conversation) -> str:
+def record_key(record: Document | Pair | Labeled) -> str:
     """Return the key that decides a record's part, normalized: a pair's source, otherwise the whole text."""
     return normalized(record.source if isinstance(record, Pair) else record.text)
 
 
-def contents_key(record: Document | Pair | Labeled | Conversation) -> str:
+def contents_key(record: Document | Pair | Labeled) -> str:
     """Return what identical records share: all their fields, normalized."""
     return normalized("\t".join(record[:-1]))
 

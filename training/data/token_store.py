@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int, Int32, UInt
 
 from training.data.conversations import Answers
 from training.data.overlap import Overlap
-from training.data.records import Conversation, Corpus, DataError, Kind, Labeled, fingerprint
+from training.data.records import Corpus, DataError, Document, Kind, Labeled, fingerprint
 from training.data.tokenizers import Tokenizer
 from training.disk import parse_json, read_text, reason, remove_unfinished, write_atomically
 
@@ -165,7 +165,7 @@ class _Column:
         assert self._answers
         with (self._folder / ANSWERS).open("ab") as file:
             for text, place in zip(texts, where, strict=True):
-                tokens, answered = self._answers.encode(Conversation(text, place))
+                tokens, answered = self._answers.encode(Document(text, place))
                 file.write(answered.tobytes())
                 self._rendered.update(np.array(tokens, np.int64).tobytes() + answered.tobytes())
                 yield tokens

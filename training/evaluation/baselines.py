@@ -11,20 +11,12 @@ import bz2
 import gzip
 import lzma
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from training.data.token_store import TokenStore
 
 UNSEEN = -1  # number of an n-gram that the training text does not have
-
-
-class NgramScore(NamedTuple):
-    """An n-gram model's predictions of held-out text."""
-
-    perplexity: float  # per token, without bos
-    bits_per_byte: float  # per UTF-8 byte of the text
 
 
 def _placed(store: TokenStore) -> tuple[np.ndarray, np.ndarray]:
@@ -66,10 +58,12 @@ def probabilities(train: TokenStore, held_out: TokenStore, *, order: int = 3) ->
     return p[test_t > 0]
 
 
-def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> NgramScore:
-    """Score every token of held-out text except bos with an n-gram model. Raises ValueError as `probabilities`."""
+def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> dict[str, float]:
+    """Return an n-gram model's perplexity per token but bos of held-out text, and its bits per UTF-8 byte of the text.
+    Raises ValueError as `probabilities`.
+    """
     nats = -np.log(probabilities(train, held_out, order=order))
-    return NgramScore(math.exp(nats.mean()), float(nats.sum()) / math.log(2) / held_out.n_bytes)
+    return {"perplexity": math.exp(nats.mean()), "bits_per_byte": nats.sum() / math.log(2) / held_out.n_bytes}
 
 
 def compressed_bits_per_byte(data: bytes) -> dict[str, float]:

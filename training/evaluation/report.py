@@ -93,7 +93,7 @@ def _decoder(
     if store.answers is not None:
         found.samples.append("the figures are for the answers alone, given the messages before them")
         return found
-    score = ngram_score(data.stores.train, store)._asdict()
+    score = ngram_score(data.stores.train, store)
     learned = f"{len(data.stores.train.tokens):,} tokens of the training data of {data.corpus.name}"
     found.samples.append(f"the 3-gram model learned from {learned}")
     found.rows["3-gram, Witten-Bell"] = score if store.exact else {"perplexity": score["perplexity"]}

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from training.data.conversations import Answers
-from training.data.records import Conversation
+from training.data.records import Document
 from training.data.special_tokens import SpecialTokens
 from training.data.tokenizers import LibraryTokenizer
 
@@ -52,7 +52,7 @@ def marked(template, ends, messages):
     eos, *others = (ids[end] for end in ends)
     special = SpecialTokens(inner.get_vocab_size(), bos=ids["<s>"], eos=eos, ends=tuple(others))
     tokenizer = LibraryTokenizer(inner, special=special, chat_template=template)
-    tokens, answered = Answers(tokenizer).encode(Conversation(json.dumps({"messages": messages})))
+    tokens, answered = Answers(tokenizer).encode(Document(json.dumps({"messages": messages})))
     return [inner.id_to_token(i) for i, is_answer in zip(tokens, answered, strict=True) if is_answer]
 
 

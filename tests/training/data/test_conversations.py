@@ -17,7 +17,7 @@ from training.data.batches import NextTokens
 from training.data.conversations import Answers
 from training.data.files import read_corpus
 from training.data.loading import load_run_data
-from training.data.records import Conversation, DataError
+from training.data.records import DataError, Document
 from training.data.special_tokens import SpecialTokens
 from training.data.token_store import tokenize
 from training.data.tokenizers import LibraryTokenizer
@@ -85,7 +85,7 @@ def test_tokens_and_answers_are_those_of_transformers(theirs):
     tokenizer = tokenizer_of(MARKED)
     answers = Answers(tokenizer)
     for messages in conversations():
-        tokens, answered = answers.encode(Conversation(json.dumps({"messages": messages})))
+        tokens, answered = answers.encode(Document(json.dumps({"messages": messages})))
         expected, mask = theirs(tokenizer, messages)
         assert (tokens, answered.tolist()) == (expected, [bool(m) for m in mask])
 
@@ -111,7 +111,7 @@ def test_the_loss_is_over_the_answers_alone(chats, tmp_path, template):
     for messages in conversations():
         if messages not in ours:
             continue
-        tokens, answered = Answers(tokenizer).encode(Conversation(json.dumps({"messages": messages})))
+        tokens, answered = Answers(tokenizer).encode(Document(json.dumps({"messages": messages})))
         padded = jnp.zeros(90, int).at[: len(tokens)].set(jnp.asarray(tokens))  # one program for all
         P = np.asarray(d_transformer(padded, theta), np.float64)
         for t in range(1, len(tokens)):

@@ -14,7 +14,7 @@ from tests.training.data.test_conversations import tokenizer_of
 from training.data.chat import ChatTemplate, converser, with_markup
 from training.data.conversations import Answers
 from training.data.markup import Markup, marked, unmarked, unused
-from training.data.records import Conversation, DataError
+from training.data.records import DataError, Document
 from training.data.tokenizers import LibraryTokenizer, load_tokenizer
 
 ATTACKS = {
@@ -74,7 +74,7 @@ def test_the_tokens_of_a_conversation(theirs, content):
 def test_training_learns_the_same_tokens(theirs, content):
     """And the loss is on the answers, up to their true end."""
     tokenizer, messages = tokenizer_of(CHAT), said("one", content, "two", "three")
-    record = Conversation(json.dumps({"messages": messages}), "")
+    record = Document(json.dumps({"messages": messages}), "")
     tokens, answered = Answers(tokenizer).encode(record)
     assert tokens == expected_of(theirs, tokenizer.inner, messages, prompted=False)
     texts = [
