@@ -62,6 +62,11 @@ def book(tmp_path_factory):
     return write(tmp_path_factory.mktemp("book"), SAMPLE, VARIANTS)
 
 
+@pytest.fixture(scope="module")
+def pages(book):
+    return {path.name: Page(path.read_text("utf-8")) for path in book.glob("*.html")}
+
+
 def requested_by_pages(log):
     """What pages asked for; the browser's own requests, for its updates and accounts, come from no page."""
     events = [event.get("params", {}) for event in json.loads(log.read_text("utf-8"))["events"]]
@@ -114,14 +119,14 @@ def test_all_algorithms_are_there(browser, tmp_path):
     check_lines(open_all(book, browser, tmp_path, sorted(PSEUDOCODE)), sorted(PSEUDOCODE))
 
 
-def test_the_browser_check_sees_errors_and_requests(browser, tmp_path):
-    (tmp_path / "algorithm-1.html").write_text("<script>console.error('wrong')</script>", "utf-8")
-    (tmp_path / "index.html").write_text("<img src='http://localhost:9/picture.png'>", "utf-8")
-    with pytest.raises(AssertionError, match=r"picture\.png"):
+REQUEST, ERROR = "<img src='http://localhost:9/picture.png'>", "<script>console.error('wrong')</script>"
+
+
+@pytest.mark.parametrize(("text", "message"), [(REQUEST, "picture.png"), (ERROR, "wrong")])
+def test_the_browser_check_sees_errors_and_requests(browser, tmp_path, text, message):
+    (tmp_path / "index.html").write_text(text, "utf-8")
+    with pytest.raises(AssertionError, match=re.escape(message)):
         open_all(tmp_path, browser, tmp_path, ())
-    (tmp_path / "index.html").write_text("<p>nothing", "utf-8")
-    with pytest.raises(AssertionError, match="wrong"):
-        open_all(tmp_path, browser, tmp_path, (1,))
 
 
 def test_a_line_highlights_its_counterpart(book, browser, tmp_path):
@@ -153,8 +158,8 @@ def test_long_lines_of_code_are_wrapped(book, browser, tmp_path, name, width):
     assert (found["cut-off"], found["sideways"]) == ("0", "false")
 
 
-def test_a_model_has_its_changed_lines_beside_the_papers(book, browser, tmp_path):
-    page = open_all(book, browser, tmp_path, ())["model-llama.html"]
+def test_a_model_has_its_changed_lines_beside_the_papers(pages):
+    page = pages["model-llama.html"]
     text = " ".join(" ".join(page.words).split())
     assert "33 lines, 14 changed, all equal" in text
     changed = [attributes["id"] for tag, attributes in page.tags if "changed" in attributes.get("class", "").split()]
@@ -168,8 +173,7 @@ def test_a_model_has_its_changed_lines_beside_the_papers(book, browser, tmp_path
     assert "LLAMA = PAPER.but(" in formulas
 
 
-def test_links_lead_somewhere(book):
-    pages = {path.name: Page(path.read_text("utf-8")) for path in book.glob("*.html")}
+def test_links_lead_somewhere(pages):
     for name, page in pages.items():
         assert len(page.ids) == len(set(page.ids)), name
         for link in page.links:
@@ -180,18 +184,16 @@ def test_links_lead_somewhere(book):
             assert not anchor or anchor in pages[target or name].ids, f"{name}: {link}"
 
 
-def test_pages_work_without_scripts_and_without_the_network(book):
-    for path in book.glob("*.html"):
-        tags = Page(path.read_text("utf-8")).tags
+def test_pages_work_without_scripts_and_without_the_network(book, pages):
+    for tags in (page.tags for page in pages.values()):
         assert not any(tag in ("script", "iframe", "img") for tag, _ in tags)
         sources = [a["href"] for tag, a in tags if tag == "link"]
         assert sources == ["data:,", "book.css"]
     assert not re.search(r"url\(|@import", (book / "book.css").read_text("utf-8"))
 
 
-def test_pages_are_accessible(book):
-    for path in book.glob("*.html"):
-        tags = Page(path.read_text("utf-8")).tags
+def test_pages_are_accessible(pages):
+    for tags in (page.tags for page in pages.values()):
         assert ("html", {"lang": "en"}) in tags
         assert [tag for tag, _ in tags].count("main") == 1
         levels = [int(tag[1]) for tag, _ in tags if re.fullmatch("h[1-6]", tag)]

@@ -16,7 +16,7 @@ from tests.own_lines.sinks import Sinks
 from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
-from training.crosscheck.own import OwnScenarios, compare_own
+from training.crosscheck.own import OwnScenarios, compare_own, is_own
 from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
@@ -25,6 +25,10 @@ IN_BOTH = PAPER.but(attention=Sinks(biases=False), mlp=Experts(n=3, activation="
 FIRST = DEEPSEEK.but(first=(MLP(activation="silu", gated=True, biases=False, d_mlp=5),))
 LATER = {"DIFFERENTIAL": pytest.mark.slow, "LATENT": pytest.mark.slow}
 REST = "Algorithms 4 and 5, in whose place {} has its own lines"
+
+
+def test_no_line_of_a_published_model_is_custom():
+    assert not any(is_own(line) for v in algorithms.VARIANTS.values() for line in (*v.attentions, *v.mlps))
 
 
 def crosscheck(path: str) -> Any:

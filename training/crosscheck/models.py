@@ -4,10 +4,12 @@ import dataclasses
 import sys
 from typing import Any
 
+import numpy as np
+
 from algorithms import Variant, lines
 from training.oracle.parameters import STACKED, IsWhole, unstack
 
-__all__ = ["YARN", "family_parameters", "few", "small"]
+__all__ = ["YARN", "drawn", "family_parameters", "few", "small"]
 
 LAYERS = 3
 """Number of layers that share their parameters, in variants with such layers."""
@@ -96,6 +98,19 @@ def small(variant: Variant) -> Variant:
     if variant.residual_factor != 1:
         factors["residual_factor"] = 0.6
     return variant.but(attention=attention, mlp=mlp, unembedding=unembedding, **factors)
+
+
+def drawn(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, offset: float = 0.0) -> np.ndarray:
+    """A random parameter, of a size with which every line matters.
+
+    `name`: in θ, or by the paper, below a stack; `small`: of embeddings; `offset`: what its norm adds to γ.
+    """
+    leaf, x = name.rpartition("/")[2], rng.normal(size=shape)
+    if leaf in ("W_e", "W_p", "W_t"):
+        return small * x
+    if leaf.startswith(("W", "distances")):
+        return x * (1.4 if leaf in ("W_q", "W_k") else 1.0) * (1.0 if leaf[0] == "d" else shape[-1] ** -0.5)
+    return 1.0 - offset + 0.3 * x if leaf.startswith("gamma") else 0.4 * x
 
 
 def family_parameters(theta: Any, is_whole: IsWhole = lambda l, name: False) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from training import oracle
 
+from .models import drawn
 from .records import OracleRecord
 from .sizes import Sizes, sizes_from
 
@@ -110,7 +111,12 @@ class Scenarios:
         config = getattr(self.package, f"{kind}TransformerConfig")(**options, **layers, **more)
         init = getattr(self.package, f"init_{kind.lower()}_transformer")
         theta = jax.eval_shape(lambda: init(jax.random.key(0), config))
-        return jax.tree.map(lambda leaf: jax.device_put(self.rng.normal(size=leaf.shape) * 0.7), theta)
+        offset = getattr(theta.variant.norm, "offset", 0.0)
+
+        def of(path: Any, leaf: Any) -> jax.Array:
+            return jax.device_put(drawn(self.rng, path[-1].name, leaf.shape, offset=offset))
+
+        return jax.tree_util.tree_map_with_path(of, theta)
 
     def _runs_1(self) -> Iterator[Run]:
         W_e = self._array(self.sizes.d_e, self.sizes.N_V)

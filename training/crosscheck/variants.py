@@ -118,8 +118,6 @@ class VariantScenarios(Scenarios):
         own = {"d_in": self.sizes.d_in} if self.variant.embedding.factored else {}
         sizes = dataclasses.replace(self.sizes, d_f=own.get("d_in", self.sizes.d_e))  # so that W_u can be tied
         self.theta = self._theta(kind, sizes, variant=self.variant, H_kv=self.sizes.H // self.sharing, **own)
-        if len(self.variant.orders) > 1:  # what layers without norms read grows, and rounding with it
-            self.theta = jax.tree.map(lambda a: a / 2, self.theta)
         yield from self._transformer(self.algorithm, functools.partial(paper, variant=self.model), self.theta, lengths)
 
     _runs_8 = _runs_9 = _runs_10 = _runs_of_model

@@ -18,7 +18,7 @@ from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, SHARING, changed_lines
 from training.crosscheck.comparison import run_paper
-from training.crosscheck.models import family_parameters, few
+from training.crosscheck.models import drawn, family_parameters, few
 from training.crosscheck.scenarios import Run
 from training.extras import PROJECT, release
 from training.oracle import family
@@ -115,22 +115,7 @@ def make_case(
     else:
         shapes = {"gamma": (s["d_e"],), "beta": (s["d_e"],)} if algorithm == 6 else {"W_u": (s["N_V"], s["d_e"])}
         inputs = {"e": (0.1 * rng.normal(size=(s["d_e"], s["l_x"])) + 0.05).astype(np.float32)}
-    return Case(algorithm, s, {n: _random(rng, n, shape) for n, shape in shapes.items()}, inputs)
-
-
-def _random(rng: Any, name: str, shape: tuple[int, ...], small: float = 0.7, offset: float = 0.0) -> np.ndarray:
-    """A parameter, of a size with which every line matters."""
-    leaf = name.rpartition("/")[2]
-    x = rng.normal(size=shape)
-    if leaf in ("W_e", "W_p", "W_t"):
-        x = small * x
-    elif leaf.startswith(("W", "distances")):
-        x = x * (1.4 if leaf in ("W_q", "W_k") else 1.0) * (1.0 if leaf[0] == "d" else shape[-1] ** -0.5)
-    elif leaf.startswith("gamma"):
-        x = 1.0 - offset + 0.3 * x
-    else:
-        x = 0.4 * x
-    return x.astype(np.float32)
+    return Case(algorithm, s, {n: drawn(rng, n, shape).astype(np.float32) for n, shape in shapes.items()}, inputs)
 
 
 def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str, int], edge: str) -> Case:
@@ -152,7 +137,9 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     numbers, _ = _numbered(algorithms, algorithm, variant, s)
     shapes = paper_names(numbers, _places(variant, s))
     offset = getattr(variant.norm, "offset", 0.0)
-    theta = {n: _random(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset) for n, a in shapes.items()}
+    theta = {
+        n: drawn(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset).astype(np.float32) for n, a in shapes.items()
+    }
     known = np.arange(2, s["N_V"] - 3)
     inputs: dict[str, Any] = {}
     for n in "xz":
