@@ -13,12 +13,16 @@ import jax
 __all__ = ["choices", "observable"]
 
 
+WITHOUT_LINES = {("rotation", "_rotated"): (0,), ("lookup", "_columns"): (), ("softmax", "shifted"): ()}
+"""Functions of `ops` that run many operations without a line, by module and name, with their static arguments."""
+
+
 @contextlib.contextmanager
 def observable(package: ModuleType) -> Iterator[None]:
     """Execute every statement as it is reached, instead of compiling the functions first.
 
-    Loops over layers and steps become Python's, and each value is there when its statement is done. Hand-derived rules,
-    which have no lines of their own to observe, stay compiled.
+    Loops over layers and steps become Python's, and each value is there when its statement is done. What has no lines of
+    its own to observe stays compiled: hand-derived rules, and `WITHOUT_LINES`.
 
     `package`: the package `algorithms`, or a mutated copy of it.
     """
@@ -28,7 +32,11 @@ def observable(package: ModuleType) -> Iterator[None]:
             for attribute, value in list(vars(module).items()) if name.startswith(f"{package.__name__}.") else ():
                 rule = getattr(value, "rule", None)  # of a function that `hand_derived` made
                 if isinstance(rule, jax.custom_vjp):
-                    stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule)))
+                    stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule.nondiff_argnums)))
+        for (name, attribute), static in WITHOUT_LINES.items():
+            module = sys.modules[f"{package.__name__}.ops.{name}"]
+            function = _compiled(getattr(module, attribute), static)
+            stack.enter_context(mock.patch.object(module, attribute, function))
         yield
 
 
@@ -51,8 +59,8 @@ def choices(package: ModuleType) -> Iterator[set[str]]:
         yield taken
 
 
-def _compiled(function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-    jitted = jax.jit(function, static_argnums=rule.nondiff_argnums)
+def _compiled(function: Callable[..., Any], static: tuple[int, ...]) -> Callable[..., Any]:
+    jitted = jax.jit(function, static_argnums=static)
 
     def call(*arguments: Any) -> Any:
         with jax.disable_jit(False):
