@@ -24,6 +24,16 @@ def test_rms_norm_is_the_oracles():
     cases.assert_close(rms_norm(e, GAMMA), oracle.rms_norm(np.asarray(e), np.asarray(GAMMA)))
 
 
+def test_one_column_on_a_gpu_is_the_oracles(monkeypatch):
+    """As printed, in columns of a length that no other test has, since the traced functions are cached."""
+    monkeypatch.setattr("algorithms.ops.normalization.platform_of", lambda _: "gpu")
+    e, gamma, beta = 3 + cases.normal(13), cases.normal(13, seed=1), cases.normal(13, seed=2)
+    expected = oracle.layer_norm(*map(np.asarray, (e, gamma, beta)))
+    cases.assert_close(layer_norm(e[:, None], gamma, beta, implementation="paper")[:, 0], expected)
+    expected = oracle.rms_norm(np.asarray(e), np.asarray(gamma))
+    cases.assert_close(rms_norm(e[:, None], gamma, implementation="paper")[:, 0], expected)
+
+
 def test_epsilon_is_added_to_the_variance():
     e = np.array([1.0, 3.0])  # mean 2, variance 1
     one, zero = jnp.ones(2), jnp.zeros(2)

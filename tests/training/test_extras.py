@@ -50,6 +50,19 @@ def test_every_extra_that_a_message_names_is_declared():
     assert [need for need in needed if need.startswith("jinja2")] == ["jinja2>=3.1.6"] * 2  # older ones are refused
 
 
+def test_what_functions_import_of_an_extra_is_checked_before_slow_work():
+    late, early = set(), set()
+    for path in (ROOT / "training").rglob("*.py"):
+        text = path.read_text("utf-8")
+        late.update(re.findall(r"(?m)^ +(?:import|from) ([a-z_]+)|import_module\(\"([a-z_]+)", text))
+        for names in re.findall(r"import_early\((.*)\)", text):
+            early.update(re.findall(r"\"([a-z_]+)", names))
+    late = {name for both in late for name in both}
+    in_recordings = {"safetensors"}  # of foreign models, which are read first
+    assert {"tabulate", "wandb"} < early
+    assert late & EXTRAS.keys() <= early | in_recordings
+
+
 OLD = {
     "jinja2": ("3.1.5", "3.1", "2.11.3", "3.1.5.post1"),
     "torch": ("2.5.1", "2.5.1+cu118", "1.13.0a0", "2"),

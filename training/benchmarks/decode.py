@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from algorithms import GPT2, LLAMA, DTransformerConfig, DTransformerParams, init_d_transformer
-from training.benchmarks.timing import Timing, alternate, pytorch, pytorch_device, table
+from training.benchmarks.timing import alternate, pytorch, pytorch_device, table
 from training.generation import Generator, Sampling, decoding, states
 from training.generation.buckets import capacity
 from training.generation.prompts import ROOM
@@ -86,12 +86,12 @@ def beside_pytorch(rounds: int) -> str:
             candidates |= {f"theirs on {n}": continuing(theirs)(prompts, n) for n in {1, os.cpu_count() or 1}}
         timing = alternate(candidates, rounds)
         ours = timing.pop("ours")
-        row = [str(B), per(ours, L_GEN)]
+        row = [str(B), str(ours.of_each(L_GEN))]
         if not timing:
             rows.append([*row, "not installed", "-"])
         else:
             best = min(timing.values())
-            rows.append([*row, per(best, L_GEN), f"{best.median / ours.median:.1f}"])
+            rows.append([*row, str(best.of_each(L_GEN)), f"{best.median / ours.median:.1f}"])
     return table(["batch", "this library, ms per step", "Hugging Face, ms per step", "Hugging Face / this"], rows)
 
 
@@ -109,7 +109,7 @@ def narrow(rounds: int) -> str:
     timing = alternate(candidates, rounds)
     theirs = [timing.get(f"Hugging Face, {dtype}") for dtype in ("float32", "bfloat16")]
     rows = [
-        [name, per(t, L_GEN), *(f"{other.median / t.median:.2f}" if other else "-" for other in theirs)]
+        [name, str(t.of_each(L_GEN)), *(f"{other.median / t.median:.2f}" if other else "-" for other in theirs)]
         for name, t in timing.items()
     ]
     title = f"The same Llama, batch 1, greedy, {L_GEN} tokens after a prompt of {PROMPT}.\n\n"
@@ -137,12 +137,6 @@ def llama(rounds: int) -> str:
             rows.append([what, f"{1e3 * a:.1f}", f"{1e3 * b:.1f}", f"{b / a:.2f}"])
     header = ["ms for", "this library", "Hugging Face", "Hugging Face / this"]
     return f"A Llama of 135M parameters, float32, greedy.\n\n{table(header, rows)}"
-
-
-def per(timing: Timing, n: int) -> str:
-    """Return the time per token (or read) of n."""
-    median, low, high = (1e3 * seconds / n for seconds in timing)
-    return f"{median:.2f} ({low:.2f}-{high:.2f})"
 
 
 def steps_at(model: Generator, B: int, context: int, n: int) -> Callable[[], Any]:
@@ -201,7 +195,7 @@ def beside_reading(config: DTransformerConfig, B: int, contexts: Sequence[int], 
         n_bytes = bytes_read(model, B, int(context) - n // 2)
         of_reading = n_bytes / rate
         ratio = f"{t.median / n / of_reading:.2f}"
-        rows.append([f"{B} x {context}", per(t, n), f"{n_bytes / 1e6:.0f}", f"{1e3 * of_reading:.2f}", ratio])
+        rows.append([f"{B} x {context}", str(t.of_each(n)), f"{n_bytes / 1e6:.0f}", f"{1e3 * of_reading:.2f}", ratio])
         rows[-1].append(f"{rate / 1e9:.1f}")
     return rows
 

@@ -124,9 +124,11 @@ def step(sizes: Sizes, B: int, rounds: int) -> str:
 
     def row(name: str, said: str, seconds: float) -> list[str]:
         rates = [f"{flops / peak / seconds:.0%}" for flops in (estimate.flops, estimate.flops - estimate.of_pairs / 2)]
-        return [name, said, f"{B * settings.l_max / seconds:.0f}", *rates]
+        return [name, said, f"{B * settings.l_max / seconds:.0f}", *rates, f"{seconds / ours:.2f}"]
 
-    rows = [row(name, str(timing), timing.median) for name, timing in alternate(candidates, rounds).items()]
+    timings = alternate(candidates, rounds)
+    ours = timings[next(iter(candidates))].median
+    rows = [row(name, str(timing), timing.median) for name, timing in timings.items()]
     if chip:
         seconds = estimate.seconds()[0]
         rows.append(row("predicted by `benchmark.py scaling` for this library", f"{1e3 * seconds:.1f}", seconds))
@@ -134,7 +136,7 @@ def step(sizes: Sizes, B: int, rounds: int) -> str:
     title = f"GPT-2 of {', '.join(f'{k} = {v}' for k, v in sizes.model.items())}, batch {B}, AdamW, {settings.dtype}"
     title += f" unless noted, {N_DOCUMENTS} documents a row; the peak is {peak / 1e12:.3g} TFLOP/s, {of}."
     title += "" if theirs else " PyTorch is not installed."
-    header = ["", "ms", "tokens/s", "MFU, attention in full", "by half"]
+    header = ["", "ms", "tokens/s", "MFU, attention in full", "by half", "library's speed / this row's"]
     return f"{title}\n\n{table(header, rows)}"
 
 
@@ -171,7 +173,7 @@ def decoding(sizes: Sizes, rounds: int) -> str:
             candidates["theirs"] = decode.continuing(narrow)(prompts, decode.pytorch().get_num_threads(), n)
         timing = alternate(candidates, rounds)
         ours = timing["ours"]
-        of_each = [decode.per(timing[k], n) if k in timing else "not installed" for k in ("ours", "plain", "theirs")]
+        of_each = [str(timing[k].of_each(n)) if k in timing else "not installed" for k in ("ours", "plain", "theirs")]
         ratios = [_ratio(timing.get(name), ours) for name in ("plain", "theirs")]
         rows.append([str(B), *of_each, *ratios, f"{B * n / ours.median:.0f}"])
     header = ["batch", "this library, ms per step", "plain JAX", "Hugging Face", "plain / this", "Hugging Face / this"]

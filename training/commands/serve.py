@@ -35,6 +35,7 @@ from training.command_line.named_models import model_of
 from training.command_line.terminal import say
 from training.data.chat import with_markup
 from training.disk import read_text, reason
+from training.extras import import_early
 from training.generation.text import AnswerError
 from training.interchange.gguf_file import SUFFIX
 from training.interchange.names import MODEL
@@ -122,6 +123,7 @@ def api_key_of(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
+    import_early("psutil")
     api_key = api_key_of(arguments, os.environ)
     run = model_of(arguments.run, **loading_of(arguments))
     if arguments.messages_are_markup:

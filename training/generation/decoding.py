@@ -124,10 +124,10 @@ def decode(
         def has_keys(state):
             return unfinished(state) & (state.slot < first + len(of_tokens))
 
-        return jax.lax.while_loop(has_keys, lambda state: generate(state, some(state.slot - first)), state)
+        return jax.lax.while_loop(has_keys, lambda state: generate(state, lambda: some(state.slot - first)), state)
 
     if once:
-        return generate(state, keys_of_tokens(keys, indices(state), sampling)[0])
+        return generate(state, lambda: keys_of_tokens(keys, indices(state), sampling)[0])
     return jax.lax.while_loop(unfinished, generate_some, state)
 
 

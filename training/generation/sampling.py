@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Shaped
 
-from algorithms.alg14_inference import is_greedy, sample, tempered
+from algorithms.alg14_inference import sample, tempered
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
 from algorithms.ops.dropout import by_own_key
@@ -72,6 +72,11 @@ class SamplingArrays(NamedTuple):
     frequency_penalty: Float[Array, "B"]
     presence_penalty: Float[Array, "B"]
     logit_bias: Float[Array, "N_V B"] | None  # 0 for tokens without a bias; None if no sequence has one
+    all_greedy: Bool[
+        Array, ""
+    ]  # whether each τ is 0; like the next two known beforehand, since XLA would ask each step
+    any_top_k: Bool[Array, ""]
+    any_top_p: Bool[Array, ""]
 
     @staticmethod
     def of(samplings: Sequence[Sampling], N_V: int) -> "SamplingArrays":
@@ -88,13 +93,16 @@ class SamplingArrays(NamedTuple):
 
         ends: Any = [np.atleast_1d(np.array([] if row["eos"] is None else row["eos"], np.int32)) for row in rows]
         width = max(1, *map(len, ends))
-        ends = np.stack([np.pad(tokens, (0, width - len(tokens)), constant_values=-1) for tokens in ends])
-        biases: Any = _biases([row["logit_bias"] for row in rows], N_V)
-        of_numpy = SamplingArrays(
-            **{name: floats(name) for name in ("tau", "top_p", *PENALTIES)},
-            **{name: integers(name) for name in ("top_k", "no_repeat_ngram_size")},
-            eos=ends,
-            logit_bias=biases,
+        of_floats = {name: floats(name) for name in ("tau", "top_p", *PENALTIES)}
+        of_integers = {name: integers(name) for name in ("top_k", "no_repeat_ngram_size")}
+        of_numpy: Any = SamplingArrays(
+            **of_floats,
+            **of_integers,
+            eos=np.stack([np.pad(tokens, (0, width - len(tokens)), constant_values=-1) for tokens in ends]),
+            logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
+            all_greedy=(of_floats["tau"] < np.finfo(of_floats["tau"].dtype).tiny).all(),
+            any_top_k=(of_integers["top_k"] > 0).any(),
+            any_top_p=(of_floats["top_p"] < 1).any(),
         )
         return jax.device_put(of_numpy)  # in one call, which compiles nothing
 
@@ -126,20 +134,22 @@ def keys_of_tokens(keys: Key[Array, "B"], i: Int[Array, "B"], sampling: Sampling
 
     every = i[None] + jnp.arange(KEYS, dtype=i.dtype)[:, None]
     unused = jnp.broadcast_to(keys[None], every.shape)
-    return jax.lax.cond(jnp.all(is_greedy(sampling.tau)), lambda: unused, lambda: jax.vmap(folded)(every))
+    return jax.lax.cond(sampling.all_greedy, lambda: unused, lambda: jax.vmap(folded)(every))
 
 
-def draw(scores: Float[Array, "N_V B"], keys: Key[Array, "B"], sampling: SamplingArrays) -> Int[Array, "B"]:
+def draw(
+    scores: Float[Array, "N_V B"], keys: Callable[[], Key[Array, "B"]], sampling: SamplingArrays
+) -> Int[Array, "B"]:
     """Draw a token of each sequence with its key from its column of log P, up to a constant: from ``q ∝ p^{1/τ}`` over
     the `permitted` tokens, in at least float32, as in Algorithm 14's `sample`; τ = 0 takes the likeliest token.
     """
     tau = jnp.asarray(sampling.tau, accumulation_dtype(scores.dtype))
 
-    def drawn(_):
-        return sample(permitted(scores, sampling), tau, keys)
+    def drawn():
+        return sample(permitted(scores, sampling), tau, keys())
 
     likeliest = jnp.argmax(scores, axis=0).astype(jnp.int32)
-    return jax.lax.cond(jnp.all(is_greedy(tau)), lambda _: likeliest, drawn, None)
+    return jax.lax.cond(sampling.all_greedy, lambda: likeliest, drawn)
 
 
 def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[Array, "N_V B"]:
@@ -158,50 +168,55 @@ def permitted(log_P: Float[Array, "N_V B"], sampling: SamplingArrays) -> Float[A
 
     def among_likeliest(log_P):
         k = jnp.where(top_k > 0, top_k, N_V)
-        return jnp.where(largest(log_P, lambda above: above.sum(axis=1) < k[None]), log_P, -jnp.inf)
+        return jnp.where(largest(log_P, jnp.ones((), jnp.int32), k), log_P, -jnp.inf)
 
     def in_nucleus(log_P):
         E = jnp.exp(tempered(log_P, tau.astype(log_P.dtype)))  # the largest is 1
         share = jnp.where(top_p == 1, jnp.inf, jnp.maximum(top_p, jnp.finfo(top_p.dtype).tiny))  # at least one token
-        mass = share * E.sum(axis=0)
+        return jnp.where(largest(E, E, share * E.sum(axis=0)), log_P, -jnp.inf)
 
-        def is_within(above):
-            return jnp.where(above, E[None], 0).sum(axis=1) < mass[None]
-
-        return jnp.where(largest(E, is_within), log_P, -jnp.inf)
-
-    log_P = jax.lax.cond(jnp.any(top_k > 0), among_likeliest, lambda log_P: log_P, log_P)
-    return jax.lax.cond(jnp.any(top_p < 1), in_nucleus, lambda log_P: log_P, log_P)
+    log_P = jax.lax.cond(sampling.any_top_k, among_likeliest, lambda log_P: log_P, log_P)
+    return jax.lax.cond(sampling.any_top_p, in_nucleus, lambda log_P: log_P, log_P)
 
 
-def largest(
-    A: Float[Array, "N B"], belongs: Callable[[Bool[Array, "n N B"]], Bool[Array, "n B"]]
-) -> Bool[Array, "N B"]:
-    """Mark the largest entries of each column: those for which ``belongs`` holds of the mask of all greater entries. If
-    it holds of some entries, it must hold of fewer entries, too. It is asked about n masks at once.
+DIGIT, PART = 5, 4096  # on a GPU, whose reductions are one kernel up to that length
 
-    The least entry that belongs is found digit by digit, with one pass over A for each digit of the numbers' bits,
-    which takes a small fraction of the time of a sort: a bit at a time, and four on a GPU, where passes cost launches.
+
+def largest(A: Float[Array, "N B"], weights: Shaped[Array, "*#N_B"], limit: Shaped[Array, "B"]) -> Bool[Array, "N B"]:
+    """Mark the largest entries of each column: those for which the weights of all greater entries sum to less than the
+    limit.
+
+    The least of them is found digit by digit, with one pass over A for each digit of the numbers' bits, which takes a
+    small fraction of the time of a sort: a bit at a time, and `DIGIT` of them on a GPU, where a pass is two kernels.
 
     Example:
         >>> A = jnp.array([[0.5], [0.125], [0.375]])
-        >>> largest(A, lambda above: above.sum(axis=1) < 2)[:, 0].tolist()
+        >>> largest(A, jnp.ones(()), jnp.array([2.0]))[:, 0].tolist()
         [True, False, True]
     """
-    bits, digit = jnp.finfo(A.dtype).bits, 4 if platform_of(A) == "gpu" else 1
+    bits, (digit, parts) = jnp.finfo(A.dtype).bits, (DIGIT, -(-len(A) // PART)) if platform_of(A) == "gpu" else (1, 1)
     ends = jnp.iinfo(f"int{bits}")
     order = jax.lax.bitcast_convert_type(jnp.where(A == 0, 0, A), ends.dtype)  # of −0 and 0, only 0
     order = jnp.where(order < 0, order ^ ends.max, order)  # integers in the order of A
     digits = jnp.arange(1, 2**digit, dtype=ends.dtype)[:, None]
 
+    def in_parts(of_rows, none):
+        of_rows = jnp.pad(of_rows, ((0, -len(A) % parts), (0, 0)), constant_values=none)
+        return of_rows.reshape(parts, -1, A.shape[1])
+
+    pieces, weights = in_parts(order, ends.min), in_parts(weights, 0) if weights.ndim else weights
+
     def with_digit(i, least):
         """The least integer that belongs, up to its next digit; the others are 0."""
-        shift = bits - digit * (i + 1)
-        belong = belongs(order[None] > (least[None] + (digits << shift) - 1)[:, None])
-        return least + ((~belong).sum(axis=0, dtype=ends.dtype) << shift)
+        shift = jnp.maximum(bits - digit * (i + 1), 0)
+        above = pieces[None] > (least[None] + (digits << shift) - 1)[:, None, None]
+        of_parts = jnp.where(above, weights[None], 0).sum(axis=2)
+        of_parts = jax.lax.optimization_barrier(of_parts) if parts > 1 else of_parts  # XLA would merge the two sums
+        belong = of_parts.sum(axis=1) < limit[None]
+        return least + (sum((~belong).astype(ends.dtype)) << shift)
 
     least = jnp.full(A.shape[1:], ends.min, ends.dtype)
-    return order >= jax.lax.fori_loop(0, bits // digit, with_digit, least, unroll=digit > 1)[None]
+    return order >= jax.lax.fori_loop(0, -(-bits // digit), with_digit, least, unroll=digit > 1)[None]
 
 
 class History(NamedTuple):

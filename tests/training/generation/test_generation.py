@@ -168,6 +168,7 @@ def sorted_sets(log_P, top_k, top_p):
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", np.float32), ("cpu", np.float64), ("gpu", np.float32)])
 def test_top_k_and_top_p_leave_what_sorting_leaves(platform, dtype, monkeypatch):
     monkeypatch.setattr("training.generation.sampling.platform_of", lambda _: platform)  # of the digits that it finds
+    monkeypatch.setattr("training.generation.sampling.PART", 7)  # so that there are several
     generator = np.random.default_rng(7)
     for kinds in (3, 1000):  # many ties, and few
         B, N_V = 120, 53
@@ -210,7 +211,7 @@ def test_settings_too_small_for_float32_take_the_likeliest_token(how):
     """Even where it is not the first one, and unlikely."""
     P = jnp.asarray(np.random.default_rng(1).dirichlet(np.full(11, 9.0), size=4).T, jnp.float32)
     sampling = SamplingArrays.of([how] * 4, 11)
-    y = draw(jnp.log(P), jax.random.split(KEY(), 4), sampling)
+    y = draw(jnp.log(P), lambda: jax.random.split(KEY(), 4), sampling)
     assert jnp.any(y > 0)
     np.testing.assert_array_equal(y, P.argmax(axis=0))
 
@@ -278,7 +279,7 @@ def test_drawn_tokens_have_their_frequencies():
     p = np.random.default_rng(3).dirichlet(np.ones(N_V))
     P = jnp.tile(p[:, None], (1, n))
     sampling = SamplingArrays.of([{"tau": 1.3, "top_k": 9, "top_p": 0.8}] * n, N_V)
-    y = draw(jnp.log(P), jax.random.split(KEY(), n), sampling)
+    y = draw(jnp.log(P), lambda: jax.random.split(KEY(), n), sampling)
     q = np.array(brute_force_restricted(p, 1.3, 9, 0.8))
     counts = np.bincount(y, minlength=N_V)
     assert (counts[q == 0] == 0).all()
