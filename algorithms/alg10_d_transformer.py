@@ -57,6 +57,7 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
         return X
 
     X = f.layer_norm(X, theta.norm)  # line 10
+    X = f.layer_norm(f.projection(X, theta, gelu), theta.norm_f)  # lines 10 and 11 of Algorithm 9, if θ has them
     return X
 
 

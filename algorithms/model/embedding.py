@@ -89,6 +89,7 @@ class Unembedding(Record):
         factor: factor of the logits.
         cap: c: logits y, times their factor, become ``c tanh(y/c)``; None: no cap.
         scaled: whether a tied W_u is W_eᵀ/√d_e, as in T5.
+        projected: whether Algorithm 10 has lines 10 and 11 of Algorithm 9 after its own line 10, as in Ettin.
     """
 
     tied: bool = False
@@ -96,6 +97,7 @@ class Unembedding(Record):
     factor: Positive = 1.0
     cap: Cap = None
     scaled: bool = False
+    projected: bool = False
 
     def matrix(self, theta: Any) -> Float[Array, "N_V d"] | Any:
         """W_u; if it is tied, W_eᵀ, scaled if the line says so; times the factor of the logits."""

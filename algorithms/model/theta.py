@@ -171,8 +171,9 @@ class ETransformerParams(NamedTuple):
 class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
-    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; and ``distances``,
-    which are added to the scores of all layers whose attention has `Distances`, as in T5.
+    Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
+    are added to the scores of all layers whose attention has `Distances`, as in T5; and W_f, b_f and norm_f, of a
+    variant whose unembedding is projected.
     """
 
     W_e: Array
@@ -183,6 +184,9 @@ class DTransformerParams(NamedTuple):
     b_u: Array | None = None
     embedding_norm: LayerNormParams | None = None
     distances: Array | None = None
+    W_f: Array | None = None
+    b_f: Array | None = None
+    norm_f: LayerNormParams | None = None
     variant: Variant = PAPER
 
 
@@ -208,8 +212,8 @@ def _check_kind(kind: Any, variant: Variant) -> None:
             "variant.embedding.factored: expected False in Algorithms 8 and 10, which do not project X back to d_in "
             "rows, as line 10 of Algorithm 9 does, got True"
         )
-    if not variant.first_norm and kind is not ETransformerParams:
-        raise ValueError("variant.first_norm: expected True in Algorithms 8 and 10, whose norms are alike, got False")
+    if not variant.first_norm and kind is EDTransformerParams:
+        raise ValueError("variant.first_norm: expected True in Algorithm 8, whose layers are alike, got False")
     for line in variant.attentions if kind is EDTransformerParams else ():
         if not line.reads_context:
             raise ValueError(
@@ -277,7 +281,10 @@ def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
     }
     if kind is DTransformerParams:
         layers: Any = _shapes_of_layers(TransformerLayerParams, variant, "L", numbers[0])
-        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances)
+        projected, biases = variant.unembedding.projected, getattr(variant.mlps[0], "biases", True)
+        head = {"W_f": array("d_e d_e", projected), "b_f": array("d_e", projected and biases)}
+        norm_f = variant.norm.shapes() if projected else None
+        return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances, **head, norm_f=norm_f)
     if kind is ETransformerParams:
         return ETransformerParams(
             **shapes,

@@ -80,7 +80,7 @@ class Variant(Record):
             ``"norm_last"`` in 8 and 9 and ``"norm_first"`` in 10. If there are n, the layers cycle through them,
             too, as in OLMo Hybrid.
         residual_factor: factor of the outputs of attentions and MLPs, as in Granite.
-        first_norm: whether the first layer's attention has a norm; in ModernBERT, Algorithm 9, it has not.
+        first_norm: whether the first layer's attention has a norm; in ModernBERT and Ettin it has not.
         final_norm: whether a norm follows the last layer. None is the algorithm's own: yes in 10 (line 10), otherwise
             no.
         unembedding: the last line.

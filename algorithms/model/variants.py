@@ -341,6 +341,12 @@ MODERNBERT = BERT.but(
 )
 """Warner et al. 2024: BERT with norms first, rotary positions, a gated MLP and windows in two of three layers."""
 
+ETTIN = MODERNBERT.but(
+    attention=(MODERNBERT.attentions[0], *[_MODERNBERT_ATTENTION.but(window=64)] * 2),
+    unembedding=Unembedding(tied=True, bias=True, projected=True),
+)
+"""Weller et al. 2025 (Ettin's decoders): MODERNBERT as Algorithm 10, with lines 10 and 11 of Algorithm 9."""
+
 LLADA = LLAMA.but(
     attention=Attention(positions=Rotary(base=500_000.0), biases=False),
     order="norm_first",

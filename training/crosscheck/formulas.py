@@ -46,6 +46,7 @@ ORDERS = {
 XIELU = "xIELU(x) = softplus(α_p^l) x² + x/2 where x > 0, else (½ + softplus(α_n^l)) (e^x − 1 − x) + x/2"
 INDEX = "Σ_h w_h ReLU(k[:,t]ᵀ q_h[:,t']), of queries W_q^h q, keys layer_norm(W_k X̃) and weights W_w X̃ of the indexer"
 CAUSAL = "t ≤ t', "
+NOT_FIRST = "norm_l: norm, but for l = 1 without one"
 NORMED = "norm: that of the next line, of what is read"
 
 
@@ -259,7 +260,15 @@ class _Formulas:
         if is_second and self.order == "one_norm":
             return f"{head}← X̃[:,t]"
         is_some = self.n == 10 and of_layer and self.some([order != "no_norm" for order in self.v.orders])
-        return f"{head}← {'norm_l' if is_some else self.norm_name}({X}{f' | {parameters}' if norm.gamma else ''})"
+        if (self.n, line.number) == (10, "5") and not self.v.first_norm:
+            is_some = True
+            self.notes.append(NOT_FIRST)
+        text = f"{'norm_l' if is_some else self.norm_name}({X}{f' | {parameters}' if norm.gamma else ''})"
+        if self.n == 10 and not of_layer and self.v.unembedding.projected:
+            b_f = " + b_f" if self.mlp is None or self.mlp.biases else ""
+            text = f"{self.norm_name}({self.activation('GELU')}(W_f {text}{b_f}) | {parameters.replace('γ', 'γ_f').replace('β', 'β_f')})"
+            self.notes.append("W_f: lines 10 and 11 of Algorithm 9 follow, with a norm of their own")
+        return f"{head}← {text}"
 
     def some(self, are_normed: Sequence[bool]) -> bool:
         """Note which layers have a norm if only some do; return whether that is so."""
@@ -275,7 +284,7 @@ class _Formulas:
         reads = f"norm{'_l' * is_first}({reads[0]}){reads[1:]}" if is_normed else reads
         mask = mask if line.number == "16" else self.windowed(mask)
         text = self.added(self.v.attentions, lambda: f"{self.mixer()}({reads} | {W}, {mask}")
-        self.notes += [NORMED] * is_normed + ["norm_l: norm, but for l = 1 without one"] * (is_normed and is_first)
+        self.notes += [NORMED] * is_normed + [NOT_FIRST] * (is_normed and is_first)
         if self.order in ORDERS:
             self.notes.append(ORDERS[self.order])
             return f"Y ← {text}"

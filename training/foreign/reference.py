@@ -125,7 +125,8 @@ class Reference(Recurrence):
         X = self.embed(x, 10, "2")
         mask = causal & self._together(len(x)) & _unpadded(len(x), len(x), self.case.inputs.get("length"))
         X = self._layers("l", X, self.case.sizes["L"], 10, ("6", "5", "8", "7"), mask, "norm_first")
-        self.unembed(self.norm("10", X, ("gamma", "beta")), 10)
+        X = self._projected(self.norm("10", X, ("gamma", "beta")), 10)
+        self.unembed(self.norm("11", X, ("gamma_f", "beta_f")), 10)
 
     def _together(self, l: int) -> Any:
         """The mask of tokens of the same document."""
@@ -138,15 +139,20 @@ class Reference(Recurrence):
         mask = _unpadded(len(x), len(x), self.case.inputs.get("length")) & self._together(len(x))
         X = self._layers("l", X, self.case.sizes["L"], 9, ("5", "6", "7", "8"), mask, "norm_last")
         X = self.extra_norm("9", self.norm("9", X, ("gamma_enc", "beta_enc")), 9, "9")
+        self.unembed(self.norm("11", self._projected(X, 9), ("gamma", "beta")), 9)
+
+    def _projected(self, X: Named, algorithm: int) -> Named:
+        """Line 10 of Algorithm 9, which some decoders have, too; X where θ has no W_f."""
         W_f, b_f, of = self.p("W_f"), self.p("b_f"), X
-        if W_f is not None and self.use("head", "10", Key("10", 9, "10")):
-            U = self.line(
-                Key("10", 9, "10", "W_f X + b_f"),
-                lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
-                [of],
-            )
-            X = self.line(Key("10", 9, "10"), lambda: self._activated("10", U.value, ""), [U])
-        self.unembed(self.norm("11", X, ("gamma", "beta")), 9)
+        key = Key("10", algorithm, "10", "f(W_f X + b_f)" if algorithm == 10 else "")
+        if W_f is None or not self.use("head", "10", key):
+            return X
+        U = self.line(
+            Key("10", algorithm, "10", "W_f X + b_f"),
+            lambda: self.linear(W_f, b_f, of.value, "f_bias", "10", "f_square"),
+            [of],
+        )
+        return self.line(key, lambda: self._activated("10", U.value, ""), [U])
 
     def _ed_transformer(self) -> None:
         z, x, sizes = self.case.inputs["z"], self.case.inputs["x"], self.case.sizes

@@ -23,6 +23,7 @@ NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
     "decoder_norm": "_dec",
+    "norm_f": "_f",
     "norm_q": "_cq",
     "norm_c": "_c",
     "norm_k": "_k",

@@ -40,7 +40,7 @@ def prefill(
         return begun(x, lengths, _of_every_layer(theta, x, lengths, limits=limits), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=[]), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        of_one = {"norm": None, "embedding_norm": None, "variant": _of_layer(variant, l)}
+        of_one = dict.fromkeys(("norm", "embedding_norm", "W_f", "norm_f")) | {"variant": _of_layer(variant, l)}
         of_layer = theta._replace(layers=[layer], **of_one)
         X, cache = layer_read(X, of_layer, lengths, limit=limits[l], is_last=l == len(limits) - 1)
         caches.append(cache)

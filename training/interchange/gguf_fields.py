@@ -12,7 +12,7 @@ from training.interchange.experts import QWEN, SHARED
 from training.interchange.gguf_file import Metadata, keys
 from training.interchange.gguf_rotary import OF_SIZES, ROTARY, rotary_in
 from training.interchange.hybrids import LINEAR
-from training.interchange.lfm import CONVOLUTION, MOE
+from training.interchange.lfm import CONVOLUTION
 from training.interchange.llama4 import CHUNKED
 from training.interchange.nemotron import DENSE, SPARSE, TYPES
 from training.interchange.rotary import FULL
@@ -20,6 +20,7 @@ from training.interchange.rotary import FULL
 SHARED_LENGTH = "expert_shared_feed_forward_length"
 SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func, and the weights of experts that they mean."""
+SIGMOIDS = {"expert_gating_func": SIGMOID}
 
 MIXTRAL = keys("expert_count num_local_experts  expert_used_count num_experts_per_tok")
 CHOICE = keys("expert_count num_experts  expert_used_count num_experts_per_tok")
@@ -67,6 +68,10 @@ _LATENTS = keys("""
 DEEPSEEK = {**_LATENTS, **_ROUTED, **_GROUPS} | keys("""
     feed_forward_length intermediate_size=null      attention.value_length_mla v_head_dim=null
 """)
+GLM_DSA = DEEPSEEK | keys("""
+    attention.indexer.head_count index_n_heads      attention.indexer.key_length index_head_dim
+    attention.indexer.top_k index_topk
+""")
 KIMI = {**_LATENTS, **WIDTH, **_GROUPS} | keys("""
     context_length model_max_length                 feed_forward_length intermediate_size
     expert_count num_experts                        expert_used_count num_experts_per_token
@@ -85,7 +90,7 @@ QWEN35_MOE = {key: field for key, field in QWEN3_NEXT.items() if key != "feed_fo
 LFM2 = {key: field for key, field in OF_SIZES.items() if key != "attention.head_count_kv"} | keys("""
     attention.layer_norm_rms_epsilon norm_eps       shortconv.l_cache conv_L_cache
 """)
-LFM2_MOE = {**LFM2, **CHOICE, **WIDTH}
+LFM2_MOE = {**LFM2, **CHOICE, **WIDTH, **keys("leading_dense_block_count num_dense_layers=0")}
 NEMOTRON = {
     key: field for key, field in OF_SIZES.items() if not key.endswith(("head_count_kv", "feed_forward_length"))
 } | keys("""
@@ -137,13 +142,6 @@ def _in_windows(rotary: State, base: float) -> State:
     return {"rope_parameters": {"sliding_attention": in_windows, "full_attention": rotary}}
 
 
-def olmo(m: Metadata, found: State) -> State:
-    """Return the first OLMo's fields, whose ε is always the same."""
-    if m.number("attention.layer_norm_epsilon", 1e-5) != 1e-5:
-        raise m.wrong("attention.layer_norm_epsilon", "1e-5")
-    return {}
-
-
 def exaone4(m: Metadata, found: State) -> State:
     """Return EXAONE 4's fields: only the model with 64 layers has windows in llama.cpp, in three of four."""
     if m.layers() == 64:
@@ -156,15 +154,8 @@ def exaone4(m: Metadata, found: State) -> State:
 def ernie_moe(m: Metadata, found: State) -> State:
     """Return Ernie's fields: what every token takes is as wide as some experts."""
     width = found["moe_num_shared_experts"] * found["moe_intermediate_size"]
-    if m.integer(SHARED_LENGTH, width) != width or m.integer("interleave_moe_layer_step", 1) != 1:
-        raise m.wrong(f"{SHARED_LENGTH} and interleave_moe_layer_step", f"{width} and 1")
-    return {}
-
-
-def sigmoids(m: Metadata, found: State) -> State:
-    """Return no further fields of a model whose weights of experts are sigmoids."""
-    if m.get("expert_gating_func", SIGMOID) != SIGMOID:
-        raise m.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)")
+    if m.integer(SHARED_LENGTH, width) != width:
+        raise m.wrong(SHARED_LENGTH, str(width))
     return {}
 
 
@@ -193,7 +184,7 @@ def deepseek(m: Metadata, found: State) -> State:
     if gate not in (SOFTMAX, SIGMOID):
         raise m.wrong("expert_gating_func", f"{SOFTMAX} (softmax) or {SIGMOID} (sigmoid)")
     if gate == SIGMOID:
-        more: State = {"model_type": "deepseek_v3"}
+        more: State = {}
     elif found["norm_topk_prob"]:
         raise m.wrong("expert_weights_norm", "false with the softmax")
     else:
@@ -208,21 +199,24 @@ def deepseek(m: Metadata, found: State) -> State:
 
 
 def glm4_moe(m: Metadata, found: State) -> State:
-    """Return GLM-4.5's fields: the last of its layers predict the token after the next."""
-    sigmoids(m, found)
+    """Return GLM-4.5's fields."""
+    return _without_later(m) | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
+
+
+def glm_dsa(m: Metadata, found: State) -> State:
+    """Return GLM-5's fields: DeepSeek's, of V3."""
+    return deepseek(m, found) | _without_later(m)
+
+
+def _without_later(m: Metadata) -> State:
+    """Return the number of layers without the last of a file, which predict the token after the next, and of these."""
     later = m.get("nextn_predict_layers", 0)
-    sizes = {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
-    return sizes | {"use_qk_norm": m.has("blk.0.attn_q_norm.weight")}
+    return {"num_hidden_layers": m.layers() - later, "num_nextn_predict_layers": later}
 
 
 def kimi(m: Metadata, found: State) -> State:
-    """Return Kimi Linear's fields: recurrences have as many heads as attentions, and the weights of experts are
-    sigmoids, divided by their sum.
-    """
+    """Return Kimi Linear's fields: recurrences have as many heads as attentions."""
     (types, _), H = _by_heads(m), found["num_attention_heads"]
-    sigmoids(m, found)
-    if not m.get("expert_weights_norm", True):
-        raise m.wrong("expert_weights_norm", "true")
     sizes = {"linear_num_heads": H, "num_key_value_heads": H}
     return {"layer_types": types, **sizes, **_heads_of_latents(m, found, {}, is_one_head=True)}
 
@@ -311,11 +305,9 @@ def granite_hybrid(m: Metadata, found: State) -> State:
 
 
 def lfm2(m: Metadata, found: State) -> State:
-    """Return LFM 2's fields: layers without heads of keys are convolutions; the weights of experts are sigmoids."""
+    """Return LFM 2's fields: layers without heads of keys are convolutions."""
     types, H_kv = _by_heads(m)
-    sizes = {"num_key_value_heads": H_kv, "num_dense_layers": m.get("leading_dense_block_count", 0)}
-    sigmoids(m, found)
-    return sizes | {"layer_types": [FULL if kind == FULL else CONVOLUTION for kind in types]}
+    return {"num_key_value_heads": H_kv} | {"layer_types": [FULL if kind == FULL else CONVOLUTION for kind in types]}
 
 
 def nemotron(m: Metadata, found: State) -> State:
@@ -430,10 +422,7 @@ def of_granite_hybrid(state: State) -> dict[str, Any]:
 
 def of_lfm2(state: State) -> dict[str, Any]:
     """Return LFM 2's metadata."""
-    found = _heads_of_layers(state, state["num_key_value_heads"])
-    if state["model_type"] == MOE:
-        found |= {"leading_dense_block_count": state["num_dense_layers"], "expert_gating_func": SIGMOID}
-    return found
+    return _heads_of_layers(state, state["num_key_value_heads"])
 
 
 def of_nemotron(state: State) -> dict[str, Any]:
@@ -452,6 +441,4 @@ def of_kimi(state: State) -> dict[str, Any]:
         **_heads_of_layers(state, 1),
         **_of_latents(state),
         "attention.value_length_mla": state["v_head_dim"],
-        "expert_gating_func": SIGMOID,
-        "expert_weights_norm": True,
     }

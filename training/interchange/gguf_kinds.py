@@ -52,6 +52,10 @@ _LATENT = _table("""
     attn_k_b.weight ^attention.W_k:W_c       attn_v_b.weight attention.W_v/W_v:W_c
     attn_kv_b.* attention.*_k&*_v:W_c
 """)
+_INDEXER = _table("""
+    indexer.attn_q_b.* attention.index.*_q   indexer.attn_k.* attention.index.*_k
+    indexer.k_norm.* attention.index.norm_k.*                   indexer.proj.* attention.index.*_w
+""")
 _RATES = _table("ssm_a attention.a  ssm_dt.bias attention.b_a  ssm_norm.weight attention.gamma")
 _DELTA = _RATES | _table("""
     ffn_norm.* -                             post_attention_norm.* norm2.*
@@ -93,6 +97,7 @@ class Kind(NamedTuple):
     base: float | None = 10_000.0  # the default of that of rotary positions; None: `rest` reads them
     defaults: dict[str, float] = NOTHING  # of the fields in `names` that have none there
     constants: State = NOTHING  # the fields that are so in all files, as in llama.cpp
+    fixed: State = NOTHING  # the metadata that are so in all files; one that lacks them is read, too
     layer: dict[str, str] = NOTHING  # the tensors of a layer that are not as in `LAYER`
     permuted: bool = False  # whether the rows of q and k have another order
     shifted: bool = False  # whether the scales of norms have 1 added
@@ -110,6 +115,9 @@ class Kind(NamedTuple):
         """Return the fields of config.json that the metadata of a model says."""
         read = m.fields(self.names, **self.defaults) if self.base is None else None
         found = {**(read or with_rotary(m, self.names, self.base or 0.0, **self.defaults)), **self.constants}
+        for key, value in self.fixed.items():
+            if m.get(key, value) != value:
+                raise m.wrong(key, str(value))
         return found | self.rest(m, found)
 
     def entries(self, model: Model, names: Sequence[str] = ()) -> list[Entry]:
@@ -188,6 +196,14 @@ def _with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *,
     return np.moveaxis(np.concatenate([before, values]), 0, axis)
 
 
+_DEEPSEEK = Kind(
+    fields.DEEPSEEK,
+    fields.deepseek,
+    fields.of_deepseek,
+    ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
+    base=None,
+    layer=_LATENT,
+)
 _QWEN35 = Kind(
     fields.DELTA,
     fields.qwen35,
@@ -244,9 +260,10 @@ KINDS: dict[str, Kind] = {
         fields.ernie_moe,
         lambda state: {fields.SHARED_LENGTH: state["moe_num_shared_experts"] * state["moe_intermediate_size"]},
         ("ernie4_5_moe",),
+        fixed={"interleave_moe_layer_step": 1},
     ),
     "hunyuan-dense": Kind(types=("hunyuan_v1_dense",)),
-    "olmo": Kind(fields.OLMO, fields.olmo, lambda state: {"attention.layer_norm_epsilon": 1e-5}, permuted=True),
+    "olmo": Kind(fields.OLMO, fixed={"attention.layer_norm_epsilon": 1e-5}, permuted=True),
     "exaone4": Kind(ROTARY | fields.OPTIONAL_WINDOW, fields.exaone4),
     "starcoder2": Kind(fields.STARCODER2),
     "qwen2": Kind(),
@@ -254,8 +271,8 @@ KINDS: dict[str, Kind] = {
     "glm4moe": Kind(
         fields.GLM4_MOE,
         fields.glm4_moe,
-        lambda state: {"expert_gating_func": fields.SIGMOID},
-        ("glm4_moe",),
+        types=("glm4_moe",),
+        fixed=fields.SIGMOIDS,
         layer=_SECOND,
     ),
     "qwen3": Kind(),
@@ -264,9 +281,8 @@ KINDS: dict[str, Kind] = {
     "cohere2": Kind(fields.COHERE, lambda m, found: fields.layer_types(m, 4), ties=True),
     "minimax-m2": Kind(
         fields.MINIMAX,
-        fields.sigmoids,
-        lambda state: {"expert_gating_func": fields.SIGMOID},
-        ("minimax_m2",),
+        types=("minimax_m2",),
+        fixed=fields.SIGMOIDS,
         repeats=True,
     ),
     "llama4": Kind(fields.LLAMA4, fields.llama4, fields.of_llama4, ("llama4_text",)),
@@ -285,13 +301,13 @@ KINDS: dict[str, Kind] = {
         layer=_SECOND,
         repeats=True,
     ),
-    "deepseek2": Kind(
-        fields.DEEPSEEK,
-        fields.deepseek,
-        fields.of_deepseek,
-        ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
-        base=None,
-        layer=_LATENT,
+    "deepseek2": _DEEPSEEK,
+    "glm-dsa": _DEEPSEEK._replace(
+        names=fields.GLM_DSA,
+        rest=fields.glm_dsa,
+        types=("glm_moe_dsa",),
+        fixed=fields.SIGMOIDS,
+        layer=_LATENT | _INDEXER,
     ),
     "gemma": Kind(shifted=True, ties=True),
     "gemma2": Kind(
@@ -334,7 +350,7 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "lfm2": _LFM2,
-    "lfm2moe": _LFM2._replace(names=fields.LFM2_MOE, types=("lfm2_moe",)),
+    "lfm2moe": _LFM2._replace(names=fields.LFM2_MOE, types=("lfm2_moe",), fixed=fields.SIGMOIDS),
     "nemotron_h_moe": _NEMOTRON,
     "nemotron_h": _NEMOTRON,
     "kimi-linear": Kind(
@@ -343,6 +359,7 @@ KINDS: dict[str, Kind] = {
         fields.of_kimi,
         ("kimi_linear",),
         base=None,
+        fixed=fields.SIGMOIDS | {"expert_weights_norm": True},
         layer=_KIMI,
         repeats=True,
         shapes={

@@ -61,7 +61,7 @@ def draft(
     kind, shapes = KINDS[architecture], {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rotary = state.get("rope_parameters", {})
     found = {key: state[name] for key, (name, _) in kind.names.items() if state.get(name) is not None}
-    found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.derived(state)
+    found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.fixed | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}
     metadata |= {f"{architecture}.{key}": value for key, value in found.items()}

@@ -10,7 +10,6 @@ AFTER_PADDING = "positions that start after the padding token, and a different m
 _KINDS = {
     "a head that detects replaced tokens, and an embedding size that differs from that of the layers": "electra",
     "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 stablelm",
-    "a matrix and a norm before the unembedding of a decoder": "modernbert-decoder",
     "an embedding size that differs from that of the layers": "rembert",
     "attention and a recurrence side by side": "falcon_h1",
     "logits one token late in masked diffusion": "dream",

@@ -75,6 +75,10 @@ def _check_adds_up(theta: DTransformerParams) -> None:
         raise ValueError(
             f"theta: expected parameters of Algorithm 10, got {type(theta).__name__}, whose layers normalize their sums"
         )
+    if theta.W_f is not None:
+        raise ValueError(
+            "theta.variant.unembedding.projected: expected False, since no layer adds to f(W_f X), got True"
+        )
     for line in theta.variant.attentions:
         if getattr(type(line), "result", None) is not Attention.result or not hasattr(line.shapes(), "W_o"):
             raise ValueError(

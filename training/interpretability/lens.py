@@ -9,7 +9,9 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms import DTransformerParams, EDTransformerParams
+from algorithms.layers import lines_of
 from algorithms.model.theta import every_layer
+from algorithms.ops.activation import gelu
 
 
 def logit_lens(
@@ -37,8 +39,10 @@ def unembedded(
     X: Float[Array, "d_e *columns"], theta: DTransformerParams | EDTransformerParams
 ) -> Float[Array, "N_V *columns"]:
     """The logits of a residual stream, by the last lines."""
-    norm = theta.norm if isinstance(theta, DTransformerParams) else theta.decoder_norm
-    X = X if norm is None else theta.variant.norm(X, norm)
+    is_decoder = isinstance(theta, DTransformerParams)
+    f = lines_of("Algorithm 10" if is_decoder else "decoder of Algorithm 8", X, theta)
+    X = f.layer_norm(X, theta.norm if is_decoder else theta.decoder_norm)
+    X = f.layer_norm(f.projection(X, theta, gelu), theta.norm_f) if is_decoder else X
     return theta.variant.unembedding.logits(X, theta)
 
 

@@ -138,6 +138,11 @@ def through_layers(
     return X
 
 
+def project(X: Array, theta: Any, f: Any) -> Array:
+    """Return line 10 of Algorithm 9, f(W_f X + b_f); X where theta has no W_f."""
+    return X if part(theta, "W_f") is None else f(linear(theta.W_f, part(theta, "b_f"), X))
+
+
 def unembed(X: Array, theta: Any, variant: Any) -> Array:
     """Return the logits of Algorithm 7: cap(s W_u X + b_u), W_u = W_e^T where theta has none.
 
@@ -161,7 +166,8 @@ def d_logits(
 ) -> Array:
     """Return Algorithm 10 up to its softmax.
 
-    `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?.
+    `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?; with W_f and norm_f (Ettin), lines 10 and
+    11 of Algorithm 9 follow.
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -172,6 +178,8 @@ def d_logits(
     T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, variant, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
     X = normalize(X, part(theta, "norm"), variant.norm)  # line 10
+    X = project(X, theta, ACTIVATIONS[part(in_turn(variant.mlp, 0), "activation") or "gelu"])
+    X = normalize(X, part(theta, "norm_f"), variant.norm)
     return unembed(X, theta, variant)
 
 
@@ -206,7 +214,7 @@ def e_logits(
     T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, variant, base, "norm_last", f, True, **where, **T5)
     X = normalize(X, part(theta, "encoder_norm"), variant.norm)  # line 9: not in the paper
-    X = X if part(theta, "W_f") is None else f(linear(theta.W_f, part(theta, "b_f"), X))  # line 10
+    X = project(X, theta, f)  # line 10
     X = normalize(X, part(theta, "norm"), variant.norm)  # line 11
     return unembed(X, theta, variant)
 

@@ -38,7 +38,7 @@ D = Task(
     config=DTransformerConfig,
     init=init_d_transformer,
     objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}),
-    flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.N_V * c.d_e * l,
+    flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.d_e * (c.variant.unembedding.projected * c.d_e + c.N_V) * l,
     settings=(
         "L",
         "rows",

@@ -13,9 +13,7 @@ _, transformers = libraries()
 WITHOUT = (
     "smollm3",
     "internlm3",
-    "qwen3_5_moe_text",
     "bamba",
-    "ministral3",
     "granitemoe",
     "granitemoeshared",
     "deepseek_v2",

@@ -200,6 +200,17 @@ MODELS = {
             "layer_types": ["conv", "full_attention"] * 2 + ["conv"],
         },
     ),
+    "ettin": (
+        "modernbert-decoder",
+        {
+            "hidden_size": 12,
+            "num_hidden_layers": 4,
+            "head_dim": 2,
+            "local_attention": 10,
+            "norm_eps": 1e-3,
+            "pad_token_id": 0,
+        },
+    ),
     "opt": ("opt", {"ffn_dim": 17}),
     "opt, norm last, no biases": ("opt", {"ffn_dim": 17, "do_layer_norm_before": False, "enable_bias": False}),
     "gpt_neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}),
@@ -216,6 +227,7 @@ def make(name, seed=0, **changes):
     kind, own = MODELS[name]
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes}, **EAGER)
     model = transformers.AutoModelForCausalLM.from_config(config).double()
+    model.get_input_embeddings().padding_idx = None  # which has no gradient
     return cases.randomized(torch, model, seed)
 
 
@@ -316,6 +328,7 @@ PUBLISHED = {
     "lfm2_moe": ("LFM2_MOE", 1e6, {"layer_types": CONVOLUTIONS * 3, "num_hidden_layers": 9}),
     "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
     "glm_moe_dsa": ("GLM5", 1e6, {}),
+    "modernbert-decoder": ("ETTIN", None, {}),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
 

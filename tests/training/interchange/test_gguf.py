@@ -239,7 +239,9 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
 KNOWN = "llama, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4, "
 KNOWN += "starcoder2, qwen2, qwen2moe, "
 KNOWN += "glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, "
-KNOWN += "gpt-oss, deepseek2, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, lfm2, lfm2moe, "
+KNOWN += (
+    "gpt-oss, deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, lfm2, lfm2moe, "
+)
 KNOWN += "nemotron_h_moe, nemotron_h, kimi-linear and gpt2"
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",

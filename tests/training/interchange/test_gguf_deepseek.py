@@ -1,4 +1,4 @@
-"""DeepSeek's GGUF files: written as llama.cpp's converter lays them out, and read to what transformers computes."""
+"""GGUF files of DeepSeek and GLM-5: as llama.cpp's converter lays them out, read to what transformers computes."""
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ MODELS = {
     "V3": ("deepseek_v3, with first layers", {"rope_parameters": YARN}),
     "V3, all layers with experts": ("deepseek_v3", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
     "GLM-4.7-Flash": ("glm4_moe_lite", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+    "GLM-5": ("glm_moe_dsa", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     "V2": ("deepseek_v2", {"rope_parameters": YARN, "first_k_dense_replace": 1, "n_shared_experts": 3}),
     "V2, within groups": ("deepseek_v2, within groups", {"tie_word_embeddings": True}),
 }
@@ -32,6 +33,10 @@ GREEDY = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_to
 def written(name):
     kind, changes = MODELS[name]
     return make(kind, **changes).float()
+
+
+def architecture_of(config):
+    return "glm-dsa" if config.model_type == "glm_moe_dsa" else "deepseek2"
 
 
 def first_of(config):
@@ -76,13 +81,17 @@ def metadata_of(config, *, whole=False):
             "rope.scaling.yarn_beta_fast": 3.0,
             "rope.scaling.yarn_beta_slow": 1.0,
         }
-    return {f"deepseek2.{key}": value for key, value in found.items()}
+    if architecture_of(config) == "glm-dsa":
+        found["attention.indexer.head_count"] = config.index_n_heads
+        found["attention.indexer.key_length"] = config.index_head_dim
+        found["attention.indexer.top_k"] = config.index_topk
+    return {f"{architecture_of(config)}.{key}": value for key, value in found.items()}
 
 
 def tensors_of(model, *, whole=False):
     """The tensors by their names in llama.cpp; `whole`: the keys and values of the heads in one."""
     config, found = model.config, {}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, config.num_hidden_layers)
+    names = gguf_cases.names_in(architecture_of(config), config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         array, stem = tensor.float().numpy(), name.removesuffix("_bias").removesuffix(".weight")
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -102,8 +111,9 @@ def tensors_of(model, *, whole=False):
 
 def write(path, model, changes=(), **how):
     """Write a file as llama.cpp's converter does; `changes`: metadata by key, None to leave it out."""
-    writer = gguf.GGUFWriter(str(path), "deepseek2")
-    changes = {f"deepseek2.{key}": value for key, value in dict(changes).items()}
+    architecture = architecture_of(model.config)
+    writer = gguf.GGUFWriter(str(path), architecture)
+    changes = {f"{architecture}.{key}": value for key, value in dict(changes).items()}
     for key, value in {**metadata_of(model.config, **how), **changes}.items():
         if value is not None:
             gguf_cases.add_field(writer, key, value)
