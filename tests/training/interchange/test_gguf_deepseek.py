@@ -93,7 +93,7 @@ def tensors_of(model, *, whole=False):
     config, found = model.config, {}
     names = gguf_cases.names_in(architecture_of(config), config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        array, stem = tensor.float().numpy(), name.removesuffix("_bias").removesuffix(".weight")
+        array, stem = tensor.float().numpy(), name.removesuffix("_bias").removesuffix(".bias").removesuffix(".weight")
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         parts = {stem: array}
