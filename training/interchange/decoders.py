@@ -63,8 +63,7 @@ def window(default: int | None, kind: str = "attention") -> Field:
 
 
 def of_lines(
-    kind: str,
-    name: str,
+    names: str,
     *fields: Any,
     attention: Any = LINE,
     positions: Sequence[Any] = (Positions(),),
@@ -93,8 +92,7 @@ def of_lines(
     """Return the architecture of decoders that differ from Llama in lines; the defaults are Llama's.
 
     Args:
-        kind: the `model_type`.
-        name: of the class, without ForCausalLM.
+        names: the `model_type`, and the class without ForCausalLM.
         fields: besides those of the arguments below, and whether W_u is W_eᵀ.
         attention: the line.
         positions: the fields of its positions.
@@ -120,7 +118,7 @@ def of_lines(
         tensors: others, in place of those with the same arrays of ours; or a function of a model and its config.json.
         others: as in `Architecture`.
     """
-    layer, norm, plain = "model.layers.#", variant.norm, variant.mlps[0]
+    (kind, name), layer, norm, plain = names.split(), "model.layers.#", variant.norm, variant.mlps[0]
     assert plain
     of_mlps = [Field("hidden_act", "mlp.activation", activation)] if isinstance(activation, str) else activation
     of_mlps = [MIXTURES[kind]] if kind in MIXTURES else of_mlps

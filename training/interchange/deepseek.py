@@ -34,10 +34,7 @@ LATENT = rows(
 )
 """The tensors of latent attention besides that of its output."""
 INDEXER = rows(
-    "model.layers.#.self_attn.indexer",
-    "wq_b wk k_norm weights_proj",
-    "layers.attention.index",
-    "*_q *_k norm_k.* *_w",
+    "model.layers.#.self_attn.indexer", "wq_b wk k_norm weights_proj", "layers.attention.index", "*_q *_k norm_k.* *_w"
 )
 OF_DELTA = "num_heads head_dim short_conv_kernel_size", "linear_num_heads linear_head_dim linear_conv_kernel_dim"
 """The numbers of Kimi's delta rule: in the object of published files, and in those of transformers."""
@@ -88,11 +85,10 @@ def _fields_of(indexer: Indexer | None) -> list[Any]:
 
 
 def _architecture(
-    kind: str, name: str, first: First, d_q: int = 1536, epsilon: float = 1e-6, indexer: Indexer | None = None
+    names: str, first: First, d_q: int = 1536, epsilon: float = 1e-6, indexer: Indexer | None = None
 ) -> Architecture:
     return of_lines(
-        kind,
-        name,
+        names,
         *(*latent_sizes(d_q), first, ALL_ALIKE, *_fields_of(indexer)),
         attention=Latent(d_c=512, d_r=64, d_q=d_q, indexer=indexer),
         positions=[Positions(pairs="neighbors", scales_scores=True)],
@@ -154,16 +150,15 @@ def _of_kimi() -> dict[str, str]:
 _OF_KIMI = RMSNorm(epsilon=1e-5)
 _INDEXER = Indexer(n=64, d=128, k=2048)
 KINDS = {
-    "deepseek_v3": _architecture("deepseek_v3", "DeepseekV3", First(3, 18_432)),
-    "deepseek_v2": _architecture("deepseek_v2", "DeepseekV2", First(0, 11_008)),
-    "deepseek_v32": _architecture("deepseek_v32", "DeepseekV32", First(3, 18_432), indexer=_INDEXER),
+    "deepseek_v3": _architecture("deepseek_v3 DeepseekV3", First(3, 18_432)),
+    "deepseek_v2": _architecture("deepseek_v2 DeepseekV2", First(0, 11_008)),
+    "deepseek_v32": _architecture("deepseek_v32 DeepseekV32", First(3, 18_432), indexer=_INDEXER),
     "glm_moe_dsa": _architecture(
-        "glm_moe_dsa", "GlmMoeDsa", First(3, 12_288), 2048, 1e-5, Indexer(n=32, d=128, k=2048, pairs="neighbors")
+        "glm_moe_dsa GlmMoeDsa", First(3, 12_288), 2048, 1e-5, Indexer(n=32, d=128, k=2048, pairs="neighbors")
     ),
-    "glm4_moe_lite": _architecture("glm4_moe_lite", "Glm4MoeLite", First(1, 10_240), 768, 1e-5),
+    "glm4_moe_lite": _architecture("glm4_moe_lite Glm4MoeLite", First(1, 10_240), 768, 1e-5),
     "kimi_linear": of_lines(
-        "kimi_linear",
-        "KimiLinear",
+        "kimi_linear KimiLinear",
         *(*latent_sizes(None), ALL_ALIKE, First(1, 9216), *SILU),
         Need("moe_router_activation_func", "sigmoid", "other scores of experts"),
         Need("mla_use_nope", True, "rotary positions"),

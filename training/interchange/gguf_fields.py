@@ -437,8 +437,4 @@ def of_nemotron(state: State) -> dict[str, Any]:
 
 def of_kimi(state: State) -> dict[str, Any]:
     """Return Kimi Linear's metadata: latents as in DeepSeek's, and how many of the first layers have an MLP."""
-    return {
-        **_heads_of_layers(state, 1),
-        **_of_latents(state),
-        "attention.value_length_mla": state["v_head_dim"],
-    }
+    return {**_heads_of_layers(state, 1), **_of_latents(state), "attention.value_length_mla": state["v_head_dim"]}

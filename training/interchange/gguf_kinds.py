@@ -238,20 +238,10 @@ _NEMOTRON = Kind(
     },
 )
 KINDS: dict[str, Kind] = {
-    "llama": Kind(
-        fields.LLAMA,
-        fields.llama,
-        types=("llama", "mistral", "mixtral"),
-        permuted=True,
-    ),
+    "llama": Kind(fields.LLAMA, fields.llama, types=("llama", "mistral", "mixtral"), permuted=True),
     "smollm3": Kind(permuted=True),
     "granite": Kind({**ROTARY, **fields.FACTORS}, permuted=True),
-    "granitemoe": Kind(
-        fields.GRANITE_MOE,
-        fields.granite_moe,
-        types=("granitemoe", "granitemoeshared"),
-        permuted=True,
-    ),
+    "granitemoe": Kind(fields.GRANITE_MOE, fields.granite_moe, types=("granitemoe", "granitemoeshared"), permuted=True),
     "arcee": Kind(permuted=True),
     "seed_oss": Kind(layer=_SECOND),
     "ernie4_5": Kind(),
@@ -268,28 +258,15 @@ KINDS: dict[str, Kind] = {
     "starcoder2": Kind(fields.STARCODER2),
     "qwen2": Kind(),
     "qwen2moe": Kind(fields.QWEN2_MOE, types=("qwen2_moe",)),
-    "glm4moe": Kind(
-        fields.GLM4_MOE,
-        fields.glm4_moe,
-        types=("glm4_moe",),
-        fixed=fields.SIGMOIDS,
-        layer=_SECOND,
-    ),
+    "glm4moe": Kind(fields.GLM4_MOE, fields.glm4_moe, types=("glm4_moe",), fixed=fields.SIGMOIDS, layer=_SECOND),
     "qwen3": Kind(),
     "olmo2": Kind(ROTARY | fields.OPTIONAL_WINDOW, fields.olmo2, fields.of_olmo, ("olmo2", "olmo3"), repeats=True),
     "glm4": Kind(layer=_table("ffn_gate.* -  ffn_up.* mlp.*_gate+*_mlp1")),
     "cohere2": Kind(fields.COHERE, lambda m, found: fields.layer_types(m, 4), ties=True),
-    "minimax-m2": Kind(
-        fields.MINIMAX,
-        types=("minimax_m2",),
-        fixed=fields.SIGMOIDS,
-        repeats=True,
-    ),
+    "minimax-m2": Kind(fields.MINIMAX, types=("minimax_m2",), fixed=fields.SIGMOIDS, repeats=True),
     "llama4": Kind(fields.LLAMA4, fields.llama4, fields.of_llama4, ("llama4_text",)),
     "qwen3moe": Kind(
-        {**ROTARY, **fields.CHOICE, **fields.WIDTH},
-        types=("qwen3_moe",),
-        constants={"norm_topk_prob": True},
+        {**ROTARY, **fields.CHOICE, **fields.WIDTH}, types=("qwen3_moe",), constants={"norm_topk_prob": True}
     ),
     "olmoe": Kind({**ROTARY, **fields.CHOICE}, repeats=True, shares=False),
     "gpt-oss": Kind(

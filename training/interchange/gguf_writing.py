@@ -49,11 +49,7 @@ class Draft(NamedTuple):
 
 
 def draft(
-    path: Path,
-    model: Model,
-    state: dict[str, Any],
-    leaves: Mapping[str, Any],
-    quantize: str | None = None,
+    path: Path, model: Model, state: dict[str, Any], leaves: Mapping[str, Any], quantize: str | None = None
 ) -> Draft:
     """Return a file's metadata on its model, and its tensors' shapes and types; `quantize` is one of `QUANTIZED`."""
     architecture = OF_TYPE[state["model_type"]]

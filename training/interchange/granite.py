@@ -88,10 +88,9 @@ def _by_number(fields: Fields, L: int) -> list[str]:
     return [FULL if l in numbers else LINEAR for l in range(L)]
 
 
-def _architecture(kind: str, name: str, *fields: Any, **others: Any) -> Architecture:
+def _architecture(names: str, *fields: Any, **others: Any) -> Architecture:
     return of_lines(
-        kind,
-        name,
+        names,
         *(*OF_MAMBA, *fields),
         variant=VARIANT.but(norm=_NORM),
         same_epsilon=f"{LINEAR}.norm",
@@ -118,8 +117,7 @@ MAMBA = mamba_rows("model.layers.#.mamba")
 _NAMES = {"mamba": LINEAR, "attention": FULL}
 KINDS = {
     KIND: _architecture(
-        KIND,
-        "GraniteMoeHybrid",
+        f"{KIND} GraniteMoeHybrid",
         *FACTORS,
         activation=SILU,
         mlp=("", ""),
@@ -127,8 +125,7 @@ KINDS = {
         layers=Layers(lambda fields, L: [LINEAR] * L, "layer_types|layers_block_type", _NAMES),
     ),
     "bamba": _architecture(
-        "bamba",
-        "Bamba",
+        "bamba Bamba",
         Field("mlp_bias", "mlp.biases", False),
         *written(attn_layer_indices=lambda c: [l for l in range(c.L) if type(c.variant.attention_of(l)) is Attention]),
         positions=[Positions(share=0.5)],

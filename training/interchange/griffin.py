@@ -38,8 +38,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 _BLOCK, _ATTENTION, _NORM = "model.layers.#.temporal_block", "layers.attention", RMSNorm(epsilon=1e-6, offset=1.0)
 KINDS = {
     KIND: of_lines(
-        KIND,
-        "RecurrentGemma",
+        f"{KIND} RecurrentGemma",
         Field("logits_soft_cap", "unembedding.cap", 30.0),
         Field("attention_window_size", f"{ATTENTION}.window", 2048),
         Field("conv1d_width", f"{RECURRENT}.width", 4),

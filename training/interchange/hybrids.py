@@ -35,10 +35,9 @@ _DELTA = f"{_LAYER}.linear_attn"
 _RATES = {f"{_DELTA}.dt_bias": f"{_OURS}.b_a", f"{_DELTA}.A_log": f"{_OURS}.a"}
 
 
-def _of_qwen(kind: str, name: str, H_kv: int, projections: dict[str, str], **others: Any) -> Architecture:
+def _of_qwen(names: str, H_kv: int, projections: dict[str, str], **others: Any) -> Architecture:
     return of_lines(
-        kind,
-        name,
+        names,
         *(*fields_of(OF_DELTA, OF_LINEAR, 32, 16, 128, 128, 4), *SILU),
         positions=[Positions(share=0.25)],
         activation=(),
@@ -102,12 +101,11 @@ def _own_rows(tensors: Tensors, model: Model) -> None:
 
 _SECOND = f"{_LAYER}.feedforward_layer_norm.*|{_LAYER}.post_attention_layernorm.*"
 KINDS = {
-    "qwen3_next": _of_qwen("qwen3_next", "Qwen3Next", 2, _TOGETHER),
-    "qwen3_5_text": _of_qwen("qwen3_5_text", "Qwen3_5", 4, _APART),
-    "qwen3_5_moe_text": _of_qwen("qwen3_5_moe_text", "Qwen3_5Moe", 2, _APART, sizes=WITHOUT_MLP),
+    "qwen3_next": _of_qwen("qwen3_next Qwen3Next", 2, _TOGETHER),
+    "qwen3_5_text": _of_qwen("qwen3_5_text Qwen3_5", 4, _APART),
+    "qwen3_5_moe_text": _of_qwen("qwen3_5_moe_text Qwen3_5Moe", 2, _APART, sizes=WITHOUT_MLP),
     "olmo_hybrid": of_lines(
-        "olmo_hybrid",
-        "OlmoHybrid",
+        "olmo_hybrid OlmoHybrid",
         *fields_of(OF_DELTA, OF_LINEAR, *_OLMO_SIZES),
         Field("linear_allow_neg_eigval", f"{LINEAR}.beta_factor", True, (1.0, 2.0)),
         positions=[Positions(optional=True)],

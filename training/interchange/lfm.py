@@ -45,11 +45,10 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return unlike(next(lines).d, model.config.d_e, "convolutions of another number of rows than d_e")
 
 
-def _architecture(kind: str, name: str, *fields: Any) -> Architecture:
+def _architecture(names: str, *fields: Any) -> Architecture:
     layer, ours = "model.layers.#", "layers.attention"
     return of_lines(
-        kind,
-        name,
+        names,
         *(*fields, *fields_of(f"{CONVOLUTION}.width {CONVOLUTION}.biases", "conv_L_cache conv_bias", 3, False)),
         positions=[Positions(base=1_000_000.0)],
         activation=(),
@@ -80,7 +79,7 @@ def _architecture(kind: str, name: str, *fields: Any) -> Architecture:
 
 
 KINDS = {
-    DENSE: _architecture(DENSE, "Lfm2", _Adjusted()),
-    MOE: _architecture(MOE, "Lfm2Moe", First(2, 7168, "num_dense_layers")),
+    DENSE: _architecture("lfm2 Lfm2", _Adjusted()),
+    MOE: _architecture("lfm2_moe Lfm2Moe", First(2, 7168, "num_dense_layers")),
 }
 """By model_type."""

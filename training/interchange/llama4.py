@@ -86,8 +86,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 
 KINDS = {
     KIND: of_lines(
-        KIND,
-        "Llama4",
+        f"{KIND} Llama4",
         Field("intermediate_size_mlp", "d_mlp_alone", 16_384),
         positions=[Positions(base=500_000.0, pairs="neighbors")],
         biases=(),

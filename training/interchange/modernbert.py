@@ -111,8 +111,5 @@ def _architecture(task: str, kind: str, variant: Variant) -> Architecture:
     )
 
 
-KINDS = {
-    "modernbert": _architecture("e", "modernbert", MODERNBERT),
-    DECODER: _architecture("d", DECODER, ETTIN),
-}
+KINDS = {"modernbert": _architecture("e", "modernbert", MODERNBERT), DECODER: _architecture("d", DECODER, ETTIN)}
 """By model_type."""

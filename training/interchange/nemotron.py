@@ -95,8 +95,7 @@ _OF_MAMBA = " ".join(f"{LINEAR}.{size}" for size in ("n", "n_keys", "d_key", "d_
 _NORM = RMSNorm(epsilon=1e-5)
 KINDS = {
     KIND: of_lines(
-        KIND,
-        "NemotronH",
+        f"{KIND} NemotronH",
         _Alternating(),
         *fields_of(
             _OF_MAMBA,

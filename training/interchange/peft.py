@@ -221,11 +221,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _of_module(
-    path: Path,
-    tensors: Mapping[str, np.ndarray],
-    module: str,
-    entry: Entry,
-    sizes: Mapping[str, tuple[int, int, int]],
+    path: Path, tensors: Mapping[str, np.ndarray], module: str, entry: Entry, sizes: Mapping[str, tuple[int, int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return A and B of a module that the adapter changes."""
     found = [tensors[name] for name in _names(module) if name in tensors]

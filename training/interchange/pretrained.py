@@ -439,12 +439,7 @@ def _described(
 
 
 def _save(
-    path: Path,
-    model: Model,
-    leaves: dict[str, Any],
-    tokenizer: Tokenizer | None,
-    to: str | None,
-    quantize: str | None,
+    path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None, quantize: str | None
 ) -> None:
     if path.suffix == SUFFIX:
         _save_gguf(path, model, leaves, tokenizer, to, quantize)
@@ -462,12 +457,7 @@ def _save(
 
 
 def _save_gguf(
-    path: Path,
-    model: Model,
-    leaves: dict[str, Any],
-    tokenizer: Tokenizer | None,
-    to: str | None,
-    quantize: str | None,
+    path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None, quantize: str | None
 ) -> None:
     def draft(state: dict[str, Any]) -> gguf_writing.Draft:
         return gguf_writing.draft(path, model, state, leaves, quantize)
