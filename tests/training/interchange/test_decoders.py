@@ -92,10 +92,7 @@ MODELS = {
         "qwen3_5_moe_text",
         {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
     ),
-    "qwen3_next": (
-        "qwen3_next",
-        {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF},
-    ),
+    "qwen3_next": ("qwen3_next", {**DELTA, **EXPERTS, **SHARED, **IN_TURN, "head_dim": 12, "rope_parameters": HALF}),
     "granite": ("granite", FACTORS),
     "granite, experts": ("granitemoe", {**FACTORS, "head_dim": 2, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "granite, shared experts": (
@@ -283,30 +280,50 @@ def test_the_way_there_and_back_is_exact(tmp_path, name, dtype):
     cases.assert_written_again(torch, path, opened, lambda model: model(x).logits, to=MODELS[name][0])
 
 
-def test_the_spellings_of_transformers_4_are_read(tmp_path):
-    gemma3 = {"rope_theta": 1000.0, "rope_local_base_freq": 50.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
-    gemma3 |= {"layer_types": None, "sliding_window_pattern": 6}
-    olmo3 = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in YARN.items() if k != "rope_theta"}}
-    olmo3 |= {"layer_types": None}
-    glm4 = {"rope_theta": 100.0, "partial_rotary_factor": None}
-    minimax = {"rope_theta": 100.0, "rotary_dim": 6}
-    llama = {"rope_theta": 100.0, "rope_scaling": {k: v for k, v in STRETCHED.items() if k != "rope_theta"}}
-    of_windows = {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN}}
-    changed = {"olmo3": of_windows}
-    nemotron = {"layers_block_type": None, "hybrid_override_pattern": "M-MM-*-*M"}
-    old_fields = {
-        "nemotron_h": nemotron,
-        "llama": llama,
-        "gemma3": gemma3,
-        "olmo3": olmo3,
-        "glm4": glm4,
-        "minimax_m2": minimax,
-    }
-    for name, old in old_fields.items():
-        path = cases.saved(make(name, **changed.get(name, {})), tmp_path / name)
-        expected = load_pretrained(path)[1]
-        cases.change_config(path, rope_parameters=None, **old)
-        assert load_pretrained(path)[1] == expected
+OLD_YARN, OLD_LLAMA3 = ({k: v for k, v in scaling.items() if k != "rope_theta"} for scaling in (YARN, STRETCHED))
+SPELLINGS = {
+    "llama": ({}, {"rope_theta": 100.0, "rope_scaling": OLD_LLAMA3}),
+    "gemma3": (
+        {},
+        {"rope_theta": 1000.0, "rope_local_base_freq": 50.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
+        | {"layer_types": None, "sliding_window_pattern": 6},
+    ),
+    "olmo3": (
+        {"rope_parameters": {"sliding_attention": DEFAULT, "full_attention": YARN}},
+        {"rope_theta": 100.0, "rope_scaling": OLD_YARN, "layer_types": None},
+    ),
+    "glm4": ({}, {"rope_theta": 100.0, "partial_rotary_factor": None}),
+    "minimax_m2": ({}, {"rope_theta": 100.0, "rotary_dim": 6}),
+    "nemotron_h": ({}, {"layers_block_type": None, "hybrid_override_pattern": "M-MM-*-*M"}),
+    "gemma": ({}, {"rope_theta": 10_000.0, "hidden_act": "gelu", "hidden_activation": None}),  # as transformers warns
+    "llama with biases": (  # InternLM 3, of which transformers 5.24 has the configuration alone
+        {},
+        {"rope_parameters": YARN, "model_type": "internlm3", "qkv_bias": True, "bias": True}
+        | {"attention_bias": None, "mlp_bias": None},
+    ),
+    "llama4": (
+        {},
+        {"rope_theta": 500_000.0, "layer_types": None, "moe_layers": None, "no_rope_layers": []}
+        | {"interleave_moe_layer_step": 2, "attn_temperature_tuning": 4},
+    ),
+    "kimi_linear": (  # its published files count layers from 1, and the last has latent attention whatever the turn
+        {"layer_types": ["linear_attention"] * 3 + ["full_attention"] * 2}
+        | {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 3},
+        {"linear_attn_config": {"num_heads": 3, "head_dim": 5, "short_conv_kernel_size": 3, "full_attn_layers": [4, 5]}}
+        | dict.fromkeys(("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "layer_types"))
+        | {"mlp_layer_types": None, "first_k_dense_replace": 2, "moe_router_activation_func": "sigmoid"},
+    ),
+}
+"""A model → how it is made, and the fields of its config.json in published or older files."""
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_the_fields_of_published_files_are_read(tmp_path, name):
+    changes, said = SPELLINGS[name]
+    path = cases.saved(make(name, **changes), tmp_path)
+    expected = load_pretrained(path)[1]
+    cases.change_config(path, **{"rope_parameters": None, **said})
+    assert load_pretrained(path)[1] == expected
 
 
 PUBLISHED = {
@@ -383,46 +400,17 @@ def test_old_and_new_fields_of_positions_side_by_side_mean_what_they_do_in_trans
     np.testing.assert_allclose(d_transformer(x, load_pretrained(path)[0]), expected, atol=1e-5)
 
 
-def test_the_published_fields_of_kimi_linear_are_read(tmp_path):
-    """Layers are counted from 1 there, and the last has latent attention whatever the turn."""
-    types = ["linear_attention"] * 3 + ["full_attention"] * 2
-    path = cases.saved(make("kimi_linear", layer_types=types, mlp_layer_types=["dense"] * 2 + ["sparse"] * 3), tmp_path)
-    expected = load_pretrained(path)[1]
-    assert [type(expected.variant.attention_of(l)).__name__ for l in range(5)] == ["KimiDelta"] * 3 + ["Latent"] * 2
-    of_delta = {"num_heads": 3, "head_dim": 5, "short_conv_kernel_size": 3}
-    of_delta |= {"full_attn_layers": [4, 5], "kda_layers": [1, 2, 3]}
-    theirs = dict.fromkeys(["linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "layer_types"])
-    said = {"mlp_layer_types": None, "first_k_dense_replace": 2, "moe_router_activation_func": "sigmoid"}
-    cases.change_config(path, linear_attn_config=of_delta, **theirs, **said)
-    assert load_pretrained(path)[1] == expected
-
-
-def test_the_fields_of_internlm_3_are_read(tmp_path):
-    """Its tensors are Llama's; transformers 5.24 has its configuration alone."""
-    path = cases.saved(make("llama with biases"), tmp_path)
-    expected = load_pretrained(path)[1]
-    cases.change_config(path, model_type="internlm3", qkv_bias=True, bias=True, attention_bias=None, mlp_bias=None)
-    assert load_pretrained(path)[1] == expected
-    cases.change_config(path, qkv_bias=False)
-    cases.assert_unreadable(path, "biases of some matrices")
-
-
-def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
-    """In their official files, as transformers warns; in no other model's."""
-    path = cases.saved(make("gemma"), tmp_path)
-    expected = load_pretrained(path)[1]
-    cases.change_config(path, hidden_act="gelu", hidden_activation=None)
-    assert load_pretrained(path)[1] == expected
-    cases.change_config(path, hidden_act="gelu_python")
-    assert load_pretrained(path)[1].variant.mlp.activation == "gelu"
-
-
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
         ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, r"rope_type = 'longrope'"),
         ("llama", {"rope_parameters": {**YARN, "mscale": 0.7}}, r"another scaling of the scores \(mscale = 0.7\)"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "for only part of the rows"),
+        (
+            "llama with biases",
+            {"model_type": "internlm3", "qkv_bias": False, "bias": True, "attention_bias": None, "mlp_bias": None},
+            "biases of some matrices",
+        ),
         ("llama", {"hidden_act": "quick_gelu"}, "the activation 'quick_gelu'"),
         ("deepseek_v3", {"first_k_dense_replace": 7}, "no layer with experts \\(first_k_dense_replace = 7"),
         ("deepseek_v3", {"attention_bias": True}, "biases of latents"),
@@ -456,15 +444,6 @@ def test_the_first_gemmas_gelu_is_its_tanh_approximation(tmp_path):
 )
 def test_what_is_lacking_is_said(name, fields, message, tmp_path):
     cases.assert_refused(make(name), tmp_path, message, **fields)
-
-
-def test_the_first_fields_of_llama_4_are_read(tmp_path):
-    """As in the published files: no lists of layers, and a number for whether queries grow."""
-    path = cases.saved(make("llama4"), tmp_path)
-    expected = load_pretrained(path)[1]
-    missing = dict.fromkeys(("layer_types", "moe_layers"))
-    cases.change_config(path, **missing, no_rope_layers=[], interleave_moe_layer_step=2, attn_temperature_tuning=4)
-    assert load_pretrained(path)[1] == expected
 
 
 @pytest.mark.parametrize("types", [5, [["global", 1 << 40]], [[["global"], 2]], [[["near"], 3]], [[[["global"]], 3]]])

@@ -12,7 +12,7 @@ import pytest
 from algorithms import d_hidden_state
 from tests import gguf_cases
 from tests import interchange_cases as cases
-from training.interchange import InterchangeError, convert, gguf_file, load_model, load_pretrained
+from training.interchange import InterchangeError, convert, gguf_file, load_model, load_pretrained, save_pretrained
 from training.interchange.gguf_file import GGUFFile
 from training.interchange.gguf_models import open_gguf
 from training.runs.named_arrays import flatten
@@ -60,13 +60,37 @@ def make_gpt2(**changes):
     return cases.randomized(torch, transformers.GPT2LMHeadModel(config))
 
 
+def same(a, b, atol=2e-7):
+    """The same arrays, as far as files of GGUF have them."""
+    a, b = flatten(a), flatten(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        pair = (np.asarray(of[name], np.float32) for of in (a, b))
+        np.testing.assert_allclose(*pair, atol=atol, err_msg=name)
+
+
+def written(model, path, atol=2e-7):
+    """The file of a model, which opens again as the same one."""
+    theta, config, _ = load_pretrained(cases.saved(model, path / "theirs", "float32"))
+    save_pretrained(path / "ours.gguf", theta, config, to=model.config.model_type)
+    opened, as_read, _ = load_pretrained(path / "ours.gguf")
+    assert as_read == config
+    same(opened, theta, atol)
+    return GGUFFile(path / "ours.gguf")
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
-def test_a_model_is_what_transformers_has(kind, tmp_path):
+def test_a_model_is_what_transformers_has_and_is_written_as_by_llama_cpp(kind, tmp_path):
     model = make_gpt2() if kind == "gpt2" else make(kind)
     path = gguf_cases.write(tmp_path / "model.gguf", model)
+    ours, theirs = written(model, tmp_path), GGUFFile(path)
+    assert set(ours.tensors) == set(theirs.tensors)
+    for name in theirs.tensors:
+        np.testing.assert_allclose(ours.read(name), theirs.read(name), atol=2e-7, err_msg=name)
+    assert not {key: v for key, v in theirs.metadata.items() if "." in key and ours.metadata.get(key) != v}
     (theta, read, _), (state, _) = load_pretrained(path), open_gguf(path)
-    expected, described, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
+    expected, described, _ = load_pretrained(tmp_path / "theirs")
     assert read == described
     found, expected = flatten(theta), flatten(expected)
     assert found.keys() == expected.keys()

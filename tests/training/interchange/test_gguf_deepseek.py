@@ -8,8 +8,8 @@ import pytest
 from algorithms import d_hidden_state
 from tests import gguf_cases
 from tests import interchange_cases as cases
-from tests.training.interchange import test_gguf_out
 from tests.training.interchange.test_decoders import make
+from tests.training.interchange.test_gguf import written as written_by_us
 from training.generation import generate
 from training.interchange import load_pretrained
 
@@ -126,7 +126,7 @@ def write(path, model, changes=(), **how):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_written_as_by_llama_cpp_and_opens_again(name, tmp_path):
     model = written(name)
-    file, expected = test_gguf_out.written(model, tmp_path), tensors_of(model)
+    file, expected = written_by_us(model, tmp_path), tensors_of(model)
     assert set(file.tensors) == set(expected)
     for one, array in expected.items():
         np.testing.assert_array_equal(file.read(one), array, err_msg=one)

@@ -11,7 +11,7 @@ from algorithms import VARIANTS, DTransformerConfig, init_d_transformer
 from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.training.interchange import test_decoders
-from tests.training.interchange.test_gguf import MODELS, SIZES, make, make_gpt2
+from tests.training.interchange.test_gguf import SIZES, make, make_gpt2, same, written
 from tests.training.interchange.test_gguf_tokenizer import TEXTS, bpe, of_bytes, of_pieces, trained  # noqa: F401
 from tests.training.interchange.test_gguf_tokenizer import read as of_tokens
 from training.crosscheck.models import few
@@ -27,39 +27,9 @@ from training.interchange import (
 )
 from training.interchange.description import Model
 from training.interchange.gguf_file import GGUFFile
-from training.runs.named_arrays import flatten
 
 torch, transformers = cases.libraries()
 HALF = {"float16": np.float16, "bfloat16": jnp.bfloat16}
-
-
-def same(a, b, atol=2e-7):
-    a, b = flatten(a), flatten(b)
-    assert a.keys() == b.keys()
-    for name in a:
-        pair = (np.asarray(of[name], np.float32) for of in (a, b))
-        np.testing.assert_allclose(*pair, atol=atol, err_msg=name)
-
-
-def written(model, path, atol=2e-7):
-    """The file of a model, which opens again as the same one."""
-    theta, config, _ = load_pretrained(cases.saved(model, path / "theirs", "float32"))
-    save_pretrained(path / "ours.gguf", theta, config, to=model.config.model_type)
-    opened, as_read, _ = load_pretrained(path / "ours.gguf")
-    assert as_read == config
-    same(opened, theta, atol)
-    return GGUFFile(path / "ours.gguf")
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("kind", [*MODELS, "gpt2"])
-def test_a_model_opens_again_and_has_llama_cpps_tensors(kind, tmp_path):
-    model = make_gpt2() if kind == "gpt2" else make(kind)
-    found, expected = written(model, tmp_path), GGUFFile(gguf_cases.write(tmp_path / "model.gguf", model))
-    assert set(found.tensors) == set(expected.tensors)
-    for name in expected.tensors:
-        np.testing.assert_allclose(found.read(name), expected.read(name), atol=2e-7, err_msg=name)
-    assert not {key: v for key, v in expected.metadata.items() if "." in key and found.metadata.get(key) != v}
 
 
 HYBRIDS = {"granite_hybrid": {}, "granite_hybrid, experts": {}, "qwen3_next": {}, "qwen3_5": {}, "qwen3_5_moe": {}}
