@@ -40,6 +40,12 @@ def settings_of(config):
         found["attention.sliding_window"] = config.sliding_window
     if config.model_type == "olmo3":
         found["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if config.model_type == "ministral3":
+        found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        found |= {f"rope.scaling.yarn_{name}": rope[name] for name in ("beta_fast", "beta_slow")}
+        found["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        found["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if config.model_type == "glm4":
         found["rope.dimension_count"] = int(config.head_dim * rope["partial_rotary_factor"])
     if config.model_type == "starcoder2":
@@ -77,7 +83,7 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
     as gguf names it; None: all in F32; `fields`: more metadata, by key; `tensors`: more tensors, by name.
     """
     config = model.config
-    others = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense"}
+    others = {"olmo3": "olmo2", "hunyuan_v1_dense": "hunyuan-dense", "ministral3": "mistral3"}
     architecture = others.get(config.model_type, config.model_type.removesuffix("_text"))
     names = names_in(architecture, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -88,7 +94,9 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
             continue
         array = tensor.float().numpy()
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if architecture in ("llama", "smollm3", "granite", "arcee", "olmo") and ("q_proj" in name or "k_proj" in name):
+        if architecture in ("llama", "mistral3", "smollm3", "granite", "arcee", "olmo") and (
+            "q_proj" in name or "k_proj" in name
+        ):
             array = permuted(array, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
         if architecture.startswith("gemma") and target.endswith("norm.weight"):
             array = array + 1

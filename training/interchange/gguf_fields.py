@@ -128,6 +128,13 @@ def llama(m: Metadata, found: State) -> State:
     return {"model_type": "mistral"} if found["sliding_window"] else {}
 
 
+def mistral3(m: Metadata, found: State) -> State:
+    """Return Ministral 3's fields: queries grow with their positions, and YaRN's magnitude has another that divides."""
+    beta, multiplier = m.get("attention.temperature_scale", 0.0), m.get("rope.scaling.yarn_log_multiplier", 0.0)
+    more = {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+    return {"rope_parameters": {**found["rope_parameters"], "llama_4_scaling_beta": beta, **more}}
+
+
 def olmo2(m: Metadata, found: State) -> State:
     """Return OLMo's fields; a file with windows is OLMo 3's, whose frequencies are not scaled in them."""
     rotary = found["rope_parameters"]
@@ -366,6 +373,13 @@ def of_heads(state: State) -> dict[str, Any]:
         return {}
     turned = int(d * state.get("rope_parameters", {}).get("partial_rotary_factor", 1))
     return {"rope.dimension_count": turned, "attention.value_length": d}
+
+
+def of_mistral3(state: State) -> dict[str, Any]:
+    """Return Ministral 3's metadata; another magnitude than 1 differs when it is read back."""
+    rotary = state["rope_parameters"]
+    found = {"attention.temperature_scale": rotary.get("llama_4_scaling_beta", 0.0)}
+    return found | ({"rope.scaling.yarn_log_multiplier": 1.0} if "attention_factor" in rotary else {})
 
 
 def of_olmo(state: State) -> dict[str, Any]:

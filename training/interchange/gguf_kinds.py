@@ -239,6 +239,9 @@ _NEMOTRON = Kind(
 )
 KINDS: dict[str, Kind] = {
     "llama": Kind(fields.LLAMA, fields.llama, types=("llama", "mistral", "mixtral"), permuted=True),
+    "mistral3": Kind(
+        ROTARY | fields.OPTIONAL_WINDOW, fields.mistral3, fields.of_mistral3, ("ministral3",), permuted=True
+    ),
     "smollm3": Kind(permuted=True),
     "granite": Kind({**ROTARY, **fields.FACTORS}, permuted=True),
     "granitemoe": Kind(fields.GRANITE_MOE, fields.granite_moe, types=("granitemoe", "granitemoeshared"), permuted=True),

@@ -25,8 +25,11 @@ SIZES = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 40, "num_hidd
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
 SIZES |= {"pad_token_id": None}
 SCALING = {"logits_scaling": 8.0}
+YARN = {"rope_type": "yarn", "rope_theta": 5e4, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN |= {"beta_fast": 3.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 MODELS = {
     "llama": {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}, "attention_bias": True},
+    "ministral3": {"head_dim": 8, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.25}},
     "smollm3": {"num_hidden_layers": 5, "tie_word_embeddings": True},
     "qwen2": {"head_dim": 4, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 8, "tie_word_embeddings": True},
@@ -260,7 +263,7 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4, "
+KNOWN = "llama, mistral3, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4, "
 KNOWN += "starcoder2, qwen2, qwen2moe, "
 KNOWN += "glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, "
 KNOWN += (
