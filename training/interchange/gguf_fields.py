@@ -129,7 +129,7 @@ def llama(m: Metadata, found: State) -> State:
 
 
 def mistral3(m: Metadata, found: State) -> State:
-    """Return Ministral 3's fields: queries grow with their positions, and YaRN's magnitude has another that divides."""
+    """Return Ministral 3's fields: queries grow with their positions, and YaRN's magnitude is divided by another."""
     beta, multiplier = m.get("attention.temperature_scale", 0.0), m.get("rope.scaling.yarn_log_multiplier", 0.0)
     more = {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
     return {"rope_parameters": {**found["rope_parameters"], "llama_4_scaling_beta": beta, **more}}

@@ -263,13 +263,13 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
         open_gguf(path)
 
 
-KNOWN = "llama, mistral3, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4, "
-KNOWN += "starcoder2, qwen2, qwen2moe, "
-KNOWN += "glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, "
-KNOWN += (
-    "gpt-oss, deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, lfm2, lfm2moe, "
-)
-KNOWN += "nemotron_h_moe, nemotron_h, kimi-linear and gpt2"
+KNOWN = """
+llama, mistral3, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4,
+starcoder2, qwen2, qwen2moe, glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, gpt-oss,
+deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, lfm2, lfm2moe, nemotron_h_moe,
+nemotron_h, kimi-linear and gpt2
+"""
+KNOWN = " ".join(KNOWN.split())
 OTHERS = {
     "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
     "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",
