@@ -128,7 +128,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "model/mamba.py": (
         ("values not added to what the state gives", "Mamba2.output", "Y", "D * V.astype(O.dtype)", "0 * D * V.astype(O.dtype)", 10, "6", "GRANITE_HYBRID", "10, line 6: D times the values is left out"),
         ("smallest Δ dropped", "Mamba2.rates", "delta", "self.delta_min", "0.0", 10, "6", "NEMOTRON_H", "10, line 6: Δ has no smallest value"),
-        ("one norm of all rows for one of each group", "Mamba2.output", "Y", "of_heads(Y, None)", "of_heads(Y, None, True)", 10, "6", "NEMOTRON_H", "?"),
+        ("one norm of all rows for one of each group", "Mamba2.output", "Y", "of_heads(Y, None)", "of_heads(Y, None, True)", 10, "6", "NEMOTRON_H", "10, line 6: one norm is of all heads, not one of each group"),
     ),
     "model/short_convolution.py": (
         ("gate before a convolution dropped", "ShortConvolution._gated", "return", "linear(W.W_i, X, W.b_i) * linear(W.W_x, X, W.b_x)", "linear(W.W_x, X, W.b_x)", 10, "6", "LFM2", "10, line 6: there is no gate before the convolution"),
@@ -142,7 +142,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     ),
     "model/mlp.py": (
         ("gate and MLP exchanged", "MLP.hidden", "return", "activate(activation, G) * U", "G * activate(activation, U)", 10, "8", "LLAMA", "10, line 8: gate and MLP are exchanged"),
-        ("α_p of xIELU for α_n", "XIELU.hidden", "return", "W.alpha_n", "W.alpha_p", 10, "8", "APERTUS", "?"),
+        ("α_p of xIELU for α_n", "XIELU.hidden", "return", "W.alpha_n", "W.alpha_p", 10, "8", "APERTUS", "10, line 8: xIELU has α_p below 0, too, not α_n"),
         ("norm of what the MLP adds dropped", "MLP.__call__", "return", "self.normalize_output(Y, W.norm_out)", "Y", 10, "8", "GEMMA2", "6, line return: there is no norm here"),
     ),
     "model/norm.py": (

@@ -384,6 +384,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
     "delta_corrected": _rows(
         ("β", "β Sᵀk is subtracted from what is written", lambda b: b), ("none", "Sᵀk is not subtracted from what is written", lambda b: 0 * b), ("1", "Sᵀk is subtracted without β", lambda b: 1 + 0 * b)),
     "mamba_skip": _rows(("D", "D times the values is added", lambda D: D), ("none", "D times the values is left out", lambda D: 0 * D)),
+    "mamba_groups": _rows(("each", "each group of heads has a norm of its own", False), ("all", "one norm is of all heads, not one of each group", True)),
+    "xielu": _rows(
+        ("own", "xIELU has α_p above 0 and α_n below", lambda p, n: (p, n)), ("p", "xIELU has α_p below 0, too, not α_n", lambda p, n: (p, p)),
+        ("n", "xIELU has α_n above 0, too, not α_p", lambda p, n: (n, n)), ("exchanged", "xIELU has α_n above 0 and α_p below", lambda p, n: (n, p))),
     **{f"gate_{where}": _rows(("gate", f"the gate {where} the convolution multiplies", lambda G: G), ("none", f"there is no gate {where} the convolution", lambda G: 1 + 0 * G)) for where in ("before", "behind")},
     "delta_min": {"0": Choice("Δ has no smallest value", 0.0)},
     "index_k": {"all": Choice("a token reads all tokens", None)},

@@ -184,7 +184,8 @@ class Parts(Run):
 
     def _activated(self, place: str, U: Any, prefix: str) -> Any:
         if (alpha_p := self.p(f"{prefix}alpha_p")) is not None:
-            return self.rounded(xielu(U, alpha_p[..., None, None], self.p(f"{prefix}alpha_n")[..., None, None]))
+            of_signs = self.use("xielu", place)(alpha_p, self.p(f"{prefix}alpha_n"))
+            return self.rounded(xielu(U, *(alpha[..., None, None] for alpha in of_signs)))
         A = self.use("activation", place)(U)
         return self.off(A, np.abs(A) + np.abs(U) * 0.5) if self.epsilon else A
 

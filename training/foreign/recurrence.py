@@ -66,7 +66,8 @@ class Recurrence(Attention):
             gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O.value
             if is_mamba:
                 Y = self.rounded(Y + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
-                Y = Y.reshape(len(Y), Q.shape[1], -1, Y.shape[-1])
+                groups = 1 if self.use("mamba_groups", place) else Q.shape[1]
+                Y = Y.reshape(len(Y), groups, -1, Y.shape[-1])
             Y = Y / self.use("norm_epsilon", f"{place}/o")((Y * Y).mean(-2, keepdims=True))
             Y = merged(Y) * gamma[..., None] if is_mamba else merged(Y * gamma[:, None, :, None] * gate)
             return self.product(W["W_out"], self.rounded(Y))
