@@ -13,6 +13,7 @@ from training.interchange.description import (
     Model,
     Need,
     fields_of,
+    numbered,
     unlike,
     written,
 )
@@ -82,12 +83,6 @@ def _tensors(model: Model, state: dict[str, Any], kind: str) -> dict[str, str]:
     return MAMBA | GRANITE.table | of_shared_mlp("layers.mlp.shared" if is_mixture else "layers.mlp")
 
 
-def _by_number(fields: Fields, L: int) -> list[str]:
-    """Return the kinds of Bamba's layers by the numbers of those with attention."""
-    numbers = fields.get("attn_layer_indices", [])
-    return [FULL if l in numbers else LINEAR for l in range(L)]
-
-
 def _architecture(names: str, *fields: Any, **others: Any) -> Architecture:
     return of_lines(
         names,
@@ -132,7 +127,7 @@ KINDS = {
         norms=Norms(mlp="pre_ff_layernorm"),
         modules=("self_attn", "feed_forward"),
         tensors={"model.final_layernorm.*": "norm.*", **MAMBA},
-        layers=Layers(_by_number, "-"),
+        layers=Layers(numbered("attn_layer_indices", (LINEAR, FULL), lambda L: ()), "-"),
         H_kv=8,
         epsilon=1e-5,
     ),

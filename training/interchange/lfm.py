@@ -5,7 +5,7 @@ from typing import Any
 
 from algorithms.lines import RMSNorm, ShortConvolution
 from training.interchange.decoders import LINE, VARIANT, WITHOUT_MLP, Norms, of_lines
-from training.interchange.description import Architecture, Fields, Layers, Model, fields_of, unlike
+from training.interchange.description import Architecture, Fields, Layers, Model, fields_of, numbered, unlike
 from training.interchange.experts import OURS, First
 from training.interchange.rotary import FULL, Positions
 
@@ -29,11 +29,6 @@ class _Adjusted:
     def fill(self, state: dict[str, Any], config: Any, lines: Mapping[str, Any]) -> None:
         """Add the fields to a config.json."""
         state |= {"block_auto_adjust_ff_dim": False, "intermediate_size": config.d_mlp}
-
-
-def _by_number(fields: Fields, L: int) -> list[str]:
-    numbers = fields.get("full_attn_idxs", range(L))
-    return [FULL if l in numbers else CONVOLUTION for l in range(L)]
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Any, kind: str) -> None:
@@ -74,7 +69,7 @@ def _architecture(names: str, *fields: Any) -> Architecture:
         read=_read,
         write=_write,
         lines={CONVOLUTION: ShortConvolution(d=2048), FULL: LINE.but(normalize_heads=_NORM)},
-        layers=Layers(_by_number),
+        layers=Layers(numbered("full_attn_idxs", (CONVOLUTION, FULL), range)),
     )
 
 

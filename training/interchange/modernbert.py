@@ -5,6 +5,7 @@ from typing import Any
 
 from algorithms import ETTIN, MODERNBERT, Variant
 from algorithms.lines import MLP, Attention
+from training.interchange.decoders import OF_SIZES, SIZES
 from training.interchange.description import (
     Architecture,
     Field,
@@ -19,8 +20,6 @@ from training.interchange.description import (
 from training.interchange.mapping import HEADS, Table, rows
 from training.interchange.rotary import FULL, SHARE, SLIDING, Positions
 
-SIZES = "N_V l_max L H d_e d_mlp"
-OF_SIZES = "vocab_size max_position_embeddings num_hidden_layers num_attention_heads hidden_size intermediate_size"
 DEFAULTS = 50368, 8192, 22, 12, 768, 1152
 MASKED, BARE, CAUSAL = "ModernBertForMaskedLM", "ModernBertModel", "ModernBertDecoderForCausalLM"
 DECODER = "modernbert-decoder"
@@ -32,9 +31,6 @@ def _every_third(fields: Fields, L: int) -> list[str]:
     """Return the kind of each layer: every third, from the first on, attends to all tokens."""
     period = fields.integer("global_attn_every_n_layers", 3)
     return [SLIDING if l % period else FULL for l in range(L)]
-
-
-LAYERS = Layers(_every_third)
 
 
 def _read(fields: Fields, found: dict[str, Any], names: Sequence[str], kind: str) -> None:
@@ -107,7 +103,7 @@ def _architecture(task: str, kind: str, variant: Variant) -> Architecture:
         _write,
         prefix="model.",
         lines={SLIDING: Attention(window=65), FULL: Attention()},
-        layers=LAYERS,
+        layers=Layers(_every_third),
     )
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import d_hidden_state
+from algorithms import d_logits
 from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.training.interchange.test_decoders import make
@@ -123,34 +123,30 @@ def write(path, model, changes=(), **how):
     return path
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_written_as_by_llama_cpp_and_opens_again(name, tmp_path):
+def test_a_model_is_written_as_by_llama_cpp_and_computes_what_transformers_does(name, tmp_path):
+    """Logits and cached greedy tokens, also of a file from before 2025-04."""
     model = written(name)
-    file, expected = written_by_us(model, tmp_path), tensors_of(model)
-    assert set(file.tensors) == set(expected)
-    for one, array in expected.items():
+    file, tensors = written_by_us(model, tmp_path), tensors_of(model)
+    assert set(file.tensors) == set(tensors)
+    for one, array in tensors.items():
         np.testing.assert_array_equal(file.read(one), array, err_msg=one)
-    found = {"deepseek2.expert_weights_norm": False} | file.metadata  # which the converter leaves out
-    described = metadata_of(model.config)
+    architecture, described = architecture_of(model.config), metadata_of(model.config)
+    found = {f"{architecture}.expert_weights_norm": False} | file.metadata  # which the converter leaves out
     if not first_of(model.config):
-        described.pop("deepseek2.feed_forward_length")
+        described.pop(f"{architecture}.feed_forward_length")
     assert {key: found.get(key) for key in described} == described
     exact = {one for one, info in file.tensors.items() if info.type == "F32"}
-    assert all(one in exact for one in expected if "norm" in one or "probs" in one or "gate_inp" in one)
+    assert all(one in exact for one in tensors if "norm" in one or "probs" in one or "gate_inp" in one)
 
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_and_cached_greedy_tokens_are_those_of_transformers(name, whole, tmp_path):
-    model = written(name)
-    theta, config, _ = load_pretrained(write(tmp_path / "model.gguf", model, whole=whole))
-    expected, as_theirs, _ = load_pretrained(cases.saved(model, tmp_path / "theirs", "float32"))
-    assert config == as_theirs
-    jax.tree.map(np.testing.assert_array_equal, theta, expected)
+    theta, config, _ = load_pretrained(tmp_path / "theirs")
+    for whole in (False, True):
+        opened, as_read, _ = load_pretrained(write(tmp_path / f"{whole}.gguf", model, whole=whole))
+        assert as_read == config
+        jax.tree.map(np.testing.assert_array_equal, opened, theta)
     x = np.random.default_rng(1).integers(config.N_V, size=19)
-    X = d_hidden_state(jnp.asarray(x), theta)
-    ours = jnp.moveaxis(config.variant.unembedding.logits(X, theta), 0, -1)
+    ours = jnp.moveaxis(d_logits(jnp.asarray(x), theta), 0, -1)
     cases.assert_same(ours, model(torch.tensor(x)[None]).logits[0].detach(), "float32", "logits")
     options = {"l_gen": 8, "tau": 0.0, "key": jax.random.key(0)}
     tokens = generate(theta, x[None, :3], lengths=np.array([3]), config=config, **options)
