@@ -177,9 +177,9 @@ def d_logits(
     where = {"positions": positions, "length": length, "documents": documents}
     T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, variant, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
-    X = normalize(X, part(theta, "norm"), variant.norm)  # line 10
+    X = normalize(X, part(theta, "norm"), variant.norm)
     X = project(X, theta, ACTIVATIONS[part(in_turn(variant.mlp, 0), "activation") or "gelu"])
-    X = normalize(X, part(theta, "norm_f"), variant.norm)
+    X = normalize(X, part(theta, "norm_f"), variant.norm)  # line 10
     return unembed(X, theta, variant)
 
 
