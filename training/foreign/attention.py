@@ -244,6 +244,8 @@ class Attention(Parts):
         t, d_r = self.positions(X.shape[-1]), self.p(f"{prefix}W_kr").shape[-2]
 
         def turned(Y: Any) -> Any:
+            if turn is None:
+                return Y
             return np.concatenate([turn(Y[..., :d_r, :], t, d_r, scaling), Y[..., d_r:, :]], axis=-2)
 
         C, E = W_cq @ X, W_k @ X
