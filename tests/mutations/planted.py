@@ -134,7 +134,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("gate before a convolution dropped", "ShortConvolution._gated", "return", "linear(W.W_i, X, W.b_i) * linear(W.W_x, X, W.b_x)", "linear(W.W_x, X, W.b_x)", 10, "6", "LFM2", "10, line 6: there is no gate before the convolution"),
     ),
     "model/indexer.py": (
-        ("other rows of an indexer rotated", "Indexer._rotated", "return", "pairs=self.pairs", 'pairs="neighbors"', 10, "6", "DEEPSEEK_V32", "10, line 6: the indexer rotates rows 2i and 2i + 1"),
+        ("other rows of an indexer rotated", "Indexer._rotated", "return", "pairs=self.pairs", 'pairs="neighbors"', 10, "6", "DEEPSEEK_V32", "4, line 5: the indexer rotates rows 2i and 2i + 1"),
     ),
     "model/experts.py": (
         ("shared expert not gated", "Experts.__call__", "Y", "jax.nn.sigmoid(linear(W.w_s[None], X)) * shared", "shared", 10, "8", "QWEN3_NEXT", "10, line 8: the shared expert is not gated"),
