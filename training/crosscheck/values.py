@@ -94,6 +94,7 @@ def prediction(X: Any, names: Locals) -> np.ndarray:
     """
     theta, line = names["theta"], names["theta"].variant.unembedding
     Y = line.factor * (plain(theta.W_e).T if theta.W_u is None else plain(theta.W_u)) @ plain(X)
+    Y = Y if theta.b_u is None else Y + plain(theta.b_u)[:, None]
     return softmax(Y if line.cap is None else line.cap * np.tanh(Y / line.cap))
 
 
