@@ -133,7 +133,8 @@ DECODERS += ("GPT_NEO", "OPT", "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRAN
 DECODERS += ("NEMOTRON3", "LFM2", "LFM2_MOE", "RECURRENT_GEMMA", "GLM4", "NANOCHAT", "COHERE2", "MINIMAX_M2")
 DECODERS += ("LLAMA4", "MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 DECODERS += ("DEEPSEEK_V32", "GLM5", "GLM4_MOE", "GLM4_MOE_LITE", "QWEN2_MOE", "SEED_OSS", "ARCEE", "APERTUS")
-DECODERS += ("ETTIN", "ERNIE4_5", "STARCODER2", "KIMI_LINEAR", "HUNYUAN", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE")
+DECODERS += ("ETTIN",)
+DECODERS += ("ERNIE4_5", "STARCODER2", "KIMI_LINEAR", "HUNYUAN", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
 IN_TURN = (Attention(), Attention(positions=POSITIONS["distances"], clip=0.6), Attention(positions=ALiBi(), scale=0.7))
