@@ -176,20 +176,6 @@ def test_the_parts_of_a_logit_add_up_or_are_refused(c):
     cases.assert_close(found, jnp.einsum("v,v...->...", weights, jnp.log(P)), 1e-9)
 
 
-@pytest.mark.end_to_end
-@variants
-def test_under_vmap_and_around_it(c):
-    f, names = c.using("auto"), [c.stream, *(f"A/{a.line}" for a in c.lines), f"Y@2/{c.lines[-1].line}"]
-    _, batch = record(f, *names)(*c.args)
-    axes = (*(0,) * len(c.x), None)
-    _, each = jax.vmap(record(f, *names), axes)(*c.args)
-    _, inside = record(jax.vmap(f, axes), *names)(*c.args)
-    for key, value in batch.items():
-        assert value.shape[-2] == B
-        cases.assert_close(jnp.moveaxis(each[key], 0, -2), value, name=key)
-        cases.assert_close(inside[key], value, name=key)
-
-
 @slow_variants
 def test_steered_decoding_is_steered_argmax(c):
     """Of Algorithms 14 and 15, against the transformer itself, token by token."""

@@ -1,4 +1,4 @@
-"""The loop over the layers: parameters, turns and keys of each; and layers computed in parts."""
+"""The loop over the layers: the keys of each, and what its backward pass recomputes on a GPU."""
 
 import chex
 import jax
@@ -8,20 +8,14 @@ import pytest
 
 from algorithms import PAPER, DTransformerConfig, d_hidden_state, layers
 from algorithms.layers import lines_of
-from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from tests import cases
 
 L, TOKENS = 4, jax.device_put(np.zeros(1, int))
 
 
-def lines(variant=PAPER, **options):
-    theta = type("theta", (), {"distances": None, "variant": variant})
-    return lines_of("Algorithm 10", TOKENS, theta, **options)
-
-
 def test_every_draw_of_every_layer_has_its_own_key():
-    f = lines()
+    f = lines_of("Algorithm 10", TOKENS, type("theta", (), {"distances": None, "variant": PAPER}))
     with using(key=jax.random.key(0)):
 
         @f.each_layer(jnp.zeros((2, L)), jnp.arange(L))
@@ -31,29 +25,6 @@ def test_every_draw_of_every_layer_has_its_own_key():
             return X
 
     assert np.unique(drawn).size == L * 2
-
-
-@pytest.mark.parametrize(
-    ("stacked", "unroll"),
-    [
-        (jax.device_put(np.zeros((7, 1))), False),
-        (jax.device_put(np.zeros((7, 1))), True),
-        ([jax.device_put(np.zeros(1))] * 7, False),
-    ],
-    ids=["stacked", "unrolled", "one by one"],
-)
-def test_the_layers_take_the_attentions_in_turn(monkeypatch, stacked, unroll):
-    """A base of three lines, two of them equal: layer l has line l mod 3."""
-    variant = PAPER.but(attention=(Attention(), Attention(window=5), Attention()))
-    monkeypatch.setattr(Attention, "whole", lambda line, X, *_: (10 * X + (line.window or 1), None))
-    f = lines(variant)
-    with using(unroll=unroll):
-
-        @f.each_layer(jnp.zeros((1, 1)), stacked)
-        def X(X, _, f):
-            return f.mh_attention(X, None, None)
-
-    assert X.item() == 1511511
 
 
 @pytest.mark.thorough

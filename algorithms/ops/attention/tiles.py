@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt32
 from algorithms.machinery.arrays import are_numbers
 from algorithms.machinery.hand_derived import hand_derived
 from algorithms.masks import Mask, sequence_axes
-from algorithms.ops.attention.scores import ByDistance, Scores
+from algorithms.ops.attention.scores import Scores
 
 T = TypeVar("T")
 Tiles = tuple[Float[Array, "_ _ #B _"], ...]
@@ -189,7 +189,9 @@ def kernel(
             n = len(matrices) - len(scores.by_distance)
             return of_tile(*matrices[:n], scores.of_tile(mask, seed, matrices[n:]))
 
-        return for_each_tile(of_each, (*matrices, *_as_tiles(scores.by_distance)), scores.mask, scores.seeds)
+        U_P = scores.by_distance  # all sequences share P
+        of_distances = (U_P[0], U_P[1][:, :, None]) if U_P else ()
+        return for_each_tile(of_each, (*matrices, *of_distances), scores.mask, scores.seeds)
 
     def forward(Q, K, V, scores):
         sinks = scores.sinks
@@ -218,11 +220,6 @@ def kernel(
         return dQ, dK, dV, dataclasses.replace(scores, **by_scores)
 
     return hand_derived(forward, backward)
-
-
-def _as_tiles(by_distance: ByDistance) -> Tiles:
-    """U and P with an axis of sequences; that of P has size 1, since all sequences share it."""
-    return (by_distance[0], by_distance[1][:, :, None]) if by_distance else ()
 
 
 def _of_columns(sinks: Float[Array, "H"], log_sum_exp: Float[Array, "H _ B l_x"]) -> Float[Array, "H _ _ _"]:
