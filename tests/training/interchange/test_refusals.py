@@ -108,11 +108,11 @@ def test_a_config_that_contradicts_the_tensors_is_refused(path, tmp_path):
         ({"model_type": "xlnet"}, "is a xlnet, which needs relative positions, a memory of earlier segments"),
         (
             {"model_type": "new"},
-            "distilbert, albert, modernbert, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got 'new'",
+            "modernbert, modernbert-decoder, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got 'new'",
         ),
         (
             {"model_type": ["gpt2"]},
-            "distilbert, albert, modernbert, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got [",
+            "modernbert, modernbert-decoder, embedding_gemma, llada, bart, marian, t5, torch.nn.Transformer, got [",
         ),
         ({"model_type": None}, "t5, torch.nn.Transformer, got none; add it"),
     ],
