@@ -246,8 +246,8 @@ class Axes:
                     f"{name}: expected {expected} of the stacks that layers with equal parameters form in {variant!r}, "
                     f"got {found}; {MADE_FOR_ANOTHER}"
                 )
-            for i, of_stack in enumerate(shapes):
-                self._check_parameters(f"{name}[{i}]", value[i], of_stack, variant)
+            for i, of_stack in enumerate(shapes or ()):
+                self._check_parameters(f"{name}[{i}]", (value or ())[i], of_stack, variant)
         elif not isinstance(value, type(shapes)):
             raise TypeError(f"{name}: expected {type(shapes).__name__}, got {described(value)}")
         else:
