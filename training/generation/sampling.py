@@ -72,9 +72,7 @@ class SamplingArrays(NamedTuple):
     frequency_penalty: Float[Array, "B"]
     presence_penalty: Float[Array, "B"]
     logit_bias: Float[Array, "N_V B"] | None  # 0 for tokens without a bias; None if no sequence has one
-    all_greedy: Bool[
-        Array, ""
-    ]  # whether each τ is 0; like the next two known beforehand, since XLA would ask each step
+    all_greedy: Bool[Array, ""]  # whether each τ is 0, known beforehand so that no step computes it, as the next two
     any_top_k: Bool[Array, ""]
     any_top_p: Bool[Array, ""]
 
@@ -93,13 +91,15 @@ class SamplingArrays(NamedTuple):
 
         ends: Any = [np.atleast_1d(np.array([] if row["eos"] is None else row["eos"], np.int32)) for row in rows]
         width = max(1, *map(len, ends))
+        ends = np.stack([np.pad(tokens, (0, width - len(tokens)), constant_values=-1) for tokens in ends])
+        biases: Any = _biases([row["logit_bias"] for row in rows], N_V)
         of_floats = {name: floats(name) for name in ("tau", "top_p", *PENALTIES)}
         of_integers = {name: integers(name) for name in ("top_k", "no_repeat_ngram_size")}
         of_numpy: Any = SamplingArrays(
             **of_floats,
             **of_integers,
-            eos=np.stack([np.pad(tokens, (0, width - len(tokens)), constant_values=-1) for tokens in ends]),
-            logit_bias=_biases([row["logit_bias"] for row in rows], N_V),
+            eos=ends,
+            logit_bias=biases,
             all_greedy=(of_floats["tau"] < np.finfo(of_floats["tau"].dtype).tiny).all(),
             any_top_k=(of_integers["top_k"] > 0).any(),
             any_top_p=(of_floats["top_p"] < 1).any(),
@@ -208,7 +208,8 @@ def largest(A: Float[Array, "N B"], weights: Shaped[Array, "*#N_B"], limit: Shap
 
     def with_digit(i, least):
         """The least integer that belongs, up to its next digit; the others are 0."""
-        shift = jnp.maximum(bits - digit * (i + 1), 0)
+        shift = bits - digit * (i + 1)
+        shift = jnp.maximum(shift, 0) if bits % digit else shift  # the last digit overlaps the one before it
         above = pieces[None] > (least[None] + (digits << shift) - 1)[:, None, None]
         of_parts = jnp.where(above, weights[None], 0).sum(axis=2)
         of_parts = jax.lax.optimization_barrier(of_parts) if parts > 1 else of_parts  # XLA would merge the two sums
