@@ -201,6 +201,9 @@ class Norm(nn.Module):
         self.weight, self.eps, self.wrong = nn.Parameter(torch.ones(d)), wrong.get("eps", eps), wrong
 
     def forward(self, x, axis=-1):
+        if "cast" in self.wrong:  # γ before or after the cast back from float32
+            n = x.float() * torch.rsqrt(x.float().square().mean(axis, keepdim=True) + self.eps)
+            return (n * self.weight.float()).to(x) if self.wrong["cast"] == "before" else n.to(x) * self.weight
         v = x.square().sum(axis, keepdim=True) if self.wrong.get("sums") else x.square().mean(axis, keepdim=True)
         inverse = self.wrong.get("inverse", lambda v, eps: torch.rsqrt(v + eps))(v, self.eps)
         return x * inverse * (self.weight + self.wrong.get("offset", 0))

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from .match import MARGIN, Finder
 from .reference import Reference
 
-__all__ = ["EPSILON", "Case", "read_case", "tolerances"]
+__all__ = ["EPSILON", "Case", "read_case", "rounded", "tolerances"]
 
 FORMAT = 1
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
@@ -67,10 +67,15 @@ class Case:
 
     def rounded(self, dtype: str) -> "Case":
         """The case with θ as foreign code of a dtype has it."""
-        if dtype not in ("bfloat16", "float16"):
-            return self
-        to = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-        return dataclasses.replace(self, theta={n: W.astype(to).astype(np.float32) for n, W in self.theta.items()})
+        return dataclasses.replace(self, theta=rounded(self.theta, dtype))
+
+
+def rounded(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """Arrays as a narrow dtype has them."""
+    if dtype not in ("bfloat16", "float16"):
+        return arrays
+    to = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    return {name: W.astype(to).astype(np.float32) for name, W in arrays.items()}
 
 
 def tolerances(case: Case, dtype: str) -> dict[str, float]:

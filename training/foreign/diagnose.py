@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .cases import EPSILON, Case
+from .cases import EPSILON, Case, rounded
 from .catalogue import BIASES, RARE, SLOTS, STRUCTURE, choice, related
 from .evidence import (
     Departure,
@@ -85,7 +85,7 @@ class Diagnosis:
         self.dtype = recording.dtype
         self.case = dataclasses.replace(case.rounded(self.dtype), base={**case.base, **(declared or {})})
         self.recording, self.epsilon, self.runs = recording, EPSILON[self.dtype], 0
-        self.maps, self.missing, others = held(recording.parameters, self.case.theta)
+        self.maps, self.missing, others = held(rounded(recording.parameters, self.dtype), self.case.theta)
         self.lost = first_nan(recording)
         self.finder = Finder([*recording.tensors, *without_nan(recording)], case.lengths)
         s = case.sizes
@@ -107,6 +107,7 @@ class Diagnosis:
         self.departures: list[Departure] = []
         self.is_lost = False
         self.been: set[frozenset[Any]] = set()  # the choices, use by use, with which a walk has gone on
+        self.apart = 0.0  # of what the choices taken newly explain, the mean of `Seen.apart`
         self.others: list[dict[str, str]] = []  # what would have explained a line nearly as well as the choices taken
         self.forks: list[tuple[dict[str, Any], dict[str, str], Reference, int]] = []  # the same, and where that was
 
@@ -258,8 +259,10 @@ class Diagnosis:
         best = self._best(singles, pins, index, run) or self._unused(run, pins, index)
         if best is None and is_strict:
             best = self._loosened(run, pins, index, window, singles)
-        if best is None:
-            best = self._fitted(run, start, index, trials, pins)
+        apart = self.apart
+        if best is None or (apart > 1 and set(map(_slot, best)) <= FITTED.keys()):
+            fitted = self._fitted(run, start, index, trials, pins)
+            best = fitted if best is None or (fitted and self.apart < apart) else best
         if best is not None:
             return best, None
         best, taken = self._rather(run, start, index, trials, pins)
@@ -411,7 +414,7 @@ class Diagnosis:
         for combination in combinations:
             if not any(use[:2] in like.asked for use in combination):
                 continue  # what reads it is known from the code
-            new, uses = {f"{slot}@{place}": name for slot, place, name in combination}, [c[:2] for c in combination]
+            new, uses = _scoped(combination), [c[:2] for c in combination]
             held_to = self._before(uses, pins, like) if INSERTING & {slot for slot, _ in uses} else pins
             try:
                 trial = self.run({**choices, **new}, held_to, budget, like=like, new=uses, goal=goal)
@@ -427,6 +430,7 @@ class Diagnosis:
         ties = sorted((t for t in ties if t[0][:2] == top[:2] and t[0][2] >= top[2] - 0.5), key=lambda t: -t[0][2])
         best = self._farthest([new for _, new in ties[:4]], choices, pins) if len(ties) > 1 and look else ties[0][1]
         if look:
+            self.apart = next(-rank[2] for rank, new in ties if new == best)
             self.others = [new for new in every if {*map(_slot, new)} != {*map(_slot, best)}][:FORKS]
         return best
 
@@ -484,10 +488,10 @@ class Diagnosis:
         matters = needed(trial)
         fresh = [visit for visit in evidence if visit not in known and visit in ids[base:first] and matters[visit]]
         fresh = [visit for visit in fresh if not is_repeated(trial, visit)]
-        gained = [trial.lines[visit].match for visit in fresh]
+        gained = [trial.lines[visit].apart for visit in fresh]
         if not gained or len(evidence) <= sum(visit in trial.lines for visit in known):
             return None  # a tensor that one line had is another's now; a trial may end before all lines
-        return len(gained), match is not None, -float(np.mean([m.worst / m.tolerance for m in gained if m is not None]))
+        return len(gained), match is not None, -float(np.mean(gained))
 
     def _lookahead(self, choices: dict[str, str], pins: Pins, depth: int = 4) -> float:
         """A trial's score after a few more departures."""
@@ -613,10 +617,11 @@ class Diagnosis:
             uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
             behind = [of for of in self._candidates(run, visit) if of[0].tensor.time > since]
             every = itertools.product(uses, behind[:MOST_FITS])
-            found = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
-            best = self._best(found, pins, index, run) if found else None
-            if best is not None:
-                return best
+            groups = [[((*use, n),) for n in self._fit(use, visit, theirs, pins, run)] for use, (_, theirs) in every]
+            best = self._best(itertools.chain.from_iterable(groups), pins, index, run) if any(groups) else None
+            if best is not None:  # the fewest digits with which it explains the line
+                group = next(g for g in groups if best in map(_scoped, g))
+                return next(filter(None, (self._best([fit], pins, index, run) for fit in group)))
         return None
 
     def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:
@@ -669,6 +674,11 @@ class Diagnosis:
             return best[1], text, "named"
         text = f"is another, in no form of the catalogue: {tensor.name} {list(tensor.value.shape)}, from which the next lines follow"
         return best[1], text, "unknown"
+
+
+def _scoped(combination: tuple[Trial, ...]) -> dict[str, str]:
+    """The choices of trials, by scope."""
+    return {f"{slot}@{place}": name for slot, place, name in combination}
 
 
 def _slot(scope: str) -> str:

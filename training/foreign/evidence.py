@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from .cases import rounded
 from .catalogue import LOADED
 from .match import Match, Observed
 from .recording import Recording
@@ -13,7 +14,7 @@ from .reference import Reference
 from .run import LARGE, Key, kind_of
 
 __all__ = [
-    "Departure", "finite_masks", "first_nan", "in_step", "is_float32", "is_halfway", "is_repeated", "is_same", "measured",
+    "Departure", "casts", "finite_masks", "first_nan", "in_step", "is_float32", "is_halfway", "is_repeated", "is_same", "measured",
     "needed", "score",
     "seen_in", "without_nan",
 ]  # fmt: skip
@@ -175,6 +176,32 @@ def finite_masks(run: Reference) -> list[str]:
                     f"Algorithm 4, line 5: masked scores are about {raw.max():.3g} rather than −∞ (the same result)"
                 ]
     return []
+
+
+def casts(run: Reference, dtype: str) -> list[str]:
+    """A note on norms in float32 in code of another dtype: whether γ multiplies before or after the cast back."""
+    ways: dict[str, list[str]] = {}
+    for seen in run.lines.values():
+        n, key = run.lines.get(f"{seen.key.place}:6.return (e − m)/√v"), seen.key
+        if (key.algorithm, key.line, key.what) != (6, "return", "") or n is None or not (n.match and seen.match):
+            continue
+        N, Y = n.match.values, seen.match.values
+        if dtype == "float64":
+            is_wide, is_before = is_float32(n.match), is_float32(seen.match)
+        else:
+            wide, product = (rounded({"N": N, "Y": Y}, dtype)[of] != a for of, a in (("N", N), ("Y", Y))), seen.value[0]
+            is_wide, is_before = map(np.any, wide)
+            with np.errstate(all="ignore"):
+                after = product / N * rounded({"": N}, dtype)[""]
+            both = [np.mean(rounded({"": a}, dtype)[""] == Y) for a in (product, after)]
+            is_wide, is_before = is_wide and (is_before or max(both) > 0.95), is_before or both[0] > both[1]
+        if is_wide:
+            ways.setdefault("before" if is_before else "after", []).append(key.place)
+    return [
+        f"γ multiplies {way} the norm is cast from float32 to {dtype}"
+        + (f", in {', '.join(places)}" if len(ways) > 1 else "")
+        for way, places in ways.items()
+    ]
 
 
 def first_nan(recording: Recording) -> Observed | None:

@@ -45,7 +45,7 @@ class GlueError(ValueError):
 
 
 class Recording:
-    """The tensors that foreign code computed. `dtype`: of its output, which determines the tolerance."""
+    """The tensors that foreign code computed. `dtype`: see `judge`; it determines the tolerance."""
 
     def __init__(self) -> None:
         self.tensors: list[Observed] = []
@@ -57,6 +57,7 @@ class Recording:
         self.loss: float | None = None
         self.dtype = "float32"
         self.dtypes: dict[str, str] = {}  # each dtype, and the first operation of it
+        self.count: collections.Counter[str] = collections.Counter()  # of tensors, by dtype
         self.notes: list[str] = []
 
     def add(self, operation: str, value: Any, dtype: str, source: tuple[str, int] | None = None) -> None:
@@ -64,8 +65,17 @@ class Recording:
         tensor = Observed(operation, np.array(value, np.float64), len(self.tensors), source)
         if len(np.unique(tensor.value)) > 2:  # a mask's dtype says nothing
             self.dtypes.setdefault(dtype, tensor.name)
+            self.count[dtype] += 1
         if 0 < np.size(value) <= MOST:
             self.tensors.append(tensor)
+
+    def judge(self, *dtypes: str) -> None:
+        """Set the dtype: the coarsest of parameters and outputs, or a narrow one in which much is computed.
+
+        Logits are often cast to float32, and under autocast parameters are in float32.
+        """
+        narrow = [d for d in COARSE[:2] if self.count[d] > self.count.total() / 4]
+        self.dtype = _coarsest([*dtypes, *narrow])
 
     def compare(self, again: "Recording") -> None:
         """Note what differs from another recording of the same code: something random was left on."""
@@ -105,7 +115,7 @@ def record_torch(call: Callable[[], Any], model: Any = None, *, optimizer: Any =
     recording = _torch_pass(call)
     recording.compare(_torch_pass(call))
     named = dict(model.named_parameters()) if model is not None else {}
-    recording.parameters = {name: _from_torch(p) for name, p in named.items()}
+    _keep_parameters(recording, named)
     if recording.graph is not None and recording.graph.requires_grad:
         recording.graph.backward()
         recording.gradients = {name: _from_torch(p.grad) for name, p in named.items() if p.grad is not None}
@@ -130,9 +140,13 @@ def record_torch_parts(
         for a in _joined([of[key].value for of in counted], parts) if all(key in of for of in counted) else ():
             recording.add(last.operation, a, recording.dtype, last.source)
     recording.outputs = list(_joined([part.outputs[0] for part in passes], parts))
-    named = model.named_parameters() if model is not None else ()
-    recording.parameters = {name: _from_torch(p) for name, p in named}
+    _keep_parameters(recording, dict(model.named_parameters()) if model is not None else {})
     return recording
+
+
+def _keep_parameters(recording: Recording, named: Mapping[str, Any]) -> None:
+    recording.parameters = {name: _from_torch(p) for name, p in named.items()}
+    recording.judge(recording.dtype, *(str(p.dtype).removeprefix("torch.") for p in named.values()))
 
 
 def _counted(tensors: Sequence[Observed]) -> dict[Any, Observed]:
@@ -215,8 +229,8 @@ def record_jax(
     recording, closed = Recording(), jax.make_jaxpr(function)(*args)
     outputs = _Equations(recording).run(closed.jaxpr, closed.consts, jax.tree.leaves(args))
     recording.outputs = [np.asarray(a, np.float64) for a in outputs]
-    recording.dtype = str(outputs[0].dtype)
     named = jax.tree_util.tree_flatten_with_path(parameters)[0]
+    recording.judge(str(outputs[0].dtype), *(str(a.dtype) for _, a in named))
     recording.parameters = {jax.tree_util.keystr(path): np.asarray(a, np.float64) for path, a in named}
     if loss is not None:
         value, gradients = jax.value_and_grad(loss)(parameters)
@@ -324,7 +338,7 @@ def _numpy_pass(function: Callable[..., Any], parameters: Any, inputs: Sequence[
     def wrapped(a: Any, name: str) -> Any:
         if isinstance(a, (list, tuple)):
             return type(a)(wrapped(x, name) for x in a)
-        if isinstance(a, (np.ndarray, np.floating)) and np.issubdtype(a.dtype, np.floating):
+        if isinstance(a, (np.ndarray, np.generic)) and str(a.dtype) in COARSE:
             recording.add(name, a, str(a.dtype), _place())
             return np.asarray(a).view(Watched)
         return a

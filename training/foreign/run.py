@@ -29,6 +29,11 @@ Choices = Mapping[str, str]
 
 REPLICAS = 5
 
+SPREADS = 3.0
+"""Maximum of the mean difference of a line's numbers, each as a multiple of its replicas' spread. Rounding is half as wide
+as the noise of replicas, and gives ½, or twice that with sixteen roundings where a replica has one.
+"""
+
 TABLES = 2.0**-23
 """The error of float32, in which tables of sines and cosines are often made, and softmax is often computed."""
 
@@ -71,6 +76,7 @@ class Seen:
     form: str  # in which form, such as "√v" for v
     inputs: list[str]  # the ids of the lines that it is computed from
     parts: bool  # whether heads are in front
+    apart: float = 0.0  # see `_apart`
     read: Any = None  # what the lines behind read: the foreign value, with errors, if there is one
 
 
@@ -234,8 +240,9 @@ class Run:
             seen = self.like.lines[key.id]
         if seen is None:
             value = self._evaluated(key, thunk)
-            found = self._found(key, value, parts, forms) if self.finder is not None and show else (0.0, None, "")
-            seen = Seen(key, value, *found, [source.key.id for source in inputs], parts)
+            found = self._found(key, value, parts, forms) if self.finder is not None and show else (0.0, None, "", 0.0)
+            tolerance, match, form, apart = found
+            seen = Seen(key, value, tolerance, match, form, [source.key.id for source in inputs], parts, apart)
         if seen.read is None:
             seen.read = seen.value if seen.match is None else self._noisy(seen.match.values)
         self.lines[key.id] = seen
@@ -270,8 +277,8 @@ class Run:
 
     def _found(
         self, key: Key, value: Any, parts: bool, forms: Sequence[tuple[str, Any, Any]]
-    ) -> tuple[float, Any, str]:
-        """The tolerance of a line, where the foreign code holds it, and in which form."""
+    ) -> tuple[float, Any, str, float]:
+        """The tolerance of a line, where the foreign code holds it, in which form, and how far it is from that."""
         tolerance = 0.0
         of_line: tuple[str, Any, Any] = ("", None, None)
         for name, form, back in (of_line, *forms):
@@ -286,11 +293,25 @@ class Run:
                 match = self.finder.find(shown[0] if parts else shown[:1], tolerance)
                 if match is not None:
                     values = match.values if parts else match.values[0]
+                    apart = _apart(clean, real(values, self.case.lengths), tolerance) if tolerance else 0.0
+                    if apart > SPREADS:
+                        continue
                     match.values = values if back is None else back(values)
-                    return tolerance, match, name
+                    return tolerance, match, name, apart
         if not parts and not key.place.startswith(("l", "enc", "dec")) and not np.iscomplexobj(value):
             match = self.finder.find_last(value[:1], tolerance)
             if match is not None:
                 match.values = match.values[0]
-                return tolerance, match, LAST
-        return tolerance, None, ""
+                return tolerance, match, LAST, 0.0
+        return tolerance, None, "", 0.0
+
+
+def _apart(replicas: Any, theirs: Any, tolerance: float) -> float:
+    """Mean difference of foreign numbers from replica 0, each as a multiple of the replicas' spread, or of what a largest
+    difference of the replicas by `tolerance` makes of that.
+    """
+    off = replicas[1:] - replicas[0]
+    spread = np.sqrt(np.mean(off * off, axis=0)) * tolerance / max(float(np.abs(off).max()), 1e-300)
+    known = (replicas[0] > LARGE) & np.isfinite(theirs)
+    apart = np.abs(theirs - replicas[0])[known] / (spread[known] + 0.01 * tolerance)
+    return float(apart.mean()) if apart.size else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .catalogue import HARMLESS, SLOTS
-from .evidence import Departure, finite_masks, in_step, seen_in
+from .evidence import Departure, casts, finite_masks, in_step, seen_in
 from .match import layout
 from .reference import Reference
 from .run import LAST, Key, kind_of
@@ -56,6 +56,7 @@ def told(walked: Any, run: Reference) -> Walk:
             if walked.loose
             else []
         ),
+        *casts(run, walked.dtype),
         *(["only the last token's logits are computed, and equal"] if is_last else []),
         *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
     ]

@@ -184,6 +184,28 @@ def test_two_folders_are_compared_by_the_command(tmp_path, capsys):
     assert "are equal to the bit" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("cast", ["before", "after"])
+def test_where_a_norm_in_float32_is_cast_back_is_noted(cast, dtype):
+    """Gemma multiplies by γ before, Llama after; logits in float32 do not make bfloat16 another dtype."""
+    logits = {"logits": lambda Y: Y.float()} if dtype == "bfloat16" else {}
+    departures, report = found(modern(cast=cast, **logits), variant="LLAMA", dtype=dtype)
+    assert not departures, report
+    assert report.dtype == dtype
+    assert f"γ multiplies {cast} the norm is cast from float32 to {dtype}" in report.notes
+
+
+@pytest.mark.parametrize("glue", ["autocast", "numpy"])
+def test_the_dtype_is_that_of_what_is_computed(glue):
+    """Parameters in float32 under autocast; a dtype that is not one of NumPy's own."""
+    case = make_case(variant="LLAMA") if glue == "autocast" else make_case(5)
+    with torch.autocast("cpu", torch.bfloat16, enabled=glue == "autocast"):
+        recording = modern()(case, "float32") if glue == "autocast" else attention(case, "bfloat16")
+    report = diagnose(case, recording)
+    assert report.dtype == "bfloat16"
+    assert not report.departures, report
+
+
 @pytest.mark.parametrize("wrong", [{"silu": True}, {"scale": True}, {"axis": -2}, {}])
 def test_in_bfloat16_nothing_else_is_told(wrong):
     """Rounding hides these in the lines where they are, and shows them in later ones; a draw may be another's, too."""
