@@ -23,6 +23,9 @@ __all__ = [
 FORGET = ("(e − m)/√v", "normalized")
 """Values that are the same if what they are computed from is multiplied by a number."""
 
+NEARLY = 0.95
+"""So many products must be those of an order of γ and a cast: a sum may be rounded otherwise here and there."""
+
 FEW = 8
 """With fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing."""
 
@@ -178,30 +181,38 @@ def finite_masks(run: Reference) -> list[str]:
     return []
 
 
-def casts(run: Reference, dtype: str) -> list[str]:
+def casts(run: Reference, recording: Recording) -> list[str]:
     """A note on norms in float32 in code of another dtype: whether γ multiplies before or after the cast back."""
     ways: dict[str, list[str]] = {}
-    for seen in run.lines.values():
-        n, key = run.lines.get(f"{seen.key.place}:6.return (e − m)/√v"), seen.key
-        if (key.algorithm, key.line, key.what) != (6, "return", "") or n is None or not (n.match and seen.match):
-            continue
-        N, Y = n.match.values, seen.match.values
-        if dtype == "float64":
-            is_wide, is_before = is_float32(n.match), is_float32(seen.match)
-        else:
-            wide, product = (rounded({"N": N, "Y": Y}, dtype)[of] != a for of, a in (("N", N), ("Y", Y))), seen.value[0]
-            is_wide, is_before = map(np.any, wide)
-            with np.errstate(all="ignore"):
-                after = product / N * rounded({"": N}, dtype)[""]
-            both = [np.mean(rounded({"": a}, dtype)[""] == Y) for a in (product, after)]
-            is_wide, is_before = is_wide and (is_before or max(both) > 0.95), is_before or both[0] > both[1]
-        if is_wide:
-            ways.setdefault("before" if is_before else "after", []).append(key.place)
-    return [
-        f"γ multiplies {way} the norm is cast from float32 to {dtype}"
-        + (f", in {', '.join(places)}" if len(ways) > 1 else "")
-        for way, places in ways.items()
-    ]
+    for place, of in dict.fromkeys((seen.key.place, seen.key.algorithm) for seen in run.lines.values()):
+        n, scaled = (run.lines.get(f"{place}:6.return{what}") for what in (" (e − m)/√v", ""))
+        if of == 6 and n is not None and scaled is not None and n.match and scaled.match:
+            way = _cast(n.match, scaled.match, scaled.value[0], recording)
+            ways.setdefault(way, []).append(place)
+    ways.pop("", None)
+    return [f"γ multiplies {way} the norm is cast from float32 to {recording.dtype}"
+            + (f", in {', '.join(places)}" if len(ways) > 1 else "") for way, places in ways.items()]  # fmt: skip
+
+
+def _cast(n: Match, scaled: Match, product: np.ndarray, recording: Recording) -> str:
+    """Whether a norm is cast "before" or "after" it is multiplied by γ; `product`: that of the wide numbers."""
+
+    def narrow(a: np.ndarray) -> np.ndarray:
+        return rounded({"": a}, recording.dtype)[""]
+
+    if recording.dtype == "float64":
+        return ("before" if is_float32(scaled) else "after") if is_float32(n) else ""
+    if (narrow(n.values) == n.values).all():
+        return ""
+    wanted = narrow(scaled.values)
+    if (wanted != scaled.values).any():  # the product is wide; it may be cast later
+        later = (t.value for t in recording.tensors if t.value.size == wanted.size)
+        return "before" if any(np.array_equal(np.sort(a, None), np.sort(wanted, None)) for a in later) else ""
+    with np.errstate(all="ignore"):
+        after = narrow(product / n.values * narrow(n.values))
+    shares = {way: float(np.mean(narrow(a) == wanted)) for way, a in (("before", product), ("after", after))}
+    best = max(shares, key=shares.__getitem__)
+    return best if shares[best] > NEARLY else ""
 
 
 def first_nan(recording: Recording) -> Observed | None:

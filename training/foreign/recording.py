@@ -78,12 +78,19 @@ class Recording:
         self.dtype = _coarsest([*dtypes, *narrow])
 
     def compare(self, again: "Recording") -> None:
-        """Note what differs from another recording of the same code: something random was left on."""
+        """Note what differs from another recording of the same code: something random was left on.
+
+        Raises:
+            GlueError: if it begins in a random operation, such as dropout.
+        """
         for one, other in zip(self.tensors, again.tensors, strict=False):
             if "empty" in one.operation:
                 continue  # memory that nothing has been written to
             if one.value.shape != other.value.shape or not np.array_equal(one.value, other.value, equal_nan=True):
-                self.notes.append(RANDOM.format(one.name))
+                text = RANDOM.format(one.name)
+                if re.search("dropout|bernoulli|^rand|^normal|multinomial", one.operation):
+                    raise GlueError(f"observe: {text}")
+                self.notes.append(text)
                 return
 
 

@@ -56,7 +56,7 @@ def told(walked: Any, run: Reference) -> Walk:
             if walked.loose
             else []
         ),
-        *casts(run, walked.dtype),
+        *casts(run, walked.recording),
         *(["only the last token's logits are computed, and equal"] if is_last else []),
         *([] if "empty" in {scope.partition("@")[0] for scope in walked.choices} else finite_masks(run)),
     ]

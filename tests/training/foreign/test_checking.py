@@ -363,15 +363,8 @@ def test_a_departure_has_file_and_line():
     assert departure.seen_in.startswith("gelu (foreign_code.py:")
 
 
-def test_randomness_that_was_left_on_is_noted():
-    _, report = found(decoder(dropout=0.3))
-    assert any(
-        "two runs give different numbers, first in" in note and "foreign_code.py" in note for note in report.notes
-    )
-
-
 def test_after_two_unknowns_it_stops():
-    _, report = found(decoder(dropout=0.3))
+    _, report = found(decoder(weights=lambda A: A + 0.1 * A.square()))
     kinds = [d.kind for d in report.departures]
     assert kinds.count("unknown") <= 2
     assert "named" not in kinds
