@@ -277,7 +277,8 @@ class Modern(nn.Module):
             Y = of["n2"](X)
             X = X + of["down"](nn.functional.silu(of["gate"](Y)) * of["up"](Y))
         normed = self.ln(X)
-        Y = self.head((X if self.wrong.get("norm unused") else normed)[:, self.wrong.get("from", 0) :])
+        read = (X if self.wrong.get("norm unused") else normed)[:, self.wrong.get("from", 0) :]
+        Y = read @ self.wte.weight.T if self.wrong.get("tied") else self.head(read)
         return self.wrong.get("logits", lambda Y: Y)(Y)
 
 

@@ -44,6 +44,9 @@ __all__ = ["Diagnosis"]
 PATIENCE = 12_000
 """Runs of the reference, of a few milliseconds each, after which a walk stops."""
 
+ROUNDING = 1.0
+"""Maximum of `Seen.apart` that rounding alone leaves: it is half as wide as the noise of replicas."""
+
 FORKS = 2
 """Maximum number of times that a walk which ends early goes back and takes the next best choice."""
 
@@ -260,12 +263,15 @@ class Diagnosis:
         if best is None and is_strict:
             best = self._loosened(run, pins, index, window, singles)
         apart = self.apart
-        if best is None or (apart > 1 and set(map(_slot, best)) <= FITTED.keys()):
+        if best is None or (apart > ROUNDING and set(map(_slot, best)) <= FITTED.keys()):
             fitted = self._fitted(run, start, index, trials, pins)
             best = fitted if best is None or (fitted and self.apart < apart) else best
         if best is not None:
             return best, None
         best, taken = self._rather(run, start, index, trials, pins)
+        if best is None and taken is None:
+            of_line = run.uses.get(list(run.lines)[index], ())
+            best = self._unused(run, pins, index, [t for t in trials if t[:2] in of_line])
         if best is None and taken is None and is_strict:
             pairs = self._pairs(run, start, index, trials, is_taken=False)
             best = self._loosened(run, pins, index, window, pairs)
@@ -278,15 +284,15 @@ class Diagnosis:
             "loose": set(self.loose), "is_lost": self.is_lost,
         }  # fmt: skip
 
-    def _unused(self, run: Reference, pins: Pins, index: int) -> dict[str, str] | None:
-        """A choice by which a computed value is not used, such as the result of a norm."""
+    def _unused(self, run: Reference, pins: Pins, index: int, also: Sequence[Trial] = ()) -> dict[str, str] | None:
+        """A choice by which a computed value is not used, such as the result of a norm; `also`: beside one of these."""
         visit = list(run.lines)[index]
         places = {run.lines[of].key.place for of in (visit, *run.lines[visit].inputs) if of in run.lines}
         free = {other: seen for other, seen in pins.items() if seen.key.place not in places or other in self.taken}
         uses = dict.fromkeys(use for used in run.uses.values() for use in used if use[1] in places)
-        return self._best(
-            [((*use, name),) for use in uses if use[0] in SPARE for name in SLOTS[use[0]]], free, index, run
-        )
+        spare = [((*use, name),) for use in uses if use[0] in SPARE for name in SLOTS[use[0]]]
+        pairs = [(of, other) for (of,), other in itertools.product(spare, also)]
+        return self._best(pairs or spare, free, index, run)
 
     def _hidden(self, run: Reference, index: int) -> int:
         """First of the lines before one that are in step but not found: rounding may hide a departure in these."""
@@ -617,11 +623,10 @@ class Diagnosis:
             uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
             behind = [of for of in self._candidates(run, visit) if of[0].tensor.time > since]
             every = itertools.product(uses, behind[:MOST_FITS])
-            groups = [[((*use, n),) for n in self._fit(use, visit, theirs, pins, run)] for use, (_, theirs) in every]
-            best = self._best(itertools.chain.from_iterable(groups), pins, index, run) if any(groups) else None
-            if best is not None:  # the fewest digits with which it explains the line
-                group = next(g for g in groups if best in map(_scoped, g))
-                return next(filter(None, (self._best([fit], pins, index, run) for fit in group)))
+            found = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
+            best = self._best(found, pins, index, run) if found else None
+            if best is not None:
+                return best
         return None
 
     def _fit(self, use: tuple[str, str], visit: str, theirs: np.ndarray, pins: Pins, like: Reference) -> list[str]:

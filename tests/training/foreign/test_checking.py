@@ -97,6 +97,8 @@ FITTED = [
      {(4, "1"): "queries and keys are normalized over all heads together, not head by head"}),
     ("QWEN3", {"embedding normed": True}, {(10, "2"): "a norm with γ = 1, β = 0 is added"}),
     ("QWEN3", {"norm unused": True}, {(6, "return"): "there is no norm here"}),
+    ("LLAMA", {"norm unused": True, "tied": True},
+     {(6, "return"): "there is no norm here", (10, "return"): "W_u is W_eᵀ (tied)"}),
     ("LLAMA", {"layer before": True}, {(4, "4"): "keys and values are those of the layer before"}),
     ("LLAMA", {"neighbors": True, "base": 7_000.0},
      {(4, "1"): "queries and keys are rotated, pairs: neighbours, base 7000, exponent 2i/d"}),
