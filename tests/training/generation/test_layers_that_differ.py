@@ -18,7 +18,7 @@ from training.generation import Generator
 from training.generation.cache import RecurrentState, rows_of
 from training.generation.prefixes import Prefixes
 
-pytestmark = pytest.mark.sampled(1, tests=2)
+pytestmark = pytest.mark.sampled(1, tests=3)
 
 RECURRENT = {"n": 4, "n_keys": 2, "d_key": 3, "d_value": 5}
 IN_TURN = (GatedDelta(**RECURRENT), Mamba2(**RECURRENT), Attention(positions=Rotary(), biases=False))
