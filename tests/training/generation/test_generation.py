@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import itertools
 
 import jax
@@ -15,7 +16,7 @@ from algorithms.ops.softmax import softmax
 from tests import cases
 from tests.cases import later, random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Generator, attending, cache, decoding, prompts
+from training.generation import Continuation, Generator, Sampling, attending, cache, decoding, prompts
 from training.generation.buckets import bucket
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, permitted
@@ -94,6 +95,12 @@ def test_scores_are_the_log_probabilities_of_the_generated_tokens(how):
         np.testing.assert_array_equal(begun.likeliest[0][r], best)
         expected = [np.log(P[vs, r, t]) for t, vs in zip(before, best, strict=True)]
         np.testing.assert_allclose(begun.likeliest[1][r], expected, rtol=1e-12)
+
+
+def test_help_describes_every_option_and_field():
+    fields = [name for name in vars(Continuation(GENERATOR(), [])) if not name.startswith("_")]
+    for kind, names in ((Sampling, Sampling.__annotations__), (Continuation, fields)):
+        assert [name for name in names if f"\n    {name}: " not in inspect.getdoc(kind)] == []
 
 
 @pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.end_to_end)])
