@@ -76,6 +76,7 @@ from algorithms.model.variants import APERTUS as APERTUS, ARCEE as ARCEE, ERNIE4
 from algorithms.model.variants import GLM4_MOE_LITE as GLM4_MOE_LITE, QWEN2_MOE as QWEN2_MOE, SEED_OSS as SEED_OSS
 from algorithms.model.variants import ERNIE4_5_MOE as ERNIE4_5_MOE, EXAONE4 as EXAONE4, HUNYUAN as HUNYUAN
 from algorithms.model.variants import ETTIN as ETTIN, MINISTRAL3 as MINISTRAL3, OLMO as OLMO, STARCODER2 as STARCODER2
+from algorithms.model.variants import FALCON_H1 as FALCON_H1
 from algorithms.model.variants import LFM2 as LFM2, LFM2_MOE as LFM2_MOE
 from algorithms.model.variants import NEMOTRON3 as NEMOTRON3, NEMOTRON_H as NEMOTRON_H
 from algorithms.model.variants import KIMI_LINEAR as KIMI_LINEAR, RECURRENT_GEMMA as RECURRENT_GEMMA

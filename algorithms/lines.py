@@ -15,6 +15,7 @@ from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP, XIELU as XIELU
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
+from algorithms.model.parallel import Parallel as Parallel
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions
 from algorithms.model.positions import Rotary as Rotary, Temperature as Temperature, Yarn as Yarn
 from algorithms.model.rg_lru import RGLRU as RGLRU

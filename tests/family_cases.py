@@ -133,7 +133,7 @@ DECODERS += ("GPT_NEO", "OPT", "OLMO2", "OLMO3", "OLMO_HYBRID", "GRANITE", "GRAN
 DECODERS += ("NEMOTRON3", "LFM2", "LFM2_MOE", "RECURRENT_GEMMA", "GLM4", "NANOCHAT", "COHERE2", "MINIMAX_M2")
 DECODERS += ("LLAMA4", "MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "QWEN3_5_MOE", "OLMOE", "GPT_OSS", "DEEPSEEK")
 DECODERS += ("DEEPSEEK_V32", "GLM5", "GLM4_MOE", "GLM4_MOE_LITE", "QWEN2_MOE", "SEED_OSS", "ARCEE", "APERTUS")
-DECODERS += ("ETTIN",)
+DECODERS += ("ETTIN", "FALCON_H1")
 DECODERS += ("ERNIE4_5", "STARCODER2", "KIMI_LINEAR", "HUNYUAN", "MINISTRAL3", "OLMO", "EXAONE4", "ERNIE4_5_MOE")
 NAMED = {name: (small(getattr(algorithms, name)), 2, name.startswith("GEMMA")) for name in DECODERS}
 NAMED["GPT3_SHARED"] = (NAMED["GPT3"][0].but(shared_layers=2), 2, False)
@@ -148,8 +148,15 @@ NAMED["MAMBA"] = (algorithms.LLAMA.but(attention=(MAMBA, GATED)), 2, False)
 OF_LAYERS = (GATED_MLP, None, Experts(n=4, d_mlp=5), GATED_MLP.but(d_mlp=7, normalize_output=algorithms.LLAMA.norm))
 ORDERS = ("norm_first", "norm_last", "no_norm", "side_by_side")
 NAMED["LAYERS"] = (algorithms.LLAMA.but(attention=(GATED, Attention(window=3)), mlp=OF_LAYERS, order=ORDERS), 2, False)
-RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not variant.is_one_stack]
-"""Those with layers that keep a state in place of keys and values."""
+
+
+def attends(variant: Variant) -> bool:
+    """Whether all its mixers are attentions."""
+    return all(isinstance(line, Attention) for line in variant.attentions)
+
+
+RECURRENT = [name for name, (variant, _, _) in NAMED.items() if not (variant.is_one_stack and attends(variant))]
+"""Those with layers that keep a state in place of keys and values, or in other stacks."""
 COVERING = {f"row{i}": variant_of(row) for i, row in enumerate(covering_array(VALUES))}
 EVERY = NAMED | COVERING
 ENCODERS = {f"encoder{i}": variant_of(row) for i, row in enumerate(covering_array(BOTH_WAYS))}

@@ -46,7 +46,7 @@ def mixed(theta: Any, *, in_documents: bool = False) -> Mixed | None:
     norms = [getattr(each[0], name) for name in each[0]._fields if "norm" in name]
     norms += [getattr(theta, name, None) for name in ("norm", "decoder_norm", "embedding_norm")]
     of_layers = [(variant.lines(l), layer) for l, layer in enumerate(each)]
-    cases = [(line.attention, layer[0]) for line, layer in of_layers]
+    cases = [part for line, layer in of_layers for part in line.attention.parts(layer[0])]
     cases += [(line.mlp, layer.mlp) for line, layer in of_layers]
     cases += [(variant.norm, norm) for norm in norms if norm is not None][:1]
     for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in cases if W is not None):
@@ -68,7 +68,8 @@ def check_columns(theta: Any, layers: Any) -> None:
             f"its input alone, got one that changes with the other columns, which a step of generation does not read; "
             f"{instead}"
         )
-    mixers = [(theta.variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, theta.variant))]
+    each = enumerate(of_each_layer(layers, theta.variant))
+    mixers = [part for l, W in each for part in theta.variant.attention_of(l).parts(W[0])]
     for line, *W in dict.fromkeys((line, *shapes_of_leaves(W)) for line, W in mixers):
         reads = isinstance(line, Attention) and type(line).read is not Attention.read and line.replaces_softmax
         for axes in axes_of_own(line, *W, len(theta.W_e)) if reads else ():

@@ -65,6 +65,10 @@ class Mixer(Line, abstract=True):
         """The cache before the first column of B sequences."""
         self._lacks("begin", "for cached generation")
 
+    def parts(self, W: Any = None) -> tuple[tuple["Mixer", Any], ...]:
+        """The mixers that it adds up, each with its part of the parameters; by itself one."""
+        return ((self, W),)
+
     def context(self, Z: Float[Array, "d_e *batch l_z"], W: Any) -> tuple[Array, Array]:
         """The keys and values of a context."""
         self._lacks("context", "for cached cross-attention")

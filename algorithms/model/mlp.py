@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from algorithms.machinery.arrays import scaled
 from algorithms.machinery.contract import array
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Count, Positive
@@ -31,6 +32,7 @@ class MLP(Line):
         activation: f; None is the algorithm's own, ReLU in 8 and GELU in 9 and 10.
         gated: whether ``f(W_gate X + b_gate 1ᵀ) ⊙ (W_mlp1 X + b_mlp1 1ᵀ)`` replaces ``f(W_mlp1 X + b_mlp1 1ᵀ)``.
         biases: whether there are biases.
+        factors: c_1 and c_2 of ``f(c_1 G) ⊙ c_2 U`` in place of the gate's ``f(G) ⊙ U``, as in Falcon-H1.
         clip: c: ``f(min(G, c)) ⊙ (1 + max(−c, min(U, c)))`` replaces the gate's ``f(G) ⊙ U``, as in gpt-oss; None: not.
         normalize_output: a norm of the result, before it is added to the residual stream.
         d_mlp: the number of hidden units; None: that of the model's configuration.
@@ -39,9 +41,15 @@ class MLP(Line):
     activation: Activation | None = None
     gated: bool = False
     biases: bool = True
+    factors: tuple[float, float] = (1.0, 1.0)
     clip: Positive | None = None
     normalize_output: LayerNorm | None = None
     d_mlp: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.factors) != 2 or not (self.gated or self.factors == (1, 1)):
+            self.refuse("factors", "two numbers, both 1 without a gate")
 
     def shapes(self) -> MLPParams:
         """The shapes of its parameters."""
@@ -79,6 +87,8 @@ class MLP(Line):
             return activate(activation, U)
         if self.clip is not None:
             U, G = 1 + jnp.clip(U, -self.clip, self.clip), jnp.minimum(G, self.clip)
+        if self.factors != (1, 1):
+            G, U = scaled(G, self.factors[0]), scaled(U, self.factors[1])
         return activate(activation, G) * U
 
 
@@ -88,6 +98,7 @@ class XIELU(MLP):
 
     activation: ClassVar[None] = None
     gated: ClassVar[bool] = False
+    factors: ClassVar[tuple[float, float]] = (1.0, 1.0)
     clip: ClassVar[None] = None
 
     def shapes(self) -> MLPParams:

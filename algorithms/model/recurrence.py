@@ -90,6 +90,10 @@ class Recurrence(Mixer, abstract=True):
             found |= {f"W_{name}": array(f"{rows} d_e"), f"C_{name}": array(f"{rows} {taps}", role="kernel")}
         return {**found, "b_a": array(heads, start=1.0), "a": array(heads)}
 
+    def projected(self, X: Any, W: Any) -> list[Any]:
+        """Queries, keys and values before their convolution."""
+        return [linear(M, X) for M in (W.W_q, W.W_k, W.W_v)]
+
     def rates(self, Q: Any, K: Any, V: Any, X: Any, W: Any) -> Rates:
         """Inputs of the recurrence, from the convolved columns and X."""
         self._lacks("rates", "for the recurrence's inputs")
@@ -103,7 +107,7 @@ class Recurrence(Mixer, abstract=True):
     ) -> tuple[Float[Array, "d_e *batch l"], State]:
         """Whole sequences, and the state after the first ``metadata.cache_length`` tokens of each."""
         X_flat, document = one_batch_axis(X, mask)
-        before = [linear(M, X_flat) for M in (W.W_q, W.W_k, W.W_v)]
+        before = self.projected(X_flat, W)
         Q, K, V = self._activated([convolved(Y, C, document) for Y, C in zip(before, _taps(W), strict=True)], W)
         rates, of_rule = self.rates(Q, K, V, X_flat, W), document
         length = metadata.length_of(document)
@@ -117,7 +121,7 @@ class Recurrence(Mixer, abstract=True):
         self, x: Float[Array, "d_e B"], W: Any, cache: State, metadata: MixerMetadata, context: Any = None
     ) -> tuple[Float[Array, "d_e B"], State]:
         """One token of each sequence, and the state after it."""
-        columns = [linear(M, x) for M in (W.W_q, W.W_k, W.W_v)]
+        columns = self.projected(x, W)
         taps = [jnp.concatenate([p, y[:, :, None]], axis=2) for p, y in zip(cache[1:], columns, strict=True)]
         Q, K, V = self._activated([convolved_last(Y, C) for Y, C in zip(taps, _taps(W), strict=True)], W)
         S, o = one_token(cache.S, *self.rates(Q, K, V, x, W))

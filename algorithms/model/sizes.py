@@ -64,7 +64,7 @@ class TransformerConfig:
                 )
         if str(self.variant.embedding.positions).startswith("sinusoidal") and self.d_e % 2:
             self._refuse("d_e", f"expected an even number, a sine and a cosine for each frequency, got {self.d_e}")
-        for line in self.variant.attentions:
+        for line in (part for mixer in self.variant.attentions for part, _ in mixer.parts()):
             if line.positions is not None and getattr(type(line), "read", None) is Attention.read:
                 line.positions.check(self.d_attn)
         clashes = self.variant.sizes.keys() & {field.name for field in dataclasses.fields(self)}

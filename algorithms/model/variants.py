@@ -13,6 +13,7 @@ from algorithms.model.latent import Latent
 from algorithms.model.mamba import Mamba2
 from algorithms.model.mlp import MLP, XIELU
 from algorithms.model.norm import LayerNorm, RMSNorm
+from algorithms.model.parallel import Parallel
 from algorithms.model.positions import Llama3, Rotary, Temperature, Yarn
 from algorithms.model.rg_lru import RGLRU
 from algorithms.model.short_convolution import ShortConvolution
@@ -186,6 +187,25 @@ GRANITE_HYBRID = GRANITE.but(
     unembedding=Unembedding(tied=True, factor=1 / 8),
 )
 """IBM 2025 (Granite 4.0 H Micro): GRANITE with Mamba-2 in nine of ten layers, and no positions in the tenth."""
+
+FALCON_H1 = LLAMA.but(
+    embedding=Embedding(positions=None, factor=5.656854249492381),
+    attention=Parallel(
+        attention=Attention(positions=Rotary(base=100_000_000_000.0), biases=False, scale=0.390625 / 8),
+        recurrence=Mamba2(
+            n=24,
+            n_keys=1,
+            d_key=128,
+            d_value=64,
+            norm=None,
+            factors=(0.625, 0.4419417382415922, 0.3125, 0.4419417382415922, 0.4419417382415922),
+        ),
+        factors=(0.9375, 0.23570226039551587),
+    ),
+    mlp=MLP(activation="silu", gated=True, biases=False, factors=(0.8838834764831845, 0.5859375)),
+    unembedding=Unembedding(factor=0.0390625),
+)
+"""TII 2025 (Falcon-H1 0.5B): LLAMA with attention and Mamba-2 side by side, and factors of products."""
 
 _NEMOTRON_MAMBA = Mamba2(n=128, n_keys=8, d_key=128, d_value=64, delta_min=0.001, norm=RMSNorm(epsilon=1e-5))
 _NEMOTRON_MLP = MLP(activation="relu_squared", biases=False)

@@ -14,6 +14,7 @@ import algorithms as alg
 from algorithms.inside import at, gradients, intervene, record
 from tests import cases
 from tests.algorithms.test_sharding import mesh_of
+from tests.family_cases import attends
 from training.crosscheck.changes import ARCHITECTURES, SHARING
 from training.crosscheck.variants import with_numbers_that_matter
 from training.interpretability.attribution import READS, attribution
@@ -24,7 +25,7 @@ SIZES = {"N_V": 17, "l_max": 13, "H": 6, "d_e": 10, "d_mlp": 14, "d_attn": 4, "d
 L, H, D_MID, B = 3, 6, 5, 2
 L_Z, L_X = 7, 11
 QUICK = ("BERT", "GEMMA2", "T5")
-NAMES = [name for name, variant in alg.VARIANTS.items() if variant.is_one_stack]  # whose layers all attend
+NAMES = [name for name, variant in alg.VARIANTS.items() if variant.is_one_stack and attends(variant)]
 variants = pytest.mark.parametrize("c", cases.quick_of(QUICK, NAMES), indirect=True)
 slow_variants = pytest.mark.parametrize("c", cases.quick_of((), NAMES), indirect=True)
 

@@ -22,7 +22,7 @@ ARCHITECTURES: Mapping[str, int] = {
 """Name of a variant → its algorithm, where that is not Algorithm 10."""
 
 SHARING = ("LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3")
-SHARING += ("GRANITE", "GRANITE_HYBRID", "RECURRENT_GEMMA", "NEMOTRON_H", "NEMOTRON3", "LFM2", "LFM2_MOE")
+SHARING += ("GRANITE", "GRANITE_HYBRID", "RECURRENT_GEMMA", "NEMOTRON_H", "NEMOTRON3", "LFM2", "LFM2_MOE", "FALCON_H1")
 SHARING += ("MIXTRAL", "QWEN3_MOE", "QWEN3_NEXT", "QWEN3_5", "OLMO3", "GLM4", "OLMOE", "MINIMAX_M2", "GPT_OSS")
 """Variants with models whose heads share keys and values, which the sizes of the parameters say and not the record."""
 
@@ -67,7 +67,8 @@ def _fields(variant: Any) -> list[str]:
             found += [field.name] if getattr(variant, field.name) != paper else []
             continue
         for record in filter(None, records):
-            of = {of.name: getattr(paper, of.name, of.default) for of in dataclasses.fields(record)}
+            others = [of for of in dataclasses.fields(record) if of.default is not dataclasses.MISSING]
+            of = {of.name: getattr(paper, of.name, of.default) for of in others}
             found += [f"{field.name}.{name}" for name, default in of.items() if getattr(record, name) != default]
         found += [field.name] if {type(paper)} != set(map(type, records)) else []
     return list(dict.fromkeys(found))

@@ -61,7 +61,8 @@ class _Formulas:
     def __init__(self, variant: Any, algorithm: int, own: Mapping[str, str]) -> None:
         self.v, self.n, self.own = variant, algorithm, own
         # the attentions among its mixers; if there are none, the paper's, which changes nothing
-        attentions = tuple(line for line in variant.attentions if hasattr(line, "normalize_heads"))
+        self.mixers = tuple(part for line in variant.attentions for part, _ in line.parts())
+        attentions = tuple(line for line in self.mixers if hasattr(line, "normalize_heads"))
         self.attentions = attentions or type(variant)().attentions
         self.mlps = tuple(filter(None, variant.mlps_in_turn))
         self.mlp: Any = next(iter(self.mlps), None)
@@ -315,11 +316,13 @@ class _Formulas:
     def mixer(self) -> str:
         """The name of the mixer in place of attention."""
         kinds, name = {type(line).__name__ for line in self.v.attentions}, "MHAttention"
+        if "Parallel" in kinds:
+            name = self.parallel(next(line for line in self.v.attentions if type(line).__name__ == "Parallel"))
         for kind in RECURRENCES if self.n == 10 else ():
             if kind in kinds:
                 name = name.replace("MHAttention", kind if kinds == {kind} else f"{kind} or MHAttention")
                 self.notes.append(RECURRENCES[kind])
-        least = max(getattr(line, "delta_min", 0) for line in self.v.attentions)
+        least = max(getattr(line, "delta_min", 0) for line in self.mixers)
         if least and self.n == 10:
             name = name.replace("Mamba2", "Mamba2_Δ")
             self.notes.append(f"Mamba2_Δ: with Δ of at least {least:g}")
@@ -327,6 +330,16 @@ class _Formulas:
             name = name.replace("MHAttention", "LatentAttention")
             self.notes.append(f"LatentAttention: {self.latent()}")
         return name.replace("MHAttention", self.own.get("attention", "MHAttention"))
+
+    def parallel(self, line: Any) -> str:
+        """Attention and a recurrence side by side, in place of Algorithm 5."""
+        c_1, c_2, kind, m = *map(_text, line.factors), type(line.recurrence).__name__, line.recurrence
+        says = RECURRENCES.get(kind, kind)
+        says = says if m.norm else says.replace("rms_norm(o ⊙ SiLU(W_z X̃))", "(o ⊙ SiLU(W_z X̃))")
+        if factors := [_text(c) for c in getattr(m, "factors", ())]:
+            says += f", times {', '.join(factors[:3])}; W_a X̃ times {factors[3]}, W_z X̃ times {factors[4]}"
+        self.notes += [f"Parallel: {c_1} MHAttention(X̃) + {c_2} {kind}(X̃)", says]
+        return "Parallel"
 
     def latent(self) -> str:
         """The formulas of latent attention, in place of Algorithm 5."""
@@ -370,6 +383,8 @@ class _Formulas:
             return f"W_{name}^{l} {X}" + (f" + b_{name}^{l} 1ᵀ" if m.biases else "")
 
         inner, gate = affine(f"mlp{i}", X), affine("gate", X)
+        if (c := m.factors) != (1, 1):
+            inner, gate = f"{_text(c[1])} ({inner})", f"{_text(c[0])} ({gate})"
         if clip:
             inner, gate = f"1 + clip({inner}, −c, c)", f"min({gate}, c)"
             self.notes.append(f"c = {clip}")

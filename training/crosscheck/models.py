@@ -38,6 +38,8 @@ def few(variant: Variant) -> Variant:
     """A named variant with few rows and experts, windows that a few tokens show, and few layers that share parameters."""
 
     def line(a: Any) -> Any:
+        if _is(a, lines.Parallel):
+            return a.but(attention=line(a.attention), recurrence=line(a.recurrence))
         of_mixer = next((sizes for kind, sizes in FEW.items() if _is(a, kind)), None)
         if of_mixer:
             return a.but(**of_mixer)
@@ -71,6 +73,8 @@ def small(variant: Variant) -> Variant:
     """The same with caps, clips, scales, factors and bases that matter at the tests' sizes."""
 
     def line(a: Any) -> Any:
+        if _is(a, lines.Parallel):
+            return a.but(attention=line(a.attention), recurrence=line(a.recurrence))
         if _is(a, lines.Mamba2):
             return a.but(delta_min=a.delta_min and 0.6)
         if not _is(a, lines.Attention):

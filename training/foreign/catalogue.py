@@ -114,6 +114,10 @@ def _number(text: str) -> Callable[[str], Choice]:
     return lambda name: Choice(text.replace("VALUE", name), float(name))
 
 
+def _numbers(text: str) -> Callable[[str], Choice]:
+    return lambda name: Choice(text.replace("VALUE", name.replace(" ", ", ")), tuple(map(float, name.split())))
+
+
 def _residual(name: str) -> Choice:
     """Such as "X + 0.5 A" or "0.9 X + A"."""
     if name.startswith("X"):
@@ -390,6 +394,10 @@ SLOTS: dict[str, dict[str, Choice]] = {
         ("n", "xIELU has α_n above 0, too, not α_p", lambda p, n: (n, n)), ("exchanged", "xIELU has α_n above 0 and α_p below", lambda p, n: (n, p))),
     **{f"gate_{where}": _rows(("gate", f"the gate {where} the convolution multiplies", lambda G: G), ("none", f"there is no gate {where} the convolution", lambda G: 1 + 0 * G)) for where in ("before", "behind")},
     "delta_min": {"0": Choice("Δ has no smallest value", 0.0)},
+    "state_norm": _rows(("yes", "what the recurrence gives is normalized", True), ("none", "what the recurrence gives is not normalized", False)),
+    "mamba_factors": {"1 1 1 1 1": Choice("the projections of Mamba-2 have no factors", (1.0,) * 5)},
+    "mlp_factors": {"1 1": Choice("gate and MLP have no factors", (1.0, 1.0))},
+    "mixer_sum": _rows(("1 1", "attention and recurrence are added without factors", (1.0, 1.0)), ("1 0", "the recurrence is left out", (1.0, 0.0)), ("0 1", "the attention is left out", (0.0, 1.0))),
     "index_k": {"all": Choice("a token reads all tokens", None)},
     "index_pairs": _rows(("halves", "the indexer rotates rows i and i + d/2", "halves"), ("neighbours", "the indexer rotates rows 2i and 2i + 1", "neighbours")),
     "experts": {"none": Choice("there is one MLP", None)},
@@ -451,6 +459,8 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "temperature": _temperature,
     "score_cap": _number("scores are VALUE·tanh(scores/VALUE)"), "distances": _distances, "scale": _scale, "rotation_scaling": _scaling,
     "rotation_share": _number("the first VALUE of the rows are rotated"), "clip": _number("queries, keys and values are cut at VALUE"),
+    "mamba_factors": _numbers("queries, keys, values, Δ and gate of Mamba-2 are multiplied by VALUE"),
+    "mlp_factors": _numbers("gate and MLP are multiplied by VALUE"), "mixer_sum": _numbers("attention and recurrence are multiplied by VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "delta_min": _number("Δ is at least VALUE"), "index_k": _number("a token reads the VALUE tokens that the indexer scores highest"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
     "residual": _residual, "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),

@@ -22,7 +22,7 @@ VARIANTS |= {
     "qwen3_5_moe_text": "QWEN3_5_MOE",
 }
 """A kind → the variant with its lines, where that has another name."""
-RECURRENCES = "GatedDelta", "KimiDelta", "Mamba2", "RGLRU", "ShortConvolution"
+RECURRENCES = "GatedDelta", "KimiDelta", "Mamba2", "Parallel", "RGLRU", "ShortConvolution"
 
 
 def from_transformers(kind: str) -> Observe:

@@ -176,6 +176,7 @@ class Parts(Run):
         return self.line(ko, lambda: self.linear(W2, b2, A.value, "mlp2_bias", place, "mlp2_square"), [A])
 
     def _gated(self, place: str, G: Any, U: Any) -> Any:
+        G, U = (c * A for c, A in zip(self.use("mlp_factors", place), (G, U), strict=True))
         c = self.use("mlp_clip", place)
         if c is not None:
             G = np.where(np.real(G) > c, c, G)

@@ -23,12 +23,13 @@ class Recurrence(Attention):
     def recurrence(self, place: str, X: Named, prefix: str) -> Named:
         """Mamba-2 if θ has D, and otherwise the gated delta rule, with a decay for each row if θ has W_a1."""
         W = {n: self.p(prefix + n) for n in OF_HEADS.split()}
+        factors = dict(zip("qkvaz", self.use("mamba_factors", place), strict=True))
         is_mamba, of_rows = W["D"] is not None, W["W_a1"] is not None
         kind = "Mamba2" if is_mamba else "KimiDelta" if of_rows else "GatedDelta"
         read = [
             self.line(
                 Key(place, 10, "6", f"{n} after its convolution"),
-                lambda n=n: self._convolved(prefix, n, X.value),
+                lambda n=n: self._convolved(prefix, n, X.value, factors[n]),
                 [X],
                 parts=True,
             )
@@ -40,7 +41,7 @@ class Recurrence(Attention):
             return self.product(W[f"W_{name}2"], self.product(W[f"W_{name}1"], X.value)[:, None])
 
         def through_time() -> Any:
-            rows = through("a") if of_rows else self.product(W["W_a"], X.value)
+            rows = through("a") if of_rows else factors["a"] * self.product(W["W_a"], X.value)
             rate = np.log(1 + np.exp(self.sum(rows, W["b_a"][..., None])))
             rate = np.maximum(rate, self.use("delta_min", place)) if is_mamba else rate
             rate = rate if of_rows else rate[..., None, :]
@@ -62,12 +63,14 @@ class Recurrence(Attention):
         O = self.line(Key(place, 10, "6", "Sᵀq"), through_time, read, parts=True)
 
         def written() -> Any:
-            rows = through("z") if of_rows else self.product(W["W_z"], X.value[:, None])
+            rows = through("z") if of_rows else factors["z"] * self.product(W["W_z"], X.value[:, None])
             gate, gamma, Y = self.use("state_gate", place)(rows), W["gamma"], O.value
             if is_mamba:
                 Y = self.rounded(Y + self.use("mamba_skip", place)(W["D"])[..., None, None] * V) * gate
                 groups = 1 if self.use("mamba_groups", place) else Q.shape[1]
                 Y = Y.reshape(len(Y), groups, -1, Y.shape[-1])
+            if not self.use("state_norm", place):
+                return self.product(W["W_out"], self.rounded(merged(Y)))
             Y = Y / self.use("norm_epsilon", f"{place}/o")((Y * Y).mean(-2, keepdims=True))
             Y = merged(Y) * gamma[..., None] if is_mamba else merged(Y * gamma[:, None, :, None] * gate)
             return self.product(W["W_out"], self.rounded(Y))
@@ -138,10 +141,10 @@ class Recurrence(Attention):
             columns.append(np.einsum("...kv,...k->...v", S, q[..., t]))
         return self.rounded(np.stack(columns, axis=-1))
 
-    def _convolved(self, prefix: str, letter: str, X: Any) -> Any:
+    def _convolved(self, prefix: str, letter: str, X: Any, factor: float) -> Any:
         """A projection of every head after its convolution over the last tokens, with a bias if there is one, and SiLU."""
         W, C, b = (self.p(f"{prefix}{name}_{letter}") for name in "WCb")
-        Y = self._taps(self.product(W, X[:, None]), C)
+        Y = self._taps(factor * self.product(W, X[:, None]), C)
         return self.rounded(silu(Y if b is None else self.sum(Y, b[..., None] + 0 * Y)))
 
     def _taps(self, Y: Any, C: Any) -> Any:

@@ -93,7 +93,12 @@ class Reference(Recurrence):
                 if self.p(f"{prefix}C_q") is not None:
                     return self.recurrence(pa, X, prefix)
                 distances = "distances" if algorithm != 8 else "encoder_distances"
-                return self._out(pa, prefix, "attn", self.attention(pa, X, X, prefix, mask, distances=distances))
+                Y = self._out(pa, prefix, "attn", self.attention(pa, X, X, prefix, mask, distances=distances))
+                if self.p(f"{prefix}recurrence/C_q") is None:
+                    return Y
+                O, key = self.recurrence(pa, X, f"{prefix}recurrence/"), Key(pa, 10, "6", "Parallel")
+                c_1, c_2 = self.use("mixer_sum", pa, key)
+                return self.line(key, lambda: self.rounded(c_1 * Y.value + c_2 * O.value), [Y, O])
 
             def feed(
                 X: Named, pm: str = pm, prefix: str = prefix, before: Named = before, here: list[Named] = here

@@ -18,7 +18,7 @@ WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
 KEPT = {"self_attention": "", "attention": "", "heads": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
-        "experts": "experts/", "shared": "shared/", "index": "index/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
+        "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
 NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
@@ -44,7 +44,7 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     found |= {"norm_kind": "rms_norm"} if _is(norm, "RMSNorm") else {}
     found |= {"norm_epsilon": f"+{norm.epsilon:g}"} if norm.epsilon else {}
     found |= {"norm_gamma": "γ+1"} if getattr(norm, "offset", 0) else {}
-    factor = {True: "√d_e", "bfloat16": "√d_e in bfloat16"}.get(e.scaled, f"{e.factor:g}")
+    factor = {True: "√d_e", "bfloat16": "√d_e in bfloat16"}.get(e.scaled, _numbers(e.factor))
     found |= {"embedding_scale": factor} if factor != "1" else {}
     found |= {"residual": f"X + {variant.residual_factor:g} A"} if variant.residual_factor != 1 else {}
     found |= dict.fromkeys(WITHOUT_GAMMA, "none") if not norm.gamma else {}
@@ -55,15 +55,17 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     order = "norm_first" if order == "no_norm" else order
     is_other = order in {"norm_first", "norm_last"} - {"norm_first" if algorithm == 10 else "norm_last"}
     found |= {"order": order} if is_other else {}
+    found |= {"mlp_factors": _numbers(*mlps[0].factors)} if mlps and mlps[0].factors != (1, 1) else {}
     found |= {"mlp_clip": f"{mlps[0].clip:g}"} if mlps and mlps[0].clip else {}
     experts = next((m for m in mlps if _is(m, "Experts")), None)
     found |= {"experts": json.dumps({name: getattr(experts, name) for name in OF_EXPERTS})} if experts else {}
     found |= {"unembed": "W_eᵀ"} if u.tied else {}
-    scale = "1/√d_e" if u.tied and u.scaled else f"{u.factor:g}"
+    scale = "1/√d_e" if u.tied and u.scaled else _numbers(u.factor)
     found |= {"unembed_scale": scale} if scale != "1" else {}
     found |= {"cap": f"{u.cap:g}"} if u.cap else {}
-    recurrences = [a for a in variant.attentions if type(a).__name__ in IN_PLACE_OF_HEADS]
-    epsilon = next((a.norm.epsilon for a in recurrences if hasattr(a, "norm")), None)
+    mixers = [part for a in variant.attentions for part, _ in a.parts()]
+    recurrences = [a for a in mixers if type(a).__name__ in IN_PLACE_OF_HEADS]
+    epsilon = next((a.norm.epsilon for a in recurrences if getattr(a, "norm", None)), None)
     found |= {} if epsilon is None else {"norm_epsilon@l*/6/o": f"+{epsilon:g}"}
     found |= {"delta_rate": "2σ"} if any(getattr(a, "beta_factor", 1) == 2 for a in recurrences) else {}
     lines = [_attention(a, algorithm) for a in variant.attentions]
@@ -75,18 +77,28 @@ def choices_of(variant: Any, algorithm: int, L: int) -> dict[str, str]:
     return {scope: name for scope, name in found.items() if name is not None}
 
 
+def _numbers(*factors: float) -> str:
+    return " ".join(f"{c:g}" if float(f"{c:g}") == c else repr(c) for c in factors)
+
+
 def _is(record: Any, kind: str) -> bool:
     return type(record).__name__ == kind
 
 
 def _attention(line: Any, algorithm: int) -> dict[str, str]:
-    """The choices of an attention; in Algorithm 8, cross-attention has no distances."""
+    """The choices of a mixer; in Algorithm 8, cross-attention has no distances."""
+    if _is(line, "Parallel"):
+        attention, recurrence = (_attention(part, algorithm) for part, _ in line.parts())
+        return {**attention, **recurrence, "mixer_sum": _numbers(*line.factors)}
 
     def of(name: str) -> Any:
         return getattr(line, name, None)
 
     at, found = of("positions"), {}
-    found |= {slot: f"{of(name):g}" for slot, name in NUMBERS.items() if of(name)}
+    found |= {slot: _numbers(of(name)) for slot, name in NUMBERS.items() if of(name)}
+    if _is(line, "Mamba2"):
+        found |= {"mamba_factors": _numbers(*line.factors)} if line.factors != (1.0,) * 5 else {}
+        found |= {"state_norm": "none"} if line.norm is None else {}
     found |= (
         {"qk_norm": "late" if of("positions_first") else "rms"} if of("positions_first") or _without_gamma(line) else {}
     )

@@ -9,6 +9,7 @@ compiled for a bucket serves all lengths in it. On CPUs, such a cache is in part
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.platform import platform_of
 from algorithms.machinery.sharding import devices_sharing
+from algorithms.model.parallel import Both
 from algorithms.ops.softmax import capped
 from training.generation.layout import Weights, sizes_of_layers
 from training.generation.slots import CacheQueries, Slots, smallest_part
@@ -113,8 +115,14 @@ class RecurrentState(NamedTuple):
 Rows = KeyValues | Slots
 """The cache of one attention, as a step reads and writes it."""
 
-Cache = Rows | RecurrentState
-"""The caches of one layer, as a step reads and writes them."""
+Cache = Rows | RecurrentState | Both
+"""The cache of one layer, as a step reads and writes it: `Both` of two mixers side by side."""
+
+
+def joined(caches: Iterable[Any]) -> Any:
+    """Return the cache of a layer from those of its mixers: the one, or both."""
+    each = tuple(caches)
+    return each[0] if len(each) == 1 else Both(*each)
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:
@@ -131,6 +139,8 @@ def with_room(cache: Cache, C: int, n: int | None) -> Cache:
     """Return a cache with room for C slots, or up to its limit; in parts if that is all and n is given."""
     if isinstance(cache, RecurrentState):
         return cache
+    if isinstance(cache, Both):
+        return Both(*(with_room(part, C, n) for part in cache))
     R = min(C, cache.limit or C)
     if isinstance(cache, Slots):
         return cache.grown(R) if C == R else whole(cache).resized(R)
@@ -156,6 +166,8 @@ def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
         parts = [a.reshape(H, len(a) // H, *a.shape[1:]) for a in (cache, of_others)]
         return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
+    if isinstance(cache, Both):
+        return Both(*(side_by_side(*parts, B) for parts in zip(cache, other, strict=True)))
     if isinstance(cache, RecurrentState):
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=-1), cache, other)
     return jax.tree.map(both, cache, other)
@@ -168,6 +180,8 @@ def chosen_sequences(cache: Cache, chosen: Int[Array, "n"], B: int) -> Cache:
         H = len(cache) // B
         return cache.reshape(H, B, *cache.shape[1:])[:, chosen].reshape(H * len(chosen), *cache.shape[1:])
 
+    if isinstance(cache, Both):
+        return Both(*(chosen_sequences(part, chosen, B) for part in cache))
     if isinstance(cache, RecurrentState):
         return jax.tree.map(lambda a: a[..., chosen], cache)
     return jax.tree.map(choose, cache)

@@ -16,10 +16,11 @@ from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import lines_of, with_caches
 from algorithms.lines import Experts
 from algorithms.machinery.options import using
+from algorithms.model.parallel import Both
 from algorithms.notation import Implementation
 from algorithms.ops.softmax import softmax
 from training.generation.attending import CachedAttention, ContextAttention, keys_of_distances
-from training.generation.cache import Cache, RecurrentState, rows_of
+from training.generation.cache import Cache, RecurrentState, joined, rows_of
 from training.generation.layout import Weights
 from training.generation.sampling import SamplingArrays, draw, keys_of_tokens, penalized
 from training.generation.states import Context, Likeliest, State, grow
@@ -44,9 +45,14 @@ def _of_distances(weights: Any, caches: tuple[Cache, ...]) -> tuple[Any, ...]:
         mixers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
     (d_e, _), dtype = weights.W_e.shape, weights.W_e.dtype
 
-    def of_layer(l, W, cache):
+    def of_mixer(line, W, cache):
         R = 0 if isinstance(cache, RecurrentState) else rows_of(cache)
-        return keys_of_distances(weights.variant.attention_of(l), W, d_e, dtype, table, R)
+        return keys_of_distances(line, W, d_e, dtype, table, R)
+
+    def of_layer(l, W, cache):
+        caches = cache if isinstance(cache, Both) else (cache,)
+        each = zip(weights.variant.attention_of(l).parts(W), caches, strict=True)
+        return joined(of_mixer(*part, of_part) for part, of_part in each)
 
     return tuple(of_layer(l, W, cache) for l, (W, cache) in enumerate(zip(mixers, caches, strict=True)))
 
@@ -55,12 +61,13 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
     """Return the logits of the next token of every sequence, and the new caches."""
     y = jax.lax.dynamic_index_in_dim(state.tokens, state.slot, axis=1, keepdims=False)
     t = state.lengths - 1 + state.slot - state.first
-    caches: Any = state.caches
-    own = tuple(
-        cache.state if isinstance(cache, RecurrentState) else CachedAttention(cache, of_distances, t, state.slot)
-        for cache, of_distances in zip(caches, P, strict=True)
-    )
-    kept = layers.MixerCaches(own)
+
+    def readable(cache: Any, of_distances: Any) -> Any:
+        if isinstance(cache, Both):
+            return Both(*map(readable, cache, of_distances))
+        return cache.state if isinstance(cache, RecurrentState) else CachedAttention(cache, of_distances, t, state.slot)
+
+    kept = layers.MixerCaches(tuple(map(readable, state.caches, P)))
     with using(implementation=implementation_of(weights.variant)):
         if context is None:
             f = lines_of("Algorithm 10", y, weights, positions=t, caches=kept)
@@ -75,7 +82,12 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
 
 
 def _caches(own: tuple[Any, ...]) -> tuple[Cache, ...]:
-    return tuple(of.cache if isinstance(of, CachedAttention) else RecurrentState(of) for of in own)
+    def of_layer(of: Any) -> Cache:
+        if isinstance(of, Both):
+            return Both(*map(of_layer, of))
+        return of.cache if isinstance(of, CachedAttention) else RecurrentState(of)
+
+    return tuple(map(of_layer, own))
 
 
 @functools.partial(jax.jit, static_argnames=("once",), donate_argnames=("state",))

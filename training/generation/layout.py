@@ -103,12 +103,12 @@ def sizes_of_layers(theta: Weights) -> Sizes | None:
 
 
 def sizes_of_each_layer(theta: Weights) -> list[Sizes | None]:
-    """Return the sizes of every (decoder's) layer of θ; None for a mixer other than attention. Raises ValueError if
+    """Return the sizes of the attention in every (decoder's) layer of θ; None if it has none. Raises ValueError if
     layers of one stack differ in these: the caches of a loop are of one shape.
     """
     variant = theta.variant
     layers = theta.layers if isinstance(theta, DTransformerParams) else theta.decoder
-    of: list[Any] = [(variant.attention_of(l), W[0]) for l, W in enumerate(of_each_layer(layers, variant))]
+    of: list[Any] = [variant.attention_of(l).parts(W[0])[0] for l, W in enumerate(of_each_layer(layers, variant))]
     of = [(line, *shapes_of_leaves(W), W) for line, W in of]
     found: dict[Any, Any] = {}
     for line, *shapes, W in of:
@@ -128,11 +128,10 @@ def bytes_kept(theta: DTransformerParams) -> list[tuple[int, int]]:
     found = []
     of = zip(sizes_of_each_layer(theta), of_each_layer(theta.layers, theta.variant), strict=True)
     for l, (sizes, W) in enumerate(of):
-        if sizes is None:
-            state = jax.eval_shape(functools.partial(theta.variant.attention_of(l).begin, B=1), W[0])
-            found.append((0, sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))))
-        else:
-            found.append((sizes[1] * sum(sizes[2:]) * theta.W_e.dtype.itemsize, 0))
+        of_token = 0 if sizes is None else sizes[1] * sum(sizes[2:]) * theta.W_e.dtype.itemsize
+        others = [part for part in theta.variant.attention_of(l).parts(W[0]) if not isinstance(part[0], Attention)]
+        states = [jax.eval_shape(functools.partial(line.begin, B=1), of) for line, of in others]
+        found.append((of_token, sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(states))))
     return found
 
 

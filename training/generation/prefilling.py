@@ -16,6 +16,7 @@ from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import CacheSelection, lines_of, with_caches, zero_padding
 from algorithms.lines import Attention
 from algorithms.machinery.options import using
+from algorithms.model.parallel import Both
 from algorithms.model.theta import count_layers, places, stacks_of
 from training.generation.cache import Cache, KeyValues, RecurrentState, held, rows_of_parts
 from training.generation.states import Context, Limits, State, begun, prompt_tokens
@@ -63,6 +64,8 @@ def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSele
     rows = prompt_tokens(lengths, P, min(P, limit or P))
 
     def select(line, cached):
+        if isinstance(cached, Both):
+            return Both(*(select(part, of_part) for (part, _), of_part in zip(line.parts(), cached, strict=True)))
         is_attention = isinstance(line, Attention)
         return KeyValues.of(cached.K, cached.V, limit).arranged(rows) if is_attention else RecurrentState(cached)
 

@@ -26,12 +26,14 @@ from algorithms import DTransformerParams, Variant
 from algorithms.layers import zero_padding
 from algorithms.lines import Attention
 from algorithms.machinery.arrays import accumulation_dtype
+from algorithms.model.parallel import Both
 from training.generation.cache import (
     Cache,
     KeyValues,
     RecurrentState,
     chosen_sequences,
     held,
+    joined,
     rows_of,
     rows_of_parts,
     side_by_side,
@@ -117,13 +119,15 @@ def empty_state(weights: Weights, *, B: int, C: int, bos: int) -> State:
     """Return B sequences with only their first token, bos."""
     layers = weights.layers if isinstance(weights, DTransformerParams) else weights.decoder
 
-    def empty(l, layer) -> Cache:
-        line, W = weights.variant.attention_of(l), layer[0]  # of self-attention
+    def of_mixer(line, W) -> Cache:
         if not isinstance(line, Attention):
             return RecurrentState(line.begin(W, B))
         _, H_kv, *sizes = sizes_of_heads(line, W, len(weights.W_e), weights.W_e.dtype)
         K, V = (jnp.zeros((H_kv * B, C, d), weights.W_e.dtype) for d in sizes)
         return with_room(KeyValues(K, V), C, rows_of_parts(weights, B))
+
+    def empty(l, layer) -> Cache:
+        return joined(of_mixer(*part) for part in weights.variant.attention_of(l).parts(layer[0]))  # of self-attention
 
     tokens = jnp.zeros((B, C), jnp.int32).at[:, 0].set(bos)
     return at_slot(0, tuple(empty(*of) for of in enumerate(layers)), tokens, jnp.ones(B, jnp.int32))
@@ -160,6 +164,8 @@ def placed_cache(
     def moved(cache, before):
         if isinstance(cache, RecurrentState):
             return cache
+        if isinstance(cache, Both):
+            return Both(*(moved(part, before) for part in cache))
         there = held(slot, min(C, cache.limit or C)) - slot
         in_cache = jnp.where(there + before < 0, 0, (there + before) % rows_of(cache))
         return whole(cache).taken(in_cache)

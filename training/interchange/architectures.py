@@ -5,6 +5,7 @@ from training.interchange import (
     embedding_gemma,
     encoder_decoder,
     encoders,
+    falcon,
     gpt_decoders,
     granite,
     griffin,
@@ -21,7 +22,7 @@ from training.interchange import (
 ARCHITECTURES = {
     kind: architecture
     for module in (
-        *(gpt_decoders, llama_like, deepseek, hybrids, granite, griffin, lfm, llama4, nemotron),
+        *(gpt_decoders, llama_like, deepseek, hybrids, falcon, granite, griffin, lfm, llama4, nemotron),
         *(encoders, modernbert, embedding_gemma, llada, encoder_decoder, torch_transformer),
     )
     for kind, architecture in module.KINDS.items()

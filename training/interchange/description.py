@@ -362,7 +362,7 @@ class Architecture(NamedTuple):
 
     def write_config(self, model: Model) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of a model's config.json, and what they cannot express of it."""
-        c, known = model.config, (Attention, *map(type, self.lines.values()))
+        c, known = model.config, (Attention, *map(type, (*self.variant.attentions, *self.lines.values())))
         others = [a for a in c.variant.attentions if not isinstance(a, known)]
         if others:
             return {}, [f"attention = {others[0]!r}"]

@@ -63,9 +63,8 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
     return lacks
 
 
-def mamba_rows(mamba: str) -> dict[str, str]:
+def mamba_rows(mamba: str, ours: str = "layers.attention") -> dict[str, str]:
     """Return the tensors of Mamba-2 in a layer."""
-    ours = "layers.attention"
     return {
         f"{mamba}.in_proj.weight": f"{ours}.W_z+W_v+W_k+W_q+W_a",
         f"{mamba}.conv1d.weight": f"<{ours}.C_v+C_k+C_q>",

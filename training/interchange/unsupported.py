@@ -11,7 +11,6 @@ _KINDS = {
     "a head that detects replaced tokens, and an embedding size that differs from that of the layers": "electra",
     "a mapping of its tensors, which is not written yet, although its lines are supported": "deepseek2 mt5 stablelm",
     "an embedding size that differs from that of the layers": "rembert",
-    "attention and a recurrence side by side": "falcon_h1",
     "logits one token late in masked diffusion": "dream",
     "normalized values, keys and values shared by layers, and embeddings of every layer": "gemma3n_text gemma4_text",
     "an encoder and a decoder that normalize before each step": "blenderbot m2m_100 mbart pegasus",

@@ -138,14 +138,14 @@ def feed_forward(X: Array, W: Any, line: Any, f: Any) -> Array:
     if hasattr(line, "own"):
         return line.own(X, W)
     f = ACTIVATIONS[line.activation] if line.activation else f
-    return experts(X, W, f, line) if type(line).__name__ == "Experts" else mlp(X, W, f, line.clip)
+    return experts(X, W, f, line) if type(line).__name__ == "Experts" else mlp(X, W, f, line.clip, line.factors)
 
 
-def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
+def mlp(X: Array, W: Any, f: Any, clip: float | None = None, factors: Sequence[float] = (1.0, 1.0)) -> Array:
     """Return W_mlp2 f(W_mlp1 X), or with a gate W_mlp2 (f(W_gate X) * W_mlp1 X) (Shazeer 2020; Llama; T5 1.1).
 
     With a clip c, the gate is f(min(W_gate X, c)) * (1 + the entries of W_mlp1 X, at least -c and at most c) (gpt-oss,
-    Agarwal et al. 2025).
+    Agarwal et al. 2025). With factors c_1, c_2 it is f(c_1 W_gate X) * c_2 W_mlp1 X (Falcon-H1, Zuo et al. 2025).
 
     `W`: W_mlp1 [d_mlp, d_e], W_mlp2 [d_e, d_mlp]; where there: W_gate [d_mlp, d_e], b_mlp1, b_gate [d_mlp], b_mlp2
     [d_e]. Where there are alpha_p and alpha_n, the activation is xIELU.
@@ -160,7 +160,7 @@ def mlp(X: Array, W: Any, f: Any, clip: float | None = None) -> Array:
     if clip is not None:
         G = np.where(np.real(G) > clip, clip, G)
         U = clipped(U, clip) + 1
-    return linear(W.W_mlp2, part(W, "b_mlp2"), f(G) * U)
+    return linear(W.W_mlp2, part(W, "b_mlp2"), f(factors[0] * G) * (factors[1] * U))
 
 
 def experts(X: Array, W: Any, f: Any, line: Any) -> Array:
@@ -335,8 +335,8 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: An
     gamma_k?, W_r, u, v [H, ...] for Transformer-XL, s?, W_g? [H, d_mid, d_x] (a gate of what each head gives, Qwen3-Next),
     W_o, b_o?; `line`: an attention's scale (None: 1 / sqrt(d_attn); T5, GPT-Neo and document 000: 1), cap, positions, clip
     (None or c: queries, keys and values are cut to [-c, c]), normalize_heads (None or a norm), heads_together (one norm
-    of all heads), positions_first (these norms follow the positions, HunYuan); or one of `IN_PLACE_OF_HEADS`; or one with
-    "own"; `where`: x_positions; z_positions; bidirectional; distances?.
+    of all heads), positions_first (these norms follow the positions, HunYuan); or one of `IN_PLACE_OF_HEADS`; or
+    Parallel, an attention and one of these (Zuo et al. 2025, "Falcon-H1"); or one with "own"; `where`: x_positions; z_positions; bidirectional; distances?.
 
     Raises:
         ValueError: if the line is of another kind.
@@ -344,6 +344,9 @@ def mh_attention(X: Array, Z: Array, W: Any, mask: Array, line: Any, **where: An
     kind = type(line).__name__
     if hasattr(line, "own"):
         return np.asarray(line.own(X, Z, W, mask))
+    if kind == "Parallel":
+        Y = mh_attention(X, Z, W.attention, mask, line.attention, **where)
+        return line.factors[0] * Y + line.factors[1] * mh_attention(X, Z, W.recurrence, mask, line.recurrence)
     if kind in IN_PLACE_OF_HEADS:
         return IN_PLACE_OF_HEADS[kind](X, W, mask, line)
     if kind == "Latent":
@@ -435,26 +438,31 @@ def mamba2(X: Array, W: Any, mask: Array, line: Any) -> Array:
     In every head, S <- exp(-exp(a) Delta) S + B (Delta x)^T and y = S^T C + D x, token by token, with Delta =
     softplus(W_a X + b_a), but at least a smallest Delta (Nemotron-H); x, B and C come from a convolution with a bias over the last tokens of the document, and
     SiLU. S starts as 0 where a document does. The y of the heads that share B and C are multiplied by silu(W_z X), and
-    normalized as one column.
+    normalized as one column, unless there is no norm. The projections to C, B, x, Delta and gate may have factors
+    (Falcon-H1).
 
     `W`: W_q, W_k [H_k, d_k, d_e] of C and B, W_v [H, d_v, d_e] of x, C_q, C_k [H_k, d_k, width], C_v [H, d_v, width], b_q,
     b_k [H_k, d_k], b_v [H, d_v], W_z [H, d_v, d_e], W_a [H, d_e], b_a, a, D [H], gamma [H d_v], W_out [d_e, H d_v];
-    `line`: norm, delta_min.
+    `line`: norm, delta_min, factors of C, B, x, Delta and the gate.
     """
     H, H_k, l = len(W.W_v), len(W.W_q), X.shape[1]
     starts = [t == 0 or not mask[t - 1, t] for t in range(l)]
     groups: list[list[Array]] = [[] for _ in range(H_k)]
+    c_C, c_B, c_x, c_delta, c_z = line.factors
     for h in range(H):
         g = h // (H // H_k)
-        C, B = (convolved(M[g] @ X, T[g], b[g], starts) for M, T, b in ((W.W_q, W.C_q, W.b_q), (W.W_k, W.C_k, W.b_k)))
-        x, columns = convolved(W.W_v[h] @ X, W.C_v[h], W.b_v[h], starts), []
+        C = convolved(c_C * (W.W_q[g] @ X), W.C_q[g], W.b_q[g], starts)
+        B = convolved(c_B * (W.W_k[g] @ X), W.C_k[g], W.b_k[g], starts)
+        x, columns = convolved(c_x * (W.W_v[h] @ X), W.C_v[h], W.b_v[h], starts), []
         S = np.zeros((len(B), len(x)))
         for t in range(l):
-            delta = max(np.log(1 + np.exp(W.W_a[h] @ X[:, t] + W.b_a[h])), line.delta_min)
+            delta = max(np.log(1 + np.exp(c_delta * (W.W_a[h] @ X[:, t]) + W.b_a[h])), line.delta_min)
             S = (0 if starts[t] else np.exp(-np.exp(W.a[h]) * delta)) * S + np.outer(B[:, t], delta * x[:, t])
-            columns.append((S.T @ C[:, t] + W.D[h] * x[:, t]) * silu(W.W_z[h] @ X[:, t]))
+            columns.append((S.T @ C[:, t] + W.D[h] * x[:, t]) * silu(c_z * (W.W_z[h] @ X[:, t])))
         groups[g].append(np.stack(columns, axis=1))
     together = [np.concatenate(heads) for heads in groups]
+    if line.norm is None:
+        return np.asarray(W.W_out @ np.concatenate(together))
     normed = [Y / np.sqrt((Y * Y).sum(axis=0) / len(Y) + line.norm.epsilon) for Y in together]
     return np.asarray(W.W_out @ (W.gamma[:, None] * np.concatenate(normed)))
 

@@ -18,7 +18,8 @@ def attention_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
 
 def score_flops(c: Any, L: int, l_x: int, l_z: int) -> int:
     """Return the FLOPs of lines 4 to 7 of Algorithm 4 in L layers: those of all pairs of tokens."""
-    attentions = sum(isinstance(c.variant.attention_of(l), Attention) for l in range(L))
+    parts = (part for l in range(L) for part, _ in c.variant.attention_of(l).parts())
+    attentions = sum(isinstance(part, Attention) for part in parts)
     return attentions * 2 * c.H * l_x * l_z * (c.d_attn + c.d_mid)
 
 

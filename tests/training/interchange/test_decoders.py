@@ -55,6 +55,17 @@ MAMBA = {"num_hidden_layers": 5, "layer_types": ["mamba", "mamba", "attention", 
 MAMBA |= {"hidden_size": 24, "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 5, "mamba_d_head": 8}
 MAMBA |= {"mamba_d_conv": 3, "shared_intermediate_size": 19}
 BAMBA = {name: value for name, value in MAMBA.items() if name not in ("layer_types", "shared_intermediate_size")}
+FALCON = {name: value for name, value in MAMBA.items() if name not in ("layer_types", "shared_intermediate_size")}
+FALCON |= {
+    "num_hidden_layers": 3,
+    "mamba_d_ssm": 48,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-3,
+    "mamba_norm_before_gate": False,
+}
+FALCON |= {"embedding_multiplier": 1.7, "lm_head_multiplier": 0.6, "key_multiplier": 0.7, "mlp_multipliers": [0.8, 0.9]}
+FALCON |= {"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.5, "ssm_out_multiplier": 0.4}
+FALCON |= {"ssm_in_multiplier": 0.5, "ssm_multipliers": [1.25, 0.5, 1.5, 0.75, 1.75], "rope_parameters": DEFAULT}
 NEMOTRON = {"mamba_num_heads": 6, "n_groups": 3, "ssm_state_size": 5, "mamba_head_dim": 8, "conv_kernel": 3}
 NEMOTRON |= {"layer_norm_epsilon": 1e-3, "num_hidden_layers": None, "time_step_min": 0.6, "mlp_bias": True}
 LFM = {"num_hidden_layers": 5, "norm_eps": 1e-3, "head_dim": 2, "rope_parameters": DEFAULT}
@@ -179,6 +190,12 @@ MODELS = {
         {"moe_intermediate_size": 11, "moe_k": 2, "moe_num_experts": 5, "moe_layer_start_index": 2, "head_dim": 2},
     ),
     "bamba": ("bamba", {**BAMBA, "attn_layer_indices": [1, 4], "mlp_bias": True, "head_dim": 4}),
+    "falcon_h1": ("falcon_h1", FALCON),
+    "falcon_h1, normalized": (
+        "falcon_h1",
+        {**FALCON, "mamba_rms_norm": True, "attention_in_multiplier": 1.0}
+        | {"attention_bias": True, "mlp_bias": True, "mlp_multipliers": [0.8, 1.0]},
+    ),
     "nemotron_h": ("nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-MM-*-*M"}),
     "nemotron_h, experts": (
         "nemotron_h",
@@ -326,6 +343,12 @@ def test_the_fields_of_published_files_are_read(tmp_path, name):
     assert load_pretrained(path)[1] == expected
 
 
+PUBLISHED_FALCON = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+PUBLISHED_FALCON |= {"mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_d_state": 128}
+PUBLISHED_FALCON |= {"embedding_multiplier": 5.656854249492381, "lm_head_multiplier": 0.0390625}
+PUBLISHED_FALCON |= {"key_multiplier": 0.390625, "attention_out_multiplier": 0.9375, "ssm_in_multiplier": 1.25}
+PUBLISHED_FALCON |= {"ssm_out_multiplier": 0.23570226039551587, "mlp_multipliers": [0.8838834764831845, 0.5859375]}
+PUBLISHED_FALCON |= {"ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]}
 PUBLISHED = {
     "glm4_moe_lite": ("GLM4_MOE_LITE", 1e6, {}),
     "glm4_moe": ("GLM4_MOE", 1e6, {"attention_bias": True, "head_dim": 128}),
@@ -346,6 +369,7 @@ PUBLISHED = {
     "deepseek_v32": ("DEEPSEEK_V32", 1e4, {}),
     "glm_moe_dsa": ("GLM5", 1e6, {}),
     "modernbert-decoder": ("ETTIN", None, {}),
+    "falcon_h1": ("FALCON_H1", 1e11, PUBLISHED_FALCON),
     "nemotron_h": ("NEMOTRON_H", 1e4, {"hybrid_override_pattern": "M-M-M-M-M*-" * 2}),
 }
 
@@ -430,6 +454,10 @@ def test_old_and_new_fields_of_positions_side_by_side_mean_what_they_do_in_trans
         ("granite_hybrid", {"mamba_proj_bias": True}, "biases of the projections of a recurrence"),
         ("granite_hybrid", {"time_step_limit": [0.0, 0.1]}, r"limits of Δ \(time_step_limit = \[0.0, 0.1\]\)"),
         ("granite_hybrid", {"layer_types": ["conv"] * 5}, "layer_types: expected linear_attention or full_attention"),
+        ("falcon_h1", {"attention_bias": True}, "a factor of an attention's input beside biases"),
+        ("falcon_h1", {"mlp_bias": True}, "a factor of an MLP's output beside biases"),
+        ("falcon_h1", {"mlp_multipliers": [0.8]}, "mlp_multipliers: expected a list of 2 numbers"),
+        ("falcon_h1, normalized", {"mamba_norm_before_gate": True}, "a recurrence's norm before its gate"),
         ("nemotron_h", {"layers_block_type": ["mamba", *["mlp"] * 8]}, "an MLP that follows neither an attention nor"),
         ("nemotron_h", {"moe_latent_size": 7}, r"experts of a latent \(moe_latent_size = 7\)"),
         ("kimi_linear", {"layer_types": ["linear_attention"] * 4}, "linear_attention or full_attention for each of 5"),

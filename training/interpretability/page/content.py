@@ -51,7 +51,7 @@ def look(run: Run, prompt: str, *, against: str | None = None, chat: bool = Fals
     """
     run = of_text(run)
     config, tokenizer = run.config, run.tokenizer
-    if not any(isinstance(line, Attention) for line in config.variant.attentions):
+    if not any(map(_has_attention, config.variant.attentions)):
         kinds = " and ".join(dict.fromkeys(type(line).__name__ for line in config.variant.attentions))
         raise PageError(f"model: expected one with an attention in some layer, whose weights are shown, got {kinds}")
     x = _tokens(run, "prompt", prompt, chat=chat)
@@ -153,12 +153,16 @@ def _own_attention(run: Run, seen: Any) -> list[AttentionMaps]:
     return [AttentionMaps.recorded("Attention", "prompt", "prompt", _of_layers(run, seen["A"]))]
 
 
+def _has_attention(mixer: Any) -> bool:
+    return any(isinstance(part, Attention) for part, _ in mixer.parts())
+
+
 def _of_layers(run: Run, values: jax.Array) -> jax.Array:
     """Return what was recorded of attentions with a row for every layer, of 0 where the mixer is none."""
     config = run.config
     if len(values) == config.L:
         return values
-    layers = [l for l in range(config.L) if isinstance(config.variant.attention_of(l), Attention)]
+    layers = [l for l in range(config.L) if _has_attention(config.variant.attention_of(l))]
     return jnp.zeros((config.L, *values.shape[1:]), values.dtype).at[np.array(layers)].set(values)
 
 
