@@ -36,7 +36,7 @@ class Mamba2Params(NamedTuple):
     b_a: Array
     a: Array
     D: Array
-    gamma: Array
+    gamma: Array | None
     W_out: Array
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sampled(1, tests=4)
 SIZES = {"n": 4, "n_keys": 2, "d_key": 5, "d_value": 3, "norm": RMSNorm(epsilon=1e-3)}
 LINES = {
     "delta": (GatedDelta(**SIZES, beta_factor=1.5), gated_delta),
-    "mamba": (Mamba2(**SIZES, delta_min=0.6), mamba2),
+    "mamba": (Mamba2(**SIZES, delta_min=0.6, factors=(0.5, 0.6, 0.7, 0.8, 0.9)), mamba2),
 }
 LINES["kimi"] = (KimiDelta(**SIZES, rank=2), gated_delta)
 LINES["lru"] = (RGLRU(n=3, d=4, width=3), lambda X, W, mask, _: rg_lru(X, W, mask))

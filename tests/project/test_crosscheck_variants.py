@@ -88,7 +88,16 @@ def test_every_field_changes_a_formula():
                "unembedding.": Unembedding}  # fmt: skip
     named = {prefix + field.name for prefix, record in records.items() for field in dataclasses.fields(record)}
     assert named - found == {*NOT_LINES, "embedding", "unembedding"}
-    others = {"H_kv", "attention.delta_min", "mlp.shared", "mlp.shared_gate", "mlp.weighted", "norm.beta"}
+    others = {
+        "H_kv",
+        "attention.delta_min",
+        "attention.attention",
+        "attention.factors",
+        "mlp.shared",
+        "mlp.shared_gate",
+        "mlp.weighted",
+        "norm.beta",
+    }
     assert found - named == others
 
 

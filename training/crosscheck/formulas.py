@@ -338,8 +338,8 @@ class _Formulas:
         says = says if m.norm else says.replace("rms_norm(o ⊙ SiLU(W_z X̃))", "(o ⊙ SiLU(W_z X̃))")
         if factors := [_text(c) for c in getattr(m, "factors", ())]:
             says += f", times {', '.join(factors[:3])}; W_a X̃ times {factors[3]}, W_z X̃ times {factors[4]}"
-        self.notes += [f"Parallel: {c_1} MHAttention(X̃) + {c_2} {kind}(X̃)", says]
-        return "Parallel"
+        self.notes.append(says)
+        return f"({c_1} MHAttention + {c_2} {kind})"
 
     def latent(self) -> str:
         """The formulas of latent attention, in place of Algorithm 5."""

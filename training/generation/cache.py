@@ -158,7 +158,7 @@ def rows_of(cache: Rows) -> int:
     return cache.starts[-1] if isinstance(cache, Slots) else cache.K.shape[1]
 
 
-def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
+def side_by_side(cache: Cache, other: Any, B: int) -> Cache:
     """Return a cache of B sequences, followed by the sequences of another."""
 
     def both(cache, of_others):
@@ -167,7 +167,7 @@ def side_by_side(cache: Cache, other: Cache, B: int) -> Cache:
         return jnp.concatenate(parts, axis=1).reshape(len(cache) + len(of_others), *cache.shape[1:])
 
     if isinstance(cache, Both):
-        return Both(*(side_by_side(*parts, B) for parts in zip(cache, other, strict=True)))
+        return Both(*(side_by_side(a, b, B) for a, b in zip(cache, other, strict=True)))
     if isinstance(cache, RecurrentState):
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=-1), cache, other)
     return jax.tree.map(both, cache, other)

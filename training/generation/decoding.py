@@ -45,14 +45,14 @@ def _of_distances(weights: Any, caches: tuple[Cache, ...]) -> tuple[Any, ...]:
         mixers, table = [layer.self_attention for layer in weights.decoder], weights.decoder_distances
     (d_e, _), dtype = weights.W_e.shape, weights.W_e.dtype
 
-    def of_mixer(line, W, cache):
+    def of_mixer(line: Any, W: Any, cache: Any) -> Any:
         R = 0 if isinstance(cache, RecurrentState) else rows_of(cache)
         return keys_of_distances(line, W, d_e, dtype, table, R)
 
     def of_layer(l, W, cache):
         caches = cache if isinstance(cache, Both) else (cache,)
         each = zip(weights.variant.attention_of(l).parts(W), caches, strict=True)
-        return joined(of_mixer(*part, of_part) for part, of_part in each)
+        return joined(of_mixer(line, of, of_part) for (line, of), of_part in each)
 
     return tuple(of_layer(l, W, cache) for l, (W, cache) in enumerate(zip(mixers, caches, strict=True)))
 
@@ -73,7 +73,7 @@ def _scores(weights: Weights, context: Context | None, state: State, P: tuple[An
             f = lines_of("Algorithm 10", y, weights, positions=t, caches=kept)
             X, kept = with_caches(d_lines, f, y, weights, UNIDIRECTIONAL)
         else:
-            caches = context.caches
+            caches: Any = context.caches
             kept = kept._replace(context=tuple(ContextAttention(cache, context.permitted) for cache in caches))
             f = lines_of("decoder of Algorithm 8", y, weights, positions=t, caches=kept)
             Z = jnp.zeros((weights.W_e.shape[0], 0), weights.W_e.dtype)  # what is needed of it is kept

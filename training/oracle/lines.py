@@ -177,12 +177,12 @@ def experts(X: Array, W: Any, f: Any, line: Any) -> Array:
     for t in range(X.shape[1]):
         x = X[:, t : t + 1]
         router = linear(W.W_r, part(W, "b_r"), x)[:, 0]
-        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, line.clip)
+        total = np.zeros_like(x) if part(W, "shared") is None else mlp(x, W.shared, f, line.clip, line.factors)
         total = total if part(W, "w_s") is None else total / (1 + np.exp(-(W.w_s @ x)))
         for i, weight in weights_of_experts(router, part(W, "b_choice"), line).items():
             arrays = {name: W_all[i] for name, W_all in vars(W.experts).items() if W_all is not None}
             before, after = (weight, 1) if line.weighted == "inputs" else (1, weight)
-            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, line.clip)
+            total = total + after * mlp(before * x, SimpleNamespace(**arrays), f, line.clip, line.factors)
         columns.append(total[:, 0])
     return np.stack(columns, axis=1)
 
