@@ -98,7 +98,7 @@ def _attention(line: Any, algorithm: int) -> dict[str, str]:
     found |= {slot: _numbers(of(name)) for slot, name in NUMBERS.items() if of(name)}
     if _is(line, "Mamba2"):
         found |= {"mamba_factors": _numbers(*line.factors)} if line.factors != (1.0,) * 5 else {}
-        found |= {"state_norm": "none"} if line.norm is None else {}
+        found |= {"state_norm": "none"} if of("norm") is None else {}
     found |= (
         {"qk_norm": "late" if of("positions_first") else "rms"} if of("positions_first") or _without_gamma(line) else {}
     )
