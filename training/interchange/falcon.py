@@ -75,8 +75,7 @@ def _write(model: Model, state: dict[str, Any], kind: str) -> list[str]:
 _LAYER = "model.layers.#"
 KINDS = {
     KIND: of_lines(
-        KIND,
-        "FalconH1",
+        f"{KIND} FalconH1",
         *fields_of(
             f"{MAMBA}.n {MAMBA}.n_keys {MAMBA}.d_key {MAMBA}.width",
             "mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv",
