@@ -19,7 +19,6 @@ from algorithms.machinery.record import Record
 from algorithms.masks import StructuralMask
 from tests import family_cases as cases
 from tests.cases import assert_trees_close, quick_of, small_blocks
-from training import settings
 from training.generation import generate, translate
 
 pytestmark = pytest.mark.sampled(2)
@@ -160,10 +159,6 @@ def test_json_there_and_back(name):
     back = Record.from_json(json.loads(json.dumps(variant.to_json())))
     assert back == variant
     assert hash(back) == hash(variant)
-
-
-def test_every_named_variant_can_be_trained():
-    assert tuple(alg.VARIANTS) == settings.VARIANTS
 
 
 def test_a_variant_names_what_it_changes_and_nothing_else():

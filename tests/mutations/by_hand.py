@@ -56,7 +56,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("a while loop not steered", "algorithms/inside/evaluation.py", "Evaluator._while", "return", "self._turn(body.jaxpr, body.consts, [*of_body, *state], loops)[0]", "jaxpr_as_fun(body)(*of_body, *state)", ("algorithms/test_inside_changes.py",)),
     ("steps from the cache not steered", "training/generation/inside.py", "Inside.__init__", "self.decode", "intervene(decoding.decode, places)", "decoding.decode", ("training/generation/test_generation_inside.py",)),
     ("those who join read as the others", "training/generation/inside.py", "Recording.choose", "every", "self.rows + self.latest", "self.latest + self.rows", ("training/generation/test_generation_inside.py",)),
-    ("the lens without the last norm", "training/interpretability/lens.py", "unembedded", "X", 'X if norm is None else theta.variant.norm(X, norm)', "X", ("training/interpretability/test_interpretability.py",)),
+    ("the lens without the last norm", "training/interpretability/lens.py", "unembedded", "X", 'f.layer_norm(X, theta.norm if is_decoder else theta.decoder_norm)', "X", ("training/interpretability/test_interpretability.py",)),
     ("queries and keys of the QK circuit exchanged", "training/interpretability/circuits.py", "qk_circuits", "return", '"lhad,lhae->lhde"', '"lhad,lhae->lhed"', ("training/interpretability/test_interpretability.py",)),
     ("a path through MLPs", "training/interpretability/patching.py", "path_patching", "received", "{**kept, sender: sent[sender]}", "{sender: sent[sender]}", ("training/interpretability/test_interpretability.py",)),
 )
