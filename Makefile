@@ -11,7 +11,7 @@ EXTRAS ?= test
 WORKERS ?= 2
 PYTEST_FLAGS ?=
 
-HARDWARE_EXTRAS ?= train$(if $(wildcard /dev/nvidia0),$(COMMA)cuda)$(if $(wildcard /dev/accel0 /dev/vfio/0),$(COMMA)tpu)
+HARDWARE_EXTRAS ?= train$(COMMA)serve$(if $(wildcard /dev/nvidia0),$(COMMA)cuda)$(if $(wildcard /dev/accel0 /dev/vfio/0),$(COMMA)tpu)
 
 DEMO_RUN ?= runs/demo
 DEMO_TRAIN_FLAGS ?=

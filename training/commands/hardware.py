@@ -195,17 +195,18 @@ def training(sizes: Sizes, rounds: int) -> str:
     settings = _settings(sizes, sizes.B[0])
     compiled, begin = scaling.update(settings, Placement(""))
     bare = alternate({"": _updates(compiled, begin(), settings)}, rounds)[""].median
-    return _whole_runs().training(settings, settings.batch_size * settings.l_max / bare)
+    return _of_command("train_speed").training(settings, settings.batch_size * settings.l_max / bare)
 
 
 def serving(sizes: Sizes) -> str:
     """Return a table of clients of serve.py."""
-    return _whole_runs().serving(DTransformerConfig(**sizes.model, variant=GPT2), resolved("auto"), *sizes.served)
+    config = DTransformerConfig(**sizes.model, variant=GPT2)
+    return _of_command("serve_speed").serving(config, resolved("auto"), *sizes.served)
 
 
-def _whole_runs() -> Any:
-    """Return the module, whose parts alone need what the other commands need."""
-    return importlib.import_module("training.commands.whole_runs")
+def _of_command(name: str) -> Any:
+    """Return a module, whose part alone needs what another command needs."""
+    return importlib.import_module(f"training.commands.{name}")
 
 
 def _settings(sizes: Sizes, B: int) -> Settings:
