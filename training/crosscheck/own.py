@@ -122,8 +122,8 @@ def _for_oracle(line: Any, run: Callable[..., Any]) -> Any:
     """A line as the oracle has it: a custom one is a function of arrays."""
     if not is_own(line):
         return line
-    norm, window = getattr(line, "normalize_output", None), getattr(line, "window", None)
-    return SimpleNamespace(own=functools.partial(run, line), normalize_output=norm, window=window)
+    fields = {name: getattr(line, name, None) for name in ("normalize_output", "window", "activation")}
+    return SimpleNamespace(own=functools.partial(run, line), **fields)
 
 
 def _loops(line: Any) -> Any:

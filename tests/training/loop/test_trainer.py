@@ -266,7 +266,7 @@ def test_held_out_data_without_tokens_to_predict_are_refused_before_the_first_st
 
 @pytest.mark.end_to_end
 def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
+    monkeypatch.setattr(trainer_module, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=3, eval_every=1, patience=5))
     trainer.train()
     text = (tmp_path / "run" / "results.json").read_text()
