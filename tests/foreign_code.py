@@ -132,7 +132,8 @@ class Translator(nn.Module):
     def forward(self, z, x):
         Z = self.wte(z) + self.wpe(torch.arange(z.shape[1]) + self.wrong.get("first", 0))
         X = self.wte(x) + self.wpe(torch.arange(x.shape[1]))
-        causal = [torch.full((l, l), -math.inf, dtype=X.dtype).triu(1) for l in (z.shape[1], x.shape[1])]
+        fill = self.wrong.get("fill", -math.inf)
+        causal = [torch.full((l, l), fill, dtype=X.dtype).triu(1) for l in (z.shape[1], x.shape[1])]
         for layer in self.encoder[: 1 if self.wrong.get("fewer") else None]:
             Z = layer(Z, causal[0] if self.wrong.get("causal") else None)
         for layer in self.decoder:

@@ -454,6 +454,13 @@ SLOTS: dict[str, dict[str, Choice]] = {
 }
 # fmt: on
 
+
+def _mask_fill(name: str) -> Choice:
+    added, _, number = name.rpartition(" ")
+    text = f"{number} is added to masked scores, not −∞" if added else f"masked scores are {number}, not −∞"
+    return Choice(text.replace("-", "−"), float(number))
+
+
 MADE: dict[str, Callable[[str], Choice]] = {
     "norm_epsilon": _epsilon, "mask": _window, "cap": _number("logits are VALUE·tanh(logits/VALUE)"), "rotation": _rotation,
     "temperature": _temperature,
@@ -463,7 +470,7 @@ MADE: dict[str, Callable[[str], Choice]] = {
     "mlp_factors": _numbers("gate and MLP are multiplied by VALUE"), "mixer_sum": _numbers("attention and recurrence are multiplied by VALUE"),
     "mlp_clip": _number("gate and MLP are cut at VALUE"), "delta_min": _number("Δ is at least VALUE"), "index_k": _number("a token reads the VALUE tokens that the indexer scores highest"), "unembed_scale": lambda name: Choice(f"logits are multiplied by {name}", lambda d: float(name)), "experts": _experts,
     "embedding_scale": lambda name: Choice(f"token embeddings are multiplied by {name}", lambda d: float(name)),
-    "residual": _residual, "mask_fill": lambda name: Choice(f"masked scores are {float(name):g}, not −∞".replace("-", "−"), float(name)),
+    "residual": _residual, "mask_fill": _mask_fill,
     "position_index": lambda name: Choice(f"positions are {name.removeprefix('t')} too high", lambda t: t + int(name.removeprefix("t"))),
 }  # fmt: skip
 """Slots with numbers: from a name that is not listed to its choice."""

@@ -33,7 +33,7 @@ from .evidence import (
 )  # fmt: skip
 from .fitting import FITTED, MOST_FITS, numbers
 from .loading import held
-from .match import Finder, Group, Match
+from .match import Finder, Group, Match, Observed
 from .recording import Recording
 from .reference import Reference
 from .run import Key, Seen, chosen, kind_of, real, scope_of
@@ -617,14 +617,15 @@ class Diagnosis:
         """A choice with a number that no list has: the one with which a line has a foreign tensor's numbers."""
         ids, tried = list(run.lines), {(slot, place) for slot, place, _ in trials if slot in FITTED}
         place, uses = run.lines[ids[index]].key.place, [use for v in ids[start:index] for use in run.uses.get(v, ())]
-        before = (run.lines[v].match for v in ids[:index])
-        since = max((tensor.time for match in before if match is not None for tensor in match.tensors), default=-1)
+        found = [t for v in ids[:index] if (match := run.lines[v].match) is not None for t in match.tensors]
+        since, known = max((t.time for t in found), default=-1), {*map(_numbers_of, found)}
         for visit in [v for v in ids[index : index + 6] if run.lines[v].key.place == place]:
             uses = [use for use in dict.fromkeys([*uses, *run.uses.get(visit, ())]) if use in tried]
-            behind = [of for of in self._candidates(run, visit) if of[0].tensor.time > since]
-            every = itertools.product(uses, behind[:MOST_FITS])
-            found = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
-            best = self._best(found, pins, index, run) if found else None
+            behind = {_numbers_of(of[0].tensor): of for of in self._candidates(run, visit) if of[0].tensor.time > since}
+            fresh = [of for key, of in behind.items() if key not in known]
+            every = itertools.product(uses, fresh[:MOST_FITS])
+            fits = [((*use, name),) for use, (_, theirs) in every for name in self._fit(use, visit, theirs, pins, run)]
+            best = self._best(fits, pins, index, run) if fits else None
             if best is not None:
                 return best
         return None
@@ -684,6 +685,11 @@ class Diagnosis:
 def _scoped(combination: tuple[Trial, ...]) -> dict[str, str]:
     """The choices of trials, by scope."""
     return {f"{slot}@{place}": name for slot, place, name in combination}
+
+
+def _numbers_of(tensor: Observed) -> bytes:
+    """The numbers of a tensor in order, which its views have, too."""
+    return np.sort(tensor.value, None).tobytes()
 
 
 def _slot(scope: str) -> str:

@@ -12,7 +12,7 @@ MOST_FITS = 8
 """Number of foreign tensors tried for a line: the first that the code computes behind the lines before."""
 
 FITTED = {
-    "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}",), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),
+    "scale": (("×{}",), 1e-3, 1e3), "mask_fill": (("-{}", "add -{}"), 0.1, 1e3), "norm_epsilon": (("+{}",), 1e-13, 10.0), "cap": (("{}",), 0.1, 1e3),
     "embedding_scale": (("{}",), 1e-3, 1e3), "unembed_scale": (("{}",), 1e-3, 1e3), "residual": (("X + {} A", "{} X + A"), 1e-3, 1e3),
     "score_cap": (("{}",), 0.1, 1e3), "rotation": (("", "halves {} 2i/d", "neighbours {} 2i/d"), 10.0, 1e8),
 }  # fmt: skip

@@ -65,6 +65,7 @@ def test_a_mistake_is_named(wrong, line, text, dtype):
 @pytest.mark.parametrize(("wrong", "told"), [
     ({}, []),
     ({"causal": True}, [(4, "5", "enc*/5", "the mask is causal where the paper has none")]),
+    ({"fill": -20.0}, [(4, "5", "dec*/14", "−20 is added to masked scores, not −∞")]),
     ({"first": 1}, [(2, "return", "encoder", "positions are one too high")]),
     ({"fewer": True}, [(8, "5", "enc2", "the layer is left out")]),
 ])  # fmt: skip

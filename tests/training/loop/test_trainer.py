@@ -16,7 +16,6 @@ from tests import cases
 from tests.training_cases import TIMED, data_for, make_trainer, settings_for, untimed
 from training.data.records import DataError
 from training.evaluation.held_out import evaluate
-from training.loop import program
 from training.loop import trainer as trainer_module
 from training.loop.diagnosis import TrainingError, not_finite
 from training.loop.run_store import Progress
@@ -266,7 +265,9 @@ def test_held_out_data_without_tokens_to_predict_are_refused_before_the_first_st
 
 @pytest.mark.end_to_end
 def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")})
+    monkeypatch.setattr(
+        trainer_module, "evaluate", lambda *_, **options: {"loss": float("nan"), "perplexity": float("inf")}
+    )
     trainer, _ = make_trainer(tmp_path / "run", settings_for("d", **PLAIN, steps=3, eval_every=1, patience=5))
     trainer.train()
     text = (tmp_path / "run" / "results.json").read_text()
