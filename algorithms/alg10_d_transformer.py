@@ -56,7 +56,7 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
         X = X + f.mlp(X_tilde, W.mlp, gelu)  # line 8
         return X
 
-    X = f.layer_norm(f.projection(f.layer_norm(X, theta.norm), theta, gelu), theta.norm_f)  # line 10
+    X = f.projected(f.layer_norm(X, theta.norm), theta)  # line 10
     return X
 
 

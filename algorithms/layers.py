@@ -21,7 +21,7 @@ from algorithms.model.positions import DistanceTable
 from algorithms.model.theta import Layers, count_layers, stacks_of
 from algorithms.model.variant import LayerLines, Variant
 from algorithms.notation import OptionalKey
-from algorithms.ops.activation import activate
+from algorithms.ops.activation import activate, gelu
 from algorithms.ops.attention.dispatch import ATTENTION_RESIDUALS
 from algorithms.ops.attention.vendor import CUDNN_FORWARD
 from algorithms.ops.dropout import fold_in
@@ -167,6 +167,10 @@ class Lines(NamedTuple):
             return X
         name = getattr(self.variant.mlps[0], "activation", None) or activation.__name__
         return activate(name, linear(theta.W_f, X, theta.b_f))
+
+    def projected(self, X: Float[Array, "d_e *columns"], theta: Any) -> Float[Array, "d_f *columns"]:
+        """Lines 10 and 11 of Algorithm 9 in a decoder that has them, such as Ettin's; X if θ has no W_f."""
+        return self.layer_norm(self.projection(X, theta, gelu), theta.norm_f)
 
     def _added(self, Y):
         """The output of an attention or MLP, as it is added to the residual stream."""

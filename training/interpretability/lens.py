@@ -11,7 +11,6 @@ from jaxtyping import Float
 from algorithms import DTransformerParams, EDTransformerParams
 from algorithms.layers import lines_of
 from algorithms.model.theta import every_layer
-from algorithms.ops.activation import gelu
 
 
 def logit_lens(
@@ -42,7 +41,7 @@ def unembedded(
     is_decoder = isinstance(theta, DTransformerParams)
     f = lines_of("Algorithm 10" if is_decoder else "decoder of Algorithm 8", X, theta)
     X = f.layer_norm(X, theta.norm if is_decoder else theta.decoder_norm)
-    X = f.layer_norm(f.projection(X, theta, gelu), theta.norm_f) if is_decoder else X
+    X = f.projected(X, theta) if is_decoder else X
     return theta.variant.unembedding.logits(X, theta)
 
 
