@@ -24,7 +24,7 @@ FORGET = ("(e − m)/√v", "normalized")
 """Values that are the same if what they are computed from is multiplied by a number."""
 
 NEARLY = 0.95
-"""So many products must be those of an order of γ and a cast: a sum may be rounded otherwise here and there."""
+"""Share of the products that must fit one order of γ and the cast, since a few sums may be rounded differently."""
 
 FEW = 8
 """With fewer numbers, or a difference of fewer roundings, a factor or a sum proves nothing."""

@@ -1,7 +1,7 @@
 """Algorithms 8 to 10, with the lines that published models change.
 
-`variant` is a record of the lines, `algorithms.Variant` or another object with its fields, of which no method is called:
-what its layers cycle through, `in_turn` finds here. A line with the attribute `own` is that function: of X, Z, W and the
+`variant` is a record of lines: an `algorithms.Variant`, or any object with the same fields. None of its methods is
+called; `in_turn` finds the line of a layer where layers take turns. A line with the attribute `own` is that function: of X, Z, W and the
 mask in the place of Algorithm 5, of X and W in that of the MLP. Kinds of lines and positions are told by the names of
 their classes.
 

@@ -313,7 +313,7 @@ SPELLINGS = {
     "minimax_m2": ({}, {"rope_theta": 100.0, "rotary_dim": 6}),
     "nemotron_h": ({}, {"layers_block_type": None, "hybrid_override_pattern": "M-MM-*-*M"}),
     "gemma": ({}, {"rope_theta": 10_000.0, "hidden_act": "gelu", "hidden_activation": None}),  # as transformers warns
-    "llama with biases": (  # InternLM 3, of which transformers 5.24 has the configuration alone
+    "llama with biases": (  # InternLM 3: transformers 5.24 has only its configuration
         {},
         {"rope_parameters": YARN, "model_type": "internlm3", "qkv_bias": True, "bias": True}
         | {"attention_bias": None, "mlp_bias": None},

@@ -24,7 +24,7 @@ FLAGS = ["--port", "0", "--model", "m", "--memory", "64M", "--prefix-bytes", "40
 
 
 def streamed(port, body, leave_after=None):
-    """The text of an answer, of which this many pieces are read."""
+    """The text of a streamed answer; with `leave_after`, of its first pieces only."""
     connection, text = http.client.HTTPConnection("127.0.0.1", port, timeout=300), ""
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
