@@ -20,6 +20,7 @@ from algorithms.model.variants import VARIANTS
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES
 from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.models import family_parameters
 from training.crosscheck.scenarios import Scenarios, masked_tokens
 from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
 from training.foreign.cases import Case
@@ -198,8 +199,7 @@ def _trained(
 
     before, after = train(theta, 1) if algorithm == 11 else theta, train(theta, len(data[0]))
     if algorithm == 11:
-        flat = {jax.tree_util.keystr(path): np.asarray(W) for path, W in jax.tree_util.tree_leaves_with_path(before)}
-        case = dataclasses.replace(case, theta=paper_names(flat))
+        case = dataclasses.replace(case, theta=paper_names(family_parameters(before)))
     recording = _recorded(package, case, before)
     steps = jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: (a - b) / case.eta, before, after))
     recording.gradients = {jax.tree_util.keystr(path): np.asarray(g) for path, g in steps}

@@ -12,7 +12,6 @@ import numpy as np
 
 import algorithms
 from algorithms.lines import Experts
-from algorithms.model.theta import places
 from algorithms.model.variants import VARIANTS
 from training import oracle
 from training.crosscheck.algorithms import PSEUDOCODE
@@ -134,8 +133,7 @@ def _of_model(algorithm: int, name: str, variant: Any, rng: Any, sizes: dict[str
     s |= sizes
     s = {"H_kv": s["H"], "d_attn": s["d_e"] // s["H"], "d_mid": s["d_e"] // s["H"]} | s
     s |= {"d_in": 10, "d_f": 10} if variant.embedding.factored else {}
-    numbers, _ = _numbered(algorithms, algorithm, variant, s)
-    shapes = paper_names(numbers, _places(variant, s))
+    shapes, _ = _numbered(algorithms, algorithm, variant, s)
     offset = getattr(variant.norm, "offset", 0.0)
     theta = {
         n: drawn(rng, n, a.shape, 0.1 if algorithm == 10 else 0.7, offset).astype(np.float32) for n, a in shapes.items()
@@ -191,15 +189,15 @@ def _config(package: Any, algorithm: int, variant: Any, s: dict[str, int]) -> An
 
 
 def _numbered(package: Any, algorithm: int, variant: Any, s: dict[str, int]) -> tuple[dict[str, np.ndarray], Any]:
-    """The library's parameters of a model: all their numbers counted, in arrays by path, and the tree."""
+    """The library's parameters of a model, all their numbers counted: by the paper's names, and as they are."""
     init = getattr(package, f"init_{KINDS[algorithm].lower()}_transformer")
     given = _config(package, algorithm, variant, s)
-    leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(lambda: init(jax.random.key(0), given)))
-    numbers, count = {}, 0
-    for path, leaf in leaves:
-        numbers[jax.tree_util.keystr(path)] = count + np.arange(leaf.size).reshape(leaf.shape)
-        count += leaf.size
-    return numbers, tree
+    leaves, tree = jax.tree.flatten(jax.eval_shape(lambda: init(jax.random.key(0), given)))
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    counted = [end + np.arange(-leaf.size, 0).reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
+    theta = jax.tree.unflatten(tree, counted)
+    names = {name: W.astype(int) for name, W in paper_names(family_parameters(theta)).items()}
+    return dict(sorted(names.items(), key=lambda item: item[1].min())), theta
 
 
 def of_library(case: Case, package: Any = algorithms, record: Any = None) -> Any:
@@ -207,15 +205,11 @@ def of_library(case: Case, package: Any = algorithms, record: Any = None) -> Any
 
     `package`, `record`: a mutated copy of the library, and its variant.
     """
-    numbers, tree = _numbered(package, case.algorithm, record or case.record, case.sizes)
-    flat = np.zeros(sum(n.size for n in numbers.values()), np.float32)
-    for name, part in paper_names(numbers, _places(case.record, case.sizes)).items():
-        flat[part] = case.theta[name]
-    return jax.tree_util.tree_unflatten(tree, [flat[n] for n in numbers.values()])
-
-
-def _places(variant: Any, s: dict[str, int]) -> list[tuple[int, int]]:
-    return [] if variant.is_one_stack else places(variant, s["L"])
+    names, theta = _numbered(package, case.algorithm, record or case.record, case.sizes)
+    flat = np.zeros(sum(n.size for n in names.values()), np.float32)
+    for name, numbers in names.items():
+        flat[numbers] = case.theta[name]
+    return jax.tree.map(lambda numbers: flat[numbers], theta)
 
 
 def _sampled(case: Case, rng: Any) -> dict[str, Any]:
@@ -244,13 +238,12 @@ def _of_oracle(case: Case) -> Any:
     """The parameters as the oracle has them."""
     if case.algorithm >= 8:
         return family_parameters(of_library(case))
-    W = {n: np.asarray(a, np.float64) for n, a in case.theta.items()}
+    W = dict(case.theta)
     if case.algorithm > 5:
-        return SimpleNamespace(**W)
-    heads = [
-        SimpleNamespace(**{n: a[h] for n, a in W.items() if n not in ("W_o", "b_o")}) for h in range(len(W["W_q"]))
-    ]
-    return heads[0] if case.algorithm == 4 else SimpleNamespace(heads=heads, W_o=W["W_o"], b_o=W["b_o"])
+        return oracle.unstack(SimpleNamespace(**W))
+    out = {name: W.pop(name) for name in ("W_o", "b_o") if name in W}
+    theta = oracle.unstack(SimpleNamespace(heads=SimpleNamespace(**W), **out))
+    return theta.heads[0] if case.algorithm == 4 else theta
 
 
 def _paper(case: Case) -> Any:

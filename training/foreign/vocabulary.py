@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from algorithms.model.variants import VARIANTS
 from training.crosscheck.changes import ARCHITECTURES
 from training.oracle.lines import IN_PLACE_OF_HEADS
+from training.oracle.parameters import flatten
 
 __all__ = ["choices_of", "named_choices", "paper_name", "paper_names"]
 
@@ -17,8 +19,8 @@ OF_EXPERTS = ("k", "scores", "renormalized", "factor", "weighted", "groups", "ch
 WITHOUT_GAMMA = ("norm_gamma@l*/5", "norm_gamma@l*/7", "norm_gamma@10")
 """The norms of Algorithm 10, where they have no γ."""
 PAIRS = {"halves": "halves", "neighbors": "neighbours"}
-KEPT = {"self_attention": "", "attention": "", "heads": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
-        "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": "", "variant": ""}  # fmt: skip
+KEPT = {"self_attention": "", "attention": "", "heads": "", "groups": "", "relative": "", "mlp": "", "cross_attention": "e_d/",
+        "experts": "experts/", "shared": "shared/", "index": "index/", "recurrence": "recurrence/", "context": "context/", "norm": ""}  # fmt: skip
 NORMS = {
     "embedding_norm": "_e",
     "encoder_norm": "_enc",
@@ -138,14 +140,13 @@ def named_choices(L: int) -> dict[str, tuple[int, dict[str, str]]]:
     return {name: (n, choices_of(VARIANTS[name], n, L)) for name, n in found.items()}
 
 
-def paper_name(path: str) -> tuple[str, str]:
-    """From the path of an array of θ to its name: the stack it is in ("l", "enc", "dec" or ""), and the name there.
+def paper_name(path: str) -> str:
+    """From the path of an array in the oracle's θ to its name.
 
-    ".layers.attention.heads.W_q" → ("l", "W_q"); ".decoder.mlp.W_mlp1" → ("dec", "W_mlp3").
+    "layers[0].attention.heads[1].W_q" → "l1/W_q"; "decoder[1].mlp.W_mlp1" → "dec2/W_mlp3".
     """
-    *parts, leaf = re.sub(r"\[\d+\]", "", path).strip(".").split(".")
-    stack = STACKS.get(parts[0], "") if parts else ""
-    prefix, suffix = "", ""
+    *parts, leaf = re.sub(r"\[\d+\]", "", path).split(".")
+    stack, prefix, suffix = STACKS.get(path.partition("[")[0], ""), "", ""
     for part in parts[1:] if stack else parts:
         if match := re.fullmatch(r"norm(\d)", part):
             suffix = f"_{match[1]}"
@@ -158,19 +159,13 @@ def paper_name(path: str) -> tuple[str, str]:
     if "mlp" in parts:
         leaf = leaf.replace("_r", "_router")
         leaf = re.sub(r"mlp(\d)$", lambda m: f"mlp{int(m[1]) + 2}", leaf) if stack == "dec" else leaf
-    return stack, f"{prefix}{leaf}{suffix}"
+    layer = re.sub(r"\w+\[(\d+)\].*", lambda l: f"{stack}{int(l[1]) + 1}/", path) if stack else ""
+    return f"{layer}{prefix}{leaf}{suffix}"
 
 
-def paper_names(arrays: Mapping[str, Any], places: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """θ by the paper's names from its arrays by path, the layers one by one; Algorithm 8's second layers are "dec".
-
-    `places`: the stack of each layer, and its row there, if there are several stacks.
-    """
-    found: dict[str, Any] = {}
-    for path, W in arrays.items():
-        stack, name = paper_name(path)
-        number = re.match(r"\.layers\[(\d+)\]", path)
-        rows = [(l, row) for l, (of, row) in enumerate(places) if number and of == int(number[1])]
-        layers = {f"{stack}{l + 1}/{name}": W[row] for l, row in rows or ((l, l) for l in range(len(W)))}
-        found |= layers if stack else {name: W}
-    return found
+def paper_names(theta: Any) -> dict[str, np.ndarray]:
+    """θ by the paper's names from the oracle's: heads are in front again."""
+    found: dict[str, list[np.ndarray]] = {}
+    for path, W in flatten(theta).items():
+        found.setdefault(paper_name(path), []).append(W[None] if re.search(r"(heads|groups)\[", path) else W)
+    return {name: np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for name, arrays in found.items()}
