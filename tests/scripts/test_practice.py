@@ -1,8 +1,6 @@
-"""Section 8 of the paper, as commands: few-shot prompts, votes, ensembles and noise."""
+"""Section 8 of the paper, as commands: few-shot prompts, votes and noise."""
 
 import json
-import re
-import shutil
 
 import pytest
 
@@ -51,21 +49,9 @@ def trained(tmp_path, name, *flags):
     return tmp_path / name
 
 
-def table(printed):
-    return {m[1].strip(): float(m[2]) for m in re.finditer(r"^(.+?) {2,}(\d+\.\d+) +\d+\.\d+$", printed, re.M)}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("trained"), "run", "--steps", 3)
-
-
-def test_an_ensemble_of_runs_is_measured(run, tmp_path, printed):
-    other = shutil.copytree(run, tmp_path / "other")
-    found = table(printed("evaluate", run, other, "--part", "validation"))
-    assert found.keys() == {str(run), str(other), "the ensemble"}
-    recorded = json.loads((run / "results.json").read_text())["loss"]
-    assert found["the ensemble"] == pytest.approx(recorded, abs=1e-4)
 
 
 def test_a_decoder_is_trained_with_noise(run, tmp_path):

@@ -3,11 +3,9 @@
     scripts/evaluate.py runs/docs
     scripts/evaluate.py runs/words --limit 1000
     scripts/evaluate.py runs/smollm2 --data chats.jsonl --validation-data held-out.jsonl --l_max 128
-    scripts/evaluate.py runs/seed0 runs/seed1 runs/seed2      # each, and their ensemble
 
 Prints a table and some samples, and writes both to RUN/evaluation-PART.json (with --data, to a file whose name also has
-a hash of the data). Of several models it prints each, and the ensemble, which averages their probabilities, on the data
-of the first.
+a hash of the data).
 
 Exit status: 0 done; 2 invalid usage or input.
 """
@@ -15,21 +13,15 @@ Exit status: 0 done; 2 invalid usage or input.
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import jax
 
 from training.command_line import compilation_cache
 from training.command_line.arguments import DTYPES, Parser, UsageError, add_cache, add_model, at_least
 from training.command_line.named_models import run_of
 from training.command_line.terminal import Bar, print_table, say, show
-from training.data.loading import RunData, load_run_data, make_dataset
+from training.data.loading import RunData, load_run_data
 from training.data.streams import at_commit
 from training.disk import reason, write_atomically
-from training.evaluation.ensembles import check_alike, ensemble_totals
-from training.evaluation.held_out import evaluate
 from training.evaluation.report import PARTS, Comparison, compare
 from training.extras import import_early
 from training.interchange.names import MODEL
@@ -46,7 +38,7 @@ def parser() -> Parser:
     """Return the command line."""
     main = Parser(description=__doc__)
     add = main.add_argument
-    add("runs", metavar="RUN", nargs="+", help=f"{MODEL}; or several, with the same task and tokenizer")
+    add("run", metavar="RUN", help=MODEL)
     add("--part", choices=PARTS, help="which held-out data (default: test, else validation)")
     add("--limit", type=at_least(1), metavar="N", help="examples to translate or classify (default: all)")
     add("--data", nargs="+", metavar="NAME|FILE", help="other data to evaluate on (default: the run's)")
@@ -67,7 +59,7 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     if not arguments.data:
         if not settings.data:
             raise UsageError(
-                f"--data: expected the data to evaluate on, since {arguments.runs[0]} was converted and has none, got "
+                f"--data: expected the data to evaluate on, since {arguments.run} was converted and has none, got "
                 "nothing; name a data set or files"
             )
         for flag in (flag for flag, value in given.items() if value):
@@ -82,27 +74,14 @@ def other_settings(arguments: argparse.Namespace, run: Run, settings: Settings) 
     return dataclasses.replace(settings, l_max=l_max, **named)
 
 
-def models(arguments: argparse.Namespace, directories: Sequence[str | Path], dtype: str) -> dict[str, Run]:
-    """Return the models to evaluate by name. Raises UsageError if flags do not fit, and RunError if the models do not
-    fit together.
-    """
-    if arguments.limit and len(directories) > 1:
-        raise UsageError("--limit: expected one model, got several; leave it out")
-    loaded = [load_run(directory, dtype=dtype, lines=arguments.lines) for directory in directories]
-    check_alike(loaded, arguments.runs)
-    return dict(zip(arguments.runs, loaded, strict=True))
-
-
 @compilation_cache.command(parser)
 def main(arguments: argparse.Namespace) -> None:
     """Run the command line."""
     import_early("tabulate")
-    directories = [run_of(name, arguments.cache) for name in arguments.runs]
-    files = RunDirectory(directories[0], lines=arguments.lines)
+    files = RunDirectory(run_of(arguments.run, arguments.cache), lines=arguments.lines)
     description = files.description()
     dtype = resolved(description.settings.dtype if arguments.dtype == "auto" else arguments.dtype)
-    members = models(arguments, directories, dtype)
-    run = next(iter(members.values()))
+    run = load_run(files.path, dtype=dtype, lines=arguments.lines)
     description = description._replace(settings=other_settings(arguments, run, description.settings))
     with Bar("tokenizing", every=EVERY, unit="B", unit_scale=True) as reading:
         options: dict[str, Any] = {"tokenizer": run.tokenizer, "cache_dir": arguments.cache}
@@ -113,28 +92,10 @@ def main(arguments: argparse.Namespace) -> None:
     part = arguments.part or ("test" if len(data.stores.test) else "validation")
     for note in data.notes if arguments.data else ():
         say(f"note: {note}")
-    where = f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:"
-    if len(members) > 1:
-        print(where)
-        together(members, description, data, part)
-    else:
-        with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
-            comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
-        print(where)
-        report(comparison, files, description, data, part, of_other_data=bool(arguments.data))
-
-
-def together(members: dict[str, Run], description: Description, data: RunData, part: str) -> None:
-    """Print the figures of each model, and of the ensemble."""
-    runs = list(members.values())
-    groups = {name: [run] for name, run in members.items()} | {"the ensemble": runs}
-    held_out = make_dataset(description.settings, getattr(data.stores, part), tokenizer=runs[0].tokenizer)
-    rows = []
-    for name, group in groups.items():
-        totals = jax.jit(ensemble_totals(group, description.settings))
-        found = evaluate(totals, [run.theta for run in group], held_out.evaluation_batches())
-        rows.append([name, found["loss"], found["accuracy"]])
-    print_table(["", "loss", "accuracy"], rows)
+    with Bar(f"evaluating on the {part} data of {data.corpus.name}", every=EVERY) as bar:
+        comparison = compare(run, description, data, part, limit=arguments.limit or 0, progress=bar.advance)
+    print(f"{part} data of {files.path}, {data.corpus.name}, computed in {dtype}:")
+    report(comparison, files, description, data, part, of_other_data=bool(arguments.data))
 
 
 def report(
