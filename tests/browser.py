@@ -1,6 +1,5 @@
 """Chromium, driven as a person uses it, by chromedriver's protocol (W3C WebDriver) alone."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -98,10 +97,6 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the page wrote to the console since the last time."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
-
-    def printed(self) -> bytes:
-        """The page as a PDF."""
-        return base64.b64decode(self.command("Page.printToPDF", printBackground=True)["data"])
 
     def close(self) -> None:
         """End the session."""

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 
 from tests.run_cases import conversing, make_run
-from tests.training.command_line.test_progress import Terminal
-from training.commands import generate
 from training.data.tokenizers import LibraryTokenizer
 from training.generation import Generator
 from training.generation.prefixes import LEAST
 from training.generation.talking import Conversation
-from training.generation.text import Options
 from training.runs.trained_model import load_run
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
@@ -126,20 +123,6 @@ def test_an_answer_that_fills_the_context_says_so(told, model):
     assert notice == "note: the answer ends where the model's context of l_max = 90 tokens is full\n"
 
 
-def test_what_was_said_when_it_was_interrupted_is_part_of_the_conversation(model):
-    talker = Conversation(model, Options(tau=0.0, l_gen=12))
-    talker.hear("the cat")
-    pieces = talker.reply()
-    said = "".join(next(pieces) for _ in range(4))
-    pieces.close()
-    whole = answer_of(model, "the cat", l_gen=12)
-    assert said
-    assert whole.startswith(said)
-    assert whole != said
-    talker.hear("sat")
-    assert "".join(talker.reply()) == answer_of(model, "the cat", said, "sat", l_gen=12)
-
-
 @pytest.mark.end_to_end
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(tmp_path):
     run = make_run(tmp_path / "talks", "d", conversing(), l_max=4000)
@@ -158,18 +141,3 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(tmp_path):
         assert process.wait(timeout=60) == 0, notice
     assert (rest, notice) == ("", "")
     assert 0 < len(model.tokenizer.encode(first)) < 3900
-
-
-def test_after_the_end_of_the_input_the_shell_has_a_line_of_its_own(monkeypatch, capsys):
-    """Ctrl-D at the terminal's prompt."""
-    typed = iter(["hello"])
-
-    def read(prompt):
-        for line in typed:
-            return line
-        raise EOFError
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr("builtins.input", read)
-    assert list(generate.typed()) == ["hello"]
-    assert capsys.readouterr().out == "\n"

@@ -16,11 +16,8 @@ from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 from algorithms import d_transformer
 from tests.run_cases import BYTES, make_run
 from training.commands import evaluate
-from training.data.loading import load_run_data
 from training.data.records import Pair
 from training.evaluation import report
-from training.evaluation.report import bleu
-from training.runs.directory import RunDirectory
 from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -181,21 +178,6 @@ def test_a_decoder_is_measured_in_rows_of_another_length(evaluated, tmp_path, pr
     assert found[11] == pytest.approx(np.mean(nats), rel=1e-5)
 
 
-@pytest.mark.parametrize("task", ["d", "ed", "classify"])
-def test_how_much_is_done_is_told(task, tmp_path):
-    file = tmp_path / "a.txt"
-    lines = (f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" + "\n" * (task == "d") for n in range(300))
-    file.write_text("".join(lines))
-    labels = {"labels": ("bad", "good")} if task == "classify" else {}
-    make_run(tmp_path / "run", task, BYTES, batch_size=4, data=(str(file),), **labels)
-    run, description = load_run(tmp_path / "run"), RunDirectory(tmp_path / "run").description()
-    data = load_run_data(description.settings, tokenizer=run.tokenizer, cache_dir=tmp_path / "cache")
-    seen = []
-    report.compare(run, description, data, "validation", progress=lambda n, total: seen.append((n, total)))
-    assert len(seen) > (task == "d")
-    assert {total for _, total in seen} == {sum(n for n, _ in seen)}
-
-
 def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, called):
     lines = "".join(f"{'good' if n % 3 else 'bad'}\tthe number {n}\n" for n in range(60))
     held_out = "good\tanother text\nbad\tsome other text\n"
@@ -204,8 +186,3 @@ def test_a_class_that_the_run_does_not_have_is_named(evaluated, tmp_path, called
     other.write_text(lines.replace("good", "fine"))
     status, _, error = called("evaluate", directory, "--data", other, "--cache", tmp_path / "cache")
     assert (status, "label: expected one of the run's classes, bad, good, got 'fine'" in error) == (2, True)
-
-
-def test_single_words_have_no_bleu():
-    assert set(bleu(["one", "two"], ["one", "too"])) == {"chrF"}
-    assert bleu(["one two three four"], ["one two three four"]) == {"BLEU": pytest.approx(100), "chrF": 100}

@@ -11,7 +11,6 @@ import pytest
 from tests.run_cases import conversing, make_run
 from training import commands
 from training.mesh.placement import Placement
-from training.runs.directory import RunDirectory
 from training.runs.named_arrays import flatten
 from training.runs.trained_model import load_run
 
@@ -62,15 +61,3 @@ def test_evaluate(root, printed):
     assert found["taught"] == pytest.approx({name: trained[name] for name in found["taught"]}, rel=1e-6)
     assert found["merged"] == pytest.approx(found["taught"], rel=1e-5)
     assert abs(found["model"]["loss"] - found["taught"]["loss"]) > 0.01
-
-
-def test_a_further_adapter_is_beside_both(root, tmp_path, printed):
-    flags = ["--from", root / "taught", "--lora-rank", 1, "--steps", 1, "--batch-size", 2, "--l_max", 40, "--quiet"]
-    flags += ["--data", root / "chats.jsonl", "--peak", 1e9, "--no-tensorboard", "--cache", root / "cache"]
-    losses = []
-    for name in ("taught", "merged"):
-        flags[1] = root / name
-        printed("train", "d", "--run", tmp_path / name, *flags)
-        losses.append(json.loads((tmp_path / name / "results.json").read_text()))
-    assert losses[0] == losses[1]
-    assert RunDirectory(tmp_path / "taught").description().settings.start_from == str(root / "taught")

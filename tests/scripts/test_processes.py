@@ -2,18 +2,15 @@
 
 import errno
 import fcntl
-import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from tests.run_cases import BYTES, make_run
-from training.mesh.cpu import cores
 from training.runs.directory import RunDirectory, RunError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -48,26 +45,6 @@ def test_ctrl_c_while_the_libraries_load_is_quiet(script):
     assert status == 130 or out.startswith("usage: ")
 
 
-def losses(run):
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [line["loss"] for line in map(json.loads, lines) if "loss" in line and "part" not in line]
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(cores() < 2, reason="the machine has one core")
-def test_cores_are_devices_where_the_mesh_asks_for_them(tmp_path):
-    """With the numbers of one device."""
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
-    asked = ("d", "--data", tmp_path / "text.txt", *FLAGS, "--no-tensorboard", "--seed", 1)
-    for run, mesh in (("two", "data=2"), ("one", "")):
-        flags = (*asked, "--run", tmp_path / run, "--mesh", mesh)
-        status, _, err = ended(begin(ROOT / "scripts/train.py", *flags, env=environment))
-        assert status == 0, err
-    assert len(losses(tmp_path / "one")) == 6
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=2e-6)
-
-
 def test_a_run_has_one_process_at_a_time(tmp_path):
     """The lock file that a killed process left does not matter."""
     files = RunDirectory(tmp_path / "run")
@@ -95,12 +72,6 @@ def test_without_locks_training_goes_on_with_a_warning(tmp_path, monkeypatch, nu
         (tmp_path / "run" / "kept").touch()
     assert said == [f"the file system of {tmp_path / 'run'} has no locks: make sure that no other process trains there"]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["kept"]
-
-
-def test_a_directory_that_cannot_be_locked_for_another_reason_is_refused(tmp_path):
-    (tmp_path / "run" / ".lock").mkdir(parents=True)
-    with pytest.raises(RunError, match=r"cannot write to \S+/run: Is a directory; name another directory"):
-        RunDirectory(tmp_path / "run").locked(pytest.fail).__enter__()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import shlex
 import pytest
 
 from tests.run_cases import BYTES, LETTERS, conversing, make_run
-from training.data.tokenizers import CharacterTokenizer
 
 COUNT = "expected an integer of at least 1, got"
 PICTURE = "--out: expected a .png, .svg or .pdf in an existing directory"
@@ -56,7 +55,6 @@ REFUSED = {
             "--limit: expected a run of ed or classify, got one",
         ),
         *((f"d --limit {limit}", "", f"--limit: {COUNT} '{limit}'") for limit in ("0", "many")),
-        ("d lines", "", "lines: expected the same tokenizer as d, got another"),
     ],
     "induction": [
         ("d --out a.txt", "", f"{PICTURE}, got a.txt"),
@@ -124,7 +122,6 @@ def place(tmp_path_factory):
     (root / "empty").mkdir()
     make_run(root / "talks", "d", conversing(), l_max=90)
     make_run(root / "short", "d", LETTERS, l_max=6)
-    make_run(root / "lines", "d", CharacterTokenizer("\t\nabcdefghij ."))
     make_run(root / "gato", "gato", BYTES, (), l_max=80, d_r=4, n_groups=2, n_places=2, batch_size=8)
     return root
 

@@ -109,12 +109,6 @@ def test_packing_loses_nothing_and_overfills_nothing(lengths):
     assert len(sums) < 2 or sum(sorted(sums)[:2]) > 11
 
 
-def test_packing_is_tight():
-    lengths = np.random.default_rng(0).integers(2, 129, 5000)
-    _, starts = pack(lengths, 128)
-    assert lengths.sum() / ((len(starts) - 1) * 128) > 0.97
-
-
 def every_kind(seed=0, batch_size=4):
     store = distinct_store()
     labels = np.arange(len(store), dtype=np.int32) % 3

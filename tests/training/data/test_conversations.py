@@ -174,20 +174,6 @@ def test_conversations_without_a_last_answer_are_left_out_and_counted(tmp_path):
         )
 
 
-def test_a_mixture_keeps_answers_with_their_tokens(tmp_path):
-    tokenizer = tokenizer_of(CHATML)
-    for name, part in (("a", conversations()[:12]), ("b", conversations()[12:])):
-        written(tmp_path / f"{name}.jsonl", [{"messages": m} for m in part])
-    data = [f"{tmp_path / 'a.jsonl'}=0.5", f"{tmp_path / 'b.jsonl'}=0.5"]
-    settings = settings_from({"data": data, "l_max": 90, "batch_size": 4}, task="d")
-    batch = load_run_data(settings, tokenizer=tokenizer, cache_dir=tmp_path / "cache").train.batch(0)
-    end = tokenizer.inner.token_to_id("<|im_end|>")
-    for x, mask, ids in zip(batch["x"], batch["loss_mask"], batch["segment_ids"], strict=True):
-        last = [np.flatnonzero((ids == s) & (x == end))[-1] for s in range(1, ids.max() + 1)]
-        assert mask[np.array(last) - 1].all()  # the end of each last answer is predicted
-        assert 0 < mask.sum() < 0.6 * (ids > 0).sum()
-
-
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 SYSTEM, TOOL = {"role": "system", "content": "s"}, {"role": "tool", "content": "t"}
 BAD = [

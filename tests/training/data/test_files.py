@@ -11,7 +11,6 @@ import pytest
 from training.data import files
 from training.data.corpora.named import paragraphs
 from training.data.files import check_file, read_corpus
-from training.data.formats import text_files
 from training.data.records import DataError, Document, Labeled, Pair, hash64, joined_bytes, record_key
 from training.data.stretches import sections
 
@@ -130,17 +129,6 @@ def test_a_record_of_which_there_are_many_stays(tmp_path):
     assert (len(train), len(validation)) == (87, 3)
 
 
-@pytest.mark.parametrize(("n", "cut"), [(20, False), (19, True)])
-def test_files_that_are_small_beside_the_others_are_held_out_whole(tmp_path, n, cut):
-    texts = {f"{i}.txt": f"File {i}.\n\n" + text_of(100 + i % 2) for i in range(n)}
-    for name, text in texts.items():
-        write(tmp_path / name, text[:5000])
-    train, validation = sides(read_corpus([tmp_path / name for name in texts], "text"))
-    whole = {text[:5000] for text in texts.values()}
-    assert (len(train) + len(validation) > n) == cut
-    assert ({d.text for d in train + validation} == whole) != cut
-
-
 def test_empty_records_are_left_out_and_counted(tmp_path):
     lines = ['{"text": "one"}', "", '{"text": null}', "null", '{"text": "  "}', '{"text": "two"}', " "]
     jsonl = write(tmp_path / "a.jsonl", "\n".join(lines) + "\n")
@@ -244,13 +232,6 @@ def test_a_file_is_checked_in_blocks(tmp_path, monkeypatch):
             check_file(write(tmp_path / "a", bad))
 
 
-def test_lines_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 16)
-    path, other = write(tmp_path / "a.txt", "äöü" * 50), write(tmp_path / "b.txt", "b")
-    train, _ = sides(read_corpus([path], "text", validation_paths=[other]))
-    assert [d.text for d in train] == ["äöü" * 50]
-
-
 OF_PAIRS = 'expected an object {"source": "…", "target": "…"}'
 OF_LABELS = 'expected an object {"label": "…", "text": "…"}'
 BAD_FILES = {
@@ -316,17 +297,6 @@ def test_a_directory_of_text_is_its_files_by_name(tmp_path):
     assert sides(read_corpus([other], "text", validation_paths=[folder]))[1] == [
         Document(text.read_text() if text.suffix != ".gz" else "packed\n", f"{text}:1") for text in named
     ]
-
-
-def test_directories_that_are_linked_are_followed_once(tmp_path):
-    """Also one that is linked twice, and one that has itself in it."""
-    (tmp_path / "texts" / "own").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    write(tmp_path / "texts" / "own" / "a.txt", text_of(9))
-    write(tmp_path / "elsewhere" / "b.txt", text_of(8))
-    for name, target in (("link", "elsewhere"), ("twice", "elsewhere"), ("own/round", "texts")):
-        (tmp_path / "texts" / name).symlink_to(tmp_path / target)
-    assert text_files(tmp_path / "texts") == [tmp_path / "texts" / name for name in ("link/b.txt", "own/a.txt")]
 
 
 def test_a_name_that_is_not_utf8_is_read_and_shown(tmp_path):

@@ -56,14 +56,6 @@ def test_a_damaged_file_is_said(tmp_path, suffix):
     assert_refused(tmp_path / f"none.txt{suffix}", r"cannot read .*: No such file")
 
 
-@pytest.mark.parametrize("name", ["X.JSONL", "X.ndjson", "X.NDJSON.Gz", "X.jsonl.GZ", "X.json.XZ", "X.jsonl.BZ2"])
-def test_suffixes_in_capitals_combine(tmp_path, name):
-    (tmp_path / "plain.jsonl").write_text(JSONL)
-    compress = COMPRESS.get(f".{name.lower().rpartition('.')[2]}", bytes)
-    (tmp_path / name).write_bytes(compress(JSONL.encode()))
-    assert parts(tmp_path / name)[:2] == parts(tmp_path / "plain.jsonl")[:2]
-
-
 @pytest.fixture
 def nothing_installed(monkeypatch):
     def missing(module):
@@ -150,14 +142,6 @@ def test_damaged_rows_are_said(tmp_path, table, first, last):
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"^\S*a\.parquet is damaged: [^\n]+$"):
         list(read_corpus([path], "text").train)
-
-
-def test_a_file_that_is_gone_since_it_was_checked_is_said(tmp_path):
-    (tmp_path / "a.txt").write_text(TEXT)
-    corpus = read_corpus([tmp_path / "a.txt"], "text")
-    (tmp_path / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"^cannot read \S*a\.txt: No such file or directory$"):
-        list(corpus.train)
 
 
 @pytest.mark.end_to_end

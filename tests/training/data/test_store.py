@@ -6,8 +6,6 @@ import errno
 import fcntl
 import functools
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -19,7 +17,6 @@ from training.data import token_store
 from training.data.batches import Batches, NextTokens
 from training.data.records import Corpus, DataError, Document, Labeled, Pair
 from training.data.token_store import (
-    default_cache_dir,
     token_dtype,
     tokenize,
 )
@@ -180,22 +177,6 @@ def test_processes_may_tokenize_the_same_at_once(tmp_path, monkeypatch, locks):
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
 
-def test_what_killed_processes_left_is_removed(tmp_path):
-    """Whether there is something to write or not."""
-    for _ in range(2):
-        (tmp_path / "tokens" / f".unfinished-{'0' * 32}-0123abcd" / "train").mkdir(parents=True)
-        tokenize(TEXT_CORPUS, ByteTokenizer(), cache_dir=tmp_path)
-        assert len(list((tmp_path / "tokens").iterdir())) == 1
-
-
-def test_the_cache_lies_where_xdg_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "formal-algorithms"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert default_cache_dir() == tmp_path / "home" / ".cache" / "formal-algorithms"
-
-
 PROGRAM = """
 import resource, sys, pathlib
 from training.data.files import read_corpus
@@ -209,18 +190,3 @@ data = Batches(NextTokens(splits.train, l_max=1024), batch_size=8)
 data.batch(3)
 print(splits.train.n_tokens, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-
-
-@pytest.mark.slow
-def test_a_file_is_never_held_in_memory(tmp_path):
-    """200 MB of text take less than 120 MB of memory beyond the imports'."""
-    paragraph = "".join(f"sentence {i} of a long paragraph. " for i in range(30))
-    with (tmp_path / "a.txt").open("w") as file:
-        for i in range(210_000):
-            file.write(f"{i} {paragraph}\n\n")
-    assert (tmp_path / "a.txt").stat().st_size > 200e6
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "a.txt")]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    n_tokens, megabytes = map(int, found.stdout.split())
-    assert n_tokens > 190e6
-    assert megabytes < 120

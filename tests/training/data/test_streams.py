@@ -106,15 +106,6 @@ def test_messages_name_the_data_set_and_not_a_file_of_the_cache(tmp_path):
         loaded(data=[f"hf:{tmp_path}/few/set"])
 
 
-def test_a_directory_of_text_says_how_many_files_it_has(tmp_path):
-    (tmp_path / "texts" / "below").mkdir(parents=True)
-    for name in ("b.txt", "a.md", "below/c.txt", "other.csv"):
-        (tmp_path / "texts" / name).write_text(f"All that {name} says.\n\n" * 300)
-    settings = settings_from({"data": [str(tmp_path / "texts")], "l_max": 16, "batch_size": 2}, task="d")
-    notes = load_run_data(settings, tokenizer=ByteTokenizer(), cache_dir=tmp_path / "cache").notes
-    assert f"{tmp_path / 'texts'} has 3 text files, read in order of their names" in notes
-
-
 def test_what_is_written_is_read():
     assert parse_stream("hf:stories") == Stream("stories", None, "train", None, None)
     assert parse_stream("hf:a/b/en:test[:12]:body text") == Stream("a/b", "en", "test", 12, "body text")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import itertools
 
 import jax
@@ -16,8 +15,7 @@ from algorithms.ops.softmax import softmax
 from tests import cases
 from tests.cases import later, random_theta
 from tests.training.generation.test_quantized import unrounded
-from training.generation import Continuation, Generator, Sampling, attending, cache, decoding, prompts
-from training.generation.buckets import bucket
+from training.generation import Generator, attending, cache, decoding, prompts
 from training.generation.requests import Request
 from training.generation.sampling import SamplingArrays, draw, permitted
 
@@ -97,12 +95,6 @@ def test_scores_are_the_log_probabilities_of_the_generated_tokens(how):
         np.testing.assert_allclose(begun.likeliest[1][r], expected, rtol=1e-12)
 
 
-def test_help_describes_every_option_and_field():
-    fields = [name for name in vars(Continuation(GENERATOR(), [])) if not name.startswith("_")]
-    for kind, names in ((Sampling, Sampling.__annotations__), (Continuation, fields)):
-        assert [name for name in names if f"\n    {name}: " not in inspect.getdoc(kind)] == []
-
-
 @pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.end_to_end)])
 def test_eos_ends_a_sequence_and_fills_its_row(stream):
     free = run(l_gen=30)
@@ -127,12 +119,6 @@ def test_prompts_of_a_bucket_share_what_is_compiled():
     assert set(cases.compilations(lambda: run(**others))) <= {"jit(stage)"}  # JAX's own copy of an array
 
 
-def test_buckets_waste_at_most_half():
-    sizes = [bucket(n) for n in range(1, 3000)]
-    assert all(n <= size and (size == 16 or size < 1.5 * n) for n, size in enumerate(sizes, 1))
-    assert len(set(sizes)) == 16
-
-
 def brute_force_restricted(p, tau, top_k, top_p):
     """The definition, token by token."""
     order = sorted(range(len(p)), key=lambda v: -p[v])[:top_k]
@@ -151,15 +137,6 @@ def distribution(P, tau, top_k, top_p):
     sampling = SamplingArrays.of([{"tau": tau, "top_k": top_k, "top_p": top_p}] * P.shape[1], len(P))
     log_P = permitted(jnp.log(jnp.asarray(P)), sampling)
     return np.asarray(softmax(tempered(log_P, sampling.tau)))
-
-
-@pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (3, None), (5, 0.7), (1, 0.1), (None, 0.999), (11, 1.0)])
-def test_restricted_is_the_definition(tau, top_k, top_p):
-    P = np.random.default_rng(1).dirichlet(np.full(11, 0.5), size=4).T
-    Q = distribution(P, tau, top_k, top_p)
-    for r in range(4):
-        np.testing.assert_allclose(Q[:, r], brute_force_restricted(P[:, r], tau, top_k, top_p), atol=1e-12)
 
 
 def sorted_sets(log_P, top_k, top_p):

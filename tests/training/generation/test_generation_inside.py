@@ -143,14 +143,6 @@ def test_who_joins_is_read_and_steered_as_the_others():
     assert_seen(whole, begun.seen(), theta, changes)
 
 
-@pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_a_model_of_one_layer(tau):
-    theta, config = model("LLAMA", L=1)
-    changes, names = {at("X@8", layer=0): steer}, ("A", at("X@8", layer=-1))
-    begun = generated(Generator(theta, config, changes=changes, names=names), tau=tau)
-    assert_seen(texts(begun), begun.seen(), theta, changes, names, tolerance=1e-9)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

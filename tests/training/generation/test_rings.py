@@ -11,7 +11,6 @@ from algorithms.lines import ALiBi, Attention, Rotary
 from tests.cases import assert_drawn, later, quick_of, random_theta
 from training.generation import Generator, prefilling, states
 from training.generation.prefixes import Prefixes
-from training.generation.requests import Request
 
 pytestmark = pytest.mark.sampled(1, tests=3)
 
@@ -59,21 +58,6 @@ def test_the_cache_of_a_layer_is_no_longer_than_its_window(name):
             numbers = sum(leaf.size for leaf in jax.tree.leaves(cache))
             assert numbers == 3 * min(C, window or C) * config.H_kv * (config.d_attn + config.d_mid)
         assert state.tokens.shape == (3, C)
-
-
-@pytest.mark.end_to_end
-def test_requests_join_in_a_ring():
-    """One whose prompt is longer than the window, and later one that is shorter, beside those on their way."""
-    config, theta = model(VARIANTS["one window"])
-    generator = Generator(theta, config)
-    begun = generator.begin(X[:1, :9], lengths=np.array([9]), l_gen=40, key=KEY(), tau=0.8)
-    begun.extend(12)
-    for r, length, n in ((1, 17, 20), (2, 2, 40)):
-        request = Request(X[r, :length], jax.random.fold_in(KEY(), r), 40, {"tau": 0.8})
-        begun.join([request], keep=range(r + 1))
-        begun.extend(n)
-    found = [begun.tokens[r, begun.starts[r] :] for r in range(3)]
-    assert_drawn(theta, [X[0, :9], X[1, :17], X[2, :2]], found, 0.8, KEY())
 
 
 @pytest.mark.thorough

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import GOPHER, LLAMA, T5, EDTransformerConfig, d_transformer
+from algorithms import GOPHER, LLAMA, T5, d_transformer
 from algorithms.lines import ALiBi, Attention, Embedding, Rotary
-from tests.cases import random_theta, traced_anew
+from tests.cases import traced_anew
 from tests.training.generation.test_rings import model
-from training.generation import Generator, Translator, attending, cache, prefilling, states
+from training.generation import Generator, attending, cache, prefilling, states
 from training.generation.prefixes import Prefixes
 from training.generation.requests import Request
 from training.generation.slots import Slots, sizes_of_parts
@@ -127,18 +127,6 @@ def test_texts_over_many_parts_are_predicted_as_by_one_forward_pass(name):
         assert_predicted(config, theta, prompt, begun.tokens[r, start:], begun.log_p[r, start:])
 
 
-@pytest.mark.end_to_end
-def test_a_kept_prefix_is_read_in_parts():
-    config, theta = model(LLAMA)
-    x = np.random.default_rng(7).integers(17, size=(1, 200)).astype(np.int32)
-    generator = Generator(theta, config, prefixes=Prefixes.for_texts(3, theta, config))
-    for length in (150, 200):
-        begun = generator.begin(x[:, :length], lengths=np.array([length]), l_gen=80, key=jax.random.key(8), tau=1.0)
-        begun.extend(80)
-        assert_predicted(config, theta, x[0, :length], begun.tokens[0], begun.log_p[0])
-    assert generator.prefixes.found == 149
-
-
 def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     config, theta = model(LLAMA)
     weights = Generator(theta, config).weights
@@ -155,22 +143,6 @@ def test_a_cache_is_in_one_part_off_the_cpu_and_in_a_ring(monkeypatch):
     with traced_anew():
         for state in caches():
             assert state.caches[0].K.shape == (4, 256, 6)
-
-
-@pytest.mark.end_to_end
-def test_several_devices_share_a_cache_in_one_part():
-    """With a condition in each part they would wait for each other; they generate what one device generates."""
-    config = EDTransformerConfig(N_V=16, l_max=40, L_enc=1, L_dec=2, H=4, d_e=8, d_mlp=8)
-    theta, z = random_theta(config), np.array([[1, 5, 3], [2, 2, 9]])
-    divided = jax.device_put(theta, shardings(Placement("data=2,model=4").placed(theta)))
-    found = []
-    for one, kind in ((theta, Slots), (divided, cache.KeyValues)):
-        translator = Translator(one, config)
-        state = jax.eval_shape(functools.partial(states.empty_state, B=2, C=64, bos=1), translator.weights)
-        assert isinstance(state.caches[0], kind)
-        found.append(translator.translate(z, lengths=np.array([3, 2]), l_max=40))
-    for alone, shared in zip(*found, strict=True):
-        np.testing.assert_allclose(shared, alone, atol=1e-9)
 
 
 @pytest.mark.end_to_end

@@ -151,14 +151,6 @@ def test_beam_search_is_its_definition(K, alpha):
         np.testing.assert_allclose(scores[r], log_p, rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_beams_outgrow_the_first_cache():
-    tokens, lengths, scores = run(beam_size=2, l_max=L_MAX)
-    assert lengths.max() == L_MAX
-    r = int(lengths.argmax())
-    np.testing.assert_allclose(scores[r], log_probability(predicted(THETA(), tokens), r, tokens[r]), rtol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -71,18 +71,6 @@ def test_heads_by_score_and_as_many_others_of_their_layers():
         induction.others(np.array([[0, 0], [0, 1], [1, 1]]), (2, 2), np.random.default_rng(0))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("x32")
-def test_two_layers_learn_what_one_cannot():
-    """By attending to what followed the last token before, for which layer 0 is needed."""
-    models = {L: example.trained(L, 0, 600) for L in (1, 2)}
-    one, two = (found[600][0] for _, found in models.values())
-    assert two.again < 1 < 2 < one.again
-    assert two.induction[1].max() > 0.5 > 0.2 > max(one.induction.max(), two.induction[0].max())
-    assert two.previous[0].max() > 0.25 > 0.2 > one.previous.max()
-    assert example.ablated(models[2][0], two)[-1] > 3
-
-
 @pytest.mark.end_to_end
 @pytest.mark.usefixtures("x32")
 def test_the_example_draws_its_pictures(tmp_path, monkeypatch, capsys):

@@ -2,24 +2,16 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from tests.browser import browser, luminance
 from tests.run_cases import make_run
 from training.interpretability.page import look, show
-from training.interpretability.page.look import AttentionMaps, Circuits, LogitParts, Look, PatchEffects, Prediction
 from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.end_to_end
 CHOSEN = "return document.querySelector('.strip [aria-current=true]').dataset.i"
 COLORS = "return [...document.querySelectorAll('.strip[data-text] .token')].map((t) => t.style.backgroundColor)"
-OVERFLOW = "return document.documentElement.scrollWidth - innerWidth"
-COUNTER = """
-    const [counter, button] = ["#chosen-token span", "#forth"].map((of) => document.querySelector(of));
-    const [a, b] = [counter, button].map((of) => of.getBoundingClientRect());
-    return [counter.textContent, counter.scrollWidth <= a.width + 1 && a.right <= b.left];
-"""
 SPOKEN = "return document.getElementById('readout').textContent"
 
 
@@ -47,28 +39,6 @@ def opened(chromium, page):
     chromium.open(page)
     yield chromium
     assert chromium.complaints() == []
-
-
-def large():
-    """30 × 9 heads over 200 tokens, of numbers that compress badly."""
-    rng = np.random.default_rng(0)
-    L, H, l = 30, 9, 200
-    A = np.tril(rng.gamma(0.1, size=(L, H, l, l))) + 1e-9
-    A = np.tril(A / np.tril(A).sum(-1, keepdims=True)).astype(np.float32)
-    p = np.sort(rng.dirichlet(np.ones(9), (L + 1, l)), -1)[..., :3:-1]
-    tokens = rng.integers(0, 30_000, (L + 1, l, 5))
-    words = {int(v): f"·word{v}" for v in np.unique(tokens)}
-    prediction = Prediction("prompt", [f"layer {l}" for l in range(L + 1)], tokens, p, p[..., 0], p[0, :, 0], "")
-    text = [f"·{'w' * (1 + i % 9)}{i}" for i in range(l)]
-    written = LogitParts(rng.normal(size=(L, H, l)), rng.normal(size=(L, l)), rng.normal(size=l), np.zeros(l))
-    patched = PatchEffects(
-        text, rng.normal(size=(L, l)), rng.normal(size=(L, H)), "log P", (1.0, 0.0), is_estimate=True
-    )
-    scores = dict.fromkeys(("previous token", "duplicate token", "induction", "copying"), rng.uniform(size=(L, H)))
-    composition = {letter: rng.uniform(size=(L, H, L, H)) for letter in "QKV"}
-    attention = [AttentionMaps("Attention", "prompt", "prompt", A)]
-    circuits = Circuits(scores, composition, "")
-    return Look("large", ["decoder"], {"prompt": text}, words, attention, prediction, written, patched, circuits)
 
 
 def expected_readout(found, layer, head, token):
@@ -129,36 +99,6 @@ def test_the_keyboard_moves_through_tokens_layers_and_heads(opened, found):
     assert opened.run("return document.querySelectorAll('.strip [tabindex=\"0\"]').length") == 1
 
 
-def test_the_heads_are_a_grid_with_one_stop_for_the_keyboard(opened):
-    stops = "return [...document.querySelectorAll('#heads [tabindex=\"0\"]')].length"
-    assert opened.run(stops) == 1
-    opened.run("document.querySelector('#heads [tabindex=\"0\"]').focus()")
-    layer, head = now(opened)
-    opened.press("Down" if layer < 2 else "Up")
-    assert now(opened) == (layer + 1 if layer < 2 else 1, head)
-    assert opened.run("return document.activeElement.dataset.layer") == str(now(opened)[0])
-    assert opened.run(stops) == 1
-
-
-def test_the_other_direction(opened, found):
-    opened.pointer("[value=by]", press=True)
-    opened.pointer(".strip [data-i='1']", press=True)
-    A = found.attention[0].A[(*now(opened), slice(None), 1)]
-    said = opened.run(SPOKEN)
-    assert said.startswith(f"a (token 1) is attended to by {found.texts['prompt'][A.argmax()]} ({A.argmax()}) ")
-
-
-def test_a_tap_on_a_phone(chromium, page, found):
-    chromium.emulate(390, 844, mobile=True)
-    chromium.open(page)
-    assert chromium.run(OVERFLOW) <= 0
-    chromium.run("document.querySelector('.strip [data-i=\"5\"]').scrollIntoView({block: 'center'})")
-    chromium.pointer(".strip [data-i='5']", "touch", press=True)
-    assert chromium.run(CHOSEN) == "5"
-    assert close(chromium.run(SPOKEN), expected_readout(found, *now(chromium), 5))
-    assert chromium.complaints() == []
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_on_colors_has_contrast(chromium, page, dark):
     chromium.emulate(1280, 900, dark=dark)
@@ -176,42 +116,6 @@ def test_text_on_colors_has_contrast(chromium, page, dark):
         assert (b + 0.05) / (a + 0.05) >= 4.5, pair
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     assert (luminance([int(n) / 255 for n in re.findall(r"\d+", ground)]) < 0.1) == dark
-
-
-def test_elements_have_names(opened):
-    nameless = opened.run("""
-        const all = document.querySelectorAll("button, select, canvas[role=img], [role=region], [role=gridcell]");
-        const named = (e) => e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length;
-        return [...all].filter((e) => !named(e)).map((e) => e.outerHTML);
-    """)
-    assert nameless == []
-    assert opened.run("return [...document.querySelectorAll('th')].every((th) => th.scope)")
-    levels = opened.run("return [...document.querySelectorAll('h1, h2, h3, h4')].map((h) => Number(h.tagName[1]))")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert opened.run("return document.querySelectorAll('main').length") == 1
-
-
-def test_thirty_by_nine_heads_over_two_hundred_tokens(chromium, tmp_path):
-    page = large().html()
-    assert len(page.encode()) < 5_000_000
-    path = tmp_path / "large.html"
-    path.write_text(page, "utf-8")
-    for width, mobile in ((1280, False), (390, True)):
-        chromium.emulate(width, 844, mobile=mobile)
-        chromium.open(path)
-        assert chromium.run(OVERFLOW) <= 0
-        assert chromium.run(COUNTER) == ["199/199", True]
-        width_of_head = chromium.run("return document.querySelector('#heads td').getBoundingClientRect().width")
-        assert width_of_head >= 24
-        assert chromium.run("return document.querySelectorAll('#heads canvas').length") == 270
-        assert chromium.run(
-            "return [...document.querySelectorAll('.several .wide')].every((e) => e.scrollWidth <= e.clientWidth)"
-        )
-    pdf = chromium.printed()
-    assert pdf.startswith(b"%PDF")
-    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 15
-    assert chromium.complaints() == []
 
 
 def test_a_notebook_shows_what_was_recorded(chromium, found, tmp_path):
@@ -242,17 +146,3 @@ def test_a_page_whose_numbers_are_damaged_says_so(chromium, page, tmp_path):
     chromium.wait("return !document.getElementById('problem').hidden")
     assert chromium.run("return document.getElementById('problem').textContent")
     assert chromium.complaints()
-
-
-@pytest.mark.parametrize("task", ["e", "ed", "classify"])
-def test_the_pages_of_other_models(chromium, tmp_path, task):
-    path = tmp_path / "page.html"
-    path.write_text(look(load_run(make_run(tmp_path / task, task)), "abc def").html(), "utf-8")
-    chromium.emulate(1280, 900)
-    chromium.open(path)
-    assert "no head has a separate part" in chromium.run("return document.getElementById('written').textContent")
-    if task == "ed":
-        chromium.run("const s = document.getElementById('block'); s.value = '2'; s.dispatchEvent(new Event('change'))")
-        strips = chromium.run("return [...document.querySelectorAll('.strip[data-text]')].map((s) => s.dataset.text)")
-        assert strips == ["answer", "prompt"]
-    assert chromium.complaints() == []

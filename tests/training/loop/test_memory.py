@@ -144,15 +144,3 @@ def test_the_next_number_of_parts_divides_the_batch_where_memory_is_exhausted():
     assert memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: Failed to allocate: Out of memory"))
     assert not memory.is_exhausted(jax.errors.JaxRuntimeError("INTERNAL: something else"))
     assert not memory.is_exhausted(ValueError("RESOURCE_EXHAUSTED"))
-
-
-@pytest.mark.slow
-def test_a_compiled_update_says_what_it_takes(tmp_path):
-    """More parts take less: the largest arrays are of a part."""
-    sizes = {"batch_size": 32, "l_max": 32, "d_mlp": 64, "steps": 1, "rows": "windows"}
-    takes = []
-    for parts in (1, 8):
-        _, trainer = train(tmp_path / str(parts), **sizes, accumulation_steps=parts)
-        takes.append(memory.needed(trainer.plan.compiled_step()))
-    assert 0 < takes[1] < takes[0] / 2 < memory.limit(1)
-    assert memory.needed(object()) == 0

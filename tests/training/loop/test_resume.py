@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
@@ -118,22 +117,3 @@ def test_a_signal_while_it_compiles_or_trains_saves_and_ends(command, undisturbe
     saved = [int(path.name) for path in command.files.checkpoints.iterdir()]
     assert saved
     assert max(saved) - len(command.record()) in (0, 1)  # 1 where an evaluation is still to be done
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_ended_at_ten_random_moments_goes_on_exactly(command, undisturbed, number):
-    rng = random.Random(number)
-    begun = time.monotonic()
-    process = command.begin()
-    wait_until(lambda: len(command.record()) > 3, process)
-    start_up = time.monotonic() - begun
-    end(process, number)
-    for _ in range(9):
-        process = command.begin()
-        moment = time.monotonic() + rng.uniform(0.3, 1.5) * start_up
-        while time.monotonic() < moment and process.poll() is None:
-            time.sleep(0.001)
-        end(process, number)
-    command.complete()
-    assert_same_outcome(command, undisturbed)

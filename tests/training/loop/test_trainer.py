@@ -98,23 +98,6 @@ def test_an_interrupted_run_goes_on_exactly(undisturbed, tmp_path, stop):
     assert_same_run(tmp_path / "run", expected)
 
 
-@pytest.mark.thorough
-def test_an_interrupted_run_of_several_modalities_goes_on_exactly(tmp_path):
-    """Rows of text and digits are drawn by step; the patches have parameters of their own."""
-    settings = settings_for("gato", steps=3, eval_every=2, checkpoint_every=1, dropout=0.2, ema_decay=0.9)
-    for name, stop in (("whole", {}), ("run", {"stop_at_evaluation": 2})):
-        trainer, witness = make_trainer(tmp_path / name, settings, **stop)
-        if stop:
-            with pytest.raises(Interrupted) as interrupted:
-                trainer.train()
-            assert (interrupted.value.status, checkpoint_steps(tmp_path / name)[-1]) == (143, 2)
-            trainer, witness = make_trainer(tmp_path / name, settings)
-        trainer.train()
-        assert max(witness.losses) == 3
-    assert min(witness.losses) == 3
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("planted", [MemoryError(), OSError(5, "Input/output error")])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(undisturbed, tmp_path, monkeypatch, planted):
@@ -162,18 +145,6 @@ def test_a_full_disk_stops_the_run_and_it_goes_on(undisturbed, tmp_path, monkeyp
     trainer, _ = make_trainer(tmp_path / "run", settings)
     trainer.train()
     assert_same_run(tmp_path / "run", expected)
-
-
-@pytest.mark.slow
-def test_lost_lines_of_the_record_are_told(undisturbed, tmp_path):
-    _, settings, _, _ = undisturbed
-    trainer, _ = make_trainer(tmp_path / "run", settings, stop_after=5)
-    with pytest.raises(Interrupted):
-        trainer.train()
-    (tmp_path / "run" / "metrics.jsonl").write_bytes(b"")
-    trainer, witness = make_trainer(tmp_path / "run", settings)
-    trainer.train()
-    assert "is shorter than at the checkpoint: some metrics are lost" in witness.warnings[0]
 
 
 @pytest.mark.slow
@@ -273,17 +244,6 @@ def test_losses_that_are_not_finite_keep_the_last_parameters_and_are_valid_json(
     text = (tmp_path / "run" / "results.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 3, "loss": "nan", "perplexity": "inf"}
     assert load_run(tmp_path / "run").theta.W_e.shape == (8, 17)
-
-
-@pytest.mark.end_to_end
-def test_an_mfu_above_1_is_left_out(tmp_path):
-    """As of a peak that was measured while other programs ran: the documents say so, and nothing else."""
-    for peak, is_known in ((1.0, False), (1e30, True)):
-        run = tmp_path / str(peak)
-        trainer, witness = make_trainer(run, settings_for("d", **PLAIN, steps=3, peak=peak))
-        trainer.train()
-        assert ["mfu" in line for line in read_metrics(run / "metrics.jsonl")] == [is_known] * 3
-        assert not witness.warnings
 
 
 @pytest.mark.end_to_end

@@ -73,20 +73,6 @@ def test_who_joins_gets_room_for_what_it_asked_for(kept, read):
         assert batch.tokens[r, batch.starts[r] :][:12].tolist() == expected.tokens[0].tolist()
 
 
-@pytest.mark.end_to_end
-def test_who_ends_leaves_its_slots():
-    """One of many tokens runs beside 34 of few, one after another, in as many slots as it needs itself."""
-    generator = Generator(THETA(), CONFIG)
-    batch = generator.answer([request(5, l_gen=220)])
-    for i in range(34):
-        batch.join([request(9, l_gen=6, seed=i)], keep=[0, len(batch.left)])
-        batch.extend(batch.tokens.shape[1] + 6)
-        assert batch.slots == 256
-    alone = generator.answer([request(5, l_gen=220)])
-    alone.extend(204)
-    assert batch.tokens[0].tolist() == alone.tokens[0].tolist()
-
-
 def job(length, emit, l_gen=12, seed=0):
     how = {"sampling": GREEDY, "seed": 0, "number": 0, "stop": (), "ends": frozenset()}
     return Job(prompt=Prompt(TEXT[seed : seed + length].tolist()), l_gen=l_gen, emit=emit, **how)
@@ -159,12 +145,6 @@ def test_a_batch_has_fewer_rows_once_they_are_enough_for_a_while_and_gives_memor
             time.sleep(0.01)
         assert len(given_back) == n
     engine.close()
-
-
-@pytest.mark.end_to_end
-def test_an_error_says_what_to_start_the_server_with():
-    with pytest.raises(ValueError, match="--memory: expected more than the 1000 bytes of --prefix-bytes"):
-        engine_of(memory=1100, kept=1000)
 
 
 @pytest.mark.end_to_end
