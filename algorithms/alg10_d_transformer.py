@@ -56,7 +56,8 @@ def d_lines(f: Lines, x: Any, theta: DTransformerParams, mask: SelfMask) -> Floa
         X = X + f.mlp(X_tilde, W.mlp, gelu)  # line 8
         return X
 
-    X = f.projected(f.layer_norm(X, theta.norm), theta)  # line 10
+    X = f.layer_norm(X, theta.norm)  # line 10
+    X = f.projected(X, theta)  # line 10: with lines 10 and 11 of Algorithm 9, if a model has them here
     return X
 
 

@@ -78,14 +78,20 @@ class _Text(NamedTuple):
     comments: dict[int, tuple[Tag, ...]]
 
     def function(self, node: ast.FunctionDef) -> Function:
-        found, result = {}, None
+        found, result, before = {}, None, None
         for own in _own(node.body):
             result = self.statement(own, ()) if isinstance(own, ast.Return) else result
             if not isinstance(own, (ast.If, ast.With)):
                 first, last = _head(own)
                 tags = next((self.comments[n] for n in range(first, last + 1) if n in self.comments), None)
                 if tags:
-                    found.update(dict.fromkeys(range(first, last + 1), self.statement(own, tags)))
+                    statement = self.statement(own, tags)
+                    key = first - 1, tags, statement.target
+                    if before is not None and (before.last, before.tags, before.target) == key:  # of one line
+                        text = f"{before.text}\n{statement.text}"
+                        statement = dataclasses.replace(statement, first=before.first, text=text)
+                    found.update(dict.fromkeys(range(statement.first, last + 1), statement))
+                    before = statement
         summary, first = (ast.get_docstring(node) or "").split("\n")[0], _first_line(node)
         is_algorithm = re.match(r"(Return )?Algorithm \d+:", summary) is not None
         last = node.end_lineno or first
