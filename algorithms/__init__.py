@@ -33,6 +33,8 @@ from algorithms.alg10_d_transformer import d_hidden_state as d_hidden_state, d_l
 from algorithms.alg14_inference import e_inference as e_inference
 from algorithms.cache import context_cache as context_cache, empty_cache as empty_cache, read_tokens as read_tokens
 from algorithms.losses import d_token_losses as d_token_losses, e_token_losses as e_token_losses, ed_token_losses as ed_token_losses
+from algorithms.losses import mtp_token_losses as mtp_token_losses
+from algorithms.mtp import mtp_hidden_state as mtp_hidden_state
 from algorithms.ops.activation import gelu as gelu, gelu_tanh as gelu_tanh, relu as relu
 from algorithms.ops.log_loss import log_loss as log_loss, token_losses as token_losses
 
@@ -55,7 +57,7 @@ from algorithms.model.theta import DTransformerParams as DTransformerParams, ETr
 from algorithms.model.theta import EDTransformerParams as EDTransformerParams
 from algorithms.parameters import AttentionParams as AttentionParams, MHAttentionParams as MHAttentionParams
 from algorithms.parameters import EDDecoderLayerParams as EDDecoderLayerParams, LayerNormParams as LayerNormParams
-from algorithms.parameters import ExpertsParams as ExpertsParams
+from algorithms.parameters import ExpertsParams as ExpertsParams, MTPParams as MTPParams
 from algorithms.parameters import MLPParams as MLPParams, TransformerLayerParams as TransformerLayerParams
 
 # Published models

@@ -17,7 +17,7 @@ from algorithms.alg09_e_transformer import e_hidden_state
 from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.layers import for_updates
 from algorithms.loops import for_each
-from algorithms.losses import losses_of
+from algorithms.losses import losses_of, mtp_token_losses
 from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import algorithm
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
@@ -155,7 +155,8 @@ def d_training(
     """Algorithm 13: θ̂ ← DTraining(x, θ). Trains Algorithm 10 to predict each next token, by plain SGD.
 
     ``θ ← θ − η ∇loss(θ)`` for every sequence, with ``loss(θ) = −Σ_{t<ℓ} log P(θ)[x[t+1], t]``.
-    Departures: none; the data are one padded array, and the loss is computed from log P.
+    Departures: none; the data are one padded array, and the loss is computed from log P. If θ has a head for the token
+    after the next, `mtp_token_losses` times their weight are added.
 
     Example:
         >>> theta = init_d_transformer(jax.random.key(0), DTransformerConfig(N_V=5, l_max=4, L=1, H=2, d_e=6, d_mlp=8))
@@ -175,6 +176,9 @@ def d_training(
             def loss(theta):
                 X = d_hidden_state(x_n, theta)  # line 4, up to the softmax
                 loss = losses_of(X, theta, jnp.roll(x_n, -1), t + 1 < l).sum()  # line 5
+                if theta.variant.mtp:
+                    weight = theta.variant.mtp.weight
+                    loss = loss + weight * mtp_token_losses(X, x_n, theta, length=l).sum()
                 return loss
 
             theta = descend(loss, theta, eta, N_epochs * N_data)  # line 6

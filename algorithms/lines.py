@@ -14,6 +14,7 @@ from algorithms.model.line import Line as Line
 from algorithms.model.mamba import Mamba2 as Mamba2
 from algorithms.model.mixer import MixerMetadata as MixerMetadata, Mixer as Mixer
 from algorithms.model.mlp import MLP as MLP, XIELU as XIELU
+from algorithms.model.mtp import MTP as MTP
 from algorithms.model.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from algorithms.model.parallel import Parallel as Parallel
 from algorithms.model.positions import Linear as Linear, Llama3 as Llama3, Positions as Positions

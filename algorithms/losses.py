@@ -14,6 +14,7 @@ from algorithms.machinery.arrays import AnyArray, as_ids
 from algorithms.machinery.contract import compiled
 from algorithms.masks import BIDIRECTIONAL, UNIDIRECTIONAL, SelfMask
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
+from algorithms.mtp import mtp_hidden_state
 from algorithms.notation import (
     ContextLength,
     Length,
@@ -116,6 +117,33 @@ def d_token_losses(
     X = d_hidden_state(x, theta, **where)
     targets, counted = next_tokens(x, targets, length, segments)
     return losses_of(X, theta, targets, counted, weights, label_smoothing)
+
+
+@compiled
+def mtp_token_losses(
+    X: Float[AnyArray, "d_e *batch l"],
+    x: Integer[AnyArray, "*batch l"],
+    theta: DTransformerParams,
+    *,
+    weights: Float[AnyArray, "*#batch l"] | Bool[AnyArray, "*#batch l"] | None = None,
+    label_smoothing: Share = 0.0,
+    mask: SelfMask = UNIDIRECTIONAL,
+    length: Length = None,
+    positions: Integer[AnyArray, "*#batch l"] | None = None,
+    segments: Integer[AnyArray, "*#batch l"] | None = None,
+    **options: Unpack[LoopOptions],
+) -> Float[Array, "*batch l"]:
+    """``−log P[x[t+2], t]`` with the head's P, for every token that has two more in its document; 0 for others.
+
+    X is `d_hidden_state` of x, with the same arguments. Otherwise like `ed_token_losses`.
+
+    Source: that of `algorithms.mtp`, equation 24.
+    """
+    y, counted = next_tokens(x, None, length, segments)
+    y, where = jnp.where(counted, y, 0), {"length": length, "positions": positions, "segments": segments}
+    X = mtp_hidden_state(X, y, theta, mask=mask, **where)
+    counted = counted & jnp.roll(counted, -1, axis=-1)
+    return losses_of(X, theta, jnp.roll(y, -1, axis=-1), counted, weights, label_smoothing)
 
 
 def next_tokens(x: Any, targets: Any, length: Any, segments: Any) -> tuple[Any, Bool[Array, "*batch l"]]:

@@ -126,6 +126,20 @@ class TransformerLayerParams(NamedTuple):
 
 
 @serializable
+class MTPParams(NamedTuple):
+    """A head for the token after the next, see `algorithms.mtp`; not in the paper.
+
+    The norms of embeddings and of hidden states, the matrix of both, and a layer and a norm as θ has them.
+    """
+
+    norm_e: LayerNormParams
+    norm_x: LayerNormParams
+    W_m: Array
+    layers: TransformerLayerParams
+    norm: LayerNormParams | None
+
+
+@serializable
 class EDDecoderLayerParams(NamedTuple):
     """One decoder layer of Algorithm 8: 𝓦^dec, γ³ β³, 𝓦^{e/d}, γ⁴ β⁴, the MLP, γ⁵ β⁵."""
 

@@ -18,7 +18,13 @@ from algorithms.machinery.options import shapes_of_leaves
 from algorithms.machinery.record import serializable
 from algorithms.model.variant import Variant
 from algorithms.model.variants import PAPER
-from algorithms.parameters import EDDecoderLayerParams, EmbeddingParams, LayerNormParams, TransformerLayerParams
+from algorithms.parameters import (
+    EDDecoderLayerParams,
+    EmbeddingParams,
+    LayerNormParams,
+    MTPParams,
+    TransformerLayerParams,
+)
 
 C = TypeVar("C", bound=type)
 
@@ -172,8 +178,8 @@ class DTransformerParams(NamedTuple):
     """θ of Algorithm 10. ``W_p`` is None if the variant has no learned positions, ``W_u`` if it is tied, W_u = W_eᵀ.
 
     Not in the paper: ``b_u``, an output bias; ``embedding_norm``, which follows the embeddings; ``distances``, which
-    are added to the scores of all layers whose attention has `Distances`, as in T5; and W_f, b_f and norm_f, of a
-    variant whose unembedding is projected.
+    are added to the scores of all layers whose attention has `Distances`, as in T5; W_f, b_f and norm_f, of a
+    variant whose unembedding is projected; and ``mtp``, a head for the token after the next.
     """
 
     W_e: Array
@@ -187,6 +193,7 @@ class DTransformerParams(NamedTuple):
     W_f: Array | None = None
     b_f: Array | None = None
     norm_f: LayerNormParams | None = None
+    mtp: MTPParams | None = None
     variant: Variant = PAPER
 
 
@@ -214,6 +221,8 @@ def _check_kind(kind: Any, variant: Variant) -> None:
         )
     if not variant.first_norm and kind is EDTransformerParams:
         raise ValueError("variant.first_norm: expected True in Algorithm 8, whose layers are alike, got False")
+    if variant.mtp and kind is not DTransformerParams:
+        raise ValueError(f"variant.mtp: expected None in Algorithms 8 and 9, got {variant.mtp!r}")
     for line in variant.attentions if kind is EDTransformerParams else ():
         if not line.reads_context:
             raise ValueError(
@@ -282,8 +291,11 @@ def _all_shapes(kind: Any, variant: Variant, *numbers: int | None) -> Any:
     if kind is DTransformerParams:
         layers: Any = _shapes_of_layers(TransformerLayerParams, variant, "L", numbers[0])
         projected, biases = variant.unembedding.projected, getattr(variant.mlps[0], "biases", True)
-        head = {"W_f": array("d_e d_e", projected), "b_f": array("d_e", projected and biases)}
+        head: dict[str, Any] = {"W_f": array("d_e d_e", projected), "b_f": array("d_e", projected and biases)}
         norm_f = variant.norm.shapes() if projected else None
+        if variant.mtp:
+            one, each = _shapes_of_layers(TransformerLayerParams, variant.of_mtp, "L_mtp", 1), variant.norm.shapes()
+            head["mtp"] = MTPParams(each, each, array("d_e 2*d_e"), one, norm)
         return DTransformerParams(**shapes, layers=layers, norm=norm, distances=distances, **head, norm_f=norm_f)
     if kind is ETransformerParams:
         return ETransformerParams(

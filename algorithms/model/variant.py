@@ -15,6 +15,7 @@ from algorithms.model.attention import Attention
 from algorithms.model.embedding import Embedding, Unembedding
 from algorithms.model.mixer import Mixer
 from algorithms.model.mlp import MLP, of_hidden_units
+from algorithms.model.mtp import MTP
 from algorithms.model.norm import LayerNorm
 
 Order = Literal["norm_first", "norm_last", "side_by_side", "one_norm", "no_norm"]
@@ -88,6 +89,7 @@ class Variant(Record):
         head: whether Algorithm 9 has lines 10 and 11, and the last; a bare encoder has not. ``"unembedding"``: the last
             alone, as in LLaDA.
         pooler: whether Algorithm 9 has W_pool and b_pool, which BERT's classifiers apply to the first token's encoding.
+        mtp: the head of Algorithm 10 for the token after the next, as in DeepSeek-V3; None: there is none.
     """
 
     __expected__: ClassVar[str] = "a Variant such as PAPER"
@@ -105,6 +107,7 @@ class Variant(Record):
     shared_layers: Count = 1
     head: bool | Literal["unembedding"] = True
     pooler: bool = False
+    mtp: MTP | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,7 +162,8 @@ class Variant(Record):
         """The sizes of the axes that the lines have and configurations do not, by name."""
         lines = [line for line in (*self.attentions, *self.mlps) if line]
         hidden = {f"d_mlp_{mlp.d_mlp}": mlp.d_mlp for mlp in self.mlps if mlp and mlp.d_mlp}
-        return {name: size for line in lines for name, size in line.sizes().items()} | hidden
+        of_mtp = {"L_mtp": 1, "2": 2} if self.mtp else {}
+        return {name: size for line in lines for name, size in line.sizes().items()} | hidden | of_mtp
 
     @functools.cached_property
     def orders(self) -> tuple[Order | None, ...]:
@@ -203,6 +207,19 @@ class Variant(Record):
         mlps, orders = self.mlps_in_turn, self.orders
         mlp = self.first[l] if l < len(self.first) else mlps[l % len(mlps)]
         return LayerLines(self.attention_of(l), mlp, orders[l % len(orders)], l > 0 or self.first_norm)
+
+    @functools.lru_cache(maxsize=1024)  # noqa: B019 - as below
+    def of_layer(self, l: int) -> "Variant":
+        """The variant of layer l alone, which reads columns of embeddings."""
+        attention, mlp, order, first_norm = self.lines(l)
+        embedding = self.embedding.but(positions=None, normalized=False)
+        alone = {"first": (), "first_norm": first_norm, "shared_layers": 1, "mtp": None}
+        return self.but(embedding=embedding, attention=attention, mlp=mlp, order=order, **alone)
+
+    @property
+    def of_mtp(self) -> "Variant":
+        """The variant of the head for the token after the next: one layer, as the last of the cycle."""
+        return self.of_layer(self.n_leading + self.cycle - 1)
 
     @functools.lru_cache(maxsize=1024)  # noqa: B019 - of variants that are made in a loop, too
     def parts(self, L: int | None) -> tuple[tuple[Run, ...], ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, Variant, ed_encoding
+from algorithms import UNIDIRECTIONAL, DTransformerParams, EDTransformerParams, ed_encoding
 from algorithms.alg10_d_transformer import d_lines
 from algorithms.layers import CacheSelection, lines_of, with_caches, zero_padding
 from algorithms.lines import Attention
@@ -41,20 +41,11 @@ def prefill(
         return begun(x, lengths, _of_every_layer(theta, x, lengths, limits=limits), **rooms)
     caches, X, variant = [], _embedded(theta._replace(layers=[]), x, lengths), theta.variant
     for l, layer in enumerate(theta.layers):
-        of_one = dict.fromkeys(("norm", "embedding_norm", "W_f", "norm_f")) | {"variant": _of_layer(variant, l)}
+        of_one = dict.fromkeys(("norm", "embedding_norm", "W_f", "norm_f", "mtp")) | {"variant": variant.of_layer(l)}
         of_layer = theta._replace(layers=[layer], **of_one)
         X, cache = layer_read(X, of_layer, lengths, limit=limits[l], is_last=l == len(limits) - 1)
         caches.append(cache)
     return begun(x, lengths, tuple(caches), **rooms)
-
-
-@functools.cache
-def _of_layer(variant: Variant, l: int) -> Variant:
-    """Return the variant of layer l alone."""
-    attention, mlp, order, _ = variant.lines(l)
-    embedding = variant.embedding.but(positions=None, normalized=False)
-    of_all = {"embedding": embedding, "first": (), "shared_layers": 1}
-    return variant.but(attention=attention, mlp=mlp, order=order, **of_all)
 
 
 def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSelection:

@@ -154,7 +154,7 @@ def unembed(X: Array, theta: Any, variant: Any) -> Array:
     return cap(linear(s * (theta.W_e.T if W_u is None else W_u), part(theta, "b_u"), X), u.cap)
 
 
-def d_logits(
+def d_hidden_state(
     x: Tokens,
     theta: Any,
     variant: Any,
@@ -164,10 +164,9 @@ def d_logits(
     length: int | None = None,
     documents: Sequence[int] | None = None,
 ) -> Array:
-    """Return Algorithm 10 up to its softmax.
+    """Return lines 1 to 10 of Algorithm 10, [d_e, l]; with W_f and norm_f (Ettin), lines 10 and 11 of Algorithm 9 follow.
 
-    `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?; with W_f and norm_f (Ettin), lines 10 and
-    11 of Algorithm 9 follow.
+    `theta`: W_e, W_p?, layers (norm1?, attention, norm2?, mlp?), norm?, W_u?.
     """
     positions = where_tokens_are(x, positions, documents)
     l = len(x)  # line 1
@@ -175,12 +174,50 @@ def d_logits(
     X = np.stack(e, axis=1)  # line 3
     base = causal_mask(l) if mask is None else mask
     where = {"positions": positions, "length": length, "documents": documents}
+    return decoded(X, theta, variant, base, **where)  # lines 4-10
+
+
+def decoded(X: Array, theta: Any, variant: Any, base: Array, **where: Any) -> Array:
+    """Return lines 4 to 10 of Algorithm 10."""
     T5 = {"distances": part(theta, "distances")}
     X = through_layers(X, theta.layers, variant, base, "norm_first", ACTIVATIONS["gelu"], False, **where, **T5)
     X = normalize(X, part(theta, "norm"), variant.norm)
     X = project(X, theta, ACTIVATIONS[part(in_turn(variant.mlp, 0), "activation") or "gelu"])
-    X = normalize(X, part(theta, "norm_f"), variant.norm)  # line 10
-    return unembed(X, theta, variant)
+    return normalize(X, part(theta, "norm_f"), variant.norm)
+
+
+def d_logits(x: Tokens, theta: Any, variant: Any, **where: Any) -> Array:
+    """Return Algorithm 10 up to its softmax; the arguments are those of `d_hidden_state`."""
+    return unembed(d_hidden_state(x, theta, variant, **where), theta, variant)
+
+
+def mtp_losses(
+    x: Tokens, theta: Any, variant: Any, *, length: int | None = None, documents: Sequence[int] | None = None
+) -> list[Any]:
+    """Return -log P[x[t + 2], t] of the head for the token after the next; 0 where t has no two tokens more.
+
+    h'_t = W_m [norm(e[t + 1]); norm(h_t)] goes through a layer like the last one, a norm and W_u, where h is the hidden
+    state of Algorithm 10. Source: DeepSeek-V3 (DeepSeek-AI 2024), equations 21 to 24. `theta`: mtp (norm_e, norm_x,
+    W_m [d_e, 2 d_e], layers (one), norm?).
+    """
+    n, head = len(x) if length is None else length, theta.mtp
+    positions = where_tokens_are(x, None, documents)[: n - 1]
+    h = d_hidden_state(x[:n], theta, variant, documents=documents and documents[:n])[:, : n - 1]
+    e = np.stack(embed(x[1:n], theta, variant, positions, None), axis=1)
+    both = np.concatenate([normalize(e, head.norm_e, variant.norm), normalize(h, head.norm_x, variant.norm)])
+    fields = ("attention", "mlp", "order")
+    lengths = [len(lines) for lines in (getattr(variant, name) for name in fields) if isinstance(lines, tuple)]
+    last = max(len(variant.first), int(not variant.first_norm)) + math.lcm(*lengths) - 1
+    one = {name: in_turn(getattr(variant, name), last) for name in fields}
+    block = SimpleNamespace(**vars(variant) | one | {"first": (), "shared_layers": 1})
+    of = SimpleNamespace(**vars(theta) | {"layers": head.layers, "norm": head.norm})
+    where = {"positions": positions, "length": None, "documents": documents and documents[: n - 1]}
+    logits = unembed(decoded(head.W_m @ both, of, block, causal_mask(n - 1), **where), theta, variant)
+
+    def in_document(t: int) -> bool:
+        return t + 2 < n and (documents is None or documents[t] == documents[t + 1] == documents[t + 2])
+
+    return [-np.log(softmax(logits[:, t])[x[t + 2]]) if in_document(t) else 0.0 for t in range(len(x))]
 
 
 def d_transformer(x: Tokens, theta: Any, variant: Any, **where: Any) -> Array:
