@@ -19,12 +19,13 @@ import numpy as np
 from algorithms.model.variants import VARIANTS
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES
-from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.comparison import OracleCache, compare
 from training.crosscheck.models import family_parameters
+from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios, masked_tokens
 from training.crosscheck.variants import VariantScenarios, compare_variant, with_numbers_that_matter
 from training.foreign.cases import Case
-from training.foreign.checking import diagnose, merged
+from training.foreign.checking import diagnose
 from training.foreign.making import make_case, of_library
 from training.foreign.recording import Recording, record_jax
 from training.foreign.vocabulary import paper_names
@@ -112,7 +113,7 @@ def named(mutation: Planted, root: pathlib.Path, seed: int) -> list[str]:
         for case, recording in _observations(package, mutation, seed):
             report = diagnose(case, recording)
             if not report.ok:
-                found = [d for d in merged(report.departures) if d.kind != "harmless"]
+                found = [d for d in report.departures if d.kind != "harmless"]
                 told = [f"Algorithm {d.algorithm}, line {d.line}: {d.text}" for d in found]
                 return told if all(d.kind == "named" for d in found) else []
     return []

@@ -24,7 +24,7 @@ from training.commands.crosscheck import ROOT
 from training.crosscheck import values
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.comparison import compare
-from training.crosscheck.report import as_json, print_results, summary
+from training.crosscheck.report import print_report
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.tags import Tag, numbers, read
 
@@ -54,7 +54,7 @@ def test_every_line_of_the_paper_is_listed():
 
 @pytest.mark.end_to_end
 def test_the_components_agree_line_by_line(components):
-    assert components.ok, summary(components)
+    assert components.ok, components
     assert len(components.lines) == sum(LINES[n] for n in COMPONENTS)
     assert components.worst <= 1e-10
     for result in components.lines.values():
@@ -62,7 +62,7 @@ def test_the_components_agree_line_by_line(components):
         assert all(cell.visits >= 1 for cell in result.cells.values())
         lines = [(ROOT / place.file).read_text("utf-8").splitlines()[place.line - 1] for place in result.places]
         assert all(line.strip() for line in lines)
-    in_json = as_json(components)["lines"]
+    in_json = components.as_data()["lines"]
     assert len(in_json) == len(components.lines)
     assert all(line["verdict"] == "equal" and line["formula"] for line in in_json)
 
@@ -78,7 +78,7 @@ def test_heads_are_compared_one_by_one(components):
 @pytest.mark.end_to_end
 def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
     results = crosscheck([4, 10], L=2, B=2)
-    assert results.ok, summary(results)
+    assert results.ok, results
     places = {number: [place.text for place in results.lines[10, number].places] for number in ("4", "9", "return")}
     assert places["4"] == ["@f.each_layer(X, theta.layers, mask)\ndef X(X, W, f, mask):"]
     assert (places["9"], places["return"]) == (["return X"], ["P = theta.variant.unembedding(X, theta)"])
@@ -91,7 +91,7 @@ def test_a_decoder_agrees_in_every_layer_and_head_of_every_sequence():
 @pytest.mark.end_to_end
 def test_the_lines_of_a_kernel_are_those_of_the_printed_scores():
     results = crosscheck([4], "blockwise")
-    assert results.ok, summary(results)
+    assert results.ok, results
     verdicts = {number: result.verdict for (n, number), result in results.lines.items() if n == 4}
     assert verdicts == dict.fromkeys(("1", "2", "3", "4", "5", "return"), "equal")
 
@@ -109,7 +109,7 @@ def test_a_mutation_is_located(name, cache):
     results = locate(mutation, ROOT, 0, cache)
     assert not results.ok
     assert results.first is not None
-    assert results.first[:2] == (mutation.algorithm, mutation.line), summary(results)
+    assert results.first[:2] == (mutation.algorithm, mutation.line), results
     assert sys.modules["algorithms"] is algorithms
 
 
@@ -146,8 +146,8 @@ def test_a_line_in_one_step_with_the_next_is_judged_by_what_the_step_gives(devia
     assert verdicts == {"1": "within", "2": verdict, "return": verdict}
     assert results.ok == (verdict == "equal")
     assert (results.first or ())[:2] == (() if results.ok else (6, "2"))
-    assert [line["step"] for line in as_json(results)["lines"]] == [("1", "2"), ("1", "2"), ("return",)]
-    print_results(results, Console(width=200))
+    assert [line["step"] for line in results.as_data()["lines"]] == [("1", "2"), ("1", "2"), ("return",)]
+    print_report(results, Console(width=200))
     assert "in step 1–2" in (printed := capsys.readouterr().out)
     assert ("2 equal, 1 in a step that is equal;" in printed) == results.ok
 
@@ -164,7 +164,7 @@ def test_an_error_is_reported_with_its_line(cache):
 @pytest.mark.slow
 def test_all_lines_agree():
     results = crosscheck(sorted(LINES))
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert len(results.lines) == 105
     assert results.worst <= 1e-10
 
@@ -173,8 +173,8 @@ def test_all_lines_agree():
 def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
     """An error in the rule that a caller gets, which the lines as printed do not have, is found in training."""
     results = crosscheck([13], "auto")
-    assert results.ok, summary(results)
-    assert summary(results).startswith("implementation auto (dense): 1 algorithm, ")
+    assert results.ok, results
+    assert str(results).startswith("implementation auto (dense): 1 algorithm, ")
     first = locate(PLANTED["softmax Jacobian without aᵀg"], ROOT, 0, cache, [13]).first
     assert first is not None
     assert first[:2] == (13, "6")
@@ -183,7 +183,7 @@ def test_what_auto_takes_is_said_and_its_backward_rule_compared(cache):
 @pytest.mark.slow
 def test_fused_implementations_agree():
     results = crosscheck([5, 8, 9, 10, 13, 14], "blockwise")
-    assert results.ok, summary(results)
+    assert results.ok, results
 
 
 def test_values_come_out_of_tracers_with_the_mapped_axes_in_front():

@@ -17,7 +17,6 @@ from training.command_line.arguments import UsageError
 from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
 from training.crosscheck.own import OwnScenarios, compare_own, is_own
-from training.crosscheck.report import summary
 
 PATHS = {name: f"tests.own_lines.{name.lower()}:{name}" for name in ("SINKS", "EXPERTS", "DIFFERENTIAL", "LATENT")}
 HYBRID = "tests.own_lines.retention:HYBRID"
@@ -40,7 +39,7 @@ def crosscheck(path: str) -> Any:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER.get(name, ())) for name in PATHS])
 def test_every_line_agrees_with_the_loops(name):
     results = crosscheck(PATHS[name])
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert results.worst <= 1e-10
     number = "8" if name == "EXPERTS" else "6"
     change = results.lines[10, number].change
@@ -53,7 +52,7 @@ def test_every_line_agrees_with_the_loops(name):
 @pytest.mark.thorough
 def test_every_line_of_layers_that_differ_agrees_with_the_loops():
     results = crosscheck(HYBRID)
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert results.lines[10, "6"].cells["X"].visits > 0
     assert " + Retention or MHAttention(" in results.lines[10, "6"].change.line.text
 
@@ -62,7 +61,7 @@ def test_every_line_of_layers_that_differ_agrees_with_the_loops():
 def test_lines_of_ours_in_another_combination_agree_with_the_oracle():
     """Latent attention and first layers without experts are no custom lines."""
     results = crosscheck(f"{__name__}:FIRST")
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert results.lines[10, "8"].change.line.text.endswith("for l ≤ 1: X ← X + MLP(X̃ | 𝓦_l^first)")
     assert results.settings["left_out"] == []
 
@@ -89,7 +88,7 @@ SHARP_IN_TURN = PAPER.but(attention=(Attention(biases=False), Sharp(biases=False
 @pytest.mark.thorough
 def test_a_line_of_ones_own_takes_turns_with_ours(monkeypatch):
     results = crosscheck(f"{__name__}:SHARP_IN_TURN")
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert results.lines[10, "6"].change.line.text.startswith("X ← X + MHAttention or Sharp(X̃ | 𝓦_l")
     monkeypatch.setattr(Sharp, "weights", lambda line, S, own: jax.nn.softmax(S, axis=0))
     assert crosscheck(f"{__name__}:SHARP_IN_TURN").first[:2] == (10, "6")
@@ -99,7 +98,7 @@ def test_a_line_of_ones_own_takes_turns_with_ours(monkeypatch):
 @pytest.mark.parametrize(("architecture", "algorithm"), [("e", 9), ("ed", 8)])
 def test_an_encoder_and_a_pair_of_models_agree_with_the_loops(architecture, algorithm):
     results = crosscheck(f"{__name__}:IN_BOTH:{architecture}")
-    assert results.ok, summary(results)
+    assert results.ok, results
     own = {"5": "Sinks", "7": "Experts", "14": "Sinks", "16": "Sinks", "18": "Experts"}
     for number in own if algorithm == 8 else ("5", "7"):
         line = results.lines[algorithm, number]
@@ -132,10 +131,10 @@ def test_wrong_loops_are_located(monkeypatch):
 def test_without_loops_the_line_is_left_out_and_named(monkeypatch):
     monkeypatch.setattr(Sinks, "loops", "")
     results = crosscheck(PATHS["SINKS"])
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert (10, "6") not in results.lines
-    assert "not compared: line 6 of Algorithm 10, since Sinks.loops names no NumPy loops" in summary(results)
-    assert "not compared: Algorithms 4 and 5, in whose place Sinks has its own lines" in summary(results)
+    assert "not compared: line 6 of Algorithm 10, since Sinks.loops names no NumPy loops" in str(results)
+    assert "not compared: Algorithms 4 and 5, in whose place Sinks has its own lines" in str(results)
 
 
 def test_wrong_usage():

@@ -13,7 +13,6 @@ from training.commands import crosscheck as command
 from training.commands.crosscheck import ROOT
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.changes import ARCHITECTURES, changed_lines
-from training.crosscheck.report import as_json, summary
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 
 QUICK, THOROUGH = ("LLAMA",), ("ALBERT", "T5", "GPT2", "OPT", "BART", "GEMMA2", "NEOX")
@@ -48,7 +47,7 @@ def test_every_line_of_a_variant_agrees(name):
     n, theta = scenarios.algorithm, scenarios._unstacked(scenarios.theta)
     not_printed = lines_not_printed(cache[n, 0], n, scenarios.single, theta, scenarios.model)
     assert {key for key, result in results.lines.items() if result.change} == not_printed & results.lines.keys()
-    assert results.ok, summary(results)
+    assert results.ok, results
     assert results.worst <= 1e-10
     assert any(result.change is not None for result in results.lines.values())
     assert {result.verdict for result in results.lines.values()} <= {"equal", "left out"}
@@ -141,13 +140,13 @@ def test_the_paper_changes_nothing():
 
 @pytest.mark.end_to_end
 def test_the_paper_is_beside_what_is_changed(llama):
-    lines = {(line["algorithm"], line["line"]): line for line in as_json(llama)["lines"]}
+    lines = {(line["algorithm"], line["line"]): line for line in llama.as_data()["lines"]}
     changed = lines[10, "8"]["changed"]
     assert changed["printed"] == PSEUDOCODE[10].line("8").text
     assert changed["by"] == ("mlp.activation", "mlp.gated", "mlp.biases")
     assert lines[10, "6"]["changed"] is None
     counted = "LLAMA: implementation paper: 7 algorithms, 33 lines: 32 equal, 1 left out; 14 changed; "
-    assert summary(llama).startswith(counted)
+    assert str(llama).startswith(counted)
 
 
 @pytest.mark.slow
@@ -155,7 +154,7 @@ def test_the_paper_is_beside_what_is_changed(llama):
 @pytest.mark.parametrize("name", ["LLAMA", "GEMMA3", "GPT_NEO", "BART"])
 def test_fused_implementations_of_a_variant_agree(name, implementation):
     results = crosscheck(name, implementation)
-    assert results.ok, summary(results)
+    assert results.ok, results
 
 
 @pytest.mark.thorough

@@ -28,10 +28,11 @@ from training.command_line.arguments import Parser, local
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
 from training.crosscheck.book import page_of_model, write_book
-from training.crosscheck.comparison import OracleCache, Results, compare
+from training.crosscheck.comparison import OracleCache, compare
 from training.crosscheck.kept import Kept
 from training.crosscheck.own import OwnScenarios, compare_own
-from training.crosscheck.report import as_json, print_results
+from training.crosscheck.report import as_junit, print_report
+from training.crosscheck.results import Results
 from training.crosscheck.scenarios import Scenarios
 from training.crosscheck.variants import NAMES, VariantScenarios, compare_variant
 from training.foreign.beside import beside
@@ -41,7 +42,6 @@ from training.foreign.huggingface import from_transformers, variant_of
 from training.foreign.making import EDGES, config_of, make_case, of_library, write_case
 from training.foreign.page import write_report
 from training.foreign.recording import Recording
-from training.foreign.report import as_data, as_junit, print_report
 
 DEFAULT = ("paper", "auto")
 """The implementations that are compared: the lines as printed, and what a caller gets."""
@@ -142,13 +142,13 @@ def _compared(options: argparse.Namespace, package: ModuleType, console: Console
             shown = [results for results in every if results.settings["implementation"] == implementations[0]]
             is_shown = options.html is not None and implementation == implementations[0]
             results, is_new = _results(options, package, name, implementation, cache, shown if is_shown else None)
-            wrong |= {n for (n, _), line in results.lines.items() if line.verdict in ("different", "missing")}
+            wrong |= {line.algorithm for line in results.failures}
             if implementation != "paper":
                 right = {n for n, _ in results.lines} - wrong  # a rule can only be compared with lines that are right
                 results.rules = check_rules(package, ROOT, options.seed, right)
             every.append(results)
             tables = is_new and (implementation != "auto" or options.implementation == "auto")
-            print_results(results, console, tables=tables)
+            print_report(results, console, tables=tables)
     return every
 
 
@@ -220,7 +220,7 @@ def _foreign(options: argparse.Namespace, console: Console) -> int:
     if options.html is not None:
         console.print(f"page: {write_report(report, options.html)}", markup=False)
     if options.json is not None:
-        options.json.write_text(json.dumps(as_data(report), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        _write_json(options.json, report.as_data())
     if options.junit is not None:
         options.junit.write_text(as_junit(report), "utf-8")
     return 0 if report.ok else 1
@@ -304,10 +304,12 @@ def _write_all(options: argparse.Namespace, console: Console) -> int:
 
 def _write(every: list[Results], options: argparse.Namespace, console: Console) -> None:
     if options.json is not None:
-        as_data = as_json(every[0])
-        if len(every) > 1:
-            as_data = {"ok": all(r.ok for r in every), "runs": [as_json(results) for results in every]}
-        options.json.write_text(json.dumps(as_data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        data, *others = [results.as_data() for results in every]
+        _write_json(options.json, {"ok": all(r.ok for r in every), "runs": [data, *others]} if others else data)
     if options.html is not None:
         shown = [r for r in every if r.settings["implementation"] == every[0].settings["implementation"]]
         console.print(f"book: {write_book(shown, options.html, ROOT)}", markup=False)
+
+
+def _write_json(path: pathlib.Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -13,8 +13,8 @@ head, token and step. `scripts/crosscheck.py` is the command line; docs/crossche
 * `scenarios`    what is run: inputs and parameters of every algorithm
 * `variants`     the same of the published models, and `own` of models with custom lines
 * `formulas`     the formulas that its record decides; `changes`: which of these are not the paper's
-* `comparison`   matching the two records, and the verdicts
-* `report`       tables and JSON
+* `comparison`   matching the two records
+* `results`      the verdicts; `report`: tables of these and of what `training.foreign` finds
 
 Wrong edits that it must locate and name are in `tests.mutations`. Anybody's code is checked by `training.foreign`, whose
 functions are found here, too: `check(observe, algorithm=10, expect="GPT2")` in your own test.

@@ -42,6 +42,13 @@ class Rule:
         """Whether all gradients agree."""
         return self.worst <= TOLERANCE
 
+    def __str__(self) -> str:
+        """Which gradients it gets wrong."""
+        apart = (f"∂F/∂{name} by {x:.1e}" for name, x in self.gradients.items() if x > TOLERANCE)
+        of = f"Algorithm{'s' if len(self.algorithms) > 1 else ''} {', '.join(map(str, self.algorithms))}"
+        wrong = self.error or f"differs from JAX's derivative of the lines as printed: {', '.join(apart)}"
+        return f"{of}: the backward rule of {self.title} ({self.path.as_posix()}:{self.node.lineno}) {wrong}"
+
 
 class _Trial(NamedTuple):
     """A function of arrays, and their names and shapes; the implementation of its rule."""

@@ -12,17 +12,17 @@ import numpy as np
 from training import oracle
 
 from .algorithms import PSEUDOCODE
-from .backward import Rule
-from .changes import ChangedLine
 from .eager import choices, observable
 from .pseudocode import Line
 from .records import CodeRecord, Key, OracleRecord, Site, Visit, seen_in
+from .report import Place
+from .results import Cell, LineResult, Results
 from .scenarios import Run, Scenarios
 from .tags import read
 from .tracing import traced
 from .values import TOLERANCE, difference, plain, prefix
 
-__all__ = ["TOLERANCE", "Cell", "LineResult", "OracleCache", "Place", "Results", "compare", "run_paper"]
+__all__ = ["OracleCache", "compare", "run_paper"]
 
 SETS = {"T_tilde"}
 """Variables that have no room for more, even where sequences are padded."""
@@ -32,129 +32,6 @@ SHARED = {(4, "2", "K"), (4, "3", "V")}
 
 OracleCache = dict[tuple[int, int], OracleRecord]
 """The oracle's results, by algorithm and run: they do not depend on the version of the code that is checked."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A statement of the code."""
-
-    file: str
-    line: int
-    last: int
-    text: str
-
-
-@dataclasses.dataclass
-class Cell:
-    """All comparisons of a line in the runs of one algorithm."""
-
-    variable: str  # what was compared
-    shape: tuple[int, ...] | None = None  # the shape of its first value, as the paper has it
-    visits: int = 0  # how many values were compared
-    worst: float = 0.0  # the largest difference
-    where: str = ""  # the run and the visit that it comes from
-    problem: str = ""  # what kept values from being compared
-
-
-@dataclasses.dataclass
-class LineResult:
-    """The result for a line of the pseudocode."""
-
-    algorithm: int  # its algorithm
-    number: str  # the number of the line
-    places: list[Place] = dataclasses.field(default_factory=list)  # the code that executes it
-    group: tuple[str, ...] = ()  # the lines that this code executes together
-    # the comparisons, by variable, in the runs of the line's own algorithm
-    cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
-    within: bool = False  # whether the line can only be seen in what its group produces
-    change: ChangedLine | None = None  # how a variant has the line, where it changes it
-    # the comparisons in the runs of other algorithms, by their number
-    elsewhere: dict[int, list[Cell]] = dataclasses.field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def printed(self) -> Line:
-        """The line as the paper has it."""
-        return PSEUDOCODE[self.algorithm].line(self.number)
-
-    @property
-    def line(self) -> Line:
-        """The line as the variant has it."""
-        return self.printed if self.change is None else self.change.line
-
-    @property
-    def every_cell(self) -> list[Cell]:
-        """The comparisons in all runs."""
-        return [*self.cells.values(), *(cell for cells in self.elsewhere.values() for cell in cells)]
-
-    @property
-    def worst(self) -> float:
-        """The largest difference."""
-        return max((cell.worst for cell in self.every_cell), default=0.0)
-
-    @property
-    def where(self) -> str:
-        """Source of the largest difference, or what is wrong."""
-        runs = [(self.algorithm, cell) for cell in self.cells.values()]
-        runs += [(n, cell) for n, cells in self.elsewhere.items() for cell in cells]
-        n, cell = max(runs, key=lambda run: (bool(run[1].problem), run[1].worst), default=(0, Cell("")))
-        text = cell.problem or cell.where
-        return f"Algorithm {n}: {text}" if text and n != self.algorithm else text
-
-    @property
-    def verdict(self) -> str:
-        """`"equal"`, `"within"` its group, `"different"`, `"missing"` without a counterpart, or `"left out"` by a variant."""
-        if self.change is not None and self.change.left_out:
-            return "different" if self.places else "left out"
-        if not self.places:
-            return "missing"
-        if any(cell.problem or cell.worst > TOLERANCE for cell in self.every_cell):
-            return "different"
-        if self.within:
-            return "within"
-        return "equal" if any(cell.visits for cell in self.cells.values()) else "missing"
-
-
-@dataclasses.dataclass
-class Results:
-    """The result of a cross-check."""
-
-    lines: dict[tuple[int, str], LineResult]  # each line of each algorithm that was run
-    errors: dict[int, tuple[str, str]]  # what the runs of an algorithm raised, with the line that they raised it in
-    settings: dict[str, Any]  # what was asked for
-    # algorithm, line and place of the first difference, the likely cause of all; None if there is none
-    first: tuple[int, str, str] | None = None
-    # the records of the single runs, for the picture
-    observed: dict[tuple[int, int], CodeRecord] = dataclasses.field(default_factory=dict)
-    picture: str = ""  # of the residual stream, once it is drawn
-    done: list[int] = dataclasses.field(default_factory=list)  # the algorithms whose runs are compared
-    taken: set[str] = dataclasses.field(default_factory=set)  # the implementations of attention that `"auto"` took
-    rules: list[Rule] = dataclasses.field(default_factory=list)  # the backward rules of these algorithms, where checked
-
-    @property
-    def variant(self) -> str:
-        """The name of the variant that was run; "" for the paper's lines."""
-        return self.settings.get("variant", "")
-
-    @property
-    def implementation(self) -> str:
-        """The implementation requested, and the one that `"auto"` chose."""
-        asked = self.settings["implementation"]
-        return f"{asked} ({', '.join(sorted(self.taken))})" if self.taken else asked
-
-    @property
-    def failures(self) -> list[LineResult]:
-        """The lines that differ or have no counterpart."""
-        return [result for result in self.lines.values() if result.verdict in ("different", "missing")]
-
-    @property
-    def worst(self) -> float:
-        """The largest difference of all."""
-        return max((result.worst for result in (*self.lines.values(), *self.rules)), default=0.0)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every line has its counterpart, and nothing differs."""
-        return not (self.failures or self.errors) and all(rule.ok for rule in self.rules)
 
 
 def compare(

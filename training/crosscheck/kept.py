@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from .comparison import Cell, LineResult, Place, Results
+from .report import Place
+from .results import Cell, LineResult, Results
 
 __all__ = ["Kept"]
 

@@ -25,8 +25,9 @@ from training.tasks.own_lines import modules_of, variant_named
 
 from .algorithms import PSEUDOCODE
 from .changes import ChangedLine, changed_lines, with_unchecked
-from .comparison import OracleCache, Results
+from .comparison import OracleCache
 from .models import family_parameters
+from .results import Results
 from .variants import WITHOUT_ATTENTION, VariantScenarios, compare_variant
 
 __all__ = ["OwnScenarios", "compare_own"]

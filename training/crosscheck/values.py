@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-import jax.core
 import numpy as np
 
 from training import oracle
@@ -30,6 +28,8 @@ def mapped(value: Any) -> tuple[np.ndarray, int]:
     Raises:
         AbstractValueError: if there is no array behind the value.
     """
+    import jax.core  # noqa: PLC0415  # which a report does not need
+
     axes, value = 0, value.array() if hasattr(value, "named") else value  # scores that wait
     if isinstance(value, jax.core.Tracer):
         tracer: Any = value  # whose attributes depend on its transformation
@@ -51,6 +51,8 @@ def plain(value: Any) -> np.ndarray:
 
 def tree(value: Any) -> dict[str, np.ndarray]:
     """The arrays of parameters by path, with heads and layers one by one, as the oracle holds them."""
+    import jax  # noqa: PLC0415
+
     return oracle.flatten(oracle.unstack(jax.tree.map(plain, value)))
 
 

@@ -24,8 +24,9 @@ from algorithms.model.variants import VARIANTS
 from training.oracle import family
 
 from .changes import ARCHITECTURES, SHARING, ChangedLine, changed_lines
-from .comparison import OracleCache, Results, compare
+from .comparison import OracleCache, compare
 from .models import family_parameters, small
+from .results import Results
 from .scenarios import Run, Scenarios
 
 __all__ = ["NAMES", "VariantScenarios", "compare_variant", "with_numbers_that_matter"]

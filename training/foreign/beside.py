@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from .cases import Case
-from .checking import Report, diagnose, merged, sentence
+from .checking import diagnose
 from .recording import Recording
 from .reference import Reference
+from .report import Report, sentence
 from .run import Seen
 
 __all__ = ["Beside", "beside"]
@@ -36,7 +37,7 @@ class Beside:
 
     def __str__(self) -> str:
         """The first line that differs, and the shares."""
-        departures = [d for d in merged(self.other.departures) if d.kind != "harmless"]
+        departures = [d for d in self.other.departures if d.kind != "harmless"]
         dtypes = " and ".join(dict.fromkeys((self.one.dtype, self.other.dtype)))
         first = f"the first line that differs:\n{sentence(departures[0])}" if departures else ""
         rows = [first or f"no line differs by more than {dtypes} explains"]

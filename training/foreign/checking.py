@@ -1,82 +1,32 @@
 """Checking foreign code: from a case and a recording to a report, for a person and for a test."""
 
-import dataclasses
 import json
 import pathlib
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from .cases import Case, read_case
 from .catalogue import SLOTS, choice
 from .diagnose import Diagnosis
-from .evidence import Departure
 from .learning import findings
 from .recording import GlueError, Recording, is_foreign, record_files
-from .telling import Walk
+from .report import Report, merged
 
 __all__ = [
-    "WORST",
     "Observe",
-    "Report",
     "case_of",
     "check",
     "check_files",
     "diagnose",
     "observed",
     "recorded",
-    "sentence",
 ]
 
 Observe = Callable[[Case, str], Recording]
 """Loads the case's θ into foreign code of a dtype, runs it on the case's inputs, and returns what was recorded."""
 
-WORST = ("differs", "behind", "not shown", "in step", "equal")
-"""Verdicts from the most to the least important: a line with several values has the first."""
-
-STATUS = {"differs": "differ"}
-"""The same of several."""
-
-STACKS = {"l": "layers", "enc": "encoder layers", "dec": "decoder layers"}
-
 OWN = ("case.json", "lines.safetensors", "parameters.safetensors", "gradients.safetensors", "updated.safetensors")
-
-
-@dataclasses.dataclass
-class Report:
-    """The result of a check."""
-
-    case: Case
-    dtype: str
-    walk: Walk
-    departures: list[Departure]  # of the lines, then of loss, gradients, updates, sampling and decoding
-    notes: list[str]
-    declared: dict[str, str]  # the choices that were known to differ
-    is_variant: str  # how the departures relate to a named variant, such as "… the lines that GPT2 changes"
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing departs."""
-        return all(d.kind == "harmless" for d in self.departures)
-
-    def __str__(self) -> str:
-        """The departures and what else was found, in words."""
-        found = list(self.walk.status.values())
-        counts = [f"{found.count(s)} {STATUS.get(s, s)}" for s in WORST[::-1] if s in found]
-        head = f"Algorithm {self.case.algorithm}, {self.dtype}: {len(found)} values: {', '.join(counts)}"
-        rows = [sentence(d) for d in merged(self.departures)]
-        expect = [f'if that is meant: --expect "{self.expect}"'] if self.expect else []
-        notes = (f"note: {note}" for note in self.notes)
-        return "\n".join([head, *rows, *filter(None, [self.is_variant]), *expect, *notes])
-
-    @property
-    def expect(self) -> str:
-        """The `expect` that declares these departures, if all can be declared: see `check`."""
-        found = [d for d in self.departures if d.kind != "harmless"]
-        said = {scope: name for d in found for scope, name in d.choices.items() if scope.partition("@")[0] in SLOTS}
-        is_whole = all(d.kind == "named" and set(d.choices) & set(said) for d in found)
-        return ",".join(map("=".join, said.items())) if is_whole and "extra:" not in "".join(said.values()) else ""
 
 
 def observed(observe: Observe, case: Case, dtype: str) -> Recording:
@@ -106,46 +56,6 @@ def observed(observe: Observe, case: Case, dtype: str) -> Recording:
     return recording
 
 
-def merged(departures: list[Departure]) -> list[Departure]:
-    """Departures of the same line with the same text as one, with all places."""
-    found: dict[Any, Departure] = {}
-    for d in departures:
-        visit = (d.algorithm, d.line, d.what, d.kind, d.text)
-        where = [found[visit].where] if visit in found else []
-        found[visit] = dataclasses.replace(found.get(visit, d), where=", ".join(dict.fromkeys([*where, d.where])))
-    return list(found.values())
-
-
-def _places(where: str) -> str:
-    """Places one by one, but "layers 2 to 6, line 6" where more than two layers follow each other."""
-    runs: list[list[str]] = []
-    for place in where.split(", "):
-        follows = runs and re.sub(r"\d+", lambda n: str(int(n[0]) + 1), runs[-1][-1], count=1) == place
-        runs = [*runs[:-1], [*runs[-1], place]] if follows else [*runs, [place]]
-    return ", ".join(_layers(run[0], run[-1]) if len(run) > 2 else ", ".join(run) for run in runs)
-
-
-def _layers(first: str, last: str) -> str:
-    """Such as "layers 2 to 6, line 6" from "l2/6" to "l6/6"."""
-    stack, l, line = re.fullmatch(r"([a-z]+)(\d+)/(.*)", first).groups()  # type: ignore[union-attr]
-    l_last = last.removeprefix(stack).partition("/")[0]
-    return f"{STACKS[stack]} {l} to {l_last}, line {line}"
-
-
-def sentence(d: Departure) -> str:
-    """A departure in words: the line, where, its formula, what the code has instead, and in which operation."""
-    from training.crosscheck.algorithms import PSEUDOCODE  # noqa: PLC0415  # JAX, which the matcher does not need
-
-    lines = PSEUDOCODE[d.algorithm]
-    formula = lines.line(d.line).text if d.line in lines.order else ""
-    where = _places(re.sub(r"/[qk]\b", "", d.where))  # which of both the line says
-    what, where = f" ({d.what})" if d.what else "", f" in {where}" if where not in ("", "everywhere") else ""
-    equal = "equal if " if d.kind in ("named", "harmless") else ""
-    loader = ": so does the code, or your loading of θ" if d.may_be_loading else ""
-    seen = f"\n    in {d.seen_in}" if d.seen_in else ""
-    return f"Algorithm {d.algorithm}, line {d.line}{what}{where}: {formula}\n    {equal}{d.text}{loader}{seen}"
-
-
 def diagnose(
     case: Case,
     recording: Recording,
@@ -165,7 +75,7 @@ def diagnose(
         missing = ", ".join(diagnosis.missing)
         notes.append(f"no parameter of the code holds {missing}: load it, if the code has such a parameter")
     told = _variant_of(case, {**declared, **walk.choices})
-    return Report(case, recording.dtype, walk, departures, notes, declared, told)
+    return Report(case, recording.dtype, walk, merged(departures), notes, declared, told)
 
 
 def _declared(case: Case, expect: str | Mapping[str, str] | None) -> dict[str, str]:

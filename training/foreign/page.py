@@ -8,17 +8,14 @@ from typing import Any
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.book.listing import excerpts, listing, page_of
 from training.crosscheck.book.pages import write_pages
-from training.crosscheck.pseudocode import Line
-from training.foreign.checking import Report, merged
-from training.foreign.evidence import Departure
-from training.foreign.report import verdicts
+from training.foreign.report import Report
 
 __all__ = ["write_report"]
 
 
 def write_report(report: Report, folder: pathlib.Path) -> pathlib.Path:
     """Write the report as a page, with a page for each foreign source file; returns the page's path."""
-    rows, departures = verdicts(report), merged(report.departures)
+    rows = list(report.lines.values())
     files = {pathlib.Path(place.file) for row in rows for place in row.places}
     root = pathlib.Path(os.path.commonpath([file.parent for file in files])).parent if files else folder
     names = {str(file): file.relative_to(root).as_posix() for file in sorted(files)}
@@ -30,16 +27,8 @@ def write_report(report: Report, folder: pathlib.Path) -> pathlib.Path:
             if row.algorithm == n
         ]
         sides.append({"algorithm": PSEUDOCODE[n], "results": own, "excerpts": excerpts(own, root)})
-    shown = {row.algorithm for row in rows}
-    told = [(d, _formula(d)) for d in departures]
-    variables = {"report": report, "sides": sides, "departures": told, "shown": shown}
+    variables = {"report": report, "sides": sides}
     pages: dict[str, tuple[str, dict[str, Any]]] = {"index.html": ("report.html", variables)}
     for file, name in names.items():
         pages[page_of(name)] = ("source.html", {"file": name, "lines": listing(pathlib.Path(file))})
     return write_pages(folder, pages)
-
-
-def _formula(departure: Departure) -> Line | None:
-    """The departure's line of the paper."""
-    algorithm = PSEUDOCODE[departure.algorithm]
-    return algorithm.line(departure.line) if departure.line in algorithm.order else None

@@ -1,107 +1,191 @@
-"""The report of foreign code as a table for a terminal, as data, and as the result of a test."""
+"""The result of a check of foreign code: the verdict on each line of the paper, and the departures, in words."""
 
 import dataclasses
-from typing import Any
-from xml.etree import ElementTree
-
-from rich.console import Console
+import functools
+import re
+from typing import Any, ClassVar
 
 from training.crosscheck.algorithms import PSEUDOCODE
-from training.crosscheck.comparison import Place
 from training.crosscheck.pseudocode import Line
-from training.crosscheck.report import escaped, table_of
+from training.crosscheck.report import Place, escaped
 
-from .checking import WORST, Report, merged
+from .cases import Case
+from .catalogue import SLOTS
 from .evidence import Departure
+from .run import Key
+from .telling import Walk
 
-__all__ = ["Verdict", "as_data", "as_junit", "print_report", "verdicts"]
+__all__ = ["Report", "Recognized", "merged", "sentence"]
+
+WORST = ("differs", "behind", "not shown", "in step", "equal")
+"""Verdicts from the most to the least important: a line with several values has the first."""
+
+STATUS = {"differs": "differ"}
+"""The same of several."""
+
+STACKS = {"l": "layers", "enc": "encoder layers", "dec": "decoder layers"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The verdict on a line of the paper."""
+class Recognized:
+    """A line of the paper among what foreign code computes."""
 
     algorithm: int
     line: Line
-    verdict: str  # "DIFFERS" or one of `WORST`
+    status: str  # one of `WORST`
     holders: list[str]  # the foreign tensors that hold its values, and their layouts
     places: list[Place]  # the source lines that compute these
     departures: list[Departure]  # what the code has instead
 
+    notes: ClassVar[tuple[str, ...]] = ()
 
-def verdicts(report: Report) -> list[Verdict]:
-    """The verdict on each line with values in the case, by algorithm."""
-    walk, found, departures = report.walk, [], merged(report.departures)
-    keys = {visit: seen.key for visit, seen in walk.run.lines.items()}
-    for n in sorted({key.algorithm for key in keys.values()}):
-        for line in PSEUDOCODE[n].lines:
-            own = [
-                visit for visit, key in keys.items() if key.algorithm == n and line.number in (key.line, "1" * (n == 7))
-            ]
-            if not own:
-                continue
-            worst = next(status for status in WORST if status in {walk.status[visit] for visit in own})
-            holders = list(dict.fromkeys(walk.layouts[visit] for visit in own if visit in walk.layouts))
-            matches = [walk.run.lines[visit].match for visit in own]
-            sources = [tensor.source for match in matches if match is not None for tensor in match.tensors]
-            places = [Place(file, at, at, "") for file, at in dict.fromkeys(filter(None, sources))]
-            departed = [d for d in departures if (d.algorithm, d.line) == (n, line.number)]
-            found.append(Verdict(n, line, "DIFFERS" if departed else worst, holders, places, departed))
-    return found
+    @property
+    def verdict(self) -> str:
+        """The status, or "DIFFERS" if something departs here."""
+        return "DIFFERS" if self.departures else self.status
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something departs here or before."""
+        return self.verdict in ("DIFFERS", "differs", "behind")
 
-def print_report(report: Report, console: Console) -> None:
-    """Print a table of the lines for each algorithm, then the departures."""
-    rows = verdicts(report)
-    for n in dict.fromkeys(row.algorithm for row in rows):
-        table = table_of(n)
-        for name, ratio in (("line", 1), ("formula", 6), ("where the code holds its values", 6), ("verdict", 2)):
-            table.add_column(name, ratio=ratio)
-        for row in (row for row in rows if row.algorithm == n):
-            holders = "\n".join(row.holders[:4]) + ("\n…" if len(row.holders) > 4 else "")
-            texts = map(escaped, ("  " * row.line.depth + row.line.text, holders))
-            style = "red" if row.verdict in ("DIFFERS", "differs", "behind") else None
-            table.add_row(row.line.number, *texts, row.verdict, style=style)
-        console.print(table)
-    console.print(str(report), markup=False, highlight=False, style="green" if report.ok else "bold red")
+    @property
+    def wrong(self) -> list[str]:
+        """What departs here."""
+        found = [d for d in self.departures if d.kind != "harmless"]
+        return [f"{d.text} ({d.where})" if d.where else d.text for d in found]
+
+    def row(self) -> list[str]:
+        """The line in the columns of `Report`."""
+        return [escaped("\n".join(self.holders[:4])) + ("\n…" if len(self.holders) > 4 else ""), self.verdict]
 
 
-def as_data(report: Report) -> dict[str, Any]:
-    """Everything that was found, as plain data."""
-    seen = report.walk.run.lines
-    return {
-        "ok": report.ok,
-        "algorithm": report.case.algorithm,
-        "dtype": report.dtype,
-        "departures": [
-            {"algorithm": d.algorithm, "line": d.line, "value": d.what, "where": d.where, "kind": d.kind, "text": d.text,
-             "choices": dict(d.choices), "seen_in": d.seen_in}
-            for d in merged(report.departures)
-        ],
-        "values": [
-            {"key": seen[visit].key.id, "algorithm": seen[visit].key.algorithm, "line": seen[visit].key.line,
-             "verdict": verdict, "held_by": report.walk.layouts.get(visit)}
-            for visit, verdict in report.walk.status.items()
-        ],
-        "variant": report.is_variant,
-        "notes": report.notes,
+@dataclasses.dataclass
+class Report:
+    """The result of a check."""
+
+    columns: ClassVar[dict[str, Any]] = {
+        "where the code holds its values": {"ratio": 5}, "verdict": {"no_wrap": True},
     }  # fmt: skip
+    title: ClassVar[str] = ""
+
+    case: Case
+    dtype: str
+    walk: Walk
+    departures: list[Departure]  # of the lines, then of loss, gradients, updates, sampling and decoding
+    notes: list[str]
+    declared: dict[str, str]  # the choices that were known to differ
+    is_variant: str  # how the departures relate to a named variant, such as "… the lines that GPT2 changes"
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing departs."""
+        return all(d.kind == "harmless" for d in self.departures)
+
+    def __str__(self) -> str:
+        """The departures and what else was found, in words."""
+        found = list(self.walk.status.values())
+        counts = [f"{found.count(s)} {STATUS.get(s, s)}" for s in WORST[::-1] if s in found]
+        head = f"Algorithm {self.case.algorithm}, {self.dtype}: {len(found)} values: {', '.join(counts)}"
+        rows = [*map(sentence, self.departures)]
+        expect = [f'if that is meant: --expect "{self.expect}"'] if self.expect else []
+        notes = (f"note: {note}" for note in self.notes)
+        return "\n".join([head, *rows, *filter(None, [self.is_variant]), *expect, *notes])
+
+    @property
+    def expect(self) -> str:
+        """The `expect` that declares these departures, if all can be declared: see `check`."""
+        found = [d for d in self.departures if d.kind != "harmless"]
+        said = {scope: name for d in found for scope, name in d.choices.items() if scope.partition("@")[0] in SLOTS}
+        is_whole = all(d.kind == "named" and set(d.choices) & set(said) for d in found)
+        return ",".join(map("=".join, said.items())) if is_whole and "extra:" not in "".join(said.values()) else ""
+
+    @functools.cached_property
+    def lines(self) -> dict[tuple[int, str], Recognized]:
+        """The lines that have values in the case, or a departure."""
+        visits: dict[tuple[int, str], list[str]] = {}
+        for visit, seen in self.walk.run.lines.items():
+            visits.setdefault(_printed(seen.key), []).append(visit)
+        keys = sorted(
+            {*visits, *map(_printed, self.departures)}, key=lambda k: (k[0], PSEUDOCODE[k[0]].order.index(k[1]))
+        )
+        return {key: self._recognized(key, visits.get(key, [])) for key in keys}
+
+    def _recognized(self, key: tuple[int, str], visits: list[str]) -> Recognized:
+        walk, (n, number) = self.walk, key
+        matches = filter(None, (walk.run.lines[visit].match for visit in visits))
+        sources = [tensor.source for match in matches for tensor in match.tensors if tensor.source]
+        return Recognized(
+            n,
+            PSEUDOCODE[n].line(number),
+            min((walk.status[visit] for visit in visits), key=WORST.index, default=""),
+            holders=list(dict.fromkeys(walk.layouts[visit] for visit in visits if visit in walk.layouts)),
+            places=[Place(file, at, at, "") for file, at in dict.fromkeys(sources)],
+            departures=[d for d in self.departures if _printed(d) == key],
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """Everything that was found, as plain data."""
+        seen = self.walk.run.lines
+        return {
+            "ok": self.ok,
+            "algorithm": self.case.algorithm,
+            "dtype": self.dtype,
+            "departures": [
+                {"algorithm": d.algorithm, "line": d.line, "value": d.what, "where": d.where, "kind": d.kind,
+                 "text": d.text, "choices": dict(d.choices), "seen_in": d.seen_in}
+                for d in self.departures
+            ],
+            "values": [
+                {"key": seen[visit].key.id, "algorithm": seen[visit].key.algorithm, "line": seen[visit].key.line,
+                 "verdict": verdict, "held_by": self.walk.layouts.get(visit)}
+                for visit, verdict in self.walk.status.items()
+            ],
+            "variant": self.is_variant,
+            "notes": self.notes,
+        }  # fmt: skip
 
 
-def as_junit(report: Report) -> str:
-    """A test for each numbered line in JUnit's XML, failed with what departs in it."""
-    failed: dict[tuple[int, str], list[str]] = {}
-    for d in merged(report.departures):
-        if d.kind != "harmless":
-            failed.setdefault((d.algorithm, d.line), []).append(f"{d.text} ({d.where})" if d.where else d.text)
-    keys = [seen.key for seen in report.walk.run.lines.values()]
-    tests = dict.fromkeys([*((key.algorithm, key.line) for key in keys), *failed])
-    suite = ElementTree.Element(
-        "testsuite", name="formal-crosscheck", tests=str(len(tests)), failures=str(len(failed)), errors="0"
-    )
-    for n, line in tests:
-        test = ElementTree.SubElement(suite, "testcase", classname=f"Algorithm {n}", name=f"line {line}")
-        for text in failed.get((n, line), ()):
-            ElementTree.SubElement(test, "failure", message=text).text = text
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode") + "\n"
+def merged(departures: list[Departure]) -> list[Departure]:
+    """Departures of the same line with the same text as one, with all places."""
+    found: dict[Any, Departure] = {}
+    for d in departures:
+        visit = (d.algorithm, d.line, d.what, d.kind, d.text)
+        where = [found[visit].where] if visit in found else []
+        choices = {**(found[visit].choices if visit in found else {}), **d.choices}
+        where = ", ".join(dict.fromkeys([*where, d.where]))
+        found[visit] = dataclasses.replace(found.get(visit, d), where=where, choices=choices)
+    return list(found.values())
+
+
+def _places(where: str) -> str:
+    """Places one by one, but "layers 2 to 6, line 6" where more than two layers follow each other."""
+    runs: list[list[str]] = []
+    for place in where.split(", "):
+        follows = runs and re.sub(r"\d+", lambda n: str(int(n[0]) + 1), runs[-1][-1], count=1) == place
+        runs = [*runs[:-1], [*runs[-1], place]] if follows else [*runs, [place]]
+    return ", ".join(_layers(run[0], run[-1]) if len(run) > 2 else ", ".join(run) for run in runs)
+
+
+def _layers(first: str, last: str) -> str:
+    """Such as "layers 2 to 6, line 6" from "l2/6" to "l6/6"."""
+    stack, l, line = re.fullmatch(r"([a-z]+)(\d+)/(.*)", first).groups()  # type: ignore[union-attr]
+    l_last = last.removeprefix(stack).partition("/")[0]
+    return f"{STACKS[stack]} {l} to {l_last}, line {line}"
+
+
+def sentence(d: Departure) -> str:
+    """A departure in words: the line, where, its formula, what the code has instead, and in which operation."""
+    lines = PSEUDOCODE[d.algorithm]
+    formula = lines.line(d.line).text if d.line in lines.order else ""
+    where = _places(re.sub(r"/[qk]\b", "", d.where))  # which of both the line says
+    what, where = f" ({d.what})" if d.what else "", f" in {where}" if where not in ("", "everywhere") else ""
+    equal = "equal if " if d.kind in ("named", "harmless") else ""
+    loader = ": so does the code, or your loading of θ" if d.may_be_loading else ""
+    seen = f"\n    in {d.seen_in}" if d.seen_in else ""
+    return f"Algorithm {d.algorithm}, line {d.line}{what}{where}: {formula}\n    {equal}{d.text}{loader}{seen}"
+
+
+def _printed(of: Key | Departure) -> tuple[int, str]:
+    """An algorithm, and the number that a line is printed with."""
+    return of.algorithm, "1" if of.algorithm == 7 else of.line

@@ -11,8 +11,8 @@ import algorithms
 from tests.mutations.edits import Edit
 from tests.mutations.located import edited
 from training.crosscheck.backward import _rows, check_rules
-from training.crosscheck.comparison import Results
-from training.crosscheck.report import as_json, print_results
+from training.crosscheck.report import print_report
+from training.crosscheck.results import Results
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 OPS = "algorithms/ops"
@@ -79,9 +79,9 @@ def test_a_planted_sign_is_named_under_its_algorithm(file, function, right, wron
     assert found.error == ""
     assert {name for name, apart in found.gradients.items() if apart > 1e-3} == {*inputs.split()}
     results = Results({}, {}, {"seed": 0, "implementation": "auto"}, rules=[found])
-    print_results(results, Console(file=(out := io.StringIO()), width=400))
+    print_report(results, Console(file=(out := io.StringIO()), width=400))
     assert (
         f"{found.title} ({found.path.as_posix()}:{found.node.lineno}) differs from JAX's derivative" in out.getvalue()
     )
-    assert as_json(results)["ok"] is False
+    assert results.as_data()["ok"] is False
     assert str(algorithm) in out.getvalue().splitlines()[-1].split(":")[0]

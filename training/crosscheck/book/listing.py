@@ -6,15 +6,14 @@ import functools
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from markupsafe import Markup
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from training.crosscheck.comparison import Place
-from training.crosscheck.pseudocode import Line
+from training.crosscheck.report import Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +63,8 @@ def page_of(file: str) -> str:
     return f"source-{'-'.join(parts)}.html"
 
 
-class Placed(Protocol):
-    """A line of the paper, and the code that executes it."""
-
-    @property
-    def line(self) -> Line: ...
-
-    @property
-    def places(self) -> Sequence[Place]: ...
-
-
-def excerpts(results: Sequence[Placed], root: pathlib.Path) -> list[Excerpt]:
-    """Return the functions that execute the lines of an algorithm, in the order of the lines."""
+def excerpts(results: Sequence[Any], root: pathlib.Path) -> list[Excerpt]:
+    """Return the functions that execute the lines of an algorithm, in the order of the lines, as a check found them."""
     order = {result.line.number: i for i, result in enumerate(results)}
     places: dict[tuple[str, int], list[tuple[Place, str]]] = {}
     for result in results:

@@ -13,9 +13,8 @@ from markupsafe import Markup, escape
 
 from training.crosscheck.algorithms import PSEUDOCODE
 from training.crosscheck.backward import check_rules
-from training.crosscheck.comparison import LineResult, Results
 from training.crosscheck.pseudocode import Algorithm
-from training.crosscheck.report import shape_text
+from training.crosscheck.results import LineResult, Results
 from training.crosscheck.values import TOLERANCE
 from training.disk import write_atomically
 from training.extras import unsafe
@@ -156,7 +155,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"mathml": mathml, "sentence": sentence, "scientific": scientific, "prose": prose}
-    environment.globals |= {"shape_text": shape_text, "VERDICTS": VERDICTS, "page_of": page_of, "VARIANTS": VARIANTS}
+    environment.globals |= {"VERDICTS": VERDICTS, "page_of": page_of, "VARIANTS": VARIANTS}
     return environment
 
 
