@@ -11,9 +11,9 @@ from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.masks import Mask
 from algorithms.notation import Options
+from algorithms.ops.activation import softmax
 from algorithms.ops.attention.dispatch import LazyScores, scores
 from algorithms.ops.linear import linear
-from algorithms.ops.softmax import softmax
 from algorithms.parameters import AttentionParams, MHAttentionParams, head_shapes
 
 

@@ -22,8 +22,8 @@ from algorithms.machinery.arrays import AnyArray, accumulation_dtype
 from algorithms.machinery.contract import algorithm, compiled
 from algorithms.model.theta import DTransformerParams, EDTransformerParams, ETransformerParams
 from algorithms.notation import Choice, ContextLength, Count, Length, Temperature, bos_token, eos_token, mask_token
+from algorithms.ops.activation import log_softmax, shifted
 from algorithms.ops.dropout import by_own_key, fold_in
-from algorithms.ops.softmax import log_softmax, shifted
 
 
 @algorithm(14, "DInference")

@@ -11,10 +11,9 @@ from jaxtyping import Float, Integer, Shaped
 
 from algorithms.alg01_embedding import token_embedding
 from algorithms.machinery.arrays import indices, of_all_heads
+from algorithms.machinery.devices import match_varying_axes, platform_of, shard
 from algorithms.machinery.naming import through_layers
 from algorithms.machinery.options import dropout_key, static, using
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import match_varying_axes, shard
 from algorithms.masks import StructuralMask
 from algorithms.model.mixer import Mixer, MixerMetadata
 from algorithms.model.positions import DistanceTable

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from algorithms.machinery.sharding import cast_to_vary, varies_over
+from algorithms.machinery.devices import cast_to_vary, varies_over
 
 
 def for_each(times: int, state: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from algorithms.machinery.contract import Shape, described
-from algorithms.machinery.sharding import dividing
+from algorithms.machinery.devices import dividing
 from algorithms.model.theta import declared
 from algorithms.model.variant import Variant
 

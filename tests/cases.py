@@ -29,9 +29,9 @@ from algorithms.machinery.options import using
 from algorithms.masks import StructuralMask
 from algorithms.model.initialization import MADE_BY
 from algorithms.model.theta import theta_shapes
+from algorithms.ops.activation import softmax
 from algorithms.ops.attention import blockwise, strips
 from algorithms.ops.attention.dispatch import scores
-from algorithms.ops.softmax import softmax
 
 N_V, L_MAX = 17, 23
 SHARED = {"N_V": N_V, "l_max": L_MAX, "H": 3, "d_e": 11, "d_mlp": 13, "d_attn": 5, "d_mid": 7}

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from algorithms.machinery.sharding import explicit_mesh, with_auto_axes
+from algorithms.machinery.devices import explicit_mesh, with_auto_axes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,9 +16,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.extend.core.primitives import cond_p, jit_p, scan_p, while_p
 
 from algorithms.inside.parts import Part, Turn, edited, in_range_or_nan, mapped_first, rows_first
+from algorithms.machinery.devices import match_varying_axes
 from algorithms.machinery.naming import Site
 from algorithms.machinery.primitives import named_p
-from algorithms.machinery.sharding import match_varying_axes
 
 
 class Found(NamedTuple):

@@ -39,10 +39,10 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from algorithms.machinery.devices import explicit_mesh, spec_of, with_auto_axes
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.options import is_inside, using
 from algorithms.machinery.record import Allowed, Range, alternatives, as_number, fits, refusal, words_for
-from algorithms.machinery.sharding import explicit_mesh, spec_of, with_auto_axes
 
 P = ParamSpec("P")
 R = TypeVar("R")

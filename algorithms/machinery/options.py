@@ -1,4 +1,4 @@
-"""Ambient options of a call, which apply to all functions that it calls, so that none passes them on.
+"""Ambient options of a call, which apply to all functions that it calls, and the hand-derived backward passes.
 
 Public functions take them as keywords (`algorithms.notation.Options`). The static ones are in a JAX user context, which
 is part of every cache key. A key may be traced, so it is only in the Python context; it is read where a line draws.
@@ -6,11 +6,14 @@ is part of every cache key. A key may be traced, so it is only in the Python con
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+
+from algorithms.machinery.devices import match_varying_axes
 
 
 class Static(NamedTuple):
@@ -83,3 +86,61 @@ def shapes_of_leaves(tree: Any) -> tuple[Any, tuple[tuple[int, ...], ...]]:
     """The structure of a pytree, and the shapes of its arrays: hashable."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(tuple(leaf.shape) for leaf in leaves)
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class HandDerived:
+    """The function that ``forward`` computes, with a rule for reverse mode; JAX refuses forward mode."""
+
+    forward: Callable[..., tuple[Any, Any]]  # returns the value and the residuals
+    backward: Callable[..., tuple[Any, ...]]  # static arguments, residuals, cotangent → gradients of all others
+    value: Callable[..., Any] | None  # the lines as printed; None: only the rule computes it
+    rule: Callable[..., Any]  # forward and backward pass, as one function
+
+    def __call__(self, *arguments: Any) -> Any:  # noqa: D102
+        if self.value is not None and as_printed():
+            return self.value(*arguments)
+        return self.rule(*match_varying_axes(arguments))
+
+
+def hand_derived(
+    forward: Callable[..., tuple[Any, Any]],
+    backward: Callable[..., tuple[Any, ...]],
+    static: tuple[int, ...] = (),
+    value: Callable[..., Any] | None = None,
+) -> HandDerived:
+    """Register a forward pass and its backward pass.
+
+    Args:
+        forward: returns the value and the residuals.
+        backward: accepts the static arguments, the residuals and the cotangent; returns the gradient of each argument
+            that is not static.
+        static: the positions of the arguments that are not arrays.
+        value: computes the value alone, by the lines as printed, which take the place of the rule under
+            ``implementation="paper"``. With it, ``forward`` may call the result of this function, whose rule then also
+            applies when its gradient is differentiated; None: the value is that of ``forward``.
+    """
+    rule = jax.custom_vjp(value or (lambda *arguments: forward(*arguments)[0]), nondiff_argnums=static)
+    rule.defvjp(forward, backward)
+    return HandDerived(forward, backward, value, rule)
+
+
+def with_derivative_of(f: Callable[..., T], value: T, *arguments: Any) -> T:
+    """``value``, which is ``f(*arguments)`` computed in another way, with the derivative of f, of every order.
+
+    Example:
+        >>> jax.grad(lambda x: with_derivative_of(jnp.sin, jnp.float32(0.5), x))(0.0).item()
+        1.0
+    """
+    from algorithms.machinery.primitives import derived_p
+
+    values, tree = jax.tree.flatten(value)
+    leaves, of_arguments = jax.tree.flatten(arguments)
+
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(f(*of_arguments.unflatten(leaves)))
+
+    return tree.unflatten(derived_p.bind(*values, *leaves, f=flat, n=len(values)))

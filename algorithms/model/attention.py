@@ -21,9 +21,9 @@ from algorithms.model.mixer import Mixer, MixerMetadata, stored
 from algorithms.model.norm import LayerNorm, RMSNorm
 from algorithms.model.positions import DistanceTable, Positions
 from algorithms.notation import Cap
+from algorithms.ops.activation import softmax
 from algorithms.ops.attention.dispatch import LazyScores, Weights, scores
 from algorithms.ops.linear import linear
-from algorithms.ops.softmax import softmax
 from algorithms.parameters import MHAttentionParams, head_shapes
 
 

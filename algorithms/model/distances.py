@@ -1,6 +1,6 @@
 """Positions in the scores: what the distance of two tokens adds to S in line 4 of Algorithm 4.
 
-Each kind computes the U and P of ``algorithms.ops.attention.scores``. A distance is t_z − t_x, in columns; in packed
+Each kind computes the U and P of ``algorithms.ops.attention.tiles``. A distance is t_z − t_x, in columns; in packed
 documents, whose tokens attend only to their own document, that is the distance within the document.
 """
 

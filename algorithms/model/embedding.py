@@ -7,15 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Integer
 
-from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding
-from algorithms.alg07_unembedding import unembedding
+from algorithms.alg01_embedding import positional_embedding, sinusoid, token_embedding, unembedding
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.machinery.contract import array
 from algorithms.machinery.record import Positive, Range, Record
 from algorithms.model.norm import LayerNorm
 from algorithms.notation import Cap
+from algorithms.ops.activation import capped
 from algorithms.ops.linear import logits, tied_logits
-from algorithms.ops.softmax import capped
 from algorithms.parameters import EmbeddingParams
 
 

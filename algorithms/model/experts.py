@@ -12,15 +12,15 @@ from jaxtyping import Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
 from algorithms.machinery.contract import array
+from algorithms.machinery.devices import split_experts
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.options import as_printed, static
 from algorithms.machinery.record import Count, Positive, Range
-from algorithms.machinery.sharding import split_experts
 from algorithms.model.mlp import MLP, Activation
+from algorithms.ops.activation import softmax
 from algorithms.ops.dropout import dropout
 from algorithms.ops.grouped import Blocks, collect, grouped_product, spread
 from algorithms.ops.linear import linear
-from algorithms.ops.softmax import softmax
 from algorithms.parameters import ExpertsParams, MLPParams
 
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 
 from algorithms.machinery.arrays import scaled
 from algorithms.machinery.contract import array
+from algorithms.machinery.devices import shard
 from algorithms.machinery.naming import numbered
 from algorithms.machinery.record import Count, Positive
-from algorithms.machinery.sharding import shard
 from algorithms.model.line import Line
 from algorithms.model.norm import LayerNorm
 from algorithms.ops.activation import activate, xielu

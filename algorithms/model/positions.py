@@ -141,7 +141,7 @@ class Positions(Record):
         return self.rotate(Q, t)
 
     def scores(self, Q: Any, W: Any, table: DistanceTable, scale: float) -> tuple[Any, Any, Any]:
-        """The queries for the product with keys, and U and P of ``algorithms.ops.attention.scores``, or None.
+        """The queries for the product with keys, and U and P of ``algorithms.ops.attention.tiles``, or None.
 
         P is a function of distances. ``scale`` turns the factor 1/√d_attn of the scores into the model's.
         """

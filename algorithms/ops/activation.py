@@ -1,8 +1,9 @@
-"""The activations of the MLPs: ReLU and its square, GELU in the paper's form and by two approximations, and SiLU."""
+"""Activations: ReLU and its square, GELU in the paper's form and by two approximations, SiLU; and the softmax."""
 
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,7 @@ from jax import Array
 from jaxtyping import Float
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.options import as_printed
+from algorithms.machinery.options import hand_derived
 
 Function = Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
@@ -153,7 +153,7 @@ def xielu(x: Float[Array, "*shape"], alpha_p: Float[Array, ""], alpha_n: Float[A
 
 def activate(name: str, X: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The activation of this name, elementwise."""
-    return _value(name, X) if as_printed() else _activate(name, X)
+    return _activate(name, X)
 
 
 def _value(name, X):
@@ -170,3 +170,47 @@ def _backward(name, X, dY):
 
 
 _activate = hand_derived(_forward, _backward, static=(0,), value=_value)
+
+
+def softmax(A: Float[Array, "rows *columns"] | Any) -> Any:
+    """``exp A[i, t] / Σ_j exp A[j, t]`` over the rows of each column; 0 in a column that is all −∞, or empty.
+
+    Scores that wait for their product with values, `LazyScores`, go on waiting.
+
+    Source: Phuong and Hutter 2022, equation (2).
+    """
+    waits = getattr(A, "softmax", None)
+    if waits is not None:
+        return waits()
+    numerator = jnp.exp(shifted(A))
+    denominator = numerator.sum(axis=0, keepdims=True)
+    return numerator / jnp.where(denominator == 0, 1, denominator)
+
+
+def log_softmax(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+    """The logarithm of ``softmax``, without underflow; −∞ in a column that is all −∞."""
+    A = shifted(A)
+    denominator = jnp.exp(A).sum(axis=0, keepdims=True)
+    return A - jnp.log(jnp.where(denominator == 0, 1, denominator))
+
+
+def shifted(A: Float[Array, "rows *columns"]) -> Float[Array, "rows *columns"]:
+    """A minus the largest entry of each column, which changes neither the softmax nor its derivative."""
+    largest = A.max(axis=0, keepdims=True, initial=-jnp.inf)
+    return A - jax.lax.stop_gradient(jnp.where(jnp.isneginf(largest), 0, largest))
+
+
+def capped(S: Float[Array, "*shape"], cap: float | None, d_attn: int = 1) -> Float[Array, "*shape"]:
+    """``c √d_attn tanh(S/(c √d_attn))``: scores or logits whose size, after division by √d_attn, is at most c.
+
+    Source: Gemma Team 2024, section 2.
+    """
+    if cap is None:
+        return S
+    c = cap * d_attn**0.5
+    return c * jnp.tanh(S / c)
+
+
+def capped_derivative(S: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+    """``1 − tanh²(S/c)``, the derivative of ``c tanh(S/c)``."""
+    return 1 - jnp.square(jnp.tanh(S / cap))

@@ -15,12 +15,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns
-from algorithms.machinery.hand_derived import hand_derived, with_derivative_of
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import Shares, devices_sharing
-from algorithms.ops.linear import logits, product_over
-from algorithms.ops.lookup import one_or_nan
-from algorithms.ops.softmax import capped
+from algorithms.machinery.devices import Shares, devices_sharing, platform_of
+from algorithms.machinery.options import hand_derived, with_derivative_of
+from algorithms.ops.activation import capped
+from algorithms.ops.linear import logits, one_or_nan, product_over
 
 LOGITS_AT_ONCE = {"cpu": 2**21, "other": 2**29}
 """How many logits a device holds at once: on a CPU, as many as fit in its cache; elsewhere, 2 GiB in float32."""

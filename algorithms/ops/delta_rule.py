@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Integer
 
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.options import as_printed
+from algorithms.machinery.options import as_printed, hand_derived
 
 
 def delta_rule(

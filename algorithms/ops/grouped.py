@@ -14,9 +14,8 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import match_varying_axes, varies_over
+from algorithms.machinery.devices import match_varying_axes, platform_of, varies_over
+from algorithms.machinery.options import hand_derived
 from algorithms.ops.linear import product, product_over
 
 LARGEST, SMALLEST = 256, 8

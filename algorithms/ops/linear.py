@@ -1,8 +1,9 @@
-"""The linear map with a bias, ``W X + b 1ᵀ``, by which the paper applies every weight matrix.
+"""The linear map with a bias, ``W X + b 1ᵀ``, by which the paper applies weight matrices, and the lookup of columns.
 
 Products are left to XLA, except on a CPU.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,13 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
-from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, in_rows
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.options import as_printed
-from algorithms.machinery.platform import for_this_machine, multiplies_bfloat16, platform_of
-from algorithms.machinery.sharding import devices_sharing
+from algorithms.machinery.arrays import accumulation_dtype, are_numbers, as_columns, as_ids, in_rows
+from algorithms.machinery.devices import devices_sharing, for_this_machine, multiplies_bfloat16, platform_of
+from algorithms.machinery.options import hand_derived
 
 PRODUCT = "WX"
 """The default ``checkpoint_name`` of a linear map's result, which ``remat`` may keep."""
@@ -40,7 +39,7 @@ def linear(
     """
     if W is None:
         return X
-    return checkpoint_name(_affine(W, X, b) if as_printed() or hasattr(W, "times") else _linear(W, X, b), name)
+    return checkpoint_name((_affine if hasattr(W, "times") else _linear)(W, X, b), name)
 
 
 def _affine(W, X, b):
@@ -196,3 +195,63 @@ def _by_groups(groups: int, dtype, W, X):
     W_g, X_g = W.reshape(groups, -1, W.shape[-1]), jnp.broadcast_to(X.reshape(-1, 1), (groups, W.shape[-1], 1))
     at_once = functools.partial(jnp.matmul, preferred_element_type=dtype)
     return _accumulated(at_once, W_g, X_g, None, dtype).reshape(*W.shape[:-1], *X.shape[1:])
+
+
+ONE_HOT_LIMIT = 1024
+"""The number of columns up to which the gradient of the matrix is a matrix product, not a scatter."""
+
+
+def columns(W: Float[Array, "d_e n"]) -> Any:
+    """The matrix W, whose columns are looked up by ``[:, v]``, for one index v or an array of them.
+
+    For an index outside [0, n) the value and the gradient are NaN, never those of another column.
+    """
+    return _Columns(W)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+    W: Array
+
+    def __getitem__(self, rows_and_columns: Any) -> Array:
+        _, v = rows_and_columns
+        return _lookup(self.W, as_ids(v))
+
+
+def _columns(W, v):
+    E = W.at[:, v].get(mode="clip")
+    return E * one_or_nan(v, W.shape[1])[None].astype(E.dtype)
+
+
+def one_or_nan(v: Integer[Array, "*shape"], n: int) -> Float[Array, "*shape"]:
+    """1 for an index in [0, n), NaN for any other: a factor that makes a value and its gradient NaN."""
+    return jnp.where((v >= 0) & (v < n), 1.0, jnp.nan)
+
+
+def _forward_of_lookup(W, v):
+    return _columns(W, v), (W, v)
+
+
+def _backward_of_lookup(residuals, dE):
+    """The gradient of a column of W is the sum over all positions of its token::
+
+        ∂F/∂W[:, j] = Σ_{t: v[t] = j} dE[:, t]
+
+    For a small vocabulary the product of dE and the one-hot matrix of v is faster.
+
+    Source: Radu 2026, §12.4.8.
+    """
+    W, v = residuals
+    d_e, n = W.shape
+    dE = dE.astype(accumulation_dtype(dE.dtype))
+    dE, v = dE * one_or_nan(v, n)[None].astype(dE.dtype), jnp.clip(v, 0, n - 1)
+    if are_numbers(*v.shape):  # JAX cannot merge axes of symbolic sizes
+        dE, v = dE.reshape(d_e, -1), v.reshape(-1)
+    if n <= ONE_HOT_LIMIT:
+        dW = jnp.tensordot(dE, jax.nn.one_hot(v, n, dtype=dE.dtype), axes=v.ndim)
+    else:
+        dW = jnp.zeros_like(dE, shape=(n, d_e)).at[v].add(jnp.moveaxis(dE, 0, -1)).T
+    return dW.astype(W.dtype), None
+
+
+_lookup = hand_derived(_forward_of_lookup, _backward_of_lookup, value=_columns)

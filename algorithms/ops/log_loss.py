@@ -10,10 +10,9 @@ from algorithms.machinery.arrays import AnyArray, accumulation_dtype, as_ids
 from algorithms.machinery.contract import compiled
 from algorithms.machinery.options import as_printed
 from algorithms.notation import Cap, Choice, Count, Share
+from algorithms.ops.activation import capped, log_softmax
 from algorithms.ops.chunked_log_loss import chunked_log_loss, chunked_sum, of_target
-from algorithms.ops.linear import logits
-from algorithms.ops.lookup import one_or_nan
-from algorithms.ops.softmax import capped, log_softmax
+from algorithms.ops.linear import logits, one_or_nan
 
 
 @compiled

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from algorithms.machinery.arrays import accumulation_dtype, as_columns
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.options import as_printed
-from algorithms.machinery.platform import platform_of
+from algorithms.machinery.devices import platform_of
+from algorithms.machinery.options import as_printed, hand_derived
 
 
 class _Residuals(NamedTuple):
@@ -63,11 +62,9 @@ def with_rule(lines: Callable[..., Array]) -> Callable[..., Array]:
     @functools.wraps(lines)
     def norm(e, gamma, beta=None, *, epsilon=0.0):
         parameters = (gamma,) if beta is None else (gamma, beta)
-        if not as_printed():
-            return rule(epsilon, e, *parameters)
-        if e.shape[1:] != (1,) or platform_of(e) != "gpu":
-            return value(epsilon, e, *parameters)
-        return value(epsilon, _twice(e), *parameters)[:, :1]
+        if as_printed() and e.shape[1:] == (1,) and platform_of(e) == "gpu":
+            return value(epsilon, _twice(e), *parameters)[:, :1]
+        return rule(epsilon, e, *parameters)
 
     return norm
 

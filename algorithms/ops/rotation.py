@@ -4,8 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from algorithms.machinery.hand_derived import hand_derived
-from algorithms.machinery.options import as_printed
+from algorithms.machinery.options import hand_derived
 
 
 def rotate(
@@ -19,7 +18,7 @@ def rotate(
     The pairs are rows i and i + d/2 (``"halves"``), 2i and 2i + 1 (``"neighbors"``), or i + d/2 and i
     (``"halves_swapped"``).
     """
-    return (_rotated if as_printed() else _rotate)(pairs, X, cos, sin)
+    return _rotate(pairs, X, cos, sin)
 
 
 def _rotated(pairs, X, cos, sin):

@@ -10,9 +10,8 @@ import pytest
 import algorithms as alg
 from algorithms.ops import chunked_log_loss
 from algorithms.ops.activation import activate
-from algorithms.ops.linear import linear
+from algorithms.ops.linear import columns, linear
 from algorithms.ops.log_loss import token_losses  # not compiled, so that each size of chunks is traced
-from algorithms.ops.lookup import columns
 from tests import cases
 
 pytestmark = pytest.mark.sampled(4)

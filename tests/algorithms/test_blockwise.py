@@ -8,7 +8,7 @@ import pytest
 import algorithms as alg
 from algorithms import blocks
 from algorithms.ops.attention import blockwise
-from algorithms.ops.attention.scores import Scores
+from algorithms.ops.attention.tiles import Scores
 from tests.cases import small_blocks
 
 pytestmark = pytest.mark.sampled(3)

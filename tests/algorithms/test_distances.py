@@ -13,7 +13,7 @@ import pytest
 import algorithms as alg
 from algorithms.lines import ALiBi, Attention, Distances, Embedding, LayerNorm, TransformerXL
 from algorithms.model.distances import DistanceTable
-from algorithms.ops.attention.scores import scores_by_distance, scores_by_distance_backward
+from algorithms.ops.attention.tiles import scores_by_distance, scores_by_distance_backward
 from tests import cases, family_cases
 from tests.algorithms.test_sharding import EIGHT, assert_mesh_changes_nothing
 from training.oracle import family

@@ -14,7 +14,7 @@ import algorithms as alg
 from algorithms import positional_embedding, sinusoidal_positional_embedding, token_embedding
 from algorithms.alg01_embedding import sinusoid
 from algorithms.lines import Embedding, Linear, Llama3, Rotary, Yarn
-from algorithms.ops import lookup
+from algorithms.ops import linear
 from tests import cases
 from training import oracle
 from training.oracle.positions import rotary_frequencies
@@ -96,14 +96,14 @@ WEIGHTS = cases.normal(5, 2, 3, seed=1)
 def gradient(v, implementation):
     """By W, of a weighting of the columns: each gets the sum of all places where its token stands."""
     return np.asarray(
-        jax.jit(jax.grad(lambda W: (WEIGHTS * cases.by(implementation, lambda: lookup.columns(W)[:, v])).sum()))(W)
+        jax.jit(jax.grad(lambda W: (WEIGHTS * cases.by(implementation, lambda: linear.columns(W)[:, v])).sum()))(W)
     )
 
 
 @pytest.fixture(params=["by a product", "by a scatter"])
 def way(request, monkeypatch):
     if request.param == "by a scatter":
-        monkeypatch.setattr(lookup, "ONE_HOT_LIMIT", 4)
+        monkeypatch.setattr(linear, "ONE_HOT_LIMIT", 4)
 
 
 @pytest.mark.usefixtures("way")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import DTransformerConfig, d_token_losses, d_transformer
-from algorithms.machinery.hand_derived import hand_derived
+from algorithms.machinery.options import hand_derived
 from tests import cases
 
 THETA = cases.random_theta(DTransformerConfig(L=2, **cases.TINY))

@@ -16,9 +16,8 @@ import algorithms as alg
 from algorithms.machinery.options import using
 from algorithms.masks import StructuralMask
 from algorithms.ops.attention import dispatch, vendor
-from algorithms.ops.attention.dense import dense_attention
 from algorithms.ops.attention.dispatch import automatic
-from algorithms.ops.attention.scores import Scores
+from algorithms.ops.attention.tiles import Scores, dense_attention
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
     cudnn_refuses,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from algorithms import log_loss
-from algorithms.machinery import platform
+from algorithms.machinery import devices
 from algorithms.ops import linear as module
 from algorithms.ops.linear import linear, product, tied_logits
 from tests import cases
@@ -94,8 +94,8 @@ def test_only_products_wide_enough_are_left_to_the_processor(columns, factors, m
 
 def test_whether_the_processor_multiplies_bfloat16_is_never_an_error(monkeypatch, tmp_path):
     def asked(path):
-        monkeypatch.setattr(platform, "CPU_INFO", path)
-        return platform.multiplies_bfloat16.__wrapped__()
+        monkeypatch.setattr(devices, "CPU_INFO", path)
+        return devices.multiplies_bfloat16.__wrapped__()
 
     file = tmp_path / "cpuinfo"
     amd, intel = ("vendor_id : AuthenticAMD\n", "vendor_id : GenuineIntel\n")

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import algorithms as alg
-from algorithms.machinery.sharding import shard, split_attention
+from algorithms.machinery.devices import shard, split_attention
 from algorithms.masks import StructuralMask
 from tests import cases
 from tests.algorithms.test_attention import mh_params

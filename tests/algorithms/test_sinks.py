@@ -10,7 +10,7 @@ from algorithms.lines import Attention
 from algorithms.machinery.options import using
 from algorithms.model.mixer import MixerMetadata
 from algorithms.ops.attention.dispatch import RULES
-from algorithms.ops.attention.scores import Scores
+from algorithms.ops.attention.tiles import Scores
 from tests.cases import assert_trees_close, normal, random_like, small_blocks
 
 LINE = Attention(sinks=True, biases=False, cap=1.5)

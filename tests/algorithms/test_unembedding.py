@@ -9,7 +9,7 @@ import pytest
 
 from algorithms import unembedding
 from algorithms.lines import Unembedding
-from algorithms.ops.softmax import softmax
+from algorithms.ops.activation import softmax
 from tests import cases
 from training import oracle
 

@@ -8,9 +8,9 @@ __all__ = ["BY_HAND"]
 _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     # what is wrong, file, function, statement, code, code in its place, files of tests/ of which one must notice
     ("IDs stay as narrow as they came", "algorithms/machinery/arrays.py", "as_ids", "return", "jnp.asarray(x).astype(int)", "jnp.asarray(x)", ("algorithms/test_narrow_types.py",)),
-    ("halves of the queries on a neighbor", "algorithms/machinery/sharding.py", "_in_halves", "h", "2 * n - 1 - i", "2 * n - 2 - i", ("algorithms/test_sharding.py",)),
-    ("platform of the process, not of the program", "algorithms/machinery/platform.py", "platform_of", "for", "(jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh())", "()", ("algorithms/test_platform.py",)),
-    ("inputs of a rule vary differently", "algorithms/machinery/sharding.py", "match_varying_axes", "return", "if axes else tree", "if () else tree", ("algorithms/test_shard_map.py",)),
+    ("halves of the queries on a neighbor", "algorithms/machinery/devices.py", "_in_halves", "h", "2 * n - 1 - i", "2 * n - 2 - i", ("algorithms/test_sharding.py",)),
+    ("platform of the process, not of the program", "algorithms/machinery/devices.py", "platform_of", "for", "(jax.typeof(X).sharding.mesh, jax.sharding.get_abstract_mesh())", "()", ("algorithms/test_platform.py",)),
+    ("inputs of a rule vary differently", "algorithms/machinery/devices.py", "match_varying_axes", "return", "if axes else tree", "if () else tree", ("algorithms/test_shard_map.py",)),
     ("lengths of JAX not checked", "algorithms/machinery/contract.py", "check_value", "if", "not _on_a_cpu(value)", "True", ("algorithms/test_contract.py",)),
     ("prompts one slot too early in the cache", "training/generation/states.py", "prompt_tokens", "return", "first - lengths + 1", "first - lengths", ("algorithms/test_family.py", "training/generation/test_rings.py")),
     ("a ring of one row too few", "training/generation/states.py", "windows", "return", ".window for", ".window and variant.attention_of(l).window - 1 for", ("training/generation/test_rings.py",)),

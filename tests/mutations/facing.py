@@ -3,10 +3,9 @@
 __all__ = ["FACING", "facing"]
 
 FACING = {
-    "alg01_embedding": "embedding documents errors",
+    "alg01_embedding": "embedding unembedding documents errors loss",
     "alg03_attention": "attention backward project/crosscheck",
     "alg06_layer_norm": "normalization backward family",
-    "alg07_unembedding": "unembedding loss",
     "alg08_ed_transformer": "transformers documents family project/crosscheck_variants",
     "alg09_e_transformer": "transformers documents family project/crosscheck_variants",
     "alg10_d_transformer": "transformers documents",
@@ -21,21 +20,17 @@ FACING = {
     "model/mlp": "transformers family documents project/crosscheck_variants",
     "model/norm": "normalization initialization family transformers project/crosscheck_variants",
     "model/positions": "embedding family transformers project/crosscheck_variants",
-    "ops/activation": "activation transformers",
+    "ops/activation": "activation attention backward transformers",
     "ops/attention/blockwise": "blockwise attention backward distances family",
-    "ops/attention/dense": "attention backward distances family",
     "ops/attention/dispatch": "attention batch_axes distances family",
-    "ops/attention/scores": "attention backward distances family tiles sharding",
     "ops/attention/strips": "backward attention distances family tiles",
-    "ops/attention/tiles": "tiles sinks blockwise backward distances",
+    "ops/attention/tiles": "attention tiles sinks backward blockwise distances family sharding",
     "ops/chunked_log_loss": "loss token_losses sharding",
     "ops/delta_rule": "delta_rule",
     "ops/grouped": "experts family",
-    "ops/linear": "linear backward",
-    "ops/lookup": "embedding",
+    "ops/linear": "linear embedding backward",
     "ops/normalization": "normalization backward",
     "ops/rotation": "family backward",
-    "ops/softmax": "attention backward",
     "orders": "documents family transformers project/crosscheck_variants",
 }
 """File of algorithms/ → files of tests/, of tests/algorithms/ if no folder is named; the fastest first."""

@@ -15,6 +15,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("token off by one", "token_embedding", "return", "W_e[:, v]", "W_e[:, v - 1]", 1, "return", None, "1, line return: column x[t] − 1 of W_e is read"),
         ("position off by one", "positional_embedding", "return", "W_p[:, l]", "W_p[:, l + 1]", 2, "return", None, "2, line return: positions are one too high"),
         ("sine and cosine exchanged", "sinusoid", "return", "[xp.sin(angle), xp.cos(angle)]", "[xp.cos(angle), xp.sin(angle)]", 8, "2", "VASWANI", "2, line return: positions are sinusoids t/10000^(2i/d), neighbours, cos before sin"),
+        ("logits not of W_u", "unembedding", "1", "logits(e, W_u, b_u)", "logits(e, -W_u, b_u)", 7, "1", None, "10, line return: the matrix has the other sign"),
     ),
     "alg03_attention.py": (
         ("bias of the query skipped", "single_query_attention", "1", "e, b_q", "e, 0 * b_q", 3, "1", None, "4, line 1: the bias is not added"),
@@ -34,9 +35,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("mean of RMSnorm", "rms_norm", "return", "e_hat = e / jnp.sqrt(v + epsilon) *", "e_hat = (e - e.mean()) / jnp.sqrt(v + epsilon) *", 6, "return", "LLAMA", "6, line return: the mean of the whole array is subtracted, not m"),
         ("RMSnorm's ε misplaced", "rms_norm", "return", "jnp.sqrt(v + epsilon)", "(jnp.sqrt(v) + epsilon)", 6, "return", "LLAMA", "6, line return: ε = 0.01 is added to √v, not to v"),
         ("square of the deviation from the mean for RMSnorm", "rms_norm", "2", "jnp.square(e)", "jnp.square(e - e.mean(axis=0, keepdims=True))", 6, "2", "LLAMA", "6, line 2: squares are of e − m, not of e"),
-    ),
-    "alg07_unembedding.py": (
-        ("logits not of W_u", "unembedding", "1", "logits(e, W_u, b_u)", "logits(e, -W_u, b_u)", 7, "1", None, "10, line return: the matrix has the other sign"),
     ),
     "alg08_ed_transformer.py": (
         ("encoder unidirectional", "ed_encoding.Z", "5", "W.attention, mask", "W.attention, UNIDIRECTIONAL", 8, "5", None, "4, line 5: the mask is causal where the paper has none"),
@@ -166,6 +164,8 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("ReLU for GELU", "", "_FUNCTIONS", '"gelu": (gelu,', '"gelu": (relu,', 9, "7", None, "9, line 7: the activation is ReLU"),
         ("ReLU for its square", "", "_FUNCTIONS", '"relu_squared": (relu_squared,', '"relu_squared": (relu,', 10, "8", "NANOCHAT", "10, line 8: the activation is ReLU"),
         ("GELU for ReLU", "", "_FUNCTIONS", '"relu": (relu,', '"relu": (gelu,', 8, "7", None, "8, line 7: the activation is the exact GELU"),
+        ("columns of −∞ are 0/0", "softmax", "return", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", None, "4, line return: it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0; what follows cannot be checked"),
+        ("softmax over the wrong axis", "softmax", "denominator", "numerator.sum(axis=0, keepdims=True)", "numerator.sum(axis=-1, keepdims=True)", 4, "return", None, "4, line return: numerators are divided by their sum over the queries t_x; Algorithm 10, line return: numerators are divided by their sum over the tokens t, not over the vocabulary"),
     ),
     "ops/attention/dispatch.py": (
         ("mask of the other polarity", "LazyScores.array.masked", "return", "jnp.where(Mask,", "jnp.where(~Mask,", 4, "5", None, "4, line 5: the mask is inverted: a token attends to what follows only"),
@@ -173,7 +173,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
         ("attention weights ignored", "LazyScores.array.weighted", "return", "@ A)", "@ jnp.full_like(A, 1 / A.shape[0]))", 4, "return", None, "4, line return: the weights are ignored: the mean of V"),
         ("heads share keys by h mod H_kv", "LazyScores.array", "K", "jnp.repeat(a, len(Q) // len(a), axis=0)", "jnp.concatenate([a] * (len(Q) // len(a)))", 4, "4", "LLAMA", "4, line 4: head h reads keys h mod H_kv"),
     ),
-    "ops/attention/scores.py": (
+    "ops/attention/tiles.py": (
         ("softmax Jacobian without aᵀg", "Block.backward", "dS", "A * (g - delta)", "A * g", 11, "6", None, "4, line return: its derivative is as if the sum below the fraction is constant"),
     ),
     "ops/log_loss.py": (
@@ -182,10 +182,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str, str, int, str, str | None, str]
     "ops/rotation.py": (
         ("rotated backwards", "_rotated", "return", "[U * cos - V * sin, U * sin + V * cos]", "[U * cos + V * sin, V * cos - U * sin]", 4, "4", "LLAMA", "4, line 1: queries and keys are rotated, pairs: halves, base 20, exponent 2i/d, backwards"),
         ("halves for neighbors", "_rotated", "shape", 'pairs == "neighbors"', 'pairs != "neighbors"', 4, "4", "LLAMA", "4, line 1: queries and keys are rotated, pairs: neighbours, base 20, exponent 2i/d"),
-    ),
-    "ops/softmax.py": (
-        ("columns of −∞ are 0/0", "softmax", "return", "jnp.where(denominator == 0, 1, denominator)", "denominator", 4, "return", None, "4, line return: it is NaN where a token has nothing to attend to: a softmax of −∞ alone is 0/0; what follows cannot be checked"),
-        ("softmax over the wrong axis", "softmax", "denominator", "numerator.sum(axis=0, keepdims=True)", "numerator.sum(axis=-1, keepdims=True)", 4, "return", None, "4, line return: numerators are divided by their sum over the queries t_x; Algorithm 10, line return: numerators are divided by their sum over the tokens t, not over the vocabulary"),
     ),
     "orders.py": (
         ("attention added twice where it is side by side", "_side_by_side", "8", "X + Y", "X + Y + Y", 10, "8", "NEOX", "10, line 8: attention is added twice"),

@@ -16,7 +16,7 @@ STANDARD_LIBRARY |= {"html", "inspect", "io", "itertools", "json", "math", "re",
 STANDARD_LIBRARY |= {"typing", "weakref"}
 EXCEPTIONS = {
     ("algorithms/machinery/contract.py", "warnings"),  # of an argument that has another name now
-    ("algorithms/machinery/platform.py", "pathlib.Path"),  # what it multiplies is in a file of Linux
+    ("algorithms/machinery/devices.py", "pathlib.Path"),  # what it multiplies is in a file of Linux
     ("algorithms/roles.py", "optax.contrib.MuonDimensionNumbers"),  # a pair of axes
 }
 POSIX = {"fcntl", "grp", "pwd", "readline", "resource", "termios"}

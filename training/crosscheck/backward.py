@@ -135,7 +135,7 @@ def _rows(package: ModuleType) -> list[_Row]:
 
     def embedding(n: int) -> _Trial:
         v = jnp.array([[3, 1, 3], [n - 1, 0, 3]])
-        return _trial(lambda W: operation("lookup").columns(W)[:, v], W=(2, n))
+        return _trial(lambda W: operation("linear").columns(W)[:, v], W=(2, n))
 
     def activations(*names: str) -> tuple[_Trial, ...]:
         activate = operation("activation").activate
@@ -163,7 +163,7 @@ def _rows(package: ModuleType) -> list[_Row]:
     unweighted = _trial(losses, X=(4, 2, 3), W_u=(7, 4), b_u=(7,))
     of_losses = unweighted, unweighted._replace(shapes=(*unweighted.shapes, ("weights", (2, 3))))
     return [
-        _Row("the embedding, W[:, v]", (1, 2), "lookup", (embedding(6), embedding(1031))),
+        _Row("the embedding, W[:, v]", (1, 2), "linear", (embedding(6), embedding(1031)), "_backward_of_lookup"),
         _Row("W X + b 1ᵀ", (4, 5, 8, 9, 10), "linear", (affine,)),
         *_attentions(package),
         _Row("rotary positions", (4,), "rotation", (_trial(rotated, X=(2, 4, 3)),)),
@@ -206,9 +206,13 @@ def _attentions(package: ModuleType) -> Iterator[_Row]:
         "P": (4, 6, 12),
         "sinks": (4,),
     }
-    for title, name in (("keeping the softmax", "dense"), ("block by block", "blockwise"), ("in strips", "strips")):
+    for title, name, file in (
+        ("keeping the softmax", "dense", "tiles"),
+        ("block by block", "blockwise", "blockwise"),
+        ("in strips", "strips", "strips"),
+    ):
         trials = _trial(plain, name, **of_head), _trial(whole, name, **of_heads)
-        yield _Row(f"attention, {title}", (4,), f"attention.{name}", trials, "_backward_of_tile")
+        yield _Row(f"attention, {title}", (4,), f"attention.{file}", trials, "_backward_of_tile")
 
 
 def _experts(grouped: Any, as_printed: Callable[[], bool]) -> Iterator[_Row]:

@@ -13,16 +13,12 @@ import jax
 __all__ = ["choices", "observable"]
 
 
-WITHOUT_LINES = {("rotation", "_rotated"): (0,), ("lookup", "_columns"): (), ("softmax", "shifted"): ()}
-"""Functions of `ops` that run many operations without a line, by module and name, with their static arguments."""
-
-
 @contextlib.contextmanager
 def observable(package: ModuleType) -> Iterator[None]:
     """Execute every statement as it is reached, instead of compiling the functions first.
 
     Loops over layers and steps become Python's, and each value is there when its statement is done. What has no lines of
-    its own to observe stays compiled: hand-derived rules, and `WITHOUT_LINES`.
+    its own to observe stays compiled: what has a hand-derived rule, and the shift of the softmax.
 
     `package`: the package `algorithms`, or a mutated copy of it.
     """
@@ -33,10 +29,8 @@ def observable(package: ModuleType) -> Iterator[None]:
                 rule = getattr(value, "rule", None)  # of a function that `hand_derived` made
                 if isinstance(rule, jax.custom_vjp):
                     stack.enter_context(mock.patch.object(module, attribute, _compiled(value, rule.nondiff_argnums)))
-        for (name, attribute), static in WITHOUT_LINES.items():
-            module = sys.modules[f"{package.__name__}.ops.{name}"]
-            function = _compiled(getattr(module, attribute), static)
-            stack.enter_context(mock.patch.object(module, attribute, function))
+        activation = sys.modules[f"{package.__name__}.ops.activation"]
+        stack.enter_context(mock.patch.object(activation, "shifted", _compiled(activation.shifted, ())))
         yield
 
 

@@ -18,10 +18,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import devices_sharing
+from algorithms.machinery.devices import devices_sharing, platform_of
 from algorithms.model.parallel import Both
-from algorithms.ops.softmax import capped
+from algorithms.ops.activation import capped
 from training.generation.layout import Weights, sizes_of_layers
 from training.generation.slots import CacheQueries, Slots, smallest_part
 

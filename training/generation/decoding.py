@@ -18,7 +18,7 @@ from algorithms.lines import Experts
 from algorithms.machinery.options import using
 from algorithms.model.parallel import Both
 from algorithms.notation import Implementation
-from algorithms.ops.softmax import softmax
+from algorithms.ops.activation import softmax
 from training.generation.attending import CachedAttention, ContextAttention, keys_of_distances
 from training.generation.cache import Cache, RecurrentState, joined, rows_of
 from training.generation.layout import Weights

@@ -12,8 +12,8 @@ from jax import Array
 from jaxtyping import Float, Int8, Integer, UInt8
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.platform import platform_of
-from algorithms.ops.lookup import one_or_nan
+from algorithms.machinery.devices import platform_of
+from algorithms.ops.linear import one_or_nan
 
 LARGEST = 127  # the largest entry of a rounded row or column; −128 is not used, so that the range is symmetric
 

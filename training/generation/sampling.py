@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from algorithms.alg14_inference import sample, tempered
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.machinery.platform import platform_of
+from algorithms.machinery.devices import platform_of
 from algorithms.ops.dropout import by_own_key
 
 

@@ -22,7 +22,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from algorithms.machinery.arrays import accumulation_dtype
-from algorithms.ops.softmax import capped
+from algorithms.ops.activation import capped
 
 SMALLEST_PART = 64
 SHARE = 4  # a smallest part has at most 1/4 of the bytes of an attention's weights: finer ones would save nothing

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from algorithms.machinery.sharding import devices_sharing
+from algorithms.machinery.devices import devices_sharing
 from training.data.tokenizers import Tokenizer
 from training.generation import Continuation, Generator, Sampling
 from training.generation.grammars import Grammar

@@ -21,8 +21,8 @@ from jaxtyping import Float, Integer, Key
 from algorithms.alg01_embedding import positional_embedding
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import Role, arrays_of, compiled
+from algorithms.machinery.devices import shard
 from algorithms.machinery.record import serializable
-from algorithms.machinery.sharding import shard
 from algorithms.model.initialization import Scheme, init_d_transformer
 from algorithms.model.sizes import DTransformerConfig, Size
 from algorithms.model.theta import DTransformerParams

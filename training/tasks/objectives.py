@@ -25,7 +25,7 @@ from jaxtyping import Float, Int, Integer, Key
 from algorithms import Variant, log_loss
 from algorithms.inside import record
 from algorithms.lines import Experts
-from algorithms.machinery.sharding import Shares
+from algorithms.machinery.devices import Shares
 from algorithms.notation import LoopOptions
 from algorithms.ops.chunked_log_loss import logits_of_rows
 from training.settings import REMAT, Settings

@@ -16,8 +16,7 @@ from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers
 from algorithms.masks import Mask, StructuralMask
-from algorithms.ops.attention.scores import Block, Part, Scores
-from algorithms.ops.attention.tiles import for_each_tile, in_turn, kernel
+from algorithms.ops.attention.tiles import Block, Part, Scores, for_each_tile, in_turn, kernel
 
 T = TypeVar("T")
 BLOCK = 512

@@ -12,16 +12,14 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from algorithms.machinery.arrays import accumulation_dtype, are_numbers, scaled
+from algorithms.machinery.devices import platform_of, split_attention
 from algorithms.machinery.naming import beside, for_each, shows
 from algorithms.machinery.options import dropout_key, static
-from algorithms.machinery.platform import platform_of
-from algorithms.machinery.sharding import split_attention
 from algorithms.masks import BIDIRECTIONAL, Mask, StructuralMask, batch_axes, sequence_axes
+from algorithms.ops.activation import capped, softmax
 from algorithms.ops.attention.blockwise import blockwise_attention
-from algorithms.ops.attention.dense import dense_attention
-from algorithms.ops.attention.scores import ByDistance, Scores, gathered_by_distance
 from algorithms.ops.attention.strips import in_strips, strips_attention
-from algorithms.ops.attention.tiles import SMALL
+from algorithms.ops.attention.tiles import SMALL, ByDistance, Scores, dense_attention, gathered_by_distance
 from algorithms.ops.attention.vendor import (
     cudnn_attention,
     cudnn_documents,
@@ -32,7 +30,6 @@ from algorithms.ops.attention.vendor import (
     pallas_refuses,
 )
 from algorithms.ops.dropout import fold_in, keep_mask, seed_of
-from algorithms.ops.softmax import capped, softmax
 
 ATTENTION_RESIDUALS = ("V_tilde", "log_sum_exp", "A")
 """The ``checkpoint_name`` of each array that the rules and the Pallas kernel keep for their backward passes."""

@@ -18,8 +18,7 @@ from jaxtyping import Float, Shaped
 from algorithms.machinery.arrays import accumulation_dtype
 from algorithms.masks import Mask, StructuralMask
 from algorithms.ops.attention.blockwise import BLOCK
-from algorithms.ops.attention.scores import Block, Part, Scores, transposed
-from algorithms.ops.attention.tiles import in_groups, in_turn, kernel
+from algorithms.ops.attention.tiles import Block, Part, Scores, in_groups, in_turn, kernel, transposed
 
 T = TypeVar("T")
 LEAST, LARGEST = 64, 256

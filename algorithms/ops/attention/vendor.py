@@ -21,11 +21,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from algorithms.machinery.arrays import scaled
-from algorithms.machinery.hand_derived import with_derivative_of
-from algorithms.machinery.sharding import tokens_are_split, varies_over
+from algorithms.machinery.devices import tokens_are_split, varies_over
+from algorithms.machinery.options import with_derivative_of
 from algorithms.masks import Mask, StructuralMask, depends_on_position
 from algorithms.ops.attention.blockwise import blockwise_attention
-from algorithms.ops.attention.scores import Scores
+from algorithms.ops.attention.tiles import Scores
 
 Numbers = tuple[int, ...]
 

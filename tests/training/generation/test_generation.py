@@ -11,7 +11,7 @@ import pytest
 
 from algorithms import GPT2, LLAMA, PAPER, DTransformerConfig, d_inference, d_transformer
 from algorithms.alg14_inference import tempered
-from algorithms.ops.softmax import softmax
+from algorithms.ops.activation import softmax
 from tests import cases
 from tests.cases import later, random_theta
 from tests.training.generation.test_quantized import unrounded
