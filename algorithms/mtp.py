@@ -17,7 +17,7 @@ from algorithms.alg10_d_transformer import d_hidden_state
 from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import compiled, relation
-from algorithms.machinery.sharding import shard
+from algorithms.machinery.devices import shard
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, in_documents
 from algorithms.model.theta import DTransformerParams
 from algorithms.notation import Length, LoopOptions
