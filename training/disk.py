@@ -96,9 +96,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any], *, again: bool = 
 
 
 def give_usual_mode(path: Path) -> None:
-    """Give a file the permissions of the others in its directory, those of a file that `open` makes there; safetensors
-    lets only the owner read what it writes.
-    """
+    """Give a file the usual permissions of its directory: safetensors lets only the owner read what it writes."""
     usual = path.with_name(f".unfinished-{path.name}-{secrets.token_hex(4)}")
     try:
         usual.touch()
@@ -108,9 +106,7 @@ def give_usual_mode(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path, *, but: str | None = None) -> None:
-    """Remove what killed writers left in a directory, and nothing of a living one; `but` is the name of a path that
-    this thread has locked.
-    """
+    """Remove what killed writers left in a directory; `but` is the name of a path that this thread has locked."""
     for left in list(directory.glob(".unfinished-*")):
         match = UNFINISHED.fullmatch(left.name)
         name = match and match[match.lastgroup or 0]
@@ -123,9 +119,7 @@ def remove_unfinished(directory: Path, *, but: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of the writers of `path`; yields False if another holds it and this is not to
-    `wait`, or if the file system has no locks.
-    """
+    """Lock the writers of `path`; yields False if another has the lock and not `wait`, or if there are no locks."""
     import filelock
 
     if not path.parent.is_dir():  # which the lock would make

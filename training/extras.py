@@ -57,9 +57,7 @@ def release() -> str:
 
 
 def unsafe(package: str, *, least: str, because: str) -> str | None:
-    """Return a sentence about a package whose installed version is older than the first without a known hole, `least`;
-    None if it is not.
-    """
+    """Return what is wrong with a package older than `least`, the first without a known hole, or None."""
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -56,9 +56,7 @@ def available_memory() -> int:
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """Yield the limit of each control group that this process is in, and the bytes used without the page cache, which
-    is given up when memory is short.
-    """
+    """Yield the limit of each control group of this process, and the bytes used without the page cache."""
     with contextlib.suppress(OSError):
         of_process = (PROC / "self" / "cgroup").read_text().splitlines()
         own = next((line.removeprefix("0::/") for line in of_process if line.startswith("0::/")), "")

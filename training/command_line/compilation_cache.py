@@ -98,9 +98,7 @@ def _programs(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def command(parser: Callable[[], argparse.ArgumentParser]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Make a function of a parser's arguments a command line with the cache and its flags; its status is 0 unless it
-    returns one.
-    """
+    """Make a function of parsed arguments a command line with the cache and its flags; its default status is 0."""
 
     def of(main: Callable[..., int | None]) -> Callable[..., int]:
         @functools.wraps(main)

@@ -25,9 +25,7 @@ BAR = "{{percentage:3.0f}}%{left} |{{bar:10}}| {{n_fmt}}/{{total_fmt}}, {{desc}}
 
 
 class Pace:
-    """The rate of the last updates (without compiling, evaluating and saving) over a window: results may arrive several
-    at once, so one alone may seem instant.
-    """
+    """The rate of the last updates alone, over a window, since several results may arrive at once."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[np.ndarray] = collections.deque()  # step, seconds and tokens after updates

@@ -78,9 +78,7 @@ def _steps(given: RunRequest, values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _with_sizes(settings: Settings, model: Start, chosen: Mapping[str, Any]) -> Settings:
-    """The settings with the sizes of the model to start from, which those that the user chose cannot replace; of its
-    l_max, the training may use less.
-    """
+    """The settings with the sizes of the model to start from; the user can only choose a smaller l_max."""
     if settings.l_max > model.sizes["l_max"]:
         raise SettingsError(f"l_max is {settings.l_max}, but {model.name} reads at most {model.sizes['l_max']} tokens")
     sizes = {**model.sizes, "l_max": settings.l_max}
@@ -156,9 +154,7 @@ def _absolute(values: dict[str, Any], *, adapts: bool) -> dict[str, Any]:
 
 
 def _as_begun(values: dict[str, Any], began: Settings) -> dict[str, Any]:
-    """Return settings with the type of the computation and the commits of the hub that the run began with, for names
-    that may mean these.
-    """
+    """Return settings with the dtype and the hub's commits that the run began with, if they may be meant."""
     changed: dict[str, Any] = {"dtype": began.dtype} if values.get("dtype") == "auto" else {}
     for name in {"start_from", *FILES} & values.keys():
         now, before = values[name], getattr(began, name)

@@ -64,9 +64,7 @@ def supervise(argv: Sequence[str], *, who: str, advice: Callable[[], str]) -> in
 
 
 def enter(stop: Callable[[], None]) -> None:
-    """In the child: print to the parent's streams, leave JAX's output in the log, call `stop` in a thread when the
-    parent receives a signal, and exit when it is gone.
-    """
+    """In the child: print to the parent's streams, `stop` when it receives a signal, and exit when it is gone."""
     for name, stream in zip(("stdout", "stderr"), os.environ[STREAMS].split(), strict=True):
         setattr(sys, name, os.fdopen(int(stream), "w", buffering=1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the parent, which forwards it

@@ -56,9 +56,7 @@ TOKENIZING = 10.0  # seconds between two lines of progress without a terminal
 def train(
     arguments: argparse.Namespace, given: RunRequest, settings: Settings, interrupts: Interrupts, processes: Processes
 ) -> None:
-    """Train, and print the model's figures and a sample; with --dry-run, only what an update would cost. `settings` are
-    what is given, resolved.
-    """
+    """Train with resolved settings, print figures and a sample; with --dry-run, only print the cost of an update."""
     files = given.files
     if not arguments.dry_run:
         import_early("filelock", "matplotlib.figure", "orbax.checkpoint", *["wandb"] * settings.wandb)

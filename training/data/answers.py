@@ -87,9 +87,7 @@ class _Conversation(NamedTuple):
         return spans
 
     def _contents(self, text: str) -> dict[int, int]:
-        """Return where the content of each answer ends and that of each other message begins in the text, found by
-        marking them there.
-        """
+        """Return where each answer's content ends and each other message's begins in the text, by marks there."""
         mark = unused(json.dumps([self.messages, self.variables], ensure_ascii=False) + self.template.text)
 
         def marked(i: int, message: Message) -> Message:

@@ -97,9 +97,7 @@ class ChatTemplate:
     def plain(
         self, whole: Mapping[str, Any], messages: Sequence[Message], *, prompted: bool, variables: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Return where messages and variables spell control tokens in their text, the reply `whole`, found by marking
-        them there.
-        """
+        """Return where messages and variables spell control tokens in `whole`, a reply, by marking them there."""
         given = {"messages": messages, "variables": variables}
         controls = () if self._messages_are_markup else self.controls
         mark = unused(json.dumps(given, ensure_ascii=False) + self.text) if controls else ""
@@ -168,9 +166,7 @@ class ChatTemplate:
 
 
 def with_markup(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer for conversations whose messages may contain control tokens; raise DataError if it has no chat
-    template.
-    """
+    """Return a tokenizer for messages that may contain control tokens, or raise DataError without a chat template."""
     if tokenizer.chat_template is None or not isinstance(tokenizer, LibraryTokenizer):
         raise DataError("--messages-are-markup: expected a model with a chat template, got none; leave it out")
     changed = copy.copy(tokenizer)
@@ -179,9 +175,7 @@ def with_markup(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def converser(tokenizer: Tokenizer) -> Callable[..., list[int]]:
-    """Return a function from a conversation, and variables of its template such as `tools`, to the tokens that prompt
-    the next answer, or raise DataError.
-    """
+    """Return the function from a conversation and variables of its template to a prompt, or raise DataError."""
     template = ChatTemplate.of(tokenizer)
     assert isinstance(tokenizer, LibraryTokenizer)
 

@@ -81,9 +81,7 @@ def is_table(path: Path) -> bool:
 
 
 def text_files(path: Path) -> list[Path]:
-    """Return the text files in a directory and below that are not hidden, by name; none for one of datasets. Linked
-    directories are followed, each real one once.
-    """
+    """Return the text files in and below a directory by name, except hidden ones; none for one of datasets."""
     if not path.is_dir() or any(path.glob("*/dataset_info.json")) or (path / "dataset_info.json").is_file():
         return []
     found, seen = [], set[str]()

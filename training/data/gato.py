@@ -117,9 +117,7 @@ class Vocabulary(NamedTuple):
 
 
 class Modalities(Batches):
-    """Batches whose rows are half text, packed as by `NextTokens`, and half digits: a drawing, and as many named images
-    as fit.
-    """
+    """Batches whose rows are half text, packed, and half digits: a drawing, and as many named images as fit."""
 
     def __init__(self, text: Source, vocabulary: Vocabulary, *, batch_size: int, seed: int = 0) -> None:
         """Add digits to the packed rows of a text."""

@@ -268,9 +268,7 @@ def _open(directory: Path, identity: str, part: str) -> TokenStore:
 
 
 def _cached(directory: Path, write: Callable[[Path], None]) -> None:
-    """Unless `directory` exists, call `write` with the name of a new folder and rename that to `directory`; whoever
-    wants the same waits.
-    """
+    """Unless it exists, `write` a new folder and rename it to `directory`; others that want the same wait."""
     try:
         if directory.is_dir():
             remove_unfinished(directory.parent)

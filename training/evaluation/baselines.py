@@ -59,9 +59,7 @@ def probabilities(train: TokenStore, held_out: TokenStore, *, order: int = 3) ->
 
 
 def ngram_score(train: TokenStore, held_out: TokenStore, *, order: int = 3) -> dict[str, float]:
-    """Return an n-gram model's perplexity per token but bos of held-out text, and its bits per UTF-8 byte of the text.
-    Raises ValueError as `probabilities`.
-    """
+    """Return an n-gram model's perplexity per token of held-out text except bos, and its bits per UTF-8 byte."""
     nats = -np.log(probabilities(train, held_out, order=order))
     return {"perplexity": math.exp(nats.mean()), "bits_per_byte": nats.sum() / math.log(2) / held_out.n_bytes}
 

@@ -33,9 +33,7 @@ INK = " .:*#"  # of shades, from white to black
 def figures(
     run: Run, description: Description, data: RunData, part: str
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Return figures by method, this model first (bits per byte of the text, and accuracy on the digits), and a drawing
-    of each digit.
-    """
+    """Return figures by method, this model first, and a drawing of each digit."""
     from sklearn.linear_model import LogisticRegression  # as slow to import as to fit
 
     train, held_out = Digits.of("train"), Digits.of("validation")
@@ -85,9 +83,7 @@ def drawings(run: Run, texts: Sequence[str], *, n: int, tau: float) -> Int[np.nd
 def _continued(
     run: Run, asked: Sequence[Columns], n: int, allowed: tuple[int, int], *, tau: float = 0.0, ends: int | None = None
 ) -> np.ndarray:
-    """Return the next n tokens of each sequence, or as many as fit, all from `range(*allowed)`; those after `ends` are
-    meaningless.
-    """
+    """Return the next n tokens of each sequence, or as many as fit, from `range(*allowed)`; none count after `ends`."""
     lengths, l_max, key = np.array([len(columns.x) for columns in asked]), run.config.l_max, jax.random.key(0)
     longest, most = int(lengths.max()), max(1, *(len(columns.patches) for columns in asked))
     n = min(n, l_max + 1 - longest)

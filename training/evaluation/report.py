@@ -193,9 +193,7 @@ def _classifier(
 
 
 def _by_tfidf(train: Sequence[Labeled], texts: Sequence[str]) -> list[str]:
-    """Return the labels that logistic regression of TF-IDF features gives to texts. Raises DataError if `train` has no
-    words.
-    """
+    """Return the labels by logistic regression of TF-IDF features, or raise DataError if `train` has no words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -125,9 +125,7 @@ def joined(caches: Iterable[Any]) -> Any:
 
 
 def rows_of_parts(theta: Weights, B: int) -> int | None:
-    """Return the rows of the smallest part of a cache for B sequences; None for a cache in one part: of a model that is
-    not on a CPU, or on several devices.
-    """
+    """Return the rows of the smallest part of a cache for B sequences; None off the CPU and on several devices."""
     W_e = jax.tree.leaves(theta.W_e)[0]
     if platform_of(W_e) != "cpu" or devices_sharing(W_e) != 1 or (sizes := sizes_of_layers(theta)) is None:
         return None

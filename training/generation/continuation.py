@@ -127,9 +127,7 @@ class Continuation:
     """
 
     def __init__(self, model: Generator, requests: Sequence[Request], *, likeliest: int = 0) -> None:
-        """Read the prompts of requests, as `check_requests` permits them; `likeliest` is N. None may
-        be given, so that others can join.
-        """
+        """Read the prompts of requests, or of none, so that others can join; `likeliest` is N."""
         B = len(requests)
         self._model, self._N, self._requests = model, likeliest, list(requests)
         self.tokens, self.log_p = np.zeros((B, 0), np.int32), np.zeros((B, 0), model.theta.W_e.dtype)

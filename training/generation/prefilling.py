@@ -49,9 +49,7 @@ def prefill(
 
 
 def _selection(lengths: Int[Array, "B"], P: int, limit: int | None) -> CacheSelection:
-    """Return what keeps the keys and values of prompts of P columns, of all tokens or the last ones, or the state of a
-    mixer other than attention.
-    """
+    """Return what keeps a mixer's state, or keys and values of prompts of P columns: the last `limit`, or all."""
     rows = prompt_tokens(lengths, P, min(P, limit or P))
 
     def select(line, cached):

@@ -48,9 +48,7 @@ class CachedText(NamedTuple):
 
 
 class Prefixes:
-    """The texts used most recently, as many as fit into `max_bytes`; `found` is how many tokens were reused. Several
-    threads may share it.
-    """
+    """The texts used last, as many as fit into `max_bytes`, for several threads; `found` counts reused tokens."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.found = max_bytes, 0
@@ -141,9 +139,7 @@ def _empty(theta: DTransformerParams, C: int) -> Caches:
 
 @functools.partial(jax.jit, static_argnames=("C",))
 def read_more(theta: DTransformerParams, caches: Caches, x: Int[Array, "M"], n: Int[Array, ""], *, C: int) -> Caches:
-    """Read M more tokens x of one text behind its first n, into C slots of each layer. Later slots, such as those of
-    padding, do not matter.
-    """
+    """Read M more tokens x of a text, whose first n are read, into C slots of each layer; later slots do not matter."""
     caches = tuple(cache.resized(C) for cache in caches or _empty(theta, C))
     at = places(theta.variant, len(caches))
 

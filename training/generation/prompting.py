@@ -15,9 +15,7 @@ TAB, NEWLINE = "\t", "\n"
 
 
 def read_shots(path: str | Path) -> str:
-    """Read a file of examples, source TAB target on each line, without its empty lines. Raises DataError if it cannot
-    be read, or has no such lines.
-    """
+    """Read a file of examples, lines of source TAB target, without its empty lines. Raises DataError."""
     try:
         lines = read_text(local_path(path)).splitlines()
     except (OSError, ValueError) as error:

@@ -38,9 +38,7 @@ def active_parameters(params: Any) -> int:
 
 
 def matmul_peak(clock: Callable[[], float], dtype: str) -> float:
-    """Return the FLOP/s of a large matrix product, the fastest of a few. Its factors are normal numbers: multiplying
-    ones takes less power, so a GPU does it faster.
-    """
+    """Return the FLOP/s of the fastest of a few products of normal matrices; of ones, a GPU would be faster."""
     product = jax.jit(jnp.matmul)
     largest = SIDE.get(jax.default_backend(), 2048)
     for n in (largest // 2, largest):

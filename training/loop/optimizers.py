@@ -112,9 +112,7 @@ def _adafactor(s: Settings, schedule: optax.Schedule) -> optax.GradientTransform
 
 
 def _each_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply a transformation to each layer's part of every array by itself, and of a matrix with the rows of its heads
-    joined to each expert's.
-    """
+    """Apply a transformation to each layer's part of every array, its heads joined to a matrix, and each expert's."""
 
     def alone(array: Any, of: Any, layers: int) -> Any:
         """The array with the matrices of its last two axes, or what a layer has in those behind the layers'."""

@@ -45,9 +45,7 @@ class Plan:
 
     @staticmethod
     def of(description: Description, data: RunData, initial: Any = None) -> "Plan":
-        """Return the plan from `initial` parameters (None: random ones), frozen if an adapter is trained, or raise
-        ValueError.
-        """
+        """Return the plan from `initial` parameters (None: random ones), or raise ValueError."""
         settings, placement, frozen = description.settings, Placement(description.settings.mesh), None
         schedule, optimizer = optimizer_from(settings)
         for sample in (0, settings.eval_batches):

@@ -10,8 +10,7 @@ import functools
 import math
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -47,34 +46,11 @@ class Facts(NamedTuple):
     evaluating: float  # estimated seconds of the remaining evaluations
 
 
-class Observer(Protocol):
-    """Receives training progress."""
-
-    def began(self, facts: Facts) -> None:
-        """The training begins or resumes."""
-
-    def updated(self, step: int, line: dict[str, Any]) -> None:
-        """An update is done; `line` has its metrics."""
-
-    def evaluated(self, step: int, results: dict[str, float], run: Run | None) -> None:
-        """An evaluation is done, of the model in `run`; None if no process has all of it."""
-
-    def evaluating(self, total: int) -> None:
-        """The next of `total` held-out batches is about to be evaluated."""
-
-    def waiting(self, what: str) -> AbstractContextManager[None]:
-        """The body takes an unknown time."""
-        ...
-
-    def warned(self, message: str) -> None:
-        """A non-fatal problem."""
-
-
 class Watch(NamedTuple):
     """The interrupts that a training obeys, and the receivers of its progress."""
 
     interrupts: Interrupts
-    observer: Observer
+    observer: Any  # shows the progress, as `training.command_line.progress.Display` does
     clock: Callable[[], float]
     processes: Processes  # those that train together
     writers: Sequence[Writer] = ()  # which also receive the metrics

@@ -102,9 +102,7 @@ class Processes:
             multihost_utils.sync_global_devices(what)
 
     def all_begin(self) -> bool:
-        """Return whether the training begins in all processes, which from now on stop together; otherwise, one of them
-        was stopped before.
-        """
+        """Return whether the training begins in all processes; otherwise, one of them was stopped before."""
         return self._all_take(TRAINING)
 
     def all_stop(self) -> bool:

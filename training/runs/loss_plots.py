@@ -33,9 +33,7 @@ class Losses:
         return [np.add.reduceat(np.asarray(of), starts) / counts for of in (steps, values)] if len(steps) else []
 
     def plot(self, path: Path, *, title: str) -> None:
-        """Plot the loss over the steps: of training faintly, with its mean over neighboring steps on top, and
-        validation as points.
-        """
+        """Plot the training loss faintly, with its mean over neighbors on top, and the validation loss as points."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -20,9 +20,7 @@ class Writer(Protocol):
 
 
 class MetricsLog:
-    """Appends lines to metrics.jsonl; floats read back exactly. A checkpoint records the length of the file, to which a
-    run that resumes from it truncates the file.
-    """
+    """Appends lines to metrics.jsonl, which a run that resumes truncates to its length at the checkpoint."""
 
     def __init__(self, path: Path, writers: Sequence[Writer] = ()) -> None:
         self._path = path

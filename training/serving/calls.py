@@ -33,9 +33,7 @@ PLAIN = r"/[ \n]*([^ \n{](.|\n)*)?/"  # text that does not begin as an object of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CallFormat:
-    """Format of calls: `opens`, `first`, the calls with `separator` between them, and `last`. A call is `begin`,
-    the name of the tool, `middle`, the arguments, and `end`.
-    """
+    """Format: `opens`, `first`, calls (`begin`, name, `middle`, arguments, `end`) with `separator`, and `last`."""
 
     opens: str  # "": an answer that has a call begins with one
     first: str = ""
@@ -73,9 +71,7 @@ class CallFormat:
         return {token: mark for mark, token in tokens.items() if token is not None}
 
     def rules(self, schemas: Mapping[str, Any], grammars: Grammars, *, several: bool) -> str:
-        """Return rules of grammars, `called` of calls of tools by name whose arguments have these schemas, and `free`
-        of texts that may have such calls.
-        """
+        """Return rules of grammars: `called`, of calls whose arguments have schemas, and `free`, of texts with such."""
         literal, opens = grammars.literal, grammars.literal(self.opens)
         more = f"({literal(self.separator)} call)*" if several and self.several else ""
         found = [
@@ -113,9 +109,7 @@ class Delta(NamedTuple):
 
 
 class CallReader:
-    """Reads the text of one answer as it arrives. Calls of other tools than those offered are content, and so is what
-    only begins like a call.
-    """
+    """Reads an answer's text as it arrives. What only begins like a call, or calls no offered tool, is content."""
 
     def __init__(self, form: CallFormat, tools: Collection[str], *, several: bool) -> None:
         """Begin an answer that may call these tools by name; without `several`, calls after the first are left out."""

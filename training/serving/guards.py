@@ -37,9 +37,7 @@ def _guarded(app: ASGIApp, refused: Callable[[Scope], ASGIApp | None]) -> ASGIAp
 
 
 def host_guard(app: ASGIApp, *, address: str, names: tuple[str, ...] = ()) -> ASGIApp:
-    """Refuse requests to an application that are addressed to another host than its address (0.0.0.0 and :: mean every
-    IP address) and other names.
-    """
+    """Refuse requests addressed to another host than `address` (0.0.0.0 and :: mean every IP address) and `names`."""
     is_any = _is(address, "is_unspecified")
     here = LOOPBACK if is_any or address in LOOPBACK or _is(address, "is_loopback") else frozenset()
     known = {name.lower() for name in (*here, address, *names)}

@@ -75,9 +75,7 @@ class TextPart(Fields):
 
 
 def arguments_of(text: str) -> dict[str, Any] | str:
-    """Return the arguments of a call, none where the text is empty; the text itself where an object was cut short.
-    Raises ValueError for another text.
-    """
+    """Return the arguments of a call, or the text of an object that was cut short. Raises ValueError for others."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -31,9 +31,7 @@ class Tools(NamedTuple):
 
 
 def tools_of(request: ForTemplate, offered: Any, model: Decoder) -> Tools | None:
-    """Return the tools of a request, which the model is shown as `offered` by its JSON; None if there are none to call.
-    Raises RequestError if a field is invalid.
-    """
+    """Return the tools of a request, `offered` as JSON; None if there are none to call. Raises RequestError."""
     functions = {tool.function.name: tool.function for tool in request.tools}
     if wrong := [name for name in functions if not NAME.fullmatch(name)]:
         raise invalid("tools", f"expected names of at most 64 letters, digits, _, . and -, got {wrong[0][:80]!r}")

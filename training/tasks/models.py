@@ -15,9 +15,7 @@ from training.tasks.own_lines import variant_from_json, variant_named
 
 
 def model_config(settings: Settings, N_V: int, lines: Sequence[str] = ()) -> Any:
-    """Return the configuration of the model that a run trains, or raise ValueError if the sizes do not fit together;
-    `lines` as in `training.tasks.own_lines`.
-    """
+    """Return the configuration of the model that a run trains, or raise ValueError; `lines` as in `own_lines`."""
     config, N_V = TASKS[settings.task].config, N_V + TASKS[settings.task].extra_tokens
     names = [field.name for field in dataclasses.fields(config) if field.name in SETTINGS]
     sizes = {name: getattr(settings, name) for name in names}
@@ -53,7 +51,5 @@ def config_to_json(config: TransformerConfig) -> dict[str, Any]:
 
 
 def config_from_json(task: str, state: dict[str, Any], lines: Sequence[str] = ()) -> TransformerConfig:
-    """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError; `lines` as
-    in `training.tasks.own_lines`.
-    """
+    """Return the configuration that `config_to_json` described, or raise TypeError, KeyError or ValueError."""
     return TASKS[task].config(**{**state, "variant": variant_from_json(state["variant"], lines)})
