@@ -18,9 +18,11 @@ from algorithms.layers import lines_of
 from algorithms.machinery.arrays import AnyArray
 from algorithms.machinery.contract import compiled, relation
 from algorithms.machinery.devices import shard
+from algorithms.machinery.options import dropout_key, using
 from algorithms.masks import UNIDIRECTIONAL, SelfMask, in_documents
-from algorithms.model.theta import DTransformerParams
+from algorithms.model.theta import DTransformerParams, count_layers
 from algorithms.notation import Length, LoopOptions
+from algorithms.ops.dropout import fold_in
 from algorithms.ops.linear import linear
 
 
@@ -59,7 +61,8 @@ def mtp_hidden_state(
     """
     mask, positions = in_documents(mask, segments, positions)
     columns = mtp_columns(X, y, theta, length=length, positions=positions)
-    return d_hidden_state(columns, mtp_decoder(theta), length=length, mask=mask, positions=positions)
+    with using(key=fold_in(dropout_key(), 2 * count_layers(theta.layers, theta.variant))):
+        return d_hidden_state(columns, mtp_decoder(theta), length=length, mask=mask, positions=positions)
 
 
 @relation("mtp_hidden_state", "mtp_token_losses")

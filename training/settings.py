@@ -160,6 +160,13 @@ class Settings:
         0, "dimension of ALBERT's embeddings, which are projected to d_e; 0: d_e", common=False, within=_COUNT
     )
     d_mlp: int = _setting(512, "hidden units of an MLP")
+    mtp_weight: float = _setting(
+        0.0,
+        "weight of the loss of a head for the token after the next (multi-token prediction); 0: that of --variant, if "
+        "it has such a head",
+        common=False,
+        within=(0, math.inf),
+    )
     vocabulary_multiple: int = _setting(
         1, "pad the vocabulary (not with tokens) to a multiple of this, which the mesh divides", within=_POSITIVE
     )
@@ -296,6 +303,8 @@ class Settings:
         if self.schedule != "vaswani" and self.warmup > self.steps:
             raise SettingsError(f"--warmup: expected at most --steps, {self.steps}, got {self.warmup}")
         self._check_low_rank()
+        if self.lora_rank and self.mtp_weight:
+            raise SettingsError("--lora-rank and --mtp-weight exclude each other: an adapter has no head")
         if self.weight_decay and self.optimizer not in DECAYING:
             choices = ", ".join(DECAYING)
             raise SettingsError(

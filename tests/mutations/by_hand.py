@@ -43,6 +43,7 @@ _ROWS: tuple[tuple[str, str, str, str, str, str, tuple[str, ...]], ...] = (
     ("the next token in place of the one after it", "algorithms/losses.py", "mtp_token_losses", "return", "jnp.roll(y, -1, axis=-1)", "y", ("algorithms/test_mtp.py",)),
     ("a token of the next document predicted", "algorithms/losses.py", "mtp_token_losses", "counted", "counted & jnp.roll(counted, -1, axis=-1)", "counted", ("algorithms/test_mtp.py",)),
     ("hidden states in place of embeddings", "algorithms/mtp.py", "mtp_columns", "return", "[e, f.layer_norm(X, head.norm_x)]", "[f.layer_norm(X, head.norm_x), e]", ("algorithms/test_mtp.py",)),
+    ("a head that reads the next document", "training/tasks/paper.py", "_d_mtp", "weights", "segments == next_tokens(segments)", "segments == segments", ("training/test_objectives.py",)),
     ("the weight of the head's loss left out", "algorithms/alg11_training.py", "d_training.theta_hat.theta_i.loss", "loss", "weight * mtp_token_losses", "mtp_token_losses", ("algorithms/test_mtp.py",)),
     ("branches of a tree that see each other", "algorithms/model/attention.py", "_among", "seen", "jnp.broadcast_to(mask, (*batch, m, m))", "jnp.ones((*batch, m, m), bool)", ("algorithms/test_cache.py",)),
     ("decays that begin a token too early", "algorithms/ops/delta_rule.py", "_after", "return", "jnp.roll(log_alpha, -1, axis=-2).at[..., -1, :].set(0)", "log_alpha", ("algorithms/test_delta_rule.py",)),

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from algorithms.lines import MTP
 from tests.run_cases import make_run
 from training.data.tokenizers import build_tokenizer
 from training.interchange import convert
+from training.runs.metrics import read_metrics
 from training.runs.trained_model import load_run
 
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -70,6 +72,25 @@ def test_a_classifier_goes_on_from_an_encoder_and_resumes(train, models, tmp_pat
     assert "began with other settings (--from:" in error
     status, _, error = train("classify", tmp_path / "run", LABELED, "--learning-rate", "1e-12", run="again")
     assert status == 0, error
+
+
+def test_a_decoder_gets_a_head_for_the_token_after_the_next_or_keeps_its_own(train, models, tmp_path):
+    status, _, error = train("d", models / "gpt2", TEXT, "--mtp-weight", 0.5, "--learning-rate", "1e-12", run="first")
+    assert status == 0, error
+    before, first = load_run(models / "d"), load_run(tmp_path / "first")
+    np.testing.assert_allclose(first.theta.layers.mlp.W_mlp1, before.theta.layers.mlp.W_mlp1, atol=1e-9)
+    assert first.config.variant.mtp == MTP(weight=0.5)
+    status, _, error = train("d", models / "gpt2", TEXT, "--mtp-weight", 0.5, "--learning-rate", "1e-12", run="first")
+    assert (status, error.endswith("resuming after step 1\n")) == (0, True)
+    status, _, error = train("d", tmp_path / "first", TEXT, "--mtp-weight", 0.2, "--learning-rate", "1e-12")
+    assert status == 0, error
+    after = load_run(tmp_path / "run")
+    assert after.theta.variant.mtp == MTP(weight=0.2)
+    np.testing.assert_allclose(after.theta.mtp.W_m, first.theta.mtp.W_m, atol=1e-9)
+    assert np.ptp(after.theta.mtp.W_m) > 0.01
+    assert "mtp_loss" in read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
+    status, _, error = train("d", tmp_path / "first", TEXT, "--mtp-weight", 0.2, "--lora-rank", 2, run="refused")
+    assert (status, error) == (2, "train.py: --lora-rank and --mtp-weight exclude each other: an adapter has no head\n")
 
 
 def test_a_head_that_is_replaced_is_said(train, tmp_path):

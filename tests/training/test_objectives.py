@@ -11,7 +11,9 @@ import pytest
 from algorithms import d_transformer, e_encoding, e_transformer, ed_transformer
 from tests import cases
 from tests.training_cases import TOKEN_TASKS, data_for, settings_for
+from training.crosscheck.models import family_parameters
 from training.loop.train_step import batch_loss
+from training.oracle import family
 from training.settings import REMAT
 from training.tasks import TASKS
 from training.tasks.classify import class_probabilities, init_classifier
@@ -67,6 +69,20 @@ def test_loss_is_minus_log_of_the_algorithms_probabilities(task):
     np.testing.assert_allclose(totals.nats, nats, rtol=1e-10)
     correct = (P.argmax(axis=0) == targets)[predicted].sum()
     assert (int(totals.weight), int(totals.correct)) == (predicted.sum(), correct)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("rows", ["packed", "chunks", "windows"])
+def test_the_head_for_the_token_after_the_next_has_the_oracles_loss(rows):
+    _, data, config, theta = model("d", rows=rows, mtp_weight=0.4, variant="LLAMA")
+    batch, expected = data.train.batch(0), 0.0
+    losses = jax.jit(TASKS["d"].objective.losses)(theta, batch)
+    for r, weights in enumerate(np.asarray(TASKS["d"].objective.weights(batch))):
+        documents = batch["segment_ids"][r].tolist() if "segment_ids" in batch else None
+        each = family.mtp_losses(batch["x"][r].tolist(), family_parameters(theta), config.variant, documents=documents)
+        expected += np.dot(each[:-1], weights[1:])
+    np.testing.assert_allclose(losses.mtp, expected, rtol=1e-9)
+    np.testing.assert_allclose(losses.total, losses.nats + 0.4 * expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("task", TOKEN_TASKS)

@@ -104,7 +104,8 @@ class Display:
         self._announce(step)
         pace, left = self._pace.tokens_per_second(), self._pace.left(self._steps)
         rate = "" if pace is None else f", {pace:,.0f} {self._unit}/s" if pace >= 10 else f", {pace:.2g} {self._unit}/s"
-        text = f"loss {line['loss']:.3f}{rate}{self._validation}"
+        mtp = f", mtp_loss {line['mtp_loss']:.3f}" if "mtp_loss" in line else ""
+        text = f"loss {line['loss']:.3f}{mtp}{rate}{self._validation}"
         if self._bar is not None:
             self._bar.bar_format = BAR.format(left="" if left is None else f" {tqdm.format_interval(left)} left")
             self._bar.set_description_str(text, refresh=False)

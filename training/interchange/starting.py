@@ -1,6 +1,7 @@
 """Start training from a trained model."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from algorithms.lines import MTP
 from training.data.hub_names import HUB
 from training.data.tokenizers import Tokenizer
 from training.interchange import load_model
@@ -19,6 +21,7 @@ from training.settings import Settings, SettingsError
 from training.tasks.classify import ClassifierParams
 from training.tasks.gato_embedding import GatoParams
 from training.tasks.low_rank import adapter_shapes
+from training.tasks.models import init_model
 
 
 class Start(NamedTuple):
@@ -33,14 +36,21 @@ class Start(NamedTuple):
     fingerprints: dict[str, str]  # of the parameters, if the run trains an adapter
 
     def fitted(self, settings: Settings) -> "Start":
-        """Return the model cut to the run's l_max, unless the run trains an adapter. Raises SettingsError if the model
-        has no such adapter.
+        """Return the model cut to the run's l_max, with a head for the token after the next if the run trains one it
+        does not have; unchanged if the run trains an adapter. Raises SettingsError if the model has no such adapter.
         """
         if settings.lora_rank:  # an adapted model keeps its l_max
             adapter_shapes(self.theta, settings)
             return self
         theta = _shortened(self.theta, settings.l_max + self.config.variant.embedding.first_position)
-        return self._replace(theta=theta, config=dataclasses.replace(self.config, l_max=settings.l_max))
+        config = dataclasses.replace(self.config, l_max=settings.l_max)
+        if settings.mtp_weight:
+            variant = config.variant.but(mtp=MTP(weight=settings.mtp_weight))
+            config = dataclasses.replace(config, variant=variant)
+            new = functools.partial(init_model, task=settings.task, config=config, scheme=settings.init)
+            mtp = jax.jit(lambda key: new(key).mtp)(jax.random.key(settings.seed)) if theta.mtp is None else theta.mtp
+            theta = theta._replace(variant=variant, mtp=mtp)
+        return self._replace(theta=theta, config=config)
 
     def params(self, labels: tuple[str, ...]) -> Any:
         """Return the initial parameters; for a classifier with other classes than the model's, W_c and b_c are 0."""

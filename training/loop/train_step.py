@@ -51,12 +51,13 @@ class TrainState(NamedTuple):
 class StepMetrics(NamedTuple):
     """The metrics of an update."""
 
-    loss: Float[Array, ""]  # nats per predicted token, without the balancing loss
+    loss: Float[Array, ""]  # nats per predicted token, without further losses
     tokens: Float[Array, ""]  # predicted tokens
     gradient_norm: Float[Array, ""]
     learning_rate: Float[Array, ""]
     healthy: Bool[Array, ""]  # as in the state
     balance: Float[Array, ""] | None = None  # the balancing loss of experts times its coefficient, if there is one
+    mtp: Float[Array, ""] | None = None  # the loss of the head for the token after the next, if there is one
 
 
 Step = Callable[..., tuple[TrainState, StepMetrics]]
@@ -92,7 +93,7 @@ def batch_loss(objective: Objective, settings: Settings, *, N_V: int | None = No
             smoothing = {"label_smoothing": settings.label_smoothing, "N_V": N_V}
             losses = objective.losses(cast(theta, settings.dtype), part, options_of(settings, keys), **smoothing)
             losses = jax.tree.map(lambda loss: loss / weight if scale is None else loss / weight * scale, losses)
-            return losses.nats if losses.balance is None else losses.nats + losses.balance, losses
+            return losses.total, losses
 
         def loss_and_gradient(*arguments):
             (_, losses), gradient = jax.value_and_grad(part_loss, has_aux=True)(*arguments)
@@ -162,6 +163,6 @@ def make_step(
         new = TrainState(params, opt_state, healthy, ema, scaling)
         new = jax.tree.map(lambda after, before: jnp.where(applied, after, before), new, state)
         new = new._replace(healthy=healthy, loss_scale=scaling)
-        return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy, losses.balance)
+        return new, StepMetrics(loss, tokens, norm, jnp.asarray(schedule(step)), healthy, losses.balance, losses.mtp)
 
     return step

@@ -297,7 +297,8 @@ class _Record:
                 raise explosion(step, loss, self._limit, self._store.last_step())
             line = {"step": step, "loss": loss, "perplexity": perplexity(loss)}
             line |= {"learning_rate": rate, "gradient_norm": norm}
-            line |= {} if metrics.balance is None else {"balance": float(metrics.balance)}
+            further = {"balance": metrics.balance, "mtp_loss": metrics.mtp}
+            line |= {name: float(value) for name, value in further.items() if value is not None}
             self._write(step, line)
             self._watch.observer.updated(step, line)
 

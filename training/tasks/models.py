@@ -8,6 +8,7 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
+from algorithms.lines import MTP
 from algorithms.model.sizes import TransformerConfig
 from training.settings import SETTINGS, Settings
 from training.tasks import TASKS
@@ -25,6 +26,8 @@ def model_config(settings: Settings, N_V: int, lines: Sequence[str] = ()) -> Any
     variant = variant_named(settings.variant, lines)
     if settings.shared_layers or variant.shared_layers > 1:
         variant = variant.but(shared_layers=settings.shared_layers or settings.L)
+    if settings.mtp_weight:
+        variant = variant.but(mtp=MTP(weight=settings.mtp_weight))
     return config(**{**sizes, "N_V": N_V, "variant": variant})
 
 

@@ -55,10 +55,12 @@ class Columns(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Sums over a batch: nats, and the balancing loss of a model with experts, for each predicted token."""
+    """Sums over a batch: nats, and further losses of a model that has them, for each predicted token."""
 
+    total: Float[Array, ""]  # what training minimizes: nats, the balancing loss, and weight · mtp
     nats: Float[Array, ""]
-    balance: Float[Array, ""] | None  # times its coefficient; None if the model has none
+    balance: Float[Array, ""] | None  # of experts, times its coefficient; None if the model has none
+    mtp: Float[Array, ""] | None  # nats of the head for the token after the next; None if the model has none
 
 
 class Totals(NamedTuple):
@@ -76,6 +78,9 @@ class Objective:
     # (parameters, batch, options, with a key for each sequence if there is dropout) → Columns
     columns: Callable[[Any, Batch, LoopOptions], Columns]
     weights: Callable[[Batch], Array]  # batch → weight of each column, 0 if nothing is predicted there
+    # (X of the columns, parameters, batch, options) → the Columns of the head for the token after the next, and their
+    # weights; None: the task has no such head
+    mtp: Callable[[Array, Any, Batch, LoopOptions], tuple[Columns, Array]] | None = None
     # number of the line with the MLP → (batch → 1 for each of its columns that is in a sequence, 0 for padding)
     routed: Mapping[str, Callable[[Batch], Array]]
 
@@ -88,12 +93,13 @@ class Objective:
         label_smoothing: float = 0,
         N_V: int | None = None,
     ) -> Losses:
-        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`, and the balancing loss if the model has
-        experts and a coefficient of it. Dropout needs a key for each sequence; tokens from N_V on are padding.
+        """Return ``Σ w_t · nats_t`` over a batch of `training.data.batches`, and the further losses of the model: the
+        balancing loss of experts with a coefficient of it, and that of the head for the token after the next. Dropout
+        needs a key for each sequence; tokens from N_V on are padding.
         """
-        lines = variant_of(params).mlps
-        line = next((line for line in lines if isinstance(line, Experts)), None)
-        weights, balance = self.weights(batch), None
+        variant = variant_of(params)
+        line = next((line for line in variant.mlps if isinstance(line, Experts)), None)
+        weights, balance, mtp = self.weights(batch), None, None
         if line is not None and line.balance:
             names = [f"{symbol}@{number}" for number in self.routed for symbol in ("router", "G")]
             c, seen = record(self.columns, *names)(params, batch, options)
@@ -104,8 +110,18 @@ class Objective:
             balance = line.balance * weights.sum() * sum(each)
         else:
             c = self.columns(params, batch, options)
-        smoothing = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
-        return Losses(log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, **smoothing), balance)
+
+        def nats_of(c, weights):
+            smoothing = {"label_smoothing": label_smoothing, "N_V": N_V, "cap": c.cap}
+            return log_loss(c.X, c.W_u, c.targets, weights=weights, b_u=c.b_u, **smoothing)
+
+        total = nats = nats_of(c, weights)
+        if balance is not None:
+            total = total + balance
+        if self.mtp is not None and variant.mtp:
+            mtp = nats_of(*self.mtp(c.X, params, batch, options))
+            total = total + variant.mtp.weight * mtp
+        return Losses(total, nats, balance, mtp)
 
     def totals(self, params: Any, batch: Batch, *, N_V: int | None = None) -> Totals:
         """Return the sums over a batch, without dropout and label smoothing."""

@@ -1,10 +1,13 @@
 """The tasks of the paper: next tokens (Algorithm 13), masked tokens (12), and sequence to sequence (11)."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from jax import Array
 
 from algorithms import (
     DTransformerConfig,
+    DTransformerParams,
     EDTransformerConfig,
     ETransformerConfig,
     d_hidden_state,
@@ -13,6 +16,7 @@ from algorithms import (
     init_d_transformer,
     init_e_transformer,
     init_ed_transformer,
+    mtp_hidden_state,
 )
 from algorithms.notation import LoopOptions
 from training.tasks.flops import attention_flops, embedding_flops, layer_flops
@@ -31,14 +35,32 @@ def _d_weights(batch: Batch) -> Array:
     return has_next(batch["x"], batch["length"])
 
 
+def _d_mtp(X: Array, params: DTransformerParams, batch: Batch, options: LoopOptions) -> tuple[Columns, Array]:
+    segments, weights = batch.get("segment_ids"), next_tokens(_d_weights(batch))
+    weights = weights * (jnp.arange(weights.shape[1]) + 1 < weights.shape[1])[None]
+    if segments is not None:
+        weights = weights * (segments == next_tokens(segments))
+    X = mtp_hidden_state(X, next_tokens(batch.get("x_read", batch["x"])), params, segments=segments, **options)
+    return Columns.of(X, params, next_tokens(next_tokens(batch["x"]))), weights
+
+
+def _d_flops(c: DTransformerConfig, l: int) -> int:
+    unembedding = 2 * c.d_e * (c.variant.unembedding.projected * c.d_e + c.N_V) * l
+    of_model = layer_flops(c, c.L, l) + unembedding
+    if not c.variant.mtp:
+        return of_model
+    head = dataclasses.replace(c, L=1, variant=c.variant.of_mtp)
+    return of_model + layer_flops(head, 1, l) + 2 * c.d_e * 2 * c.d_e * l + unembedding
+
+
 D = Task(
     name="d",
     summary="next-token prediction, with Algorithm 10",
     records="text",
     config=DTransformerConfig,
     init=init_d_transformer,
-    objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}),
-    flops=lambda c, l: layer_flops(c, c.L, l) + 2 * c.d_e * (c.variant.unembedding.projected * c.d_e + c.N_V) * l,
+    objective=Objective(columns=_d_columns, weights=_d_weights, routed={"8": in_sequence()}, mtp=_d_mtp),
+    flops=_d_flops,
     settings=(
         "L",
         "rows",
@@ -46,6 +68,7 @@ D = Task(
         "labeled",
         "messages_are_markup",
         "token_noise",
+        "mtp_weight",
         "lora_rank",
         "lora_alpha",
         "lora_matrices",
