@@ -89,7 +89,11 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
     writer = gguf.GGUFWriter(str(path), architecture)
     for key, value in {**{f"{architecture}.{k}": v for k, v in settings_of(config).items()}, **dict(fields)}.items():
         add_field(writer, key, value)
+    numbers = {}  # of xIELU, of which a file has lists
     for name, tensor in model.state_dict().items():
+        if ".act_fn." in name:
+            numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(tensor.float().item())
+            continue
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = tensor.float().numpy()
@@ -105,6 +109,8 @@ def write(path, model, *, kind=None, fields=(), tensors=()):
         form = gguf.GGMLQuantizationType[(kind(target) if kind else None) or "F32"]
         data = array if form.name == "F32" else gguf.quants.quantize(np.ascontiguousarray(array), form)
         writer.add_tensor(target, np.ascontiguousarray(data), raw_dtype=form)
+    for key, value in numbers.items():
+        writer.add_array(key, value)
     for name, array in dict(tensors).items():
         writer.add_tensor(name, array)
     finish(writer)

@@ -445,7 +445,7 @@ class Architecture(NamedTuple):
         if self.task == "ed" and "order" in said and variant.order == "norm_last":
             variant = variant.but(order=None)
         own = value_at(config, "mlp.activation")
-        if "mlp.activation" in said and getattr(variant.mlp, "activation", own) is None:
+        if "mlp.activation" in said and getattr(variant.mlp, "__dict__", {}).get("activation", own) is None:
             variant = _changed(variant, "mlp.activation", own)
         return variant.but(unembedding=unembedding)
 

@@ -111,6 +111,17 @@ MAMBA = (
     ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
 """)
 )
+FALCON = ROTARY | keys("""
+    ssm.conv_kernel mamba_d_conv                    ssm.state_size mamba_d_state
+    ssm.group_count mamba_n_groups                  ssm.time_step_rank mamba_n_heads
+    ssm.inner_size mamba_d_ssm
+""")
+LLADA = keys("""
+    context_length max_sequence_length              embedding_length d_model
+    feed_forward_length mlp_hidden_size             block_count n_layers
+    attention.head_count n_heads                    attention.head_count_kv n_kv_heads=null
+    attention.layer_norm_rms_epsilon rms_norm_eps
+""")
 GPT2 = keys("""
     context_length n_positions                      embedding_length n_embd
     feed_forward_length n_inner                     block_count n_layer
@@ -160,9 +171,7 @@ def exaone4(m: Metadata, found: State) -> State:
 
 def ernie_moe(m: Metadata, found: State) -> State:
     """Return Ernie's fields: what every token takes is as wide as some experts."""
-    width = found["moe_num_shared_experts"] * found["moe_intermediate_size"]
-    if m.integer(SHARED_LENGTH, width) != width:
-        raise m.wrong(SHARED_LENGTH, str(width))
+    m.require(SHARED_LENGTH, found["moe_num_shared_experts"] * found["moe_intermediate_size"])
     return {}
 
 
@@ -234,8 +243,7 @@ def _heads_of_latents(m: Metadata, found: State, sizes: dict[str, int], *, is_on
     """
     d_c, d_r = found["kv_lora_rank"], found["qk_rope_head_dim"]
     for key, size in {**sizes, **({"key_length": d_c + d_r, "value_length": d_c} if is_one_head else {})}.items():
-        if m.integer(f"attention.{key}", size) != size:
-            raise m.wrong(f"attention.{key}", str(size))
+        m.require(f"attention.{key}", size)
     of_head = "_mla" if is_one_head else ""
     return {
         "qk_nope_head_dim": m.integer(f"attention.key_length{of_head}") - d_r,
@@ -309,6 +317,23 @@ def granite_hybrid(m: Metadata, found: State) -> State:
         more["position_embedding_type"] = "rope"
     more[SHARED] = found["intermediate_size"]
     return more | (m.fields(MIXTRAL | keys(f"{SHARED_LENGTH} {SHARED}")) if m.raw("expert_count") else {})
+
+
+def falcon(m: Metadata, found: State) -> State:
+    """Return Falcon-H1's fields: factors are in the matrices."""
+    d = _rows_of_values(m, found["mamba_n_heads"])
+    return {"mamba_d_head": d, "mamba_rms_norm": m.has("blk.0.ssm_norm.weight"), "mamba_norm_before_gate": False}
+
+
+def llada(m: Metadata, found: State) -> State:
+    """Return LLaDA's fields."""
+    m.require("rope.dimension_count", found["d_model"] // found["n_heads"])
+    H_kv = found["n_kv_heads"] or found["n_heads"]
+    return {
+        "n_kv_heads": H_kv,
+        "rope_theta": m.number("rope.freq_base", 10_000.0),
+        "weight_tying": not m.has("output.weight"),
+    }
 
 
 def lfm2(m: Metadata, found: State) -> State:
@@ -432,6 +457,11 @@ def of_granite_hybrid(state: State) -> dict[str, Any]:
         found |= {key: state[field] for key, (field, _) in MIXTRAL.items()}
         found[SHARED_LENGTH] = state[SHARED]
     return found
+
+
+def of_llada(state: State) -> dict[str, Any]:
+    """Return LLaDA's metadata."""
+    return {"rope.freq_base": state["rope_theta"], "rope.dimension_count": state["d_model"] // state["n_heads"]}
 
 
 def of_lfm2(state: State) -> dict[str, Any]:

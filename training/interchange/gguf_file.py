@@ -264,6 +264,15 @@ def _shown(name: str) -> str:
     return repr(name if len(name) <= 60 else f"{name[:57]}...")
 
 
+GENERAL = ("diffusion.", "xielu.")
+"""How keys on a model begin that do not begin with the architecture's name."""
+
+
+def key_of(architecture: str, name: str) -> str:
+    """Return a key on a model of an architecture."""
+    return name if name.startswith(GENERAL) else f"{architecture}.{name}"
+
+
 Keys = dict[str, tuple[str, Any]]
 """Fields of config.json by the keys of the metadata that have them, each with its default."""
 REQUIRED = object()
@@ -288,7 +297,7 @@ class Metadata:
 
     def raw(self, name: str, default: Any = None) -> Any:
         """Return the value of a key of the model."""
-        key = f"{self.architecture}.{name}"
+        key = key_of(self.architecture, name)
         self._asked.add(key)
         return self.file.metadata.get(key, default)
 
@@ -333,9 +342,14 @@ class Metadata:
             found[field] = read(key, defaults.get(field)) if default is REQUIRED else self.get(key) or default
         return found
 
+    def require(self, name: str, expected: Any) -> None:
+        """Raise InterchangeError if a key has another value than expected."""
+        if self.get(name, expected) != expected:
+            raise self.wrong(name, str(expected))
+
     def wrong(self, name: str, expected: str) -> InterchangeError:
         """Return the error about a value."""
-        key = f"{self.architecture}.{name}"
+        key = key_of(self.architecture, name)
         value = self.file.metadata.get(key)
         return InterchangeError(f"{self.file.path}: {key}: expected {expected}, got {str(value)[:60]}")
 

@@ -26,7 +26,9 @@ OUTER = {TOKENS: "W_e", "position_embd.weight": "W_p", W_U: "W_u"}
 
 
 def _table(text: str) -> dict[str, str]:
-    """Return our arrays by the tensors of a layer, as in `mapping.entries_of`; "-": there is no such tensor."""
+    """Return our arrays by the tensors of a layer, as in `mapping.entries_of`, or after "=" the number that a tensor
+    always has; "-": there is no such tensor.
+    """
     words = text.split()
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -73,9 +75,18 @@ _MAMBA = _RATES | _table("""
     ssm_in.weight attention.W_z+W_v+W_k+W_q+W_a                 ssm_conv1d.weight attention.C_v+C_k+C_q
     ssm_conv1d.bias attention.b_v+b_k+b_q    ssm_d attention.D                     ssm_out.weight attention.W_out
 """)
+_FALCON = {name: ours.replace("attention.", "attention.attention.") for name, ours in LAYER.items()} | {
+    name: ours.replace("attention.", "attention.recurrence.") for name, ours in _MAMBA.items()
+}
+_XIELU = _table("""
+    ffn_gate.* -                             xielu.alpha_p mlp.alpha_p             xielu.alpha_n mlp.alpha_n
+    xielu.beta =0.5                          xielu.eps =-1e-6
+""")
 _OF_MLP = {name: ours for name, ours in LAYER.items() if ours.startswith(("mlp.", "norm2."))}
 _ALONE = dict.fromkeys(_OF_MLP, "-") | {f"+.{n.replace('ffn_norm', 'attn_norm')}": ours for n, ours in _OF_MLP.items()}
 """MLPs that are layers of their own."""
+LISTED = ".xielu."
+"""In the names of tensors of one number, of which a file has a list of those of all layers in its metadata."""
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
 """Arrays that are one column here, whatever axes they have in a file."""
 TAPS = ("conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
@@ -84,6 +95,8 @@ FLOAT32 = (*FLAT, *TAPS)
 """Tensors that llama.cpp reads in float32."""
 OF_VALUES = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt", "ssm_conv1d", "ssm_out")
 """Tensors with rows, or columns (`ssm_out`), of value heads; `attn_qkv` and the taps have others before them."""
+HEADS = {"attn_q": ("num_attention_heads", "n_heads"), "attn_k": ("num_key_value_heads", "n_kv_heads")}
+"""The fields with the number of heads in tensors."""
 
 
 class Kind(NamedTuple):
@@ -116,8 +129,7 @@ class Kind(NamedTuple):
         read = m.fields(self.names, **self.defaults) if self.base is None else None
         found = {**(read or with_rotary(m, self.names, self.base or 0.0, **self.defaults)), **self.constants}
         for key, value in self.fixed.items():
-            if m.get(key, value) != value:
-                raise m.wrong(key, str(value))
+            m.require(key, value)
         return found | self.rest(m, found)
 
     def entries(self, model: Model, names: Sequence[str] = ()) -> list[Entry]:
@@ -126,8 +138,12 @@ class Kind(NamedTuple):
         left = ("attn_k_b.weight", "attn_v_b.weight") if joined else ("attn_kv_b.*",)
         of_layer = {name: ours for name, ours in {**LAYER, **self.layer}.items() if ours != "-" and name not in left}
         of_layer = {name if name[0] == "+" else f".{name}": ours for name, ours in of_layer.items()}
-        table = {f"blk.#{name}": re.sub(r"^(\^?)", r"\1layers.", ours) for name, ours in of_layer.items()}
-        return entries_in({**OUTER, f"{self.last_norm}.*": "norm.*", **table}, model)
+        table = {
+            f"blk.#{name}": float(ours[1:]) if ours[0] == "=" else re.sub(r"^(\^?)", r"\1layers.", ours)
+            for name, ours in of_layer.items()
+        }
+        norm = "encoder_norm.*" if model.task == "e" else "norm.*"
+        return entries_in({**OUTER, f"{self.last_norm}.*": norm, **table}, model)
 
     def written(self, model: Model) -> list[Entry]:
         """Return the tensors to write: W_e once more where llama.cpp asks for W_u."""
@@ -139,9 +155,8 @@ class Kind(NamedTuple):
     def convert(self, name: str, array: np.ndarray, state: State, *, write: bool) -> np.ndarray:
         """Return the numbers of a tensor as our entries have them, or to `write` as a file has them."""
         part = part_of(name)
-        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
-        if self.permuted and heads:
-            return _reordered(array, state[heads], write=write)
+        if self.permuted and part in HEADS:
+            return _reordered(array, next(state[name] for name in HEADS[part] if name in state), write=write)
         array = _with_rates(array, write=write) if part == "ssm_a" else array
         array = _with_values_by_keys(part, array, state, write=write) if self.by_keys else array
         if self.shifted and part.endswith("norm") and part != "ssm_norm":
@@ -196,6 +211,12 @@ def _with_values_by_keys(part: str, array: np.ndarray, state: dict[str, Any], *,
     return np.moveaxis(np.concatenate([before, values]), 0, axis)
 
 
+def _of_mamba(groups: str) -> dict[str, Callable[[State], Shape]]:
+    """Return the shapes in a file of the rows of Mamba-2, by the field with the number of its heads of keys."""
+    one = dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1))
+    return {**one, "ssm_norm": lambda state: (state[groups], -1)}
+
+
 _DEEPSEEK = Kind(
     fields.DEEPSEEK,
     fields.deepseek,
@@ -232,10 +253,7 @@ _NEMOTRON = Kind(
     constants={"time_step_min": 0.001},  # of published models; llama.cpp has no smallest Δ
     layer=_MAMBA | _ALONE,
     permuted=True,
-    shapes={
-        **dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1)),
-        "ssm_norm": lambda state: (state["n_groups"], -1),
-    },
+    shapes=_of_mamba("n_groups"),
 )
 KINDS: dict[str, Kind] = {
     "llama": Kind(fields.LLAMA, fields.llama, types=("llama", "mistral", "mixtral"), permuted=True),
@@ -246,6 +264,15 @@ KINDS: dict[str, Kind] = {
     "granite": Kind({**ROTARY, **fields.FACTORS}, permuted=True),
     "granitemoe": Kind(fields.GRANITE_MOE, fields.granite_moe, types=("granitemoe", "granitemoeshared"), permuted=True),
     "arcee": Kind(permuted=True),
+    "apertus": Kind(layer=_XIELU, repeats=True),
+    "llada": Kind(
+        fields.LLADA,
+        fields.llada,
+        fields.of_llada,
+        base=None,
+        fixed={"attention.causal": False, "diffusion.shift_logits": False},
+        permuted=True,
+    ),
     "seed_oss": Kind(layer=_SECOND),
     "ernie4_5": Kind(),
     "ernie4_5-moe": Kind(
@@ -324,10 +351,10 @@ KINDS: dict[str, Kind] = {
         ("granitemoehybrid",),
         layer=_MAMBA,
         permuted=True,
-        shapes={
-            **dict.fromkeys(("ssm_a", "ssm_d"), lambda state: (-1, 1)),
-            "ssm_norm": lambda state: (state["mamba_n_groups"], -1),
-        },
+        shapes=_of_mamba("mamba_n_groups"),
+    ),
+    "falcon-h1": Kind(
+        fields.FALCON, fields.falcon, types=("falcon_h1",), layer=_FALCON, shapes=_of_mamba("mamba_n_groups")
     ),
     "lfm2": _LFM2,
     "lfm2moe": _LFM2._replace(names=fields.LFM2_MOE, types=("lfm2_moe",), fixed=fields.SIGMOIDS),

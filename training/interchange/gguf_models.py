@@ -13,7 +13,7 @@ from training.interchange.containers import Tensors
 from training.interchange.description import CYCLE
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_file import GGUFFile, Metadata
-from training.interchange.gguf_kinds import KINDS, TOKENS, W_U, Kind
+from training.interchange.gguf_kinds import KINDS, LISTED, TOKENS, W_U, Kind
 from training.interchange.gguf_rotary import ROPE_FACTORS
 from training.interchange.mapping import Shape
 from training.interchange.unsupported import NEEDS
@@ -98,15 +98,25 @@ class GGUFTensors(Tensors):
         self.path, self.file, self.kind, self._state = file.path, file, kind, state
         self._blocks: dict[str, tuple[int, Callable[[str], np.ndarray]]] = {}  # see `keep`
         without = (ROPE_FACTORS, *([W_U] if state["tie_word_embeddings"] else []))
-        self.names = [name for name in file.tensors if name not in without]
+        self._listed = {
+            f"blk.{l}.{name}": np.array([number], np.float32)
+            for name in kind.layer
+            if LISTED in f".{name}"
+            for l, number in enumerate(file.metadata.get(name, ()))
+        }
+        self.names = [name for name in (*file.tensors, *self._listed) if name not in without]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of a tensor."""
+        if name in self._listed:
+            return (1,)
         (*rows, numbers), (size, _) = self.file.tensors[name].shape, self._blocks.get(name, (1, None))
         return self.kind.shape(name, (*rows, numbers // size), self._state, write=False)
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor."""
+        if name in self._listed:
+            return self._listed[name]
         _, read = self._blocks.get(name, (1, self.file.read))
         return self.kind.convert(name, read(name), self._state, write=False)
 

@@ -6,19 +6,20 @@ quantized; norms, biases and routers become float32, as llama.cpp expects. One t
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from algorithms.lines import Experts, Llama3, Rotary
+from algorithms.lines import Experts, Llama3, Mamba2, Parallel, Rotary
 from training.interchange import mapping
 from training.interchange.description import CYCLE, Architecture, Fields, Model, differences
 from training.interchange.errors import InterchangeError
 from training.interchange.gguf_fields import of_heads
-from training.interchange.gguf_file import TensorInfo, import_gguf
-from training.interchange.gguf_kinds import FLOAT32, KINDS, part_of
+from training.interchange.gguf_file import TensorInfo, import_gguf, key_of
+from training.interchange.gguf_kinds import FLOAT32, KINDS, LISTED, part_of
 from training.interchange.gguf_models import TIED, state_of
 from training.interchange.gguf_rotary import ROPE_FACTORS, factors_of
 
@@ -60,10 +61,13 @@ def draft(
     found |= {"vocab_size": model.config.N_V} | of_heads(state) | kind.fixed | kind.derived(state)
     found |= _scaling(rotary.get("full_attention", rotary)) if rotary else {}
     metadata: dict[str, Any] = {ARCHITECTURE: architecture, "general.name": path.stem}
-    metadata |= {f"{architecture}.{key}": value for key, value in found.items()}
+    entries = kind.written(model)
+    for name, number in mapping.write([entry for entry in entries if LISTED in entry.name], leaves):
+        found.setdefault(name.split(".", 2)[-1], []).append(float(number.item()))
+    metadata |= {key_of(architecture, key): value for key, value in found.items()}
     factors = _factors(model)
     tensors = {} if factors is None else {ROPE_FACTORS: TensorInfo(factors.shape, "F32", 4 * factors.size, 0)}
-    for entry in kind.written(model):
+    for entry in [entry for entry in entries if LISTED not in entry.name]:
         name, shape = entry.name, kind.shape(entry.name, entry.shape(shapes), state, write=True)
         is_exact = len(shape) == 1 or name.endswith(".bias") or EXACT[0] in name or part_of(name) in FLOAT32
         form = "F32" if is_exact else _type(leaves[entry.leaves[0]].dtype)
@@ -80,6 +84,36 @@ def draft(
     if kind.repeats and model.config.tied:
         metadata[f"{architecture}.{TIED}"] = True
     return Draft(path, metadata, tensors, factors)
+
+
+def folded(model: Model, leaves: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    """Return Falcon-H1 without factors, which are in its matrices as in llama.cpp, with the same logits; W_u is then a
+    matrix of its own. Other models are unchanged.
+    """
+    variant, d = model.config.variant, model.config.d_attn
+    line, mlp, unembedding = variant.attention, variant.mlp, variant.unembedding
+    if not isinstance(line, Parallel) or not isinstance(line.recurrence, Mamba2):
+        return model, leaves
+    attention, ours = line.attention, "layers.attention.{}".format
+    mamba: Any = line.recurrence
+    keys = 1.0 if attention.scale is None else attention.scale * math.sqrt(d)
+    factors = {"W_e": variant.embedding.factor, "W_u": unembedding.factor, ours("recurrence.W_out"): line.factors[1]}
+    factors |= {ours(f"recurrence.W_{a}"): factor for a, factor in zip("qkvaz", mamba.factors, strict=True)}
+    for letter in "Wb":
+        factors |= {ours(f"attention.heads.{letter}_k"): keys, ours(f"attention.{letter}_o"): line.factors[0]}
+        factors[f"layers.mlp.{letter}_gate"] = mlp.factors[0]
+    factors["layers.mlp.W_mlp2"] = mlp.factors[1]
+    leaves = {"W_u": np.asarray(leaves["W_e"]).T, **leaves}
+    leaves = {name: np.asarray(a) * np.asarray(factors.get(name, 1), a.dtype) for name, a in leaves.items()}
+    variant = variant.but(
+        embedding=variant.embedding.but(factor=1.0),
+        attention=line.but(
+            attention=attention.but(scale=None), recurrence=mamba.but(factors=(1.0,) * 5), factors=(1.0, 1.0)
+        ),
+        mlp=mlp.but(factors=(1.0, 1.0)),
+        unembedding=unembedding.but(factor=1.0, tied=False),
+    )
+    return model._replace(config=dataclasses.replace(model.config, variant=variant, tied=False)), leaves
 
 
 def _scaling(rotary: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +182,8 @@ def write(path: Path, file: Draft, state: dict[str, Any], model: Model, leaves: 
     writer.write_ti_data_to_file()
     if file.factors is not None:
         writer.write_tensor_data(file.factors)
-    for name, array in mapping.write(kind.written(model), leaves):
+    entries = [entry for entry in kind.written(model) if entry.name in file.tensors]
+    for name, array in mapping.write(entries, leaves):
         converted = np.ascontiguousarray(kind.convert(name, array, state, write=True))
         form = file.tensors[name].type
         if form in QUANTIZED:

@@ -459,6 +459,8 @@ def _save(
 def _save_gguf(
     path: Path, model: Model, leaves: dict[str, Any], tokenizer: Tokenizer | None, to: str | None, quantize: str | None
 ) -> None:
+    model, leaves = gguf_writing.folded(model, leaves)
+
     def draft(state: dict[str, Any]) -> gguf_writing.Draft:
         return gguf_writing.draft(path, model, state, leaves, quantize)
 

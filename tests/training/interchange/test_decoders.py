@@ -481,7 +481,9 @@ def test_layers_of_another_form_are_refused(tmp_path, types):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", ["PAPER", "GPT2", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3"])
+@pytest.mark.parametrize(
+    "name", ["PAPER", "GPT2", "LLAMA", "MISTRAL", "QWEN2", "QWEN3", "GEMMA", "GEMMA2", "GEMMA3", "APERTUS"]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_our_own_models_open_in_transformers(tmp_path, name, tied):
     variant, sizes = VARIANTS[name], {"N_V": 17, "l_max": 23, "L": 7, "H": 4, "d_e": 12, "d_mlp": 13}

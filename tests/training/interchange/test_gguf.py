@@ -38,6 +38,7 @@ MODELS = {
     "granite": {"embedding_multiplier": 1.5, "residual_multiplier": 0.25, "attention_multiplier": 0.5, **SCALING},
     "glm4": {"head_dim": 8},
     "arcee": {"mlp_bias": True},
+    "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}},
     "seed_oss": {"head_dim": 8},
     "ernie4_5": {"head_dim": 8, "use_bias": True},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -264,16 +265,16 @@ def test_a_model_that_needs_more_is_refused(fields, message, tmp_path):
 
 
 KNOWN = """
-llama, mistral3, smollm3, granite, granitemoe, arcee, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense, olmo, exaone4,
-starcoder2, qwen2, qwen2moe, glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe, gpt-oss,
-deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, lfm2, lfm2moe, nemotron_h_moe,
-nemotron_h, kimi-linear and gpt2
+llama, mistral3, smollm3, granite, granitemoe, arcee, apertus, llada, seed_oss, ernie4_5, ernie4_5-moe, hunyuan-dense,
+olmo, exaone4, starcoder2, qwen2, qwen2moe, glm4moe, qwen3, olmo2, glm4, cohere2, minimax-m2, llama4, qwen3moe, olmoe,
+gpt-oss, deepseek2, glm-dsa, gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe, granitehybrid, falcon-h1, lfm2,
+lfm2moe, nemotron_h_moe, nemotron_h, kimi-linear and gpt2
 """
 KNOWN = " ".join(KNOWN.split())
 OTHERS = {
-    "mamba": "which needs a state-space layer instead of attention; in GGUF this library reads {known}",
-    "phi3": "which needs queries, keys and values in one tensor, and rotary positions scaled for long contexts; in",
-    "phi2": "which needs one norm for attention and MLP side by side; in GGUF this library reads {known}",
+    "mamba": "which needs Mamba's first recurrence, with a rate for each row; in GGUF this library reads {known}",
+    "phi3": "which needs rotary positions scaled by LongRoPE; in GGUF this library reads {known}",
+    "phi2": "which needs a mapping of its tensors, which is not written yet, although its lines are supported; in GGUF",
     "clip": "which needs images as input; in GGUF this library reads {known}",
     "bert": "general.architecture: expected one of {known}, got 'bert'; if it has a checkpoint of transformers, con",
     "x" * 999: f"general.architecture: expected one of {{known}}, got '{'x' * 60}'; if",

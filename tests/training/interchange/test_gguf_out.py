@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms import VARIANTS, DTransformerConfig, init_d_transformer
+from algorithms import (
+    VARIANTS,
+    DTransformerConfig,
+    ETransformerConfig,
+    d_logits,
+    init_d_transformer,
+    init_e_transformer,
+)
 from tests import gguf_cases
 from tests import interchange_cases as cases
 from tests.training.interchange import test_decoders
@@ -58,6 +65,60 @@ def test_a_hybrid_opens_again_and_has_llama_cpps_decay(name, tmp_path):
         mapped = {names.get_name(n, (".weight", ".bias")) for n in theirs} - {None}
         assert "blk.1.attn_norm.weight" in mapped
         assert mapped <= {*file.tensors}
+
+
+def test_the_factors_of_falcon_h1_are_in_its_matrices_as_in_llama_cpp(tmp_path):
+    """And what opens again computes what transformers does; a tied W_u gets its own factor, and is a matrix then."""
+    tied = {"tie_word_embeddings": True, "mamba_rms_norm": True}
+    for i, changes in enumerate(({}, tied)):
+        model, path = test_decoders.make("falcon_h1", **changes), tmp_path / f"{i}.gguf"
+        theta, config, _ = load_pretrained(cases.saved(model, tmp_path / f"{i}", "float32"))
+        save_pretrained(path, theta, config)
+        file, c, tensors = GGUFFile(path), model.config, model.state_dict()
+        names = gguf_cases.names_in("falcon-h1", c.num_hidden_layers)
+        z, x, k, q, a = c.ssm_multipliers
+        rows = (c.mamba_d_ssm, c.mamba_d_ssm, *[c.mamba_n_groups * c.mamba_d_state] * 2, c.mamba_n_heads)
+        scores = c.key_multiplier * c.attention_in_multiplier**2
+        expected = {
+            "model.embed_tokens": c.embedding_multiplier,
+            "lm_head": c.lm_head_multiplier,
+            "model.layers.1.self_attn.q_proj": 1.0,
+            "model.layers.1.self_attn.k_proj": scores,  # that of the queries' inputs, too, with the same scores
+            "model.layers.1.self_attn.o_proj": c.attention_out_multiplier * c.attention_in_multiplier,
+            "model.layers.1.mamba.in_proj": np.repeat((z, x, k, q, a), rows)[:, None] * c.ssm_in_multiplier,
+            "model.layers.1.mamba.out_proj": c.ssm_out_multiplier,
+            "model.layers.1.feed_forward.gate_proj": c.mlp_multipliers[0],
+            "model.layers.1.feed_forward.up_proj": 1.0,
+            "model.layers.1.feed_forward.down_proj": c.mlp_multipliers[1],
+            "model.final_layernorm": 1.0,
+        }
+        for name, factor in expected.items():
+            found, theirs = file.read(f"{names.get_name(name)}.weight"), tensors[f"{name}.weight"].numpy() * factor
+            np.testing.assert_allclose(found, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+        tokens = np.random.default_rng(1).integers(31, size=19)
+        opened, _, _ = load_pretrained(path)
+        ours = jnp.moveaxis(d_logits(jnp.asarray(tokens), opened), 0, -1)
+        cases.assert_same(ours, model(torch.tensor(tokens)[None]).logits[0].detach(), "float32", "logits")
+
+
+def test_llada_is_written_by_the_names_of_llama_cpp_and_opens_again(tmp_path, x32):
+    variant = few(VARIANTS["LLADA"])
+    config = ETransformerConfig(N_V=31, l_max=16, L=2, H=6, H_kv=2, d_e=24, d_mlp=13, variant=variant)
+    theta = init_e_transformer(jax.random.key(0), config)
+    for name in ("directory", "model.gguf"):
+        save_pretrained(tmp_path / name, theta, config)
+        again, as_read, _ = load_pretrained(tmp_path / name)
+        assert as_read == config
+        same(again, theta)
+    file, names = GGUFFile(tmp_path / "model.gguf"), gguf_cases.names_in("llada", 2)
+    theirs = {
+        names.get_name(n, (".weight",)): gguf_cases.permuted(a, {"q": 6, "k": 2}[n[-13]]) if n[-13] in "qk" else a
+        for n, a in cases.tensors_of(tmp_path / "directory").items()
+    }
+    assert theirs.keys() == file.tensors.keys()
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(file.read(name), array, err_msg=name)
+    assert (file.metadata["llada.attention.causal"], file.metadata["diffusion.shift_logits"]) == (False, False)
 
 
 @pytest.mark.parametrize("name", ["directory", "model.gguf"])
